@@ -1,0 +1,40 @@
+# Everything a developer runs. `make setup` happens by itself where it is needed.
+PY := .venv/bin/python
+SEED ?= 1
+
+.PHONY: help setup setup-test demo test check bench fuzz soak clean
+
+help:            ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
+
+setup:           ## make .venv with everything the other targets need
+	@scripts/setup.sh
+
+setup-test:      ## setup, and torch for the tensor tests
+	@scripts/setup.sh torch
+
+demo: setup      ## run the main job on embedded defaults and say what it did
+	@$(PY) -m mooncake_store.demo
+
+test: setup-test ## the default suite (under 15 minutes)
+	@$(PY) -m pytest -n auto
+
+check: setup-test ## ruff, format, mypy --strict, import contracts, tidy test
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+	@$(PY) -m pytest -q tests/test_tidy.py
+
+bench: setup     ## every benchmark, quickly
+	@.venv/bin/mooncake bench all --quick
+
+fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
+	@$(PY) -m tests.fuzz.wire --seconds 600
+
+soak: setup      ## the shard core against its model, 100,000 steps of SEED
+	@$(PY) -m tests.soak.core --seed $(SEED)
+
+clean:           ## remove everything that is not in git
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Makes .venv; a second run costs milliseconds. `setup.sh` is what the demo needs, `setup.sh torch`
+# adds torch for the tensor tests (it is large, so the demo does without).
+# System packages are installed when root, and named otherwise. PYTHON= chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+extra=${1:-base}
+stamp=.venv/.setup-stamp-$extra
+want=$(cat pyproject.toml scripts/setup.sh scripts/constraints.txt | sha256sum | cut -d' ' -f1)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
+
+python=${PYTHON:-}
+for candidate in python3.13 python3.12 python3.11 python3; do
+  [ -n "$python" ] && break
+  command -v "$candidate" >/dev/null || continue
+  "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' && python=$candidate
+done
+missing=()
+[ -n "$python" ] || missing+=(python3)
+{ [ -n "$python" ] && "$python" -c 'import ensurepip, venv'; } 2>/dev/null || missing+=(python3-venv)
+command -v gcc >/dev/null || missing+=(gcc)
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "setup: installing system packages: ${missing[*]}"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    python=${python:-python3}
+  else
+    echo "setup: please install these system packages, then run the same command again: ${missing[*]}" >&2
+    exit 1
+  fi
+fi
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "setup: Python 3.11 or newer is needed, $("$python" --version) was found; set PYTHON=/path/to/python3.11" >&2
+  exit 1
+}
+
+echo "setup: making .venv with $("$python" --version)"
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+pip() { .venv/bin/pip install --quiet --disable-pip-version-check -c scripts/constraints.txt "$@"; }
+[ "$extra" = torch ] && pip torch
+pip -e ".[dev]"
+.venv/bin/mooncake warmup
+echo "$want" > "$stamp"
