@@ -1,0 +1,243 @@
+"""The error tree of the whole stack, defined at its lowest layer so that every layer raises it.
+
+    StoreError
+    ├── NotFoundError (KeyError)
+    ├── AlreadyExistsError
+    ├── NoSpaceError (OSError, errno ENOSPC)
+    ├── LeaseExpiredError
+    ├── HasLeaseError
+    ├── ReplicaNotReadyError
+    ├── BusyError
+    ├── IllegalClientError
+    ├── TransferError
+    │   ├── TransferTimeoutError (TimeoutError)
+    │   ├── PeerLostError (ConnectionError)
+    │   └── ChecksumMismatchError
+    ├── ProtocolError
+    │   ├── LocalProtocolError      this side broke the rules
+    │   └── RemoteProtocolError     the peer broke the rules
+    ├── AuthError (PermissionError)
+    ├── ConfigError (ValueError)
+    ├── UnavailableError (ConnectionError)
+    └── InvalidArgumentError (ValueError)
+
+Every error carries a stable number (`code`, the one the drop-in API returns), says whether a
+retry can help (`retryable`), and names key, peer, operation, elapsed time and the next step as
+far as they are known. Object-level errors live here too, although this package knows nothing of
+objects: one tree in one file is worth more than purity, and `mooncake_store.errors` re-exports it.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+__all__ = [
+    "AlreadyExistsError",
+    "AuthError",
+    "BusyError",
+    "ChecksumMismatchError",
+    "ConfigError",
+    "HasLeaseError",
+    "IllegalClientError",
+    "InvalidArgumentError",
+    "LeaseExpiredError",
+    "LocalProtocolError",
+    "NoSpaceError",
+    "NotFoundError",
+    "PeerLostError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "ReplicaNotReadyError",
+    "StoreError",
+    "TransferError",
+    "TransferTimeoutError",
+    "UnavailableError",
+]
+
+
+class StoreError(Exception):
+    """Root of everything this project raises on purpose."""
+
+    code: ClassVar[int] = -1
+    retryable: ClassVar[bool] = False
+    default_advice: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        key: str | bytes | None = None,
+        peer: str | None = None,
+        operation: str | None = None,
+        elapsed_s: float | None = None,
+        advice: str | None = None,
+    ) -> None:
+        self.what = what
+        self.key = key
+        self.peer = peer
+        self.operation = operation
+        self.elapsed_s = elapsed_s
+        self.advice = self.default_advice if advice is None else advice
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        context = [
+            f"{name} {value!r}" if name == "key" else f"{name} {value}"
+            for name, value in (
+                ("operation", self.operation),
+                ("key", self.key),
+                ("peer", self.peer),
+                ("after", None if self.elapsed_s is None else f"{self.elapsed_s:.3f} s"),
+            )
+            if value is not None
+        ]
+        text = self.what if not context else f"{self.what} ({', '.join(context)})"
+        return text if not self.advice else f"{text}; {self.advice}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Built from keywords, so the default reduce (positional args only) would lose them.
+        state = {k: v for k, v in self.__dict__.items() if k != "what"}
+        return (_rebuild, (type(self), self.what, state))
+
+
+def _rebuild(kind: type[StoreError], what: str, state: dict[str, object]) -> StoreError:
+    error = kind(what)
+    error.__dict__.update(state)
+    return error
+
+
+class NotFoundError(StoreError, KeyError):
+    """No readable object under this key."""
+
+    code = -704
+    default_advice = "it was never put, was removed, or was evicted: recompute it and put it again"
+
+
+class AlreadyExistsError(StoreError):
+    """The key already names an object and the call asked not to replace it."""
+
+    code = -705
+    default_advice = "use upsert to replace it, or remove it first"
+
+
+class NoSpaceError(StoreError, OSError):
+    """No segment can hold the object, now and until the caller's deadline."""
+
+    code = -200
+    retryable = True
+    default_advice = "wait for leases to end, add a segment, or raise the deadline"
+
+    def __init__(self, what: str, **context: object) -> None:
+        StoreError.__init__(self, what, **context)  # type: ignore[arg-type]
+        self.errno = errno.ENOSPC
+
+
+class LeaseExpiredError(StoreError):
+    """The transfer outlived its read lease, so its bytes may be somebody else's."""
+
+    code = -707
+    retryable = True
+    default_advice = "read again, with a longer lease ttl if the object is large"
+
+
+class HasLeaseError(StoreError):
+    """The object is being read, so it cannot be removed yet."""
+
+    code = -706
+    retryable = True
+    default_advice = "wait for the lease to end, or remove with force"
+
+
+class ReplicaNotReadyError(StoreError):
+    """The object is being written and has no readable replica yet."""
+
+    code = -703
+    retryable = True
+    default_advice = "retry when its writer has finished"
+
+
+class BusyError(StoreError):
+    """A copy, a move or another task holds the object."""
+
+    code = -708
+    retryable = True
+    default_advice = "retry when the running task has ended"
+
+
+class IllegalClientError(StoreError):
+    """Another client owns what this client tried to change."""
+
+    code = -601
+    default_advice = "only the client that started a put, or mounted a segment, may end it"
+
+
+class TransferError(StoreError):
+    """Bytes could not be moved."""
+
+    code = -800
+    retryable = True
+
+
+class TransferTimeoutError(TransferError, TimeoutError):
+    """A transfer did not end before its deadline."""
+
+    code = -901
+    default_advice = "raise the deadline, or see `mooncake doctor` for the path it took"
+
+
+class PeerLostError(TransferError, ConnectionError):
+    """The other end closed the connection or stopped answering."""
+
+    code = -900
+    default_advice = "check that the peer runs; the next call reconnects"
+
+
+class ChecksumMismatchError(TransferError):
+    """The bytes read are not the bytes that were put; they were not handed out."""
+
+    code = -801
+    default_advice = "another replica is tried first; if this repeats, check the memory of the peer"
+
+
+class ProtocolError(StoreError):
+    """A rule of the wire protocol was broken."""
+
+    code = -300
+
+
+class LocalProtocolError(ProtocolError):
+    """This side tried to send something the protocol forbids."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something the protocol forbids."""
+
+    default_advice = "check that the address names a mooncake server of a compatible version"
+
+
+class AuthError(StoreError, PermissionError):
+    """The peer did not prove that it knows the shared secret, or lacks the right."""
+
+    code = -1010
+    default_advice = "set the same secret on both ends (MOONCAKE_SECRET_FILE)"
+
+
+class ConfigError(StoreError, ValueError):
+    """A setting is unknown, malformed or contradicts another."""
+
+    code = -600
+
+
+class UnavailableError(StoreError, ConnectionError):
+    """The service cannot be reached, or cannot serve yet."""
+
+    code = -1010
+    retryable = True
+    default_advice = "check the address and that the service runs"
+
+
+class InvalidArgumentError(StoreError, ValueError):
+    """An argument is out of range or of the wrong kind."""
+
+    code = -600
