@@ -1,0 +1,77 @@
+"""What callers of the shard core can choose: its configuration, and options of a put."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = ["Placement", "PutOptions", "ShardConfig", "SoftPin"]
+
+SECOND = 1_000_000_000
+
+
+class SoftPin(IntEnum):
+    """What a put does to the soft pin of its object, once its first replica is readable."""
+
+    PRESERVE = 0
+    ENABLE = 1
+    DISABLE = 2
+
+
+class Placement(IntEnum):
+    """How segments are chosen when the caller names none."""
+
+    RANDOM = 0
+    FREE_RATIO = 1
+    LOCAL_FIRST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PutOptions:
+    """Options shared by every key of one put_start or upsert_start."""
+
+    replicas: int = 1
+    replicas_min: int = 1
+    soft_pin: SoftPin = SoftPin.PRESERVE
+    soft_pin_ttl_ns: int | None = None
+    """None means the shard's default; 0 makes an ordinary object."""
+    hard_pin: bool = False
+    preferred: tuple[str, ...] = ()
+    """Names of segments to try first."""
+    excluded: tuple[str, ...] = ()
+    """Names of segments never to use; stronger than `preferred`."""
+    groups: tuple[str, ...] | None = None
+    """One group name per key ("" for none): members are evicted together."""
+    placement: Placement | None = None
+    """None means the shard's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """Limits and times of one shard; nothing here is read from files or the environment."""
+
+    objects_max: int = 64_000_000
+    segments_max: int = 4096
+    lease_ttl_max_ns: int = 300 * SECOND
+    put_discard_ns: int = 30 * SECOND
+    put_release_ns: int = 600 * SECOND
+    soft_pin_ttl_ns: int = 1800 * SECOND
+    soft_pin_ttl_max_ns: int = 86_400 * SECOND
+    hard_pin_share: float = 0.5
+    """Largest share of the mounted bytes that hard-pinned objects may occupy."""
+    high_watermark: float = 0.90
+    eviction_ratio: float = 0.05
+    evict_soft_pinned: bool = True
+    eviction_policy: str = "lru"
+    allocator: str = "composite"
+    placement: Placement = Placement.RANDOM
+    hot_window_ns: int = 10 * SECOND
+    hot_hits: int = 64
+    """Gets within one window that make a key hot; 0 turns the counters off."""
+    tasks_max: int = 65_536
+    task_timeout_ns: int = 60 * SECOND
+    events_kept: int = 262_144
+    """Length of the event ring; 0 turns events off."""
+    seed: int = 0
+    debug_integrity: bool = False
+    """Check every invariant after every request; slow, for tests."""

@@ -1,0 +1,167 @@
+"""Record layouts of the shard core: what a row, a replica and a reply consist of.
+
+One object is one 64-byte row, so that a lookup costs one cache line beside the hash table's.
+What few objects have, or few requests read, lives in separate columns indexed by the same row
+(`rows.py`); such a column costs memory only where it has been written. Replies are arrays of
+packed records: they go onto the wire as they are and are read there with `np.frombuffer`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+
+import numpy as np
+
+__all__ = [
+    "NIL",
+    "SIZE_MAX",
+    "BATCH_MAX",
+    "EVENT",
+    "GET_ROW",
+    "LISTED",
+    "OVERFLOW",
+    "PUT_ROW",
+    "REPLICA",
+    "ROW",
+    "EventKind",
+    "Flag",
+    "SegmentState",
+    "State",
+    "Status",
+]
+
+NIL = -1
+SIZE_MAX = 1 << 48
+"""Exclusive upper bound of an object's size."""
+BATCH_MAX = 65_536
+"""Most keys in one request."""
+
+
+class State(IntEnum):
+    """Life of a row."""
+
+    FREE = 0
+    WRITING = 1
+    READABLE = 2
+
+
+class Flag(IntFlag):
+    """Properties of a row; each is one bit of `ROW.flags`."""
+
+    SOFT_PIN = 1
+    HARD_PIN = 2
+    GROUPED = 4
+    TASK = 8  # a copy or move runs
+    UPSERT = 16  # READABLE: a newer generation is being written; WRITING: is that generation
+    ADOPTED = 32  # at least one replica waits to be swept: its segment is gone
+
+
+class SegmentState(IntEnum):
+    """Life of a segment; only OK takes new objects, and GONE replicas are unreadable."""
+
+    FREE = 0
+    OK = 1
+    SUSPECT = 2
+    DRAINING = 3
+    DRAINED = 4
+    GONE = 5
+
+
+class Status(IntEnum):
+    """Result per key; the numbers are those of the drop-in API."""
+
+    OK = 0
+    INTERNAL = -1
+    SEGMENT_NOT_FOUND = -101
+    SEGMENT_ALREADY_EXISTS = -102
+    CLIENT_NOT_FOUND = -103
+    NO_SPACE = -200
+    INVALID_KEY = -400
+    INVALID_PARAMS = -600
+    ILLEGAL_CLIENT = -601
+    INVALID_WRITE = -700
+    NOT_READY = -703
+    NOT_FOUND = -704
+    ALREADY_EXISTS = -705
+    HAS_LEASE = -706
+    LEASE_EXPIRED = -707
+    BUSY = -708
+    NO_TASK = -709
+    REPLICA_NOT_FOUND = -710
+    REPLICA_ALREADY_EXISTS = -711
+    REPLICA_IS_GONE = -712
+    TASK_NOT_FOUND = -1400
+    TASK_LIMIT = -1401
+    JOB_NOT_FOUND = -1402
+    TENANT_QUOTA = -1700
+    TENANT_NOT_REGISTERED = -1701
+    TENANT_NOT_EMPTY = -1702
+
+
+class EventKind(IntEnum):
+    """What happened to an object, as told to followers of the event stream."""
+
+    STORED = 1
+    REMOVED = 2
+    CLEARED = 3
+    TIER_CHANGED = 4
+
+
+ROW = np.dtype(
+    [
+        ("digest_lo", "<u8"),
+        ("digest_hi", "<u8"),
+        ("size", "<i8"),
+        ("checksum", "<u8"),
+        ("lease_end", "<i8"),  # WRITING: when the put started
+        ("offset", "<i8"),  # of the first replica
+        ("generation", "<u4"),
+        ("more", "<i4"),  # first further replica in the overflow table, or NIL
+        ("segment", "<i2"),  # of the first replica; NIL while none is allocated
+        ("tenant", "<u2"),
+        ("state", "u1"),
+        ("flags", "u1"),
+        ("replicas", "u1"),
+        ("holders", "u1"),  # readers that may still release their lease
+    ]
+)
+assert ROW.itemsize == 64
+
+OVERFLOW = np.dtype(
+    [("offset", "<i8"), ("next", "<i4"), ("segment", "<i2"), ("state", "u1"), ("spare", "u1")]
+)
+"""A replica after the first; `state` is READABLE, or WRITING while a copy fills it."""
+
+REPLICA = np.dtype([("offset", "<i8"), ("segment", "<i4"), ("spare", "<i4")])
+"""Where one replica lies, as told to clients."""
+
+PUT_ROW = np.dtype([("generation", "<u4"), ("status", "<i2"), ("replicas", "<u2")])
+"""Answer to one key of put_start; its replicas follow in a flat array, key by key."""
+
+GET_ROW = np.dtype(
+    [
+        ("size", "<i8"),
+        ("checksum", "<u8"),
+        ("lease_ns", "<i8"),  # remaining lease, 0 when none was asked for
+        ("generation", "<u4"),
+        ("status", "<i2"),
+        ("replicas", "<u2"),
+    ]
+)
+"""Answer to one key of get; its replicas follow in a flat array, key by key."""
+
+LISTED = np.dtype(
+    [
+        ("digest_lo", "<u8"),
+        ("digest_hi", "<u8"),
+        ("size", "<i8"),
+        ("created_s", "<u4"),
+        ("replicas", "<u2"),
+        ("name_bytes", "<u2"),
+    ]
+)
+"""One object of a listing; the names follow as one blob."""
+
+EVENT = np.dtype(
+    [("digest_lo", "<u8"), ("digest_hi", "<u8"), ("kind", "<u2"), ("tenant", "<u2"), ("tier", "<u4")]
+)
