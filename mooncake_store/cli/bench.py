@@ -1,0 +1,243 @@
+"""`mooncake bench`: run a benchmark and show its report.
+
+Every bench is a module of `mooncake_store.bench` with a `run` function; here it gets a subcommand
+with the common options and its own. What a bench measures, and against what, is written in its
+module; the format of the report is `mooncake_store.bench.harness`.
+"""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mooncake_store.cli._app import (
+    ExitCode,
+    JsonOption,
+    emit,
+    examples,
+    make_app,
+    note,
+    progress,
+    table,
+)
+from mooncake_store.errors import InvalidArgumentError, StoreError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mooncake_store.bench.harness import Report, Row
+
+BENCHES = ("alloc", "core", "echo", "eviction")
+
+app = make_app("Measure this installation on this machine.")
+
+QuickOption = Annotated[
+    bool,
+    typer.Option(
+        "--quick",
+        help="End within 50 s: smaller sizes, fewer repeats, the same rows.",
+        show_default=False,
+    ),
+]
+VsOption = Annotated[
+    str,
+    typer.Option(
+        "--vs",
+        metavar="NAME,NAME",
+        help="Also measure these alternatives, in the same run, in turn with ours.",
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake bench alloc --quick", "space used and time per call, in under a minute"),
+        ("mooncake bench alloc --json", "the full run, for a program"),
+    )
+)
+def alloc(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
+    """Measure the allocators: space they use, nanoseconds per call."""
+    _bench("alloc", quick, vs, as_json)
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake bench core --quick", "operations per second of one shard"),
+        ("mooncake bench core --vs python", "compared with a plain dict"),
+    )
+)
+def core(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
+    """Measure the shard core alone: operations per second, bytes per object."""
+    _bench("core", quick, vs, as_json)
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake bench echo --quick", "round trips and throughput of the wire layer"),
+        ("mooncake bench echo --json", "the full run, for a program"),
+    )
+)
+def echo(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
+    """Measure the wire layer against an echo service on this machine."""
+    _bench("echo", quick, vs, as_json)
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake bench eviction --quick", "cache hits of every policy on the built-in trace"),
+        (
+            "mooncake bench eviction --trace trace.jsonl --capacity 1000,inf --policy lru,opt",
+            "chosen policies on a trace of your own",
+        ),
+    )
+)
+def eviction(
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Replay this trace.", show_default=False),
+    ] = None,
+    capacity: Annotated[
+        str,
+        typer.Option(
+            "--capacity",
+            metavar="N,N",
+            help="Cache sizes in blocks; inf is a cache without limit.",
+            show_default=False,
+        ),
+    ] = "",
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy", metavar="NAME,NAME", help="Only these policies.", show_default=False
+        ),
+    ] = "",
+    quick: QuickOption = False,
+    vs: VsOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Count the cache hits of the eviction policies on a trace of requests."""
+    own: dict[str, Any] = {}
+    if trace is not None:
+        own["trace"] = trace
+    if capacity:
+        own["capacity"] = tuple(_blocks(text) for text in _names(capacity))
+    if policy:
+        own["policy"] = _names(policy)
+    _bench("eviction", quick, vs, as_json, **own)
+
+
+@app.command(
+    "all",
+    epilog=examples(
+        ("mooncake bench all --quick", "every bench, one report"),
+        ("mooncake bench all --json", "the full run, for a program"),
+    ),
+)
+def every(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
+    """Run every bench; a row's name then starts with its bench."""
+    failed = []
+
+    def measure(report: "Report") -> None:
+        for name in BENCHES:
+            try:
+                with report.within(name):
+                    _module(name).run(report, quick=quick, vs=_names(vs))
+            except Exception as error:
+                # The other benches are still worth their rows; the exit code says it failed.
+                failed.append(name)
+                expected = isinstance(error, StoreError)
+                why = str(error) if expected else f"{type(error).__name__}: {error}"
+                report.row(name, "", [], why=why)
+
+    _show("all", measure, quick=quick, vs=_names(vs), as_json=as_json)
+    if failed:
+        note(f"these benches failed: {', '.join(failed)}")
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _bench(name: str, quick: bool, vs: str, as_json: bool, **own_options: Any) -> None:
+    def measure(report: "Report") -> None:
+        _module(name).run(report, quick=quick, vs=_names(vs), **own_options)
+
+    _show(name, measure, quick=quick, vs=_names(vs), as_json=as_json)
+
+
+def _module(name: str) -> Any:
+    module = f"mooncake_store.bench.{name}"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == module:
+            raise StoreError(
+                f"the bench {name!r} is not part of this installation",
+                advice="choose one that `mooncake bench --help` lists, or install a newer version",
+            ) from None
+        raise StoreError(
+            f"the bench {name!r} needs the module {error.name!r}",
+            advice="install the extra that brings it: pip install 'mooncake-store[bench]'",
+        ) from None
+
+
+def _show(name: str, measure: Any, *, quick: bool, vs: tuple[str, ...], as_json: bool) -> None:
+    from mooncake_store.bench.harness import Report
+
+    with progress(f"bench {name}: starting") as say:
+        report = Report(
+            name, quick=quick, on_row=lambda row: say(f"bench {name}: {row.name} measured")
+        )
+        measure(report)
+        value = report.to_dict()
+    compared = {side for row in report.rows for side in row.vs}
+    emit(value, as_json=as_json, human=lambda: _draw(report.rows, value))
+    for side in vs:
+        if side not in compared:
+            note(f"no row of bench {name} is compared with {side!r}")
+
+
+def _draw(rows: "list[Row]", value: dict[str, Any]) -> "RenderableType":
+    sides = list(dict.fromkeys(side for row in rows for side in row.vs))
+    columns = {"row": "left", "value": "right", "unit": "left", "low": "right", "high": "right"}
+    columns |= {"n": "right"} | {f"vs {side}": "right" for side in sides}
+    reasons = any(row.why for row in rows)
+    if reasons:
+        columns["why not"] = "left"
+    lines = []
+    for row in rows:
+        cells = [row.name, _number(row.value), row.unit, _number(row.low), _number(row.high)]
+        cells.append(str(row.repeats))
+        for side in sides:
+            other = row.vs.get(side)
+            ratio = "" if other is None or other.ratio is None else f" ({other.ratio:.3g}x)"
+            cells.append("" if other is None else _number(other.value) + ratio)
+        lines.append((*cells, row.why or "") if reasons else tuple(cells))
+    machine, noise = value["machine"], value["noise"]
+    caption = (
+        f"{machine['cpu']}, {machine['cores']} cores, kernel {machine['kernel']}; "
+        f"noise {noise['spread_before']:.0%} before, {noise['spread_after']:.0%} after, "
+        f"drift {noise['drift']:+.0%}"
+    )
+    return table(columns, lines, caption=caption)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _blocks(text: str) -> int | None:
+    """A capacity in blocks; None is a cache without limit."""
+    if text == "inf":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidArgumentError(
+            f"--capacity {text!r} is not a number of blocks",
+            advice="give whole numbers above zero, or inf, separated by commas",
+        )
+    return int(text)

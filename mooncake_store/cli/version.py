@@ -1,0 +1,42 @@
+"""`mooncake version`: what is installed, without importing any of it."""
+
+import platform
+
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+
+app = make_app()
+
+SHOWN = ("numpy", "numba", "msgspec", "xxhash", "fsspec", "uvloop")
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake version", "the version of the store and of what it runs on"),
+        ("mooncake version --json", "the same for a program or a bug report"),
+    )
+)
+def version(as_json: JsonOption = False) -> None:
+    """Show the installed version and those of its main dependencies."""
+    from importlib import metadata
+
+    def installed(distribution: str) -> str | None:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            return None
+
+    value = {
+        "version": installed("mooncake-store"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "dependencies": {name: installed(name) for name in SHOWN},
+    }
+
+    def human() -> str:
+        parts = ", ".join(f"{name} {installed(name)}" for name in SHOWN)
+        return (
+            f"mooncake-store {value['version']}\n"
+            f"python {value['python']} on {value['platform']}\n{parts}"
+        )
+
+    emit(value, as_json=as_json, human=human)

@@ -1,0 +1,28 @@
+"""`mooncake warmup`: compile every numba kernel once, so that no later command has to."""
+
+import time
+
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app, progress
+
+app = make_app()
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake warmup", "compile what is not compiled yet; the result is kept on disk"),
+        ("mooncake warmup --json", "the same, with the count and the seconds for a program"),
+    )
+)
+def warmup(as_json: JsonOption = False) -> None:
+    """Compile the numba kernels now instead of at their first use."""
+    from mooncake_store import kernels
+
+    started = time.perf_counter()
+    with progress("compiling kernels") as say:
+        compiled = kernels.warmup(lambda name: say(f"compiling {name}"))
+    seconds = round(time.perf_counter() - started, 3)
+    emit(
+        {"kernel_modules": compiled, "seconds": seconds},
+        as_json=as_json,
+        human=lambda: f"{compiled} kernel modules are ready, after {seconds:.1f} s",
+    )

@@ -1,0 +1,265 @@
+"""The `mooncake` command: speed of starting, help, JSON, errors and exit codes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+
+from mooncake_store.cli import _app
+from mooncake_store.cli.main import COMMANDS, main, root
+from mooncake_store.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    NotFoundError,
+    PeerLostError,
+    StoreError,
+    UnavailableError,
+)
+
+
+def every_command(command=None, path=("mooncake",)):
+    """All commands of the tree as (words, command), groups included."""
+    command = command or root()
+    yield path, command
+    if hasattr(command, "list_commands"):
+        context = typer.Context(command, info_name=path[-1])
+        for name in command.list_commands(context):
+            yield from every_command(command.get_command(context, name), (*path, name))
+
+
+LEAVES = [(path, command) for path, command in every_command() if not hasattr(command, "commands")]
+
+
+def run(*arguments, env=None):
+    return subprocess.run(
+        [sys.executable, "-m", "mooncake_store", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={k: v for k, v in os.environ.items() if k != "COLUMNS"} | (env or {}),
+    )
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A way to run a command line whose command raises what the test chooses."""
+
+    def fail(error, *arguments):
+        def raise_it(*_args, **_kwargs):
+            raise error
+
+        monkeypatch.setattr("importlib.metadata.version", raise_it)
+        return main(["version", *arguments])
+
+    return fail
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["bench", "--help"]])
+def test_help_and_version_import_nothing_heavy(arguments):
+    program = (
+        "import sys; from mooncake_store.cli.main import main; code = main(sys.argv[1:]);"
+        "heavy = {'numpy', 'numba', 'torch', 'rich', 'fsspec', 'asyncio'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy or code else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_is_quick():
+    def seconds():
+        started = time.perf_counter()
+        assert run("--help").returncode == 0
+        return time.perf_counter() - started
+
+    # The best of several: this bounds our own work, not the load of the machine.
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_without_arguments_the_help_is_shown(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name}" in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize(("path", "command"), LEAVES, ids=[" ".join(p) for p, _ in LEAVES])
+def test_every_command_has_help_examples_and_json(path, command):
+    assert command.help
+    assert command.help.splitlines()[0].endswith(".")
+    lines = command.epilog.splitlines()
+    assert lines[:2] == ["\b", "Examples:"]
+    assert all(line.strip().startswith(" ".join(path)) for line in lines[2:])
+    assert any("--json" in parameter.opts for parameter in command.params)
+    for parameter in command.params:
+        assert parameter.help, f"{' '.join(path)}: {parameter.name} has no help"
+
+
+@pytest.mark.parametrize(("path", "command"), LEAVES, ids=[" ".join(p) for p, _ in LEAVES])
+def test_every_example_is_a_command_line_that_parses(path, command):
+    for line in command.epilog.splitlines()[2:]:
+        words = re.split(r"\s{2,}", line.strip())[0].split()[len(path) :]
+        command.make_context(path[-1], words)
+
+
+def test_version_says_what_is_installed(capsys):
+    assert main(["version", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", value["version"])
+    assert value["dependencies"]["numba"]
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith(f"mooncake-store {value['version']}\n")
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(capsys):
+    assert main(["benhc"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        "error: there is no command 'benhc' (did you mean 'bench'?); see `mooncake --help`\n"
+    )
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest(capsys):
+    assert main(["version", "--jsno"]) == 2
+    shown = capsys.readouterr().err
+    assert "--json" in shown
+    assert "`mooncake version --help`" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StoreError("broken"), 1),
+        (RuntimeError("bug"), 1),
+        (FileNotFoundError(2, "No such file or directory", "trace.jsonl"), 1),
+        (InvalidArgumentError("a size below zero"), 2),
+        (ConfigError("no such setting"), 3),
+        (UnavailableError("no master"), 4),
+        (PeerLostError("gone"), 4),
+        (NotFoundError("no object", key="a"), 5),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: value if isinstance(value, int) else type(value).__name__,
+)
+def test_an_error_is_one_sentence_and_a_documented_code(failing, capsys, error, code):
+    assert failing(error) == code
+    assert code in list(_app.ExitCode)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+    if code == 130:
+        assert shown.err == ""
+    else:
+        assert re.fullmatch(r"error: [^\n]+\n", shown.err)
+        assert str(error.args[0]) in shown.err or "No such file" in shown.err
+
+
+def test_an_error_names_the_next_step_once(failing, capsys):
+    failing(UnavailableError("no master", peer="127.0.0.1:1"))
+    assert capsys.readouterr().err == (
+        "error: no master (peer 127.0.0.1:1); check the address and that the service runs\n"
+    )
+
+
+def test_an_unexpected_error_says_how_to_report_it(failing, capsys):
+    failing(RuntimeError("bug"))
+    assert "--debug" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", [["--debug", "version"], ["version", "--debug"]])
+def test_debug_shows_the_traceback_wherever_it_stands(failing, capsys, where):
+    failing(RuntimeError("bug"), "--debug")
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert shown.splitlines()[-1].startswith("error: internal error: RuntimeError: bug;")
+
+
+def test_with_json_an_error_is_one_object_on_standard_error(failing, capsys):
+    assert failing(NotFoundError("no object", key="a"), "--json") == 5
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    error = json.loads(shown.err)["error"]
+    assert error["type"] == "NotFoundError"
+    assert error["message"] == "no object (key 'a')"
+    assert error["next_step"]
+    assert (error["exit_code"], error["code"]) == (5, NotFoundError.code)
+    assert "traceback" not in error
+
+
+def test_with_json_and_debug_the_traceback_is_inside_the_object(failing, capsys):
+    failing(RuntimeError("bug"), "--json", "--debug")
+    assert "Traceback" in json.loads(capsys.readouterr().err)["error"]["traceback"]
+
+
+def test_a_usage_error_with_json_is_an_object_too(capsys):
+    assert main(["version", "--json", "--nope"]) == 2
+    assert json.loads(capsys.readouterr().err)["error"]["exit_code"] == 2
+
+
+def test_a_group_without_command_shows_its_help_as_a_usage_error(capsys):
+    assert main(["bench"]) == 2
+    shown = capsys.readouterr()
+    assert "Usage: mooncake bench" in shown.out + shown.err
+    assert "error:" not in shown.err
+
+
+def test_ctrl_c_ends_a_running_command_without_a_traceback(start_program):
+    program = start_program(
+        "-c",
+        "import sys, signal; from mooncake_store.cli import _app;"
+        "wait = lambda: (print('waiting', flush=True), signal.pause());"
+        "sys.exit(_app.guarded(wait, as_json=False, debug=False))",
+    )
+    program.wait_for_line("waiting")
+    program.signal(2)
+    assert program.wait() == 130
+    assert program.output == "waiting\n"
+
+
+def test_a_reader_that_leaves_is_no_error():
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m mooncake_store --help | true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+
+
+def test_piped_output_has_no_colour_and_no_progress():
+    done = run("version")
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stderr == ""
+
+
+def test_keys_that_look_like_markup_are_shown_as_they_are(capsys):
+    drawn = _app.table({"key": "left"}, [("[bold]a[/bold] :smile:",)])
+    _app.emit({}, as_json=False, human=lambda: drawn)
+    assert "[bold]a[/bold] :smile:" in capsys.readouterr().out
+
+
+def test_completion_knows_commands_and_options():
+    def complete(words):
+        env = {
+            "_MOONCAKE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        program = "import sys; from mooncake_store.cli.main import main; sys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout.split()
+
+    assert complete("mooncake be") == ["bench"]
+    assert complete("mooncake version --j") == ["--json"]

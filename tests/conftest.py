@@ -1,0 +1,153 @@
+"""Fixtures and settings that many tests share.
+
+Hypothesis runs few examples by default, so that the default suite stays quick; set
+HYPOTHESIS_PROFILE=thorough to search for longer. Neither has a deadline: the first call of a
+kernel may compile it.
+"""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+settings.register_profile(
+    "default",
+    max_examples=30,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "thorough",
+    max_examples=1000,
+    stateful_step_count=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config):
+    """Drop kernel caches that an edit made stale, once, before any worker imports a kernel."""
+    if not hasattr(config, "workerinput"):
+        if importlib.util.find_spec("mooncake_store.kernels") is None:
+            return
+        from mooncake_store import kernels
+
+        kernels.forget_stale_caches()
+
+
+@pytest.fixture
+def free_port():
+    """A TCP port on the loopback that nobody used a moment ago.
+
+    Nothing can reserve it, so prefer to bind port 0 and ask; this is for programs that are told.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Program:
+    """A running program whose output is kept, line by line, and that ends with the test."""
+
+    def __init__(self, arguments, env):
+        self.arguments = arguments
+        self.process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            cwd=ROOT,
+            # Its own process group, so that its children end with it.
+            start_new_session=True,
+        )
+        self._lines = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            with self._news:
+                self._lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    @property
+    def output(self):
+        """Everything written so far, standard error included."""
+        with self._news:
+            return "".join(self._lines)
+
+    def wait_for_line(self, text, timeout_s=30):
+        """The first line that contains `text`; fails with all output when none comes in time."""
+        deadline = time.monotonic() + timeout_s
+        seen = 0
+        with self._news:
+            while True:
+                for line in self._lines[seen:]:
+                    if text in line:
+                        return line
+                seen = len(self._lines)
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._reader.is_alive():
+                    break
+                self._news.wait(min(left, 0.5))
+        pytest.fail(f"{self.arguments} never wrote {text!r}; it wrote:\n{''.join(self._lines)}")
+
+    def wait(self, timeout_s=30):
+        """The exit code; fails when the program does not end in time."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self.arguments} did not end; it wrote:\n{self.output}")
+        self._reader.join(timeout_s)
+        return code
+
+    def signal(self, number):
+        """Send a signal to the program itself, not to its children."""
+        self.process.send_signal(number)
+
+    def kill(self):
+        """End the program and its children at once; harmless when they have ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+        self._reader.join(30)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start_program():
+    """Start programs that are killed when the test ends, whatever happens.
+
+    Call it with the arguments (`sys.executable` is put before a leading "-m" or "-c") and
+    environment variables to add; it returns a `Program`.
+    """
+    running = []
+
+    def start(*arguments, **environment):
+        if arguments[0] in ("-m", "-c"):
+            arguments = (sys.executable, *arguments)
+        env = os.environ | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"} | environment
+        running.append(Program([str(argument) for argument in arguments], env))
+        return running[-1]
+
+    yield start
+    for program in running:
+        program.kill()
