@@ -6,7 +6,6 @@ kernel may compile it.
 """
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -36,16 +35,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
-
-def pytest_configure(config):
-    """Drop kernel caches that an edit made stale, once, before any worker imports a kernel."""
-    if not hasattr(config, "workerinput"):
-        if importlib.util.find_spec("mooncake_store.kernels") is None:
-            return
-        from mooncake_store import kernels
-
-        kernels.forget_stale_caches()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ module; the format of the report is `mooncake_store.bench.harness`.
 """
 
 import importlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,8 +182,11 @@ def _module(name: str) -> Any:
 
 
 def _show(name: str, measure: Any, *, quick: bool, vs: tuple[str, ...], as_json: bool) -> None:
+    from mooncake_store import kernels
     from mooncake_store.bench.harness import Report
 
+    kernels.forget_stale_caches()
+    kernels.announce_compilation(sys.stderr)
     with progress(f"bench {name}: starting") as say:
         report = Report(
             name, quick=quick, on_row=lambda row: say(f"bench {name}: {row.name} measured")

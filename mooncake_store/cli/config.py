@@ -28,7 +28,7 @@ def _group() -> None:
     epilog=examples(
         ("mooncake config show", "the settings of a master started here and now"),
         ("mooncake config show --program client --origin", "and where each value comes from"),
-        ("mooncake config show --file mooncake.toml --json", "check a file before deploying it"),
+        ("mooncake config show --config mooncake.toml --json", "check a file before deploying it"),
     )
 )
 def show(
@@ -38,7 +38,7 @@ def show(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file",
+            "--config",
             metavar="FILE",
             help="Read this file; without it, the one that MOONCAKE_CONFIG names.",
             show_default=False,
@@ -57,7 +57,8 @@ def show(
     """Show the settings that result from defaults, file and environment."""
     from mooncake_store import config
 
-    settings = config.rows(config.load(program.value, file=file))
+    kind = next(kind for kind in config.PROGRAMS if kind.table == program)
+    settings = config.rows(config.load(kind, file=file))
     columns = {"setting": "left", "value": "left"}
     lines: list[tuple[str, ...]] = [(row.name, row.value) for row in settings]
     if origin:

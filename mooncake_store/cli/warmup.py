@@ -19,10 +19,10 @@ def warmup(as_json: JsonOption = False) -> None:
 
     started = time.perf_counter()
     with progress("compiling kernels") as say:
-        compiled = kernels.warmup(lambda name: say(f"compiling {name}"))
+        modules = kernels.warmup(lambda name, took: say(f"{name} is ready after {took:.1f} s"))
     seconds = round(time.perf_counter() - started, 3)
     emit(
-        {"kernel_modules": compiled, "seconds": seconds},
+        {"kernel_modules": modules, "seconds": seconds},
         as_json=as_json,
-        human=lambda: f"{compiled} kernel modules are ready, after {seconds:.1f} s",
+        human=lambda: f"{modules} kernel modules are ready, after {seconds:.1f} s",
     )

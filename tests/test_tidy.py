@@ -1,0 +1,305 @@
+"""House rules that no linter has: sizes, banned calls, where kernels live, dead modules, prose.
+
+Every rule is a function from one file to complaints, so that a complaint names file and line and
+one run shows them all. An exception to a rule is an entry in a table here, with its reason.
+"""
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.sources import PACKAGES, ROOT, files, library, module_name, text, tree
+
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+LINE_COLUMNS_MAX = 100
+BLOB_BYTES_MAX = 1 << 20
+
+PYTHON = files(".py")
+LIBRARY = library()
+KERNELS = [path for path in LIBRARY if path.name.startswith("_kernels")]
+MARKDOWN = files(".md")
+SCRIPTS = files(".sh", under=("scripts",))
+
+# Calls by their dotted name, and what to use instead.
+BANNED_CALLS = {
+    "print": "write through mooncake_store.cli, or log",
+    "eval": "parse the text",
+    "exec": "import a module",
+    "time.sleep": "wait for an event, with a deadline",
+    "torch.load": "read safetensors",
+    "breakpoint": "remove it",
+}
+BANNED_IMPORTS = {
+    "pickle": "it executes what it reads: use msgspec",
+    "marshal": "it executes what it reads: use msgspec",
+    "shelve": "it executes what it reads: use msgspec",
+    "cloudpickle": "it executes what it reads: use msgspec",
+}
+
+# (path or folder, banned name) -> why this place may use it.
+ALLOWED = {
+    ("tests", "print"): "shown by pytest only when a test fails, and by the fuzz and soak programs",
+    ("tests", "pickle"): "our own objects must survive it, e.g. errors in worker processes",
+    ("tests/test_docs.py", "exec"): "it runs the code blocks of the documents",
+}
+
+MARKER = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
+
+# Traces of a place of work; they mean nothing to a reader of the repository.
+PLACES = re.compile(r"(?:^|[\s'\"`(])/work/|\.\./shared\b|(?:^|[\s'\"`(])shared/\w+\.md")
+PROSE = re.compile(r"\b(sessions?|workplace|sandbox|co-authored-by)\b", re.IGNORECASE)
+
+CHANGE_KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def each(paths):
+    return pytest.mark.parametrize("path", paths, ids=str)
+
+
+def dotted(node):
+    """`a.b.c` for a chain of names, and an empty string for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return ""
+
+
+def allowed(path, name):
+    return any((str(place), name) in ALLOWED for place in (path, *path.parents))
+
+
+def functions(path):
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+
+
+def imports(node):
+    """The modules an import statement may name, most specific last."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def report(path, complaints):
+    assert not complaints, "\n".join(f"{path}:{line}: {what}" for line, what in complaints)
+
+
+@each(PYTHON)
+def test_files_functions_and_lines_are_short(path):
+    lines = text(path).splitlines()
+    complaints = [
+        (number, f"{len(line)} columns")
+        for number, line in enumerate(lines, 1)
+        if len(line) > LINE_COLUMNS_MAX
+    ]
+    if len(lines) > FILE_LINES_MAX:
+        complaints.append((1, f"{len(lines)} lines"))
+    for function in functions(path):
+        length = function.end_lineno - function.lineno + 1
+        if length > FUNCTION_LINES_MAX:
+            complaints.append((function.lineno, f"{function.name} has {length} lines"))
+    report(path, complaints)
+
+
+@each([*SCRIPTS, Path("Makefile")])
+def test_script_lines_are_short(path):
+    long = [(n, "long") for n, line in enumerate(text(path).splitlines(), 1) if len(line) > 100]
+    report(path, long)
+
+
+@each(PYTHON)
+def test_banned_calls_and_imports(path):
+    complaints = []
+    for node in ast.walk(tree(path)):
+        name = dotted(node.func) if isinstance(node, ast.Call) else ""
+        if name in BANNED_CALLS and not allowed(path, name):
+            complaints.append((node.lineno, f"{name}(): {BANNED_CALLS[name]}"))
+        for name in imports(node):
+            top = name.partition(".")[0]
+            if top in BANNED_IMPORTS and not allowed(path, top):
+                complaints.append((node.lineno, f"import {top}: {BANNED_IMPORTS[top]}"))
+            if name == "time.sleep":
+                complaints.append((node.lineno, f"time.sleep: {BANNED_CALLS[name]}"))
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            complaints.append((node.lineno, "bare except: name what is expected"))
+    report(path, complaints)
+
+
+@each([path for path in PYTHON if path.parts[0] == "tests"])
+def test_tests_do_not_wait_for_time_to_pass(path):
+    complaints = [
+        (node.lineno, "asyncio.sleep: await an event, with a deadline")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and dotted(node.func) == "asyncio.sleep"
+        and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+    ]
+    report(path, complaints)
+
+
+@each([*PYTHON, *MARKDOWN, *SCRIPTS])
+def test_nothing_is_left_for_later(path):
+    complaints = [
+        (number, f"{match[0]}: do it or open an issue")
+        for number, line in enumerate(text(path).splitlines(), 1)
+        if (match := MARKER.search(line))
+    ]
+    report(path, complaints)
+
+
+@each(LIBRARY)
+def test_numba_is_imported_by_kernels_only(path):
+    if path in KERNELS or path == Path("mooncake_store/kernels.py"):
+        return
+    complaints = [
+        (node.lineno, "numba belongs in a _kernels file, imported when first needed")
+        for node in ast.walk(tree(path))
+        if any(name.partition(".")[0] == "numba" for name in imports(node))
+    ]
+    report(path, complaints)
+
+
+@each(KERNELS)
+def test_kernels_are_cached_release_the_lock_and_are_documented(path):
+    complaints = []
+    for function in filter(is_kernel, functions(path)):
+        given = [
+            keyword
+            for decorator in function.decorator_list
+            if isinstance(decorator, ast.Call)
+            for keyword in decorator.keywords
+        ]
+        on = {keyword.arg for keyword in given if getattr(keyword.value, "value", None) is True}
+        missing = sorted({"cache", "nogil"} - on)
+        complaints += [(function.lineno, f"{function.name}: no {name}=True") for name in missing]
+        if not ast.get_docstring(function):
+            complaints.append((function.lineno, f"{function.name}: no docstring"))
+    report(path, complaints)
+
+
+@each(KERNELS)
+def test_kernels_do_not_call_kernels_of_other_files(path):
+    # numba's disk cache looks at one file only: an edit of the other would go unnoticed.
+    complaints = [
+        (node.lineno, f"imports {name}")
+        for node in ast.walk(tree(path))
+        for name in imports(node)
+        if "_kernels" in name
+    ]
+    report(path, complaints)
+
+
+def is_kernel(function):
+    calls = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
+    return any(dotted(call).rpartition(".")[2] in {"njit", "jit"} for call in calls)
+
+
+@each(KERNELS)
+def test_warmup_reaches_every_kernel(path):
+    top = {node.name: node for node in tree(path).body if isinstance(node, ast.FunctionDef)}
+    assert "warmup" in top, f"{path} has no warmup()"
+    uses = {name: {n.id for n in ast.walk(f) if isinstance(n, ast.Name)} for name, f in top.items()}
+    for name, function in top.items():
+        # A numba extension (`@overload(f)`) is reached through the function it stands in for.
+        for decorator in function.decorator_list:
+            for extended in ast.walk(decorator):
+                if isinstance(extended, ast.Name) and extended.id in top:
+                    uses[extended.id].add(name)
+    reached, pending = set(), ["warmup"]
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending.extend(uses[name] & top.keys())
+    cold = {name for name, function in top.items() if is_kernel(function)} - reached
+    report(path, [(top[name].lineno, f"warmup does not call {name}") for name in sorted(cold)])
+
+
+def test_no_module_is_dead():
+    modules = {module_name(path): path for path in LIBRARY}
+    program = 'if __name__ == "__main__":'
+    alive = {name for name, path in modules.items() if program in text(path)} | set(PACKAGES)
+    project = tomllib.loads(text(Path("pyproject.toml")))["project"]
+    points = [project["scripts"], *project.get("entry-points", {}).values()]
+    alive |= {target.partition(":")[0] for group in points for target in group.values()}
+    for path in LIBRARY:
+        own = module_name(path)
+        for node in ast.walk(tree(path)):
+            used = imports(node)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                # A lazily imported module is named in a string.
+                used = [node.value]
+            alive |= {name for name in used if name != own}
+    for name in list(alive & modules.keys()):
+        # To import a module is to import the packages it is in.
+        alive |= {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
+    # Commands and benches are found by their file name; test kits are for others to import.
+    found_by_name = re.compile(r"mooncake_store\.(cli|bench)\.[a-z]\w*$|.*\.testing(\..*)?$")
+    dead = [p for name, p in modules.items() if name not in alive and not found_by_name.match(name)]
+    assert not dead, f"nothing imports {', '.join(map(str, dead))}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_has_a_readme_of_one_screen_and_is_typed(package):
+    readme = text(Path(package, "README.md"))
+    assert readme.startswith("# ")
+    assert len(readme.splitlines()) <= 100
+    assert (ROOT / package / "py.typed").exists()
+
+
+@each([*PYTHON, *MARKDOWN, *SCRIPTS, Path("Makefile"), Path("pyproject.toml")])
+def test_the_repository_does_not_speak_of_where_it_was_made(path):
+    if path == Path("tests/test_tidy.py"):
+        return
+    prose = path.suffix == ".md"
+    complaints = []
+    for number, line in enumerate(text(path).splitlines(), 1):
+        if (match := PLACES.search(line)) or (prose and (match := PROSE.search(line))):
+            complaints.append((number, f"speaks of {match[0]!r}"))
+    report(path, complaints)
+
+
+def test_the_changelog_keeps_its_format():
+    lines = text(Path("CHANGELOG.md")).splitlines()
+    assert lines[0] == "# Changelog"
+    headings = [line for line in lines if line.startswith("## ")]
+    assert headings[0] == "## [Unreleased]"
+    release = re.compile(r"## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}")
+    released = [release.fullmatch(line) for line in headings[1:]]
+    assert all(released), headings
+    versions = [tuple(map(int, match[1].split("."))) for match in released]
+    assert versions == sorted(set(versions), reverse=True)
+    kinds = {line.removeprefix("### ") for line in lines if line.startswith("### ")}
+    assert kinds <= CHANGE_KINDS, kinds - CHANGE_KINDS
+
+
+def test_no_large_file_is_tracked():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
+    )
+    names = [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    large = [name for name in names if (ROOT / name).stat().st_size > BLOB_BYTES_MAX]
+    assert not large
+
+
+def test_every_exception_to_a_rule_is_still_needed():
+    """An exception nobody uses would let the next mistake through."""
+    used = set()
+    for path in PYTHON:
+        for node in ast.walk(tree(path)):
+            names = [name.partition(".")[0] for name in imports(node)]
+            if isinstance(node, ast.Call):
+                names.append(dotted(node.func))
+            used |= {(str(place), name) for place in (path, *path.parents) for name in names}
+    assert not {key for key in ALLOWED if key not in used}
