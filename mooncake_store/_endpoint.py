@@ -1,0 +1,137 @@
+"""What names a peer and what proves knowing it: addresses, store URLs and shared secrets.
+
+Secrets come by reference: a setting holds the path of a file, never the secret, and a `Secret`
+shows its bytes only to whoever calls `reveal`, so none ends up in a log, a traceback or
+`mooncake config show`. An address is `host:port`, with IPv6 in brackets.
+
+Not done here: name resolution and connecting. Everything is O(length of its text).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from typing import NamedTuple
+
+from transfer_engine.errors import ConfigError
+
+__all__ = ["Secret", "StoreUrl", "is_loopback", "read_secret", "split_address", "split_url"]
+
+log = logging.getLogger(__name__)
+
+PORT_DEFAULT = 50051
+SECRET_BYTES_MIN = 16
+SECRET_BYTES_MAX = 4096
+
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})", re.ASCII)
+_URL = re.compile(r"mooncake://([^/?#]+)(?:/([^?#]*))?", re.ASCII)
+
+
+class StoreUrl(NamedTuple):
+    """The parts of `mooncake://host:port/namespace`."""
+
+    host: str
+    port: int
+    namespace: str
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `"host:port"` or `"[ipv6]:port"`.
+
+    Raises:
+        ConfigError: it is neither, or the port is not from 1 to 65535.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 1 <= int(found[3]) <= 65535:
+        raise ConfigError(
+            f"{address!r} is not an address; write host:port such as '127.0.0.1:50051' "
+            "or '[::1]:50051'"
+        )
+    return found[1] or found[2], int(found[3])
+
+
+def split_url(url: str) -> StoreUrl:
+    """Return the parts of a store URL; port 50051 and namespace `default` may be left out.
+
+    Raises:
+        ConfigError: it is no such URL, or it carries credentials, which it then does not repeat.
+    """
+    found = _URL.fullmatch(url)
+    if "@" in (found[1] if found else url):
+        raise ConfigError("a store URL carries no credentials; name a file in secret_file instead")
+    if found is None:
+        raise ConfigError(
+            f"{url!r} is not a store URL; write mooncake://host:port/namespace "
+            "such as 'mooncake://127.0.0.1:50051/default'"
+        )
+    place = found[1] if _ADDRESS.fullmatch(found[1]) else f"{found[1]}:{PORT_DEFAULT}"
+    host, port = split_address(place)
+    return StoreUrl(host, port, (found[2] or "").strip("/") or "default")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether binding to `host` can be reached from this machine only.
+
+    A name other than `localhost` is not resolved and counts as reachable from elsewhere.
+    """
+    import ipaddress  # Only programs that bind need it.
+
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Secret:
+    """A shared secret that does not show itself."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return "Secret(****)"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A pickle would be a copy in clear text, in whatever file or pipe it goes to.
+        raise TypeError("a Secret is not pickled; pass the path of its file instead")
+
+    def reveal(self) -> bytes:
+        """Return the bytes, for computing a proof; never log or send them."""
+        return self._value
+
+
+def read_secret(path: str) -> Secret:
+    """Read a shared secret from the file `path`, without the line break at its end.
+
+    A file that others may read or change is refused; one that its group may read is accepted
+    with a warning, because orchestrators mount secrets that way.
+
+    Raises:
+        ConfigError: it cannot be read, is open to others, or is shorter than 16 bytes.
+    """
+    path = os.path.abspath(os.path.expanduser(path))
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            value = file.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from None
+    if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        raise ConfigError(
+            f"the secret file {path} has mode {mode:04o}, so others can read or change it",
+            advice=f"run: chmod 600 {path}",
+        )
+    if not SECRET_BYTES_MIN <= len(value) <= SECRET_BYTES_MAX:
+        raise ConfigError(
+            f"the secret file {path} must hold {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes",
+            advice=f"make one with: (umask 077; openssl rand -hex 32 > {path})",
+        )
+    if mode & stat.S_IRGRP:
+        log.warning("the group of the secret file %s may read it (mode %04o)", path, mode)
+    return Secret(value)

@@ -1,0 +1,141 @@
+"""Writes docs/reference/config.md and errors.md: `python -m mooncake_store._reference`.
+
+A reference written by hand is wrong after the next change. These two pages are read off the same
+descriptions that the programs obey, and a test compares the files with what this module returns.
+
+Not done here: other reference pages, each made beside what it describes. O(settings + errors).
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from mooncake_store._config_load import environment_name
+from mooncake_store._setting import Setting, Settings, settings_of
+from mooncake_store.config import PROGRAMS
+from transfer_engine import errors
+from transfer_engine.errors import StoreError
+
+__all__ = ["PAGES", "config_page", "errors_page"]
+
+CONFIG_HEAD = """# Settings
+
+Written by `python -m mooncake_store._reference`; edit the fields in `mooncake_store/config.py`.
+
+A value is looked for in this order, and the first one found wins:
+
+1. the command line: `--port 50060`;
+2. the program's own variable, then the general one: `MOONCAKE_WORKER_SECRET_FILE`, then
+   `MOONCAKE_SECRET_FILE`. An empty variable counts as absent;
+3. the file named by `--config` or `MOONCAKE_CONFIG`: the program's own table, then the general
+   place;
+4. the default below.
+
+An unknown table, setting or variable is refused with the nearest known name. Variables that
+Kubernetes injects for a service called `mooncake-master` are recognised and ignored, and
+`[serving]` and `MOONCAKE_SERVING_*` belong to the `serving` package.
+
+Sizes are bytes or carry a unit in any case: `kB MB GB TB PB` are powers of 1000, `KiB MiB GiB TiB
+PiB` powers of 1024, and so are the bare letters `k m g t p`. Durations carry a unit, `ns us ms s m
+h d`: a bare number is refused, because it means seconds to one program and milliseconds to the
+next. Lists are TOML lists in the file and separated by commas elsewhere.
+
+```toml
+secret_file = "/etc/mooncake/secret"   # general: every program of this file
+
+[log]                                  # general: every program of this file
+level = "info"
+
+[master]
+host = "0.0.0.0"
+default_lease_ttl = "10s"
+
+[worker]
+segments = ["16GiB", "16GiB"]
+```
+"""
+
+ERRORS_HEAD = """# Errors
+
+Written by `python -m mooncake_store._reference`; edit `transfer_engine/errors.py`.
+
+Everything raised on purpose is a `mooncake_store.errors.StoreError`. `code` is the number that the
+drop-in API returns, *retry* says whether the same call can succeed later, and the advice ends the
+message unless the place that raises knows better. An error that is also a built-in one can be
+caught as that: a `NotFoundError` is a `KeyError`.
+
+"""
+
+
+def config_page() -> str:
+    """Return docs/reference/config.md."""
+    return CONFIG_HEAD + "".join(_program(program) for program in PROGRAMS)
+
+
+def _program(program: type[Settings]) -> str:
+    heading = f"\n## [{program.table}]\n\n{(program.__doc__ or '').strip()}\n"
+    return heading + "".join(_setting(setting) for setting in settings_of(program))
+
+
+def _setting(setting: Setting) -> str:
+    lines = [
+        f"\n### {setting.table}.{setting.name}\n",
+        f"{setting.text}\n",
+        f"- default: `{setting.kind.literal(setting.default)}`",
+        f"- value: {setting.kind.expected()}",
+        f"- variable: `{environment_name((setting.table, setting.name))}`",
+    ]
+    if setting.general is not None:
+        table, name = setting.general
+        place = f"`{name}` in `[{table}]`" if table else f"`{name}` above all tables"
+        lines.append(f"- general place: {place}, `{environment_name(setting.general)}`")
+    return "\n".join(lines) + "\n"
+
+
+def errors_page() -> str:
+    """Return docs/reference/errors.md."""
+    tree = "".join(f"{'    ' * depth}{kind.__name__}\n" for kind, depth in _walk(StoreError, 0))
+    rows = "".join(_error(kind) for kind, _ in _walk(StoreError, 0))
+    return (
+        f"{ERRORS_HEAD}```text\n{tree}```\n\n"
+        "| error | code | retry | also a | meaning | advice |\n|---|---|---|---|---|---|\n" + rows
+    )
+
+
+def _walk(kind: type[StoreError], depth: int) -> list[tuple[type[StoreError], int]]:
+    """Return `kind` and all public errors below it, depth first, in the order they are defined."""
+    found = [(kind, depth)]
+    for child in kind.__subclasses__():
+        # Modules may have private helpers below a public error; the tree is what is exported.
+        if getattr(errors, child.__name__, None) is child:
+            found += _walk(child, depth + 1)
+    return found
+
+
+def _error(kind: type[StoreError]) -> str:
+    builtin = [base for base in kind.__bases__ if not issubclass(base, StoreError)]
+    also = ", ".join(f"`{base.__name__}`" for base in builtin if base is not Exception)
+    if OSError in builtin:
+        also += f" ({errno.errorcode[errno.ENOSPC]})"
+    meaning = (kind.__doc__ or "").strip().splitlines()[0]
+    retry = "yes" if kind.retryable else "no"
+    return (
+        f"| `{kind.__name__}` | {kind.code} | {retry} | {also or '-'} | {meaning} "
+        f"| {kind.default_advice or '-'} |\n"
+    )
+
+
+PAGES = {"config.md": config_page, "errors.md": errors_page}
+"""Each page of docs/reference that this module writes, and what returns its text."""
+
+
+def main() -> None:
+    """Write both pages into the docs/reference of this source tree."""
+    folder = Path(__file__).resolve().parents[1] / "docs" / "reference"
+    for name, page in PAGES.items():
+        (folder / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

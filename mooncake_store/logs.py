@@ -1,0 +1,127 @@
+"""Logging for programs: one handler, two formats, and a helper that logs changes only.
+
+A library must not decide where its host's log goes, so only the programs (`mooncake master` and
+its siblings) call `configure`; everything else just uses `logging.getLogger(__name__)`. The level
+applies to this project's packages. Other libraries stay at warnings, or louder if the level is:
+numba and asyncio at `debug` would bury the line one looks for.
+
+State changes are logged once, through `StateLog`, and objects never: a master sees millions of
+them a second, and metrics count those. Each record is one line; control characters inside a
+message (a key may hold some) are escaped, so nobody can forge a line or steer a terminal. A
+traceback follows its line in the human format and is a field in JSON. Logging a change is O(1).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections import OrderedDict
+from typing import TextIO
+
+__all__ = ["PACKAGES", "StateLog", "configure"]
+
+PACKAGES = ("mooncake_store", "transfer_engine", "serving", "alloc", "eviction")
+"""The import packages of this project, whose loggers follow the configured level."""
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {9: "\t", 10: "\\n", 13: "\\r"}
+
+
+class _OurHandler(logging.StreamHandler[TextIO]):
+    """Marks the handler that `configure` installed, so that a second call replaces only that."""
+
+
+class HumanFormatter(logging.Formatter):
+    """`2026-01-31 12:00:00.123 INFO mooncake_store.master: message`, in local time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the lines of the traceback where there is one."""
+        seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        line = (
+            f"{seconds}.{int(record.msecs):03d} {record.levelname} {record.name}: "
+            f"{record.getMessage().translate(_ESCAPES)}"
+        )
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC, RFC 3339), level, logger, message, exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object as one line."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def configure(level: str = "info", *, as_json: bool = False, stream: TextIO | None = None) -> None:
+    """Send this process's log to `stream` (standard error by default); for programs only.
+
+    Calling it again replaces what the last call set up and leaves other handlers alone.
+
+    Raises:
+        ValueError: `level` is not debug, info, warning or error.
+    """
+    names = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+    number = names.get(level.lower())
+    if number is None:
+        raise ValueError(f"log level must be one of {', '.join(names)}, not {level!r}")
+    handler = _OurHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter() if as_json else HumanFormatter())
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if isinstance(h, _OurHandler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(number, logging.WARNING))
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(number)
+
+
+class StateLog:
+    """Logs what something is only when that changes: `worker w1: alive -> suspect (3 pings lost)`.
+
+    It remembers the last `names_max` names and forgets the one that was not reported for longest,
+    so its memory is bounded; a forgotten name is logged once more. Safe across threads.
+    """
+
+    def __init__(self, logger: logging.Logger, names_max: int = 4096) -> None:
+        if names_max < 1:
+            raise ValueError(f"names_max must be at least 1, not {names_max}")
+        self._logger = logger
+        self._names_max = names_max
+        self._states: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def change(self, name: str, state: str, why: str = "", level: int = logging.INFO) -> bool:
+        """Log that `name` is now `state`, unless it was already; return whether it changed.
+
+        The first report of a name counts as a change. `why` explains it and is not compared.
+        """
+        with self._lock:
+            before = self._states.get(name)
+            self._states[name] = state
+            self._states.move_to_end(name)
+            if len(self._states) > self._names_max:
+                self._states.popitem(last=False)
+        if before == state:
+            return False
+        reason = f" ({why})" if why else ""
+        if before is None:
+            self._logger.log(level, "%s: %s%s", name, state, reason)
+        else:
+            self._logger.log(level, "%s: %s -> %s%s", name, before, state, reason)
+        return True
+
+    def forget(self, name: str) -> None:
+        """Drop a name that is gone for good; its next report is logged as its first."""
+        with self._lock:
+            self._states.pop(name, None)

@@ -1,0 +1,117 @@
+"""Addresses, store URLs and secrets that do not show themselves."""
+
+import logging
+import pickle
+
+import pytest
+
+from mooncake_store.config import read_secret, split_address, split_url
+from mooncake_store.errors import ConfigError
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:50051", ("127.0.0.1", 50051)),
+        ("node-7.rack_2.example:1", ("node-7.rack_2.example", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("[fe80::1%eth0]:9", ("fe80::1%eth0", 9)),
+    ],
+)
+def test_an_address_is_host_and_port(address, parts):
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "host", "host:", ":1", "host:0", "host:65536", "host:x", "::1:5", "a b:1"),
+        *("h:1:2", "http://host:1", "host:1\n", "u@host:1", "host:٤"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_examples(address):
+    with pytest.raises(ConfigError) as refused:
+        split_address(address)
+    assert str(refused.value) == (
+        f"{address!r} is not an address; write host:port such as '127.0.0.1:50051' or '[::1]:50051'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("mooncake://h:7/ns", ("h", 7, "ns")),
+        ("mooncake://h/ns", ("h", 50051, "ns")),
+        ("mooncake://h", ("h", 50051, "default")),
+        ("mooncake://[::1]:7/", ("::1", 7, "default")),
+        ("mooncake://[::1]/a/b", ("::1", 50051, "a/b")),
+    ],
+)
+def test_a_store_url_has_defaults_for_port_and_namespace(url, parts):
+    assert split_url(url) == parts
+
+
+@pytest.mark.parametrize("url", ["", "h:1", "redis://h:1/x", "mooncake://", "mooncake://h:1?x"])
+def test_what_is_no_store_url_is_refused(url):
+    with pytest.raises(ConfigError, match="is not a store URL; write mooncake://host:port/name"):
+        split_url(url)
+
+
+@pytest.fixture
+def secret_file(tmp_path):
+    """Return a function that writes a secret file with a mode."""
+
+    def write(value=SECRET + b"\n", mode=0o600):
+        path = tmp_path / "secret"
+        path.write_bytes(value)
+        path.chmod(mode)
+        return str(path)
+
+    return write
+
+
+def test_a_secret_is_read_without_its_line_break_and_never_shown(secret_file):
+    secret = read_secret(secret_file())
+    assert secret.reveal() == SECRET
+    shown = f"{secret} {secret!r} {[secret]} {secret:}"
+    assert SECRET.decode() not in shown
+    assert "****" in shown
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(secret)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o602, 0o620, 0o666])
+def test_a_secret_open_to_others_is_refused_with_the_remedy(secret_file, mode):
+    path = secret_file(mode=mode)
+    with pytest.raises(ConfigError) as refused:
+        read_secret(path)
+    assert str(refused.value) == (
+        f"the secret file {path} has mode {mode:04o}, so others can read or change it; "
+        f"run: chmod 600 {path}"
+    )
+
+
+def test_a_secret_its_group_may_read_is_accepted_with_a_warning(secret_file, caplog):
+    with caplog.at_level(logging.WARNING, logger="mooncake_store"):
+        read_secret(secret_file(mode=0o440))
+    assert "may read it (mode 0440)" in caplog.text
+
+
+@pytest.mark.parametrize("value", [b"", b"\n", b"hunter2", b"x" * 5000])
+def test_a_secret_too_short_or_too_long_is_refused_without_repeating_it(secret_file, value):
+    with pytest.raises(ConfigError, match="must hold 16 to 4096 bytes; make one with: ") as refused:
+        read_secret(secret_file(value))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_missing_secret_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read the secret file .*: No such file"):
+        read_secret(str(tmp_path / "none"))
+
+
+def test_a_secret_may_stand_in_the_home_directory(secret_file, monkeypatch, tmp_path):
+    secret_file()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_secret("~/secret").reveal() == SECRET

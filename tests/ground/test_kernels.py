@@ -1,0 +1,209 @@
+"""Kernels of a made-up package: found, warmed up, announced, and recompiled when stale."""
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mooncake_store.kernels import STAMP_NAME, find_kernels, forget_stale_caches
+
+KERNELS = """
+    from numba import njit
+
+    from fakekernels._kernels_step import step
+
+
+    @njit(cache=True)
+    def twice(x):
+        return step(x) + step(x)
+
+
+    def warmup():
+        twice(1)
+"""
+
+STEP = """
+    from numba import njit
+
+
+    @njit(cache=True)
+    def step(x):
+        return x + {by}
+
+
+    def warmup():
+        step(1)
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package `fakekernels` with kernels on two levels, one of which calls the other's file."""
+    folder = tmp_path / "site" / "fakekernels"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "deep" / "__init__.py").write_text("raise AssertionError('searching imports')\n")
+    (folder / "other.py").write_text("raise AssertionError('searching imports')\n")
+    (folder / "_kernels.py").write_text(textwrap.dedent(KERNELS))
+    set_step(folder, 10)
+    return folder
+
+
+def set_step(folder, by):
+    (folder / "_kernels_step.py").write_text(textwrap.dedent(STEP).format(by=by))
+
+
+def python(package, code, **environ):
+    """Run `code` in a process of its own that knows the package; return what it printed."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "XDG_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**inherited, "PYTHONPATH": str(package.parent), **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+TWICE = "from fakekernels._kernels import twice; print(twice(1))"
+FORGET = """
+    from mooncake_store.kernels import forget_stale_caches
+    print(forget_stale_caches(["fakekernels"]))
+"""
+
+
+def test_kernels_are_found_without_importing_anything(package, monkeypatch):
+    monkeypatch.syspath_prepend(str(package.parent))
+    (package / "deep" / "_kernels_more.py").write_text("")
+    found = find_kernels(["fakekernels", "not_installed_at_all"])
+    assert [kernel.module for kernel in found] == [
+        "fakekernels._kernels",
+        "fakekernels._kernels_step",
+        "fakekernels.deep._kernels_more",
+    ]
+    assert found[0].path == package / "_kernels.py"
+    assert "fakekernels" not in sys.modules
+
+
+def test_every_kernel_file_of_this_project_has_a_warmup():
+    without = []
+    for kernel in find_kernels():
+        tree = ast.parse(kernel.path.read_text(encoding="utf-8"))
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if "warmup" not in names:
+            without.append(kernel.module)
+    assert not without
+
+
+@pytest.mark.slow
+def test_a_kernel_whose_callee_changed_is_stale_until_forgotten(package):
+    assert python(package, FORGET) == "0"
+    assert python(package, TWICE) == "22"
+    # An index and a data file for each of the two kernels; nothing changed, nothing goes.
+    assert python(package, FORGET) == "0"
+    assert len(list((package / "__pycache__").glob("*.nb[ic]"))) == 4
+    set_step(package, 100)
+    # This is numba's limitation that the stamp exists for: if it ever goes, so may the stamp.
+    assert python(package, TWICE) == "22"
+    assert int(python(package, FORGET)) >= 4
+    assert not list((package / "__pycache__").glob("*.nb[ic]"))
+    assert python(package, TWICE) == "202"
+    assert python(package, FORGET) == "0"
+
+
+@pytest.mark.slow
+def test_warming_up_runs_every_warmup_reports_times_and_fills_the_cache(package):
+    (package / "deep" / "__init__.py").write_text("")
+    code = """
+        from mooncake_store.kernels import warmup
+        times = {}
+        count = warmup(times.__setitem__, ["fakekernels"])
+        assert all(0 < seconds < 100 for seconds in times.values()), times
+        print(count, sorted(times))
+    """
+    assert python(package, code) == "2 ['fakekernels._kernels', 'fakekernels._kernels_step']"
+    assert len(list((package / "__pycache__").glob("*.nbi"))) == 2
+
+
+@pytest.mark.slow
+def test_a_compilation_is_announced_once_per_module_and_a_cached_kernel_not_at_all(package):
+    code = """
+        import io
+        from mooncake_store.kernels import announce_compilation
+        stream = io.StringIO()
+        stop = announce_compilation(stream, ["fakekernels"])
+        from fakekernels._kernels import twice
+        twice(1); twice(1.5)
+        stop(); stop()
+        from numba import njit
+        njit(lambda x: x)(1)
+        print(stream.getvalue())
+    """
+    line = "compiling {}, once per machine; `mooncake warmup` does it ahead"
+    announced = sorted(python(package, code).splitlines())
+    modules = ["fakekernels._kernels", "fakekernels._kernels_step"]
+    assert announced == [line.format(module) for module in modules]
+    assert python(package, code) == ""
+
+
+@pytest.mark.slow
+def test_without_a_stream_the_announcement_is_logged(package):
+    code = """
+        import logging, sys
+        from mooncake_store.kernels import announce_compilation
+        logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s %(message)s")
+        announce_compilation(packages=["fakekernels"])
+        from fakekernels._kernels_step import step
+        step(1)
+    """
+    assert python(package, code) == (
+        "mooncake_store.kernels compiling fakekernels._kernels_step, once per machine; "
+        "`mooncake warmup` does it ahead"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["NUMBA_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_the_stamp_lies_where_numba_caches(package, tmp_path, where):
+    if where == "XDG_CACHE_HOME":
+        # A file in place of the directory cannot be written into by anyone, root included.
+        (package / "__pycache__").write_text("")
+    environ = {where: str(tmp_path / "cache")}
+    assert python(package, FORGET, **environ) == "0"
+    assert python(package, TWICE, **environ) == "22"
+    (index,) = (tmp_path / "cache").rglob("_kernels.*.nbi")
+    (stamp,) = (tmp_path / "cache").rglob(STAMP_NAME)
+    assert index.parent == stamp.parent
+    set_step(package, 100)
+    assert int(python(package, FORGET, **environ)) >= 4
+    assert python(package, TWICE, **environ) == "202"
+
+
+def test_where_nothing_can_be_written_nothing_happens(package, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(package.parent))
+    (package / "__pycache__").write_text("")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    assert forget_stale_caches(["fakekernels"]) == 0
+
+
+def test_only_cached_kernels_are_deleted_and_only_once(package, monkeypatch):
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    cache = package / "__pycache__"
+    cache.mkdir()
+    for name in ("_kernels.f-1.py311.nbi", "_kernels.f-1.py311.1.nbc", "_kernels_step.g-1.nbi"):
+        (cache / name).write_bytes(b"")
+    (cache / "_kernels.cpython-311.pyc").write_bytes(b"")
+    (cache / "other.f-1.nbi").write_bytes(b"")
+    assert forget_stale_caches(["fakekernels"]) == 3
+    left = sorted(path.name for path in cache.iterdir())
+    assert left == sorted([STAMP_NAME, "_kernels.cpython-311.pyc", "other.f-1.nbi"])
+    (cache / "_kernels.f-1.py311.nbi").write_bytes(b"")
+    assert forget_stale_caches(["fakekernels"]) == 0

@@ -1,0 +1,172 @@
+"""What a program logs: one line a record, and states only when they change."""
+
+import io
+import json
+import logging
+import re
+import sys
+import threading
+
+import pytest
+
+from mooncake_store.logs import PACKAGES, StateLog, configure
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before():
+    """Undo whatever `configure` did to this process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    levels = {name: logging.getLogger(name).level for name in PACKAGES}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, old in levels.items():
+        logging.getLogger(name).setLevel(old)
+
+
+def logged(level="info", **options):
+    stream = io.StringIO()
+    configure(level, stream=stream, **options)
+    return stream
+
+
+def test_the_human_format_is_one_line_with_time_level_logger_and_message():
+    stream = logged()
+    logging.getLogger("mooncake_store.master").warning("worker %s is gone", "w1")
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
+    line = f"{time} WARNING mooncake_store\\.master: worker w1 is gone\n"
+    assert re.fullmatch(line, stream.getvalue())
+
+
+def test_json_is_one_object_a_line():
+    stream = logged(as_json=True)
+    log = logging.getLogger("alloc.slab")
+    log.info("a %s", 'quoted "\n" thing \udcff')
+    try:
+        raise OSError("disk")
+    except OSError:
+        log.exception("failed")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
+    assert first == {
+        "level": "info",
+        "logger": "alloc.slab",
+        "message": 'a quoted "\n" thing \udcff',
+    }
+    assert second["level"] == "error"
+    assert second["exception"].endswith("OSError: disk")
+
+
+def test_a_key_cannot_forge_a_line_or_steer_the_terminal():
+    stream = logged()
+    logging.getLogger("serving").info("key %s", "a\r\n2026 ERROR all lost\x1b[2J")
+    assert stream.getvalue().endswith("key a\\r\\n2026 ERROR all lost\\x1b[2J\n")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_traceback_follows_its_line():
+    stream = logged()
+    try:
+        raise OSError("disk")
+    except OSError:
+        logging.getLogger("eviction").exception("failed")
+    assert stream.getvalue().splitlines()[0].endswith("ERROR eviction: failed")
+    assert stream.getvalue().splitlines()[-1] == "OSError: disk"
+
+
+def test_the_level_applies_to_this_project_and_others_stay_at_warnings():
+    stream = logged("debug")
+    logging.getLogger("transfer_engine.rpc").debug("ours")
+    logging.getLogger("numba.core").info("theirs")
+    logging.getLogger("numba.core").warning("their warning")
+    assert "ours" in stream.getvalue()
+    assert "theirs" not in stream.getvalue()
+    assert "their warning" in stream.getvalue()
+
+
+def test_at_error_others_are_silent_too():
+    stream = logged("ERROR")
+    logging.getLogger("numba.core").warning("theirs")
+    logging.getLogger("mooncake_store").warning("ours")
+    assert stream.getvalue() == ""
+
+
+def test_configuring_again_replaces_the_handler_and_leaves_those_of_others():
+    other = logging.NullHandler()
+    logging.getLogger().addHandler(other)
+    first, second = logged(), logged()
+    logging.getLogger("mooncake_store").info("once")
+    assert (first.getvalue(), second.getvalue().count("once")) == ("", 1)
+    assert other in logging.getLogger().handlers
+
+
+def test_standard_error_is_the_default(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    configure()
+    logging.getLogger("mooncake_store").info("hello")
+    assert "hello" in sys.stderr.getvalue()
+
+
+def test_an_unknown_level_is_refused():
+    with pytest.raises(ValueError, match="must be one of debug, info, warning, error, not 'loud'"):
+        configure("loud")
+
+
+def messages(caplog):
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_state_is_logged_when_it_changes_and_only_then(caplog):
+    states = StateLog(logging.getLogger("mooncake_store.test"))
+    with caplog.at_level(logging.INFO, logger="mooncake_store.test"):
+        assert states.change("worker w1", "alive")
+        assert not states.change("worker w1", "alive", "still")
+        assert states.change("worker w1", "suspect", "3 pings lost", level=logging.WARNING)
+        assert states.change("worker w2", "alive")
+        assert not states.change("worker w1", "suspect")
+    assert messages(caplog) == [
+        "worker w1: alive",
+        "worker w1: alive -> suspect (3 pings lost)",
+        "worker w2: alive",
+    ]
+    assert [r.levelname for r in caplog.records] == ["INFO", "WARNING", "INFO"]
+
+
+def test_a_forgotten_name_is_logged_as_new(caplog):
+    states = StateLog(logging.getLogger("mooncake_store.test"))
+    with caplog.at_level(logging.INFO, logger="mooncake_store.test"):
+        states.change("w", "alive")
+        states.forget("w")
+        states.forget("never seen")
+        assert states.change("w", "alive")
+    assert messages(caplog) == ["w: alive", "w: alive"]
+
+
+def test_the_memory_of_states_is_bounded_and_drops_what_was_silent_longest():
+    states = StateLog(logging.getLogger("mooncake_store.test"), names_max=2)
+    states.change("a", "up")
+    states.change("b", "up")
+    states.change("a", "up")
+    states.change("c", "up")
+    assert not states.change("a", "up")
+    assert states.change("b", "up")
+    with pytest.raises(ValueError, match="names_max must be at least 1"):
+        StateLog(logging.getLogger("x"), names_max=0)
+
+
+def test_of_many_threads_that_report_one_change_exactly_one_logs_it():
+    states = StateLog(logging.getLogger("mooncake_store.test"))
+    start = threading.Barrier(8)
+    changed = []
+
+    def report():
+        start.wait(timeout=10)
+        changed.append(states.change("w", "up"))
+
+    threads = [threading.Thread(target=report) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert sorted(changed) == [False] * 7 + [True]
