@@ -2,10 +2,10 @@
 PY := .venv/bin/python
 SEED ?= 1
 
-.PHONY: help setup setup-test demo test check bench fuzz soak clean
+.PHONY: help setup setup-test demo test check bench docs fuzz soak clean
 
 help:            ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 setup:           ## make .venv with everything the other targets need
 	@scripts/setup.sh
@@ -28,6 +28,10 @@ check: setup-test ## ruff, format, mypy --strict, import contracts, tidy test
 
 bench: setup     ## every benchmark, quickly
 	@.venv/bin/mooncake bench all --quick
+
+docs: setup      ## write the generated pages of docs/reference anew
+	@$(PY) scripts/cli_reference.py
+	@$(PY) -m mooncake_store._reference
 
 fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
 	@$(PY) -m tests.fuzz.wire --seconds 600

@@ -17,20 +17,23 @@ for candidate in python3.13 python3.12 python3.11 python3; do
 done
 missing=()
 [ -n "$python" ] || missing+=(python3)
-{ [ -n "$python" ] && "$python" -c 'import ensurepip, venv'; } 2>/dev/null || missing+=(python3-venv)
+[ -n "$python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null && missing+=(python3-venv)
 command -v gcc >/dev/null || missing+=(gcc)
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "setup: installing system packages: ${missing[*]}"
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
     python=${python:-python3}
   else
-    echo "setup: please install these system packages, then run the same command again: ${missing[*]}" >&2
+    echo "setup: install these system packages, then run this again: ${missing[*]}" >&2
     exit 1
   fi
 fi
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-  echo "setup: Python 3.11 or newer is needed, $("$python" --version) was found; set PYTHON=/path/to/python3.11" >&2
+  echo "setup: Python 3.11 or newer is needed, not $("$python" --version);" \
+    "set PYTHON=/path/to/python3.11" >&2
   exit 1
 }
 

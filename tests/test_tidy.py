@@ -52,7 +52,9 @@ MARKER = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) +
 
 # Traces of a place of work; they mean nothing to a reader of the repository.
 PLACES = re.compile(r"(?:^|[\s'\"`(])/work/|\.\./shared\b|(?:^|[\s'\"`(])shared/\w+\.md")
-PROSE = re.compile(r"\b(sessions?|workplace|sandbox|co-authored-by)\b", re.IGNORECASE)
+PROSE = re.compile(
+    r"\b((this|my|our|a coding|an agent) session|workplace|sandbox|co-authored-by)\b", re.IGNORECASE
+)
 
 CHANGE_KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 

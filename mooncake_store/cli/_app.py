@@ -15,7 +15,7 @@ Only typer is imported with this module; rich is imported when something is draw
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,7 +136,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table(
-    columns: Mapping[str, str], rows: "list[tuple[str, ...]]", *, caption: str | None = None
+    columns: Mapping[str, str], rows: Sequence[tuple[str, ...]], *, caption: str | None = None
 ) -> "RenderableType":
     """A table from column titles, each with its alignment ("left", "right"), and text cells."""
     from rich.box import SIMPLE_HEAD
