@@ -1,0 +1,324 @@
+"""A blocking client connection: real blocking sockets, one system call each way.
+
+    with BlockingConnection.connect("127.0.0.1:7000", registry) as connection:
+        body = connection.call(GET, GET.request.pack(...), timeout_s=1.0)
+        view = GET.reply.unpack(body)
+
+`send` and `recv` are the two halves of `call`: send to several connections (or several times to
+one), then collect; replies may come back in any order. A connection belongs to one thread at a
+time and to the process that opened it; `BlockingPool` shares connections among threads and
+survives fork.
+
+Every wait has a deadline, kept to within 1 % (the timeout of the socket is only set anew when it
+is further off, which saves a system call a call). Whatever goes wrong in the middle of a
+conversation closes the connection: what a late reply would mean is nothing anybody can know.
+
+    no listener, name unknown, no answer to the handshake    UnavailableError
+    not this protocol, other version, other service          RemoteProtocolError
+    no reply in time                                         TransferTimeoutError
+    connection closed or reset                               PeerLostError
+    an error reply                                           the error the server raised
+
+What it does not do: retry. Only the caller knows whether a request may be sent twice.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from transfer_engine.errors import (
+    LocalProtocolError,
+    RemoteProtocolError,
+    StoreError,
+)
+from transfer_engine.rpc.address import Address, tune
+from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
+from transfer_engine.wire.faults import decode_error
+from transfer_engine.wire.frame import (
+    DEADLINE_MS_MAX,
+    ERROR,
+    VERSIONS,
+    Body,
+    Buffer,
+    Frame,
+    FrameDecoder,
+    VersionRange,
+    encode_frame,
+    encode_frame_parts,
+)
+from transfer_engine.wire.handshake import (
+    HANDSHAKE_LIMITS,
+    ClientHandshake,
+    Identity,
+    Session,
+)
+
+if TYPE_CHECKING:
+    from transfer_engine.wire.registry import Operation, Registry
+
+__all__ = ["BlockingConnection", "deadline_ms"]
+
+# Bodies up to this are copied behind their header, which is faster than a gathering write.
+_COPY_BYTES_MAX = 1 << 15
+_RECV_BYTES = 1 << 16
+
+
+def deadline_ms(timeout_s: float) -> int:
+    """Return the deadline field of a request: at least 1, because 0 means none."""
+    return min(max(1, int(timeout_s * 1000)), DEADLINE_MS_MAX)
+
+
+class BlockingConnection:
+    """An authenticated connection to one service; a context manager, `close` is idempotent."""
+
+    def __init__(self, sock: socket.socket, peer: str, registry: Registry) -> None:
+        self.peer = peer
+        self.last_used = 0.0
+        self._socket = sock
+        self._registry = registry
+        self._timeout_s = -1.0
+        self.pid = os.getpid()
+        self._buffer = bytearray(_RECV_BYTES)
+        self._view = memoryview(self._buffer)
+        self._next_id = 1
+        self._waiting: dict[int, int] = {}
+        self._arrived: dict[int, Frame] = {}
+        self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False)
+        self._session: Session | None = None
+        self._version = 0
+
+    @classmethod
+    def connect(
+        cls,
+        address: str | Address,
+        registry: Registry,
+        *,
+        identity: Identity | None = None,
+        secret: bytes | None = None,
+        timeout_s: float = 5.0,
+        versions: VersionRange = VERSIONS,
+    ) -> BlockingConnection:
+        """Connect and shake hands within `timeout_s`; the name lookup alone is up to the system."""
+        start = time.monotonic()
+        where = Address.parse(address) if isinstance(address, str) else address
+        me = identity or Identity(registry.service, role="client")
+        handshake = ClientHandshake(me, secret=secret, versions=versions)
+        try:
+            sock = _open(where, start + timeout_s)
+        except OSError as error:
+            elapsed_s = time.monotonic() - start
+            raise unreachable(where, elapsed_s, error, accepted=False) from error
+        connection = cls(sock, str(where), registry)
+        try:
+            tune(sock)
+            connection._shake(handshake, versions, start + timeout_s)
+        except BaseException as error:
+            connection.close()
+            elapsed_s = time.monotonic() - start
+            if isinstance(error, StoreError):
+                locate(error, str(where), "connect", elapsed_s)
+            elif isinstance(error, OSError):
+                raise unreachable(where, elapsed_s, error, accepted=True) from error
+            raise
+        return connection
+
+    def _shake(self, handshake: ClientHandshake, versions: VersionRange, deadline: float) -> None:
+        self._decoder.expect(HANDSHAKE_LIMITS, replies=False, versions=versions)
+        self._arm(deadline - time.monotonic())
+        self._socket.sendall(handshake.start())
+        while handshake.session is None:
+            for frame in self._read(deadline):
+                self._socket.sendall(handshake.receive(frame))
+        session = self._session = handshake.session
+        self._version = session.version
+        self._decoder.expect(
+            self._registry.reply_limits,
+            replies=True,
+            versions=VersionRange(session.version, session.version),
+        )
+
+    @property
+    def session(self) -> Session:
+        """What the handshake established."""
+        assert self._session is not None
+        return self._session
+
+    @property
+    def closed(self) -> bool:
+        """Whether this connection can no longer be used."""
+        return self._socket.fileno() < 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no reply is outstanding."""
+        return not self._waiting
+
+    def call(self, operation: Operation[Any, Any], body: Buffer, *, timeout_s: float) -> Body:
+        """Send a request and return the body of its reply, both within `timeout_s`."""
+        start = time.monotonic()
+        request_id = self._send(operation, body, start, timeout_s)
+        return self._recv(request_id, operation, start, timeout_s)
+
+    def send(self, operation: Operation[Any, Any], body: Buffer, *, timeout_s: float) -> int:
+        """Send a request and return its id, to be given to `recv`."""
+        return self._send(operation, body, time.monotonic(), timeout_s)
+
+    def recv(self, request_id: int, *, timeout_s: float) -> Body:
+        """Return the body of the reply to `request_id`, or raise the error it carries."""
+        opcode = self._waiting.get(request_id)
+        if opcode is None:
+            raise LocalProtocolError(f"no request {request_id} is waiting for a reply")
+        operation = self._registry.by_opcode[opcode]
+        return self._recv(request_id, operation, time.monotonic(), timeout_s)
+
+    def _send(
+        self, operation: Operation[Any, Any], body: Buffer, start: float, timeout_s: float
+    ) -> int:
+        if os.getpid() != self.pid:
+            raise LocalProtocolError(
+                f"the connection to {self.peer} belongs to process {self.pid}",
+                advice="open another one after fork, or use BlockingPool, which does",
+            )
+        opcode = operation.opcode
+        if len(body) > self._registry.request_limits[opcode]:
+            raise LocalProtocolError(
+                f"a body of {len(body)} bytes exceeds the limit of {operation.name}",
+                advice="split the batch",
+            )
+        if timeout_s <= 0:
+            raise overdue(self.peer, operation.name, timeout_s, 0.0)
+        request_id = self._next_id
+        fields = {
+            "request_id": request_id,
+            "deadline_ms": deadline_ms(timeout_s),
+            "version": self._version,
+        }
+        try:
+            self._arm(timeout_s)
+            if len(body) <= _COPY_BYTES_MAX:
+                self._socket.sendall(encode_frame(opcode, body, **fields))
+            else:
+                self._send_long(encode_frame_parts(opcode, body, **fields), start + timeout_s)
+        except BaseException as error:
+            self._fail(error, operation.name, start, timeout_s)
+            raise
+        self._next_id = request_id + 1
+        self._waiting[request_id] = opcode
+        return request_id
+
+    def _send_long(self, parts: tuple[Buffer, ...], deadline: float) -> None:
+        """Send buffers with gathering writes until the last byte has left."""
+        views = [memoryview(part) for part in parts if len(part)]
+        while views:
+            sent = self._socket.sendmsg(views)
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if views:
+                views[0] = views[0][sent:]
+                self._arm(deadline - time.monotonic())
+
+    def _recv(
+        self, request_id: int, operation: Operation[Any, Any], start: float, timeout_s: float
+    ) -> Body:
+        frame = self._arrived.pop(request_id, None)
+        try:
+            while frame is None:
+                for arrived in self._read(start + timeout_s):
+                    if arrived.request_id == request_id:
+                        frame = arrived
+                    else:
+                        self._keep(arrived)
+            if frame.opcode != self._waiting.pop(request_id):
+                raise RemoteProtocolError(f"the reply has opcode {frame.opcode:#06x}")
+            if frame.flags & ERROR:
+                reported = decode_error(frame.body)
+        except BaseException as error:
+            self._fail(error, operation.name, start, timeout_s)
+            raise
+        self.last_used = start
+        if frame.flags & ERROR:
+            raise locate(reported, self.peer, operation.name, None)
+        return frame.body
+
+    def _read(self, deadline: float) -> list[Frame]:
+        if self._decoder.error is not None:
+            raise self._decoder.error
+        self._arm(deadline - time.monotonic())
+        count = self._socket.recv_into(self._buffer)
+        if not count:
+            raise ConnectionResetError("closed by the peer")
+        return self._decoder.feed(self._view[:count])
+
+    def _keep(self, frame: Frame) -> None:
+        """Set a reply aside for the `recv` that asks for it."""
+        if frame.request_id in self._waiting and frame.request_id not in self._arrived:
+            self._arrived[frame.request_id] = frame
+        elif frame.request_id == 0 and frame.flags & ERROR:
+            raise decode_error(frame.body)
+        else:
+            raise RemoteProtocolError(f"a reply came to request {frame.request_id}, never sent")
+
+    def _arm(self, remaining_s: float) -> None:
+        """Let the next system call of the socket wait this long, or a hundredth longer."""
+        if not 0.99 * self._timeout_s <= remaining_s <= self._timeout_s:
+            if remaining_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(remaining_s)
+            self._timeout_s = remaining_s
+
+    def _fail(self, error: BaseException, operation: str, start: float, timeout_s: float) -> None:
+        """Close, and raise what `error` means to a caller; return for what is not ours."""
+        self.close()
+        elapsed_s = time.monotonic() - start
+        if isinstance(error, StoreError):
+            locate(error, self.peer, operation, elapsed_s)
+        elif isinstance(error, TimeoutError):
+            raise overdue(self.peer, operation, timeout_s, elapsed_s) from None
+        elif isinstance(error, OSError):
+            raise lost(self.peer, operation, elapsed_s, error) from error
+
+    def stale(self) -> bool:
+        """Whether an idle connection has something to read: its end, or what nobody asked for."""
+        import select
+
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Close the socket; requests without a reply stay without."""
+        self._socket.close()
+        self._waiting.clear()
+        self._arrived.clear()
+
+    def __enter__(self) -> BlockingConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open(where: Address, deadline: float) -> socket.socket:
+    """Connect to the first address of `where` that accepts, all within the deadline."""
+    targets: list[tuple[int, Any]] = [(socket.AF_UNIX, where.path)]
+    if not where.path:
+        found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+        targets = [(family, target) for family, _, _, _, target in found]
+    failure = OSError("the name has no address")
+    for family, target in targets:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(1e-3, deadline - time.monotonic()))
+            sock.connect(target)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure

@@ -1,0 +1,399 @@
+"""One accepted connection: handshake, then requests in, replies out, in bounded memory.
+
+`handle(connection, frame)` returns the body of the reply, None for no reply at all, or an
+awaitable of either. A body at once is the hot path: no task, no future, and the replies to all
+requests of one read leave in one write, so a client that pipelines costs one system call for many
+requests. An awaitable gets a task, which is bounded by the deadline of its request and cancelled
+when the peer goes.
+
+Plain `data_received` was chosen over BufferedProtocol by measurement: an uvloop echo of 64
+pipelined frames of 128 bytes runs at 4.5-5.9 M frames/s with it and at 4.7-6.0 M with buffers of
+our own, and immutable bytes can be handed to handlers without a copy or a lifetime to respect.
+
+Back-pressure: while the peer does not take its replies, or has `in_flight_max` requests open,
+nothing more is read from it; requests that had been read wait in a backlog no longer than a read.
+So the memory of a connection is bounded by one read, one request, and the write limit plus one
+reply, whatever the peer does.
+
+An exception of the handler becomes an error reply and never ends the connection; a violation of
+the protocol ends it, after one frame that says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from transfer_engine.errors import (
+    RemoteProtocolError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from transfer_engine.rpc.address import tune
+from transfer_engine.wire.faults import encode_error
+from transfer_engine.wire.frame import (
+    ERROR,
+    REPLY,
+    Buffer,
+    Frame,
+    FrameDecoder,
+    VersionRange,
+    encode_frame,
+    encode_frame_parts,
+)
+from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, REFUSED, Session, refusal
+
+if TYPE_CHECKING:
+    from transfer_engine.rpc.server import Server
+
+__all__ = ["Connection", "Handler", "Reply", "ServerLimits"]
+
+log = logging.getLogger(__name__)
+
+Reply: TypeAlias = Buffer | None
+"""The body of a reply, or None when the operation has none."""
+
+# The longest a refused or failed peer may take to read the reason.
+_LINGER_S = 1.0
+# Replies are gathered up to this before they are handed to the transport.
+_WRITE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server grants its peers, all together and one by one."""
+
+    connections_max: int = 1024
+    handshake_s: float = 5.0
+    in_flight_max: int = 256
+    write_bytes_max: int = 1 << 18
+
+
+class Connection(asyncio.Protocol):
+    """A peer of a server, as its handler sees it.
+
+    `peer` is its address, `session` what the handshake established, `context` is for the handler
+    to keep what it likes. For a Unix socket `credentials` holds (pid, uid, gid) of the peer.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.peer = "?"
+        self.credentials: tuple[int, int, int] | None = None
+        self.context: Any = None
+        self.admitted = False
+        self._session: Session | None = None
+        self._server = server
+        self._loop = server.loop
+        self._handle: Handler = server.handle
+        self._limits = server.limits
+        self._reply_limits = server.registry.reply_limits
+        self._handshake = server.new_handshake()
+        self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=server.versions)
+        self._version = server.versions.newest
+        self._callbacks: list[Callable[[], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._backlog: list[Frame] = []
+        self._write_paused = False
+        self._reading = True
+        self._draining = False
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def session(self) -> Session:
+        """What the handshake established; handlers only run after it."""
+        assert self._session is not None
+        return self._session
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once this connection is gone, for whatever reason."""
+        self._callbacks.append(callback)
+
+    def close(self) -> None:
+        """Send what was answered, then close; a peer that does not read is cut off."""
+        # Not at once: the replies to the requests of the same read are still being gathered.
+        self._loop.call_soon(self._hang_up, b"")
+
+    # Callbacks of the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over an accepted socket."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_bytes_max)
+        self._identify(transport.get_extra_info("socket"), transport.get_extra_info("peername"))
+        self.admitted = self._server.admit(self)
+        if not self.admitted:
+            maximum = self._limits.connections_max
+            self._hang_up(
+                refusal(
+                    UnavailableError(
+                        f"the server has all its {maximum} connections in use",
+                        advice="close idle clients, or raise connections_max",
+                    )
+                )
+            )
+            return
+        self._timer = self._loop.call_later(self._limits.handshake_s, self._handshake_overdue)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer the requests that are complete."""
+        if self._closing:
+            return
+        frames = self._decoder.feed(data)
+        if self._session is not None:
+            self._serve(frames)
+        else:
+            self._shake(frames)
+        if self._decoder.error is not None and not self._closing:
+            self._violated(self._decoder.error)
+
+    def pause_writing(self) -> None:
+        """Note that the peer does not take its replies."""
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        """Go on where `pause_writing` stopped."""
+        self._write_paused = False
+        self._unblock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release everything that belonged to the peer."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._backlog.clear()
+        for task in self._tasks:
+            task.cancel()
+        self._server.forget(self)
+        for callback in self._callbacks:
+            try:
+                callback()
+            except Exception:
+                log.exception("a close callback of %s failed", self.peer)
+        self._callbacks.clear()
+
+    # Handshake.
+
+    def _identify(self, sock: Any, peername: Any) -> None:
+        if sock is None:
+            return
+        if sock.family == socket.AF_UNIX:
+            packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            self.credentials = struct.unpack("3i", packed)
+            self.peer = f"unix pid {self.credentials[0]}"
+        else:
+            tune(sock)
+            self.peer = f"{peername[0]}:{peername[1]}"
+
+    def _shake(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            if self._handshake.session is not None:
+                self._violated(RemoteProtocolError("a frame came before the welcome was read"))
+                return
+            answer = self._handshake.receive(frame)
+            if self._handshake.failure is not None:
+                log.info("refused %s: %s", self.peer, self._handshake.failure)
+                self._hang_up(answer)
+                return
+            self._transport.write(answer)
+        if self._handshake.session is not None:
+            session = self._session = self._handshake.session
+            self._version = session.version
+            self._decoder.expect(
+                self._server.registry.request_limits,
+                replies=False,
+                versions=VersionRange(session.version, session.version),
+            )
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _handshake_overdue(self) -> None:
+        log.info("%s did not finish the handshake in %g s", self.peer, self._limits.handshake_s)
+        self._hang_up(refusal(TransferTimeoutError("the handshake was not finished in time")))
+
+    # Requests.
+
+    @property
+    def _blocked(self) -> bool:
+        return self._write_paused or len(self._tasks) >= self._limits.in_flight_max
+
+    def _serve(self, frames: list[Frame]) -> None:
+        """Answer frames in order, up to the point where the peer must first take its replies."""
+        if self._backlog:
+            self._backlog += frames
+            return
+        handle, version = self._handle, self._version
+        out: list[bytes] = []
+        waiting = 0
+        for position, frame in enumerate(frames, 1):
+            try:
+                reply = handle(self, frame)
+            except Exception as error:
+                encoded = self._error(frame, error)
+            else:
+                if reply is None:
+                    continue
+                if type(reply) is bytes and len(reply) <= _WRITE_BYTES:
+                    encoded = encode_frame(
+                        frame.opcode, reply, flags=REPLY, request_id=frame.request_id,
+                        version=version,
+                    )  # fmt: skip
+                else:
+                    if out:  # replies leave in the order of their requests
+                        self._transport.write(b"".join(out))
+                        out.clear()
+                        waiting = 0
+                    self._reply_slowly(frame, reply)
+                    if self._blocked or self._closing:
+                        self._stop_reading(frames[position:])
+                        return
+                    continue
+            out.append(encoded)
+            waiting += len(encoded)
+            if waiting >= _WRITE_BYTES:
+                self._transport.write(b"".join(out))
+                out.clear()
+                waiting = 0
+                if self._blocked or self._closing:
+                    self._stop_reading(frames[position:])
+                    return
+        if out and not self._transport.is_closing():
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._blocked:
+            self._stop_reading([])
+
+    def _reply_slowly(self, frame: Frame, reply: Any) -> None:
+        """Send a long body without copying it, or start the task that will make one."""
+        if isinstance(reply, (bytes, bytearray, memoryview)):
+            self._send(frame, reply)
+        else:
+            task = self._loop.create_task(self._finish(frame, reply))
+            self._tasks.add(task)
+            task.add_done_callback(self._task_done)
+
+    async def _finish(self, frame: Frame, awaitable: Awaitable[Reply]) -> None:
+        try:
+            async with asyncio.timeout(frame.deadline_ms / 1000 if frame.deadline_ms else None):
+                reply = await awaitable
+        except TimeoutError as error:
+            overdue: Exception = error
+            if not isinstance(error, StoreError):
+                overdue = TransferTimeoutError(
+                    "the request was not finished within the deadline of its caller",
+                    elapsed_s=frame.deadline_ms / 1000,
+                )
+            self._write(self._error(frame, overdue))
+        except Exception as error:
+            self._write(self._error(frame, error))
+        else:
+            if reply is not None:
+                self._send(frame, reply)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("replying to %s failed", self.peer, exc_info=task.exception())
+        self._unblock()
+
+    def _send(self, frame: Frame, body: Buffer) -> None:
+        if len(body) > self._reply_limits[frame.opcode]:
+            error = StoreError(
+                f"the reply of {len(body)} bytes exceeds the limit of its operation",
+                advice="ask for less in one request",
+            )
+            self._write(self._error(frame, error))
+        elif not self._transport.is_closing():
+            self._transport.writelines(
+                encode_frame_parts(
+                    frame.opcode, body, flags=REPLY, request_id=frame.request_id,
+                    version=self._version,
+                )
+            )  # fmt: skip
+
+    def _write(self, encoded: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(encoded)
+
+    def _error(self, frame: Frame, error: Exception) -> bytes:
+        """Return the error frame for what a handler raised; only what is unexpected is logged."""
+        if not isinstance(error, StoreError):
+            operation = self._server.registry.by_opcode[frame.opcode].name
+            log.error("operation %s for %s failed", operation, self.peer, exc_info=error)
+            error = StoreError(
+                f"the server failed: {type(error).__name__}: {error}",
+                operation=operation,
+                advice="see the log of the server",
+            )
+        return encode_frame(
+            frame.opcode, encode_error(error), flags=REPLY | ERROR, request_id=frame.request_id,
+            version=self._version,
+        )  # fmt: skip
+
+    # Flow and end.
+
+    def _stop_reading(self, backlog: list[Frame]) -> None:
+        self._backlog = [] if self._closing else backlog
+        if self._reading and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _unblock(self) -> None:
+        if self._blocked or self._closing or (self._reading and not self._draining):
+            return
+        backlog, self._backlog = self._backlog, []
+        self._serve(backlog)
+        if self._blocked or self._transport.is_closing():
+            return
+        if self._draining:
+            self._finish_drain()
+        elif not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _violated(self, error: RemoteProtocolError) -> None:
+        log.info("%s broke the protocol: %s", self.peer, error)
+        if self._session is None:
+            self._hang_up(refusal(error, self._version))
+        else:
+            # Request id 0 belongs to no request: this is about the connection.
+            self._hang_up(
+                encode_frame(
+                    REFUSED, encode_error(error), flags=REPLY | ERROR, version=self._version
+                )
+            )
+
+    def _hang_up(self, last_words: bytes) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if last_words:
+            self._write(last_words)
+        self._transport.close()
+        self._timer = self._loop.call_later(_LINGER_S, self._transport.abort)
+
+    def drain(self) -> None:
+        """Read no more, answer what was read, then close."""
+        self._draining = True
+        self._stop_reading(self._backlog)
+        self._finish_drain()
+
+    def _finish_drain(self) -> None:
+        if not self._tasks and not self._backlog and not self._closing:
+            self._closing = True
+            self._transport.close()  # after what is still buffered; the server bounds the wait
+
+    def abort(self) -> None:
+        """Close at once, whatever is unsent."""
+        self._transport.abort()
+
+
+Handler: TypeAlias = Callable[[Connection, Frame], Reply | Awaitable[Reply]]
+"""What a service is: a request in, the body of its reply out, at once or later."""

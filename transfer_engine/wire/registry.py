@@ -1,0 +1,135 @@
+"""A service is declared once: its operations, each with an opcode and the layout of two bodies.
+
+    STORE = Registry("store", [
+        Operation("exists", 0x10, request=Packed(columns=[...]), reply=Packed(columns=[...])),
+        Operation("status", 0x11, request=Cold(StatusRequest), reply=Cold(Status)),
+    ])
+
+The server takes from it which opcodes may arrive and how long their bodies may be; clients take
+the same for replies; `describe` takes the tables of docs/reference/wire-protocol.md, so that the
+document cannot drift from the code. An opcode never changes its meaning: a new layout is a new
+opcode, and the old one stays for as long as version N-1 is spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from transfer_engine.wire.cold import Cold
+from transfer_engine.wire.faults import ERROR_BYTES_MAX
+from transfer_engine.wire.frame import HANDSHAKE_OPCODE_MAX
+from transfer_engine.wire.handshake import REFUSED
+from transfer_engine.wire.schema import Column, Packed
+
+__all__ = ["Layout", "Operation", "Registry", "describe", "render"]
+
+Layout: TypeAlias = Packed | Cold[Any]
+"""How a body is laid out."""
+
+RequestT = TypeVar("RequestT", bound=Layout)
+ReplyT = TypeVar("ReplyT", bound=Layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[RequestT, ReplyT]):
+    """One request and its reply. `note` is one line for the reference document."""
+
+    name: str
+    opcode: int
+    request: RequestT
+    reply: ReplyT
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not HANDSHAKE_OPCODE_MAX < self.opcode <= 0xFFFF:
+            raise ValueError(
+                f"opcode {self.opcode:#06x} of {self.name} is outside "
+                f"{HANDSHAKE_OPCODE_MAX + 1:#06x}..0xffff"
+            )
+
+
+class Registry(Iterable[Operation[Any, Any]]):
+    """The operations of one service, by opcode and by name; immutable."""
+
+    def __init__(self, service: str, operations: Iterable[Operation[Any, Any]]) -> None:
+        self.service = service
+        self.operations = tuple(operations)
+        self.by_opcode: Mapping[int, Operation[Any, Any]] = MappingProxyType(
+            {operation.opcode: operation for operation in self.operations}
+        )
+        self.by_name: Mapping[str, Operation[Any, Any]] = MappingProxyType(
+            {operation.name: operation for operation in self.operations}
+        )
+        if not len(self.by_opcode) == len(self.by_name) == len(self.operations):
+            raise ValueError(f"service {service} declares an opcode or a name twice")
+        # Plain dicts: every frame is looked up here.
+        self.request_limits = {op.opcode: op.request.bytes_max for op in self.operations}
+        # An error frame carries the opcode of the request it answers.
+        self.reply_limits = {
+            op.opcode: max(op.reply.bytes_max, ERROR_BYTES_MAX) for op in self.operations
+        }
+        # With request id 0 this is about the connection: the last words before it closes.
+        self.reply_limits[REFUSED] = ERROR_BYTES_MAX
+
+    def __iter__(self) -> Iterator[Operation[Any, Any]]:
+        return iter(self.operations)
+
+    def __repr__(self) -> str:
+        return f"Registry({self.service!r}, {len(self.operations)} operations)"
+
+
+def describe(registry: Registry) -> str:
+    """Return the Markdown table of a service for the reference document."""
+    lines = [
+        "| opcode | operation | request | reply | request bytes, at most |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{op.opcode:#06x}` | **{op.name}**{': ' + op.note if op.note else ''} "
+        f"| {_layout(op.request)} | {_layout(op.reply)} | {op.request.bytes_max} |"
+        for op in sorted(registry, key=lambda op: op.opcode)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render(document: str, registry: Registry) -> str:
+    """Return the document with the table of this service written anew between its two marks."""
+    start = f"<!-- table of {registry.service}: generated -->\n"
+    end = f"<!-- end of {registry.service} -->"
+    head, found, rest = document.partition(start)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the document lacks the marks {start.strip()!r} and {end!r}")
+    return f"{head}{start}\n{describe(registry)}\n{end}{tail}"
+
+
+def _layout(layout: Layout) -> str:
+    if isinstance(layout, Cold):
+        fields = ", ".join(
+            f"`{field.encode_name}: {_type_name(field.type)}`"
+            for field in msgspec.structs.fields(layout.kind)
+        )
+        return f"cold `{layout.kind.__struct_config__.tag}`: {fields or 'no fields'}"
+    fields = ", ".join(
+        [f"`{name}: {kind}`" for name, kind in layout.scalars]
+        + [_column(column) for column in layout.columns]
+    )
+    if not fields:
+        return "empty"
+    rows = f"; rows ≤ {layout.rows_max}" if layout.columns else ""
+    return fields + rows
+
+
+def _column(column: Column) -> str:
+    width = f"x{column.width}" if column.width > 1 else ""
+    bound = f" ≤ {column.bytes_max} bytes" if column.ragged else ""
+    return f"`{column.name}: {column.kind}{width}[{column.rows}]`{bound}"
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
