@@ -33,8 +33,8 @@ A value is looked for in this order, and the first one found wins:
 4. the default below.
 
 An unknown table, setting or variable is refused with the nearest known name. Variables that
-Kubernetes injects for a service called `mooncake-master` are recognised and ignored, and
-`[serving]` and `MOONCAKE_SERVING_*` belong to the `serving` package.
+Kubernetes injects for a service called `mooncake-master`, and `MOONCAKE_MASTER_METRICS_PORT`, which
+SGLang reads, are ignored; `[serving]` and `MOONCAKE_SERVING_*` belong to the `serving` package.
 
 Sizes are bytes or carry a unit in any case: `kB MB GB TB PB` are powers of 1000, `KiB MiB GiB TiB
 PiB` powers of 1024, and so are the bare letters `k m g t p`. Durations carry a unit, `ns us ms s m

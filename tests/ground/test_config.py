@@ -2,18 +2,23 @@
 
 import subprocess
 import sys
+from typing import Annotated
 
 import pytest
+from msgspec import Meta
 
 from mooncake_store.config import (
     PROGRAMS,
     ClientConfig,
     MasterConfig,
+    Row,
+    Settings,
     WorkerConfig,
     describe,
     load,
     rows,
 )
+from mooncake_store.errors import ConfigError
 from mooncake_store.units import GIB, MIB, SECOND_NS
 
 
@@ -150,13 +155,51 @@ def test_tables_and_variables_of_serving_and_of_other_programs_are_left_alone(to
     assert load(MasterConfig, file=path, environ=environ).value == MasterConfig()
 
 
+class ServingConfig(Settings, frozen=True, kw_only=True):
+    """Settings of a package that this one does not know."""
+
+    table = "serving"
+
+    patience_s: Annotated[float, Meta(extra={"unit": "s"}, description="How long.")] = 1.0
+
+
+def test_a_program_of_another_package_brings_its_own_table_and_shares_the_file(toml):
+    path = toml('[serving]\npatience = "2s"\n[master]\nport = 1\n')
+    assert load(ServingConfig, file=path, environ={}).value.patience_s == 2.0
+    environ = {"MOONCAKE_SERVING_PATIENCE": "3s"}
+    loaded = load(ServingConfig, file=path, environ=environ)
+    assert rows(loaded) == [
+        Row(
+            "serving.patience",
+            "3s",
+            "environment MOONCAKE_SERVING_PATIENCE",
+            "MOONCAKE_SERVING_PATIENCE",
+        )
+    ]
+    with pytest.raises(ConfigError, match="did you mean MOONCAKE_SERVING_PATIENCE"):
+        load(ServingConfig, environ={"MOONCAKE_SERVING_PATIENT": "3s"})
+
+
+def test_a_setting_without_an_explanation_or_of_a_strange_type_is_our_bug():
+    class Unexplained(Settings, frozen=True, kw_only=True):
+        table = "x"
+        port: int = 1
+
+    class Strange(Settings, frozen=True, kw_only=True):
+        table = "x"
+        raw: Annotated[bytes, Meta(description="Bytes.")] = b""
+
+    with pytest.raises(TypeError, match=r"x\.port has no description"):
+        load(Unexplained, environ={})
+    with pytest.raises(TypeError, match="a setting cannot be of type <class 'bytes'>"):
+        load(Strange, environ={})
+
+
 def test_rows_show_each_value_as_a_variable_would_hold_it():
-    loaded = load(WorkerConfig, environ={}, overrides={"segments": "4GiB"})
+    loaded = load(WorkerConfig, environ={}, overrides={"segments": "1536MiB,2000001,4GiB"})
     shown = {row.name: row for row in rows(loaded)}
     # A size that no unit expresses exactly is shown in bytes, so nothing is lost.
-    with_bytes = {"segments": "1536MiB,2000001,4GiB"}
-    exact = rows(load(WorkerConfig, environ={}, overrides=with_bytes))
-    assert "1.5GiB,2000001,4GiB" in {row.value for row in exact}
+    assert shown["worker.segments"].value == "1.5GiB,2000001,4GiB"
     assert shown["worker.transports"].value == "shm,tcp"
     assert shown["worker.segments"].origin == "command line"
     assert shown["worker.segments"].variable == "MOONCAKE_WORKER_SEGMENTS"

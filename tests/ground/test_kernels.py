@@ -1,6 +1,5 @@
 """Kernels of a made-up package: found, warmed up, announced, and recompiled when stale."""
 
-import ast
 import os
 import subprocess
 import sys
@@ -88,16 +87,6 @@ def test_kernels_are_found_without_importing_anything(package, monkeypatch):
     ]
     assert found[0].path == package / "_kernels.py"
     assert "fakekernels" not in sys.modules
-
-
-def test_every_kernel_file_of_this_project_has_a_warmup():
-    without = []
-    for kernel in find_kernels():
-        tree = ast.parse(kernel.path.read_text(encoding="utf-8"))
-        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        if "warmup" not in names:
-            without.append(kernel.module)
-    assert not without
 
 
 @pytest.mark.slow
