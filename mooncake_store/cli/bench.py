@@ -7,6 +7,7 @@ module; the format of the report is `mooncake_store.bench.harness`.
 
 import importlib
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -186,8 +187,9 @@ def _show(name: str, measure: Any, *, quick: bool, vs: tuple[str, ...], as_json:
     from mooncake_store.bench.harness import Report
 
     kernels.forget_stale_caches()
-    kernels.announce_compilation(sys.stderr)
-    with progress(f"bench {name}: starting") as say:
+    with ExitStack() as stack:
+        stack.callback(kernels.announce_compilation(sys.stderr))
+        say = stack.enter_context(progress(f"bench {name}: starting"))
         report = Report(
             name, quick=quick, on_row=lambda row: say(f"bench {name}: {row.name} measured")
         )

@@ -1,0 +1,116 @@
+"""`mooncake bench`: options reach the bench, the report reaches the user, failures are told."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mooncake_store.cli import bench
+from mooncake_store.cli.main import main
+
+
+@pytest.fixture
+def benches(monkeypatch):
+    """Replace every bench by one that adds a row and notes how it was called."""
+    calls = {}
+
+    def stand_in(name):
+        def run(report, **options):
+            calls[name] = options
+            report.row("speed/[b1]", "GB/s", [2.0, 4.0], vs={side: [1.5] for side in options["vs"]})
+            report.row("read/rdma", "GB/s", [], why="no RDMA device")
+
+        module = ModuleType(f"mooncake_store.bench.{name}")
+        module.run = run
+        return module
+
+    for name in bench.BENCHES:
+        monkeypatch.setitem(sys.modules, f"mooncake_store.bench.{name}", stand_in(name))
+    return calls
+
+
+@pytest.mark.parametrize("name", bench.BENCHES)
+def test_json_is_one_object_and_nothing_else(benches, capsys, name):
+    assert main(["bench", name, "--quick", "--vs", "raw, upstream", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert benches[name] == {"quick": True, "vs": ("raw", "upstream")}
+    assert (value["bench"], value["quick"]) == (name, True)
+    assert value["rows"][0] == {
+        "name": "speed/[b1]",
+        "value": 3,
+        "unit": "GB/s",
+        "low": 2,
+        "high": 4,
+        "repeats": 2,
+        "vs": {"raw": {"value": 1.5, "ratio": 2}, "upstream": {"value": 1.5, "ratio": 2}},
+    }
+
+
+def test_the_table_shows_values_ratios_and_reasons(benches, capsys):
+    assert main(["bench", "core", "--vs", "raw"]) == 0
+    shown = capsys.readouterr().out
+    assert "speed/[b1]" in shown
+    assert "1.5 (2x)" in shown
+    assert "no RDMA device" in shown
+
+
+def test_eviction_options_arrive_parsed(benches):
+    words = ["--trace", "t.jsonl", "--capacity", "1000,inf", "--policy", "lru,opt", "--json"]
+    assert main(["bench", "eviction", *words]) == 0
+    assert benches["eviction"] == {
+        "quick": False,
+        "vs": (),
+        "trace": Path("t.jsonl"),
+        "capacity": (1000, None),
+        "policy": ("lru", "opt"),
+    }
+
+
+@pytest.mark.parametrize("capacity", ["x", "0", "-1", "1.5", "10,many"])
+def test_a_capacity_that_is_none_is_a_usage_error(benches, capsys, capacity):
+    assert main(["bench", "eviction", "--capacity", capacity]) == 2
+    assert "--capacity" in capsys.readouterr().err
+    assert not benches
+
+
+def test_all_puts_every_bench_into_one_report(benches, capsys):
+    assert main(["bench", "all", "--quick", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]]
+    assert names == [f"{b}/{row}" for b in bench.BENCHES for row in ("speed/[b1]", "read/rdma")]
+    assert set(benches) == set(bench.BENCHES)
+
+
+def test_all_goes_on_after_a_bench_that_fails_and_says_so(benches, capsys, monkeypatch):
+    def fail(report, **options):
+        raise ZeroDivisionError("no time passed")
+
+    monkeypatch.setattr(sys.modules["mooncake_store.bench.core"], "run", fail)
+    assert main(["bench", "all", "--json"]) == 1
+    shown = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(shown.out)["rows"]}
+    assert rows["core"]["why"] == "ZeroDivisionError: no time passed"
+    assert rows["core"]["value"] is None
+    assert "eviction/speed/[b1]" in rows
+    assert "core" in shown.err
+
+
+def test_a_bench_that_is_not_installed_is_one_sentence(benches, capsys, monkeypatch):
+    # None in sys.modules makes the import fail as it does for a module that does not exist.
+    monkeypatch.setitem(sys.modules, "mooncake_store.bench.core", None)
+    assert main(["bench", "core"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "error: the bench 'core' is not part of this installation; "
+    )
+
+
+def test_an_alternative_that_no_row_knows_is_told(benches, capsys, monkeypatch):
+    def run(report, **options):
+        report.row("r", "u", [1.0])
+
+    monkeypatch.setattr(sys.modules["mooncake_store.bench.core"], "run", run)
+    assert main(["bench", "core", "--vs", "upstreem", "--json"]) == 0
+    shown = capsys.readouterr()
+    json.loads(shown.out)
+    assert shown.err == "note: no row of bench core is compared with 'upstreem'\n"
