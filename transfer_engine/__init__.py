@@ -1,1 +1,56 @@
-"""transfer_engine."""
+"""Moves bytes between registered memory: segments, batches, transports; no objects."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transfer_engine.base import Access, Operation, SegmentDescriptor, status_name
+    from transfer_engine.engine import (
+        BatchResult,
+        PathReport,
+        Region,
+        SegmentHandle,
+        TransferEngine,
+    )
+    from transfer_engine.segment import Segment
+    from transfer_engine.submission import Submission
+    from transfer_engine.transports.server import TransferServer
+
+__all__ = [
+    # The owner of memory.
+    "Access",
+    "Segment",
+    "SegmentDescriptor",
+    "TransferServer",
+    # Who moves bytes.
+    "BatchResult",
+    "Operation",
+    "PathReport",
+    "Region",
+    "SegmentHandle",
+    "Submission",
+    "TransferEngine",
+    "status_name",
+]
+
+_HOME = {
+    "Access": "transfer_engine.base",
+    "BatchResult": "transfer_engine.engine",
+    "Operation": "transfer_engine.base",
+    "PathReport": "transfer_engine.engine",
+    "Region": "transfer_engine.engine",
+    "Segment": "transfer_engine.segment",
+    "SegmentDescriptor": "transfer_engine.base",
+    "SegmentHandle": "transfer_engine.engine",
+    "Submission": "transfer_engine.submission",
+    "TransferEngine": "transfer_engine.engine",
+    "TransferServer": "transfer_engine.transports.server",
+    "status_name": "transfer_engine.base",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

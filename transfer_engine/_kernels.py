@@ -1,0 +1,210 @@
+"""Compiled loops of the data path: bounds checks, batch copies, iovecs, and socket transfers.
+
+libc is reached through `types.ExternalFunction`, so the kernels cache on disk and a batch of any
+size costs Python the same: one call. The socket kernels hand whole iovec arrays to `sendmsg` and
+`recvmsg`; a batch of 128 blocks would otherwise pay 128 memoryview slices on each end.
+
+Arrays are one-dimensional C-contiguous int64 unless stated (statuses are int32). Addresses are
+plain integers of this process; callers have checked them (`check_batch`) before any kernel
+dereferences them. Numba does not check bounds: every index below is bounded by an array's size.
+"""
+
+import numpy as np
+from numba import njit, types
+from numba.core.types import ExternalFunction
+
+_memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
+_sendmsg = ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
+_recvmsg = ExternalFunction("recvmsg", types.intp(types.int32, types.intp, types.int32))
+_errno_location = ExternalFunction("__errno_location", types.intp())
+
+# Values of linux/uapi, the same on every architecture numba supports.
+_IOV_MAX = 1024
+_MSG_WAITALL = 0x100
+_MSG_NOSIGNAL = 0x4000
+_BAD_RANGE = -600  # InvalidArgumentError.code
+
+MOVED_ALL = 0
+MOVED_PART = -1  # interrupted or timed out midway: call again with the same iovec
+PEER_CLOSED = -2
+
+
+@njit(cache=True, nogil=True)
+def check_batch(offsets, lengths, addresses, segment_bytes, starts, ends, statuses):
+    """Check n requests against a segment and against the registered local ranges.
+
+    offsets, lengths, addresses, statuses: n entries; starts, ends: sorted disjoint registered
+    ranges. Sets statuses[i] to 0 or to the code of a bad range. Returns (bytes of the good
+    requests, bad requests, index of the first unregistered local address or -1). O(n log r).
+    No sum can wrap: each operand is compared before it is used.
+    """
+    total = 0
+    bad = 0
+    regions = starts.size
+    low, high = 1, 0  # bounds of the region that held the previous request: an empty one
+    for i in range(offsets.size):
+        length = lengths[i]
+        offset = offsets[i]
+        if length < 0 or offset < 0 or length > segment_bytes or offset > segment_bytes - length:
+            statuses[i] = _BAD_RANGE
+            bad += 1
+            continue
+        statuses[i] = 0
+        if length == 0:
+            continue
+        address = addresses[i]
+        if address < low or address >= high or length > high - address:
+            at = np.searchsorted(starts, address, "right") - 1
+            if at < 0 or at >= regions or address >= ends[at] or length > ends[at] - address:
+                return total, bad, i
+            low, high = starts[at], ends[at]
+        if total > np.int64(0x7FFFFFFFFFFFFFFF) - length:
+            return total, bad, i
+        total += length
+    return total, bad, -1
+
+
+@njit(cache=True, nogil=True)
+def check_ranges(offsets, lengths, segment_bytes, statuses):
+    """Check n wire ranges against their segment: (bytes named, bad requests), bytes -1 if absurd.
+
+    Bytes named counts bad requests too: it is what a writer puts on the wire. It is -1 when a
+    length is negative or the sum passes 2**62. O(n).
+    """
+    total = 0
+    bad = 0
+    for i in range(offsets.size):
+        length = lengths[i]
+        offset = offsets[i]
+        if length < 0 or length > np.int64(1 << 62) - total:
+            return np.int64(-1), offsets.size
+        total += length
+        if offset < 0 or length > segment_bytes or offset > segment_bytes - length:
+            statuses[i] = _BAD_RANGE
+            bad += 1
+        else:
+            statuses[i] = 0
+    return total, bad
+
+
+@njit(cache=True, nogil=True)
+def copy_batch(base, offsets, lengths, addresses, statuses, begin, end, into_segment, cancel):
+    """Copy bytes [begin, end) of the concatenated good requests between a segment and memory.
+
+    base: address of the segment. into_segment: 1 copies local memory to the segment, 0 back.
+    cancel: one int64, looked at before each request; non-zero stops. Threads split a batch by
+    passing disjoint [begin, end). Returns 1 when cancelled, else 0. O(n + bytes).
+    """
+    position = 0
+    for i in range(offsets.size):
+        if statuses[i] != 0:
+            continue
+        length = lengths[i]
+        first = max(begin - position, 0)
+        last = min(end - position, length)
+        position += length
+        if first < last:
+            if cancel[0] != 0:
+                return 1
+            inside = base + offsets[i] + first
+            outside = addresses[i] + first
+            if into_segment != 0:
+                _memmove(inside, outside, last - first)
+            else:
+                _memmove(outside, inside, last - first)
+        if position >= end:
+            break
+    return 0
+
+
+@njit(cache=True, nogil=True)
+def build_iov(base, positions, lengths, statuses, iov, sink, sink_bytes):
+    """Write the iovecs of n requests; return (how many, bytes), or minus the room needed.
+
+    base + positions[i] is the address of request i. Adjacent requests merge into one entry.
+    Refused requests (statuses[i] != 0) are left out when sink_bytes is 0; otherwise their bytes
+    go to the sink, in pieces of sink_bytes. iov: pairs (address, length), flat. O(n).
+    """
+    count = 0
+    total = 0
+    room = iov.size // 2
+    for i in range(positions.size):
+        length = lengths[i]
+        if length == 0 or (statuses[i] != 0 and sink_bytes == 0):
+            continue
+        total += length
+        if statuses[i] != 0:
+            while length > 0:
+                piece = min(length, sink_bytes)
+                if count < room:
+                    iov[2 * count] = sink
+                    iov[2 * count + 1] = piece
+                count += 1
+                length -= piece
+            continue
+        address = base + positions[i]
+        if 0 < count <= room and iov[2 * count - 2] + iov[2 * count - 1] == address:
+            iov[2 * count - 1] += length
+            continue
+        if count < room:
+            iov[2 * count] = address
+            iov[2 * count + 1] = length
+        count += 1
+    return (count if count <= room else -count), total
+
+
+@njit(cache=True, nogil=True)
+def move_iov(fd, iov, state, receive):
+    """Send or receive the iovecs state[0]..state[1] through a blocking socket.
+
+    state: [next entry, entries, bytes moved so far]; it and iov advance in place, so a call
+    that was interrupted is repeated with the same arguments. Returns MOVED_ALL, MOVED_PART,
+    PEER_CLOSED or a positive errno. One system call per 1024 entries when nothing interrupts.
+    """
+    message = np.zeros(7, dtype=np.int64)  # struct msghdr of a 64-bit Linux
+    number = np.zeros(1, dtype=np.int32)
+    while state[0] < state[1]:
+        entries = min(state[1] - state[0], _IOV_MAX)
+        message[2] = iov.ctypes.data + 16 * state[0]
+        message[3] = entries
+        if receive != 0:
+            moved = _recvmsg(fd, message.ctypes.data, _MSG_WAITALL)
+        else:
+            moved = _sendmsg(fd, message.ctypes.data, _MSG_NOSIGNAL)
+        if moved < 0:
+            _memmove(number.ctypes.data, _errno_location(), 4)
+            return np.int64(number[0])
+        if moved == 0 and receive != 0:
+            return np.int64(PEER_CLOSED)
+        state[2] += moved
+        last = state[0] + entries
+        while state[0] < last and moved >= iov[2 * state[0] + 1]:
+            moved -= iov[2 * state[0] + 1]
+            state[0] += 1
+        if state[0] < last:
+            iov[2 * state[0]] += moved
+            iov[2 * state[0] + 1] -= moved
+            return np.int64(MOVED_PART)
+    return np.int64(MOVED_ALL)
+
+
+def warmup() -> None:
+    """Call every kernel once with the argument types of production."""
+    import socket
+
+    column = np.zeros(1, dtype=np.int64)
+    memory = np.zeros(8, dtype=np.uint8)
+    statuses = np.zeros(1, dtype=np.int32)
+    address = memory.ctypes.data
+    starts = np.array([address], dtype=np.int64)
+    length = np.array([4], dtype=np.int64)
+    check_batch(column, length, starts, 8, starts, starts + 8, statuses)
+    check_ranges(column, length, 8, statuses)
+    copy_batch(address, column, length, starts + 4, statuses, 0, 4, 1, column)
+    iov = np.zeros(4, dtype=np.int64)
+    build_iov(address, column, length, statuses, iov, address, 8)
+    one, other = socket.socketpair()
+    with one, other:
+        for end, receive in ((one, 0), (other, 1)):
+            build_iov(address, column, length, statuses, iov, 0, 0)
+            move_iov(end.fileno(), iov, np.array([0, 1, 0], dtype=np.int64), receive)

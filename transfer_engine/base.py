@@ -1,0 +1,270 @@
+"""What every transport shares: descriptors, batches of columns, statuses, and the interface.
+
+A batch is four columns (offsets in the segment, lengths, local addresses, statuses) and moves one
+way between one remote segment and registered local memory. Per-request Python objects have no
+place here: whatever the number of requests, a transport makes a handful of kernel calls.
+
+A status is one int32: 0 completed, positive not finished yet, negative a code of
+`transfer_engine.errors` (or CANCELLED). What hits the whole batch (peer lost, deadline) is raised;
+what hits one request (a bad range, a refusal) is a status.
+
+To add a transport: subclass `Transport`, give it a cost, name it in `transports.create`, and run
+`transfer_engine.testing.TransportContract` on it.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
+
+from transfer_engine.errors import (
+    AuthError,
+    InvalidArgumentError,
+    NotFoundError,
+    PeerLostError,
+    StoreError,
+    TransferError,
+    TransferTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Columns = NDArray[np.int64]
+    Statuses = NDArray[np.int32]
+
+__all__ = [
+    "CANCELLED",
+    "COMPLETED",
+    "PENDING",
+    "WAITING",
+    "Access",
+    "Batch",
+    "Operation",
+    "RemoteSegment",
+    "SegmentDescriptor",
+    "Transport",
+    "default_timeout_s",
+    "remaining_s",
+    "status_name",
+]
+
+COMPLETED = 0
+WAITING = 1
+PENDING = 2
+CANCELLED = -902
+BAD_RANGE = InvalidArgumentError.code
+UNKNOWN_SEGMENT = NotFoundError.code
+REFUSED = AuthError.code
+FAILED = TransferError.code
+PEER_LOST = PeerLostError.code
+TIMED_OUT = TransferTimeoutError.code
+
+_STATUS_NAMES = {
+    COMPLETED: "completed",
+    WAITING: "waiting",
+    PENDING: "pending",
+    CANCELLED: "cancelled",
+    TIMED_OUT: "timeout",
+}
+
+# A deadline nobody chose: patient enough for a loaded host, and for a slow link by the byte.
+_TIMEOUT_FLOOR_S = 5.0
+_TIMEOUT_BYTES_PER_S = 50e6
+
+
+def status_name(status: int) -> str:
+    """Name a status: completed, waiting, pending, cancelled, timeout or failed."""
+    return _STATUS_NAMES.get(status, "failed")
+
+
+def default_timeout_s(total_bytes: int) -> float:
+    """Return the time a transfer of this size may take when its caller did not say."""
+    return _TIMEOUT_FLOOR_S + total_bytes / _TIMEOUT_BYTES_PER_S
+
+
+def remaining_s(deadline: float, operation: str, peer: str) -> float:
+    """Return the seconds left until a time.monotonic() deadline, or raise TransferTimeoutError."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TransferTimeoutError("the deadline has passed", operation=operation, peer=peer)
+    return left
+
+
+class Operation(enum.IntEnum):
+    """What a batch does, as seen by the memory at its far end."""
+
+    READ = 1
+    WRITE = 2
+
+
+class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
+    """How to reach a segment; the store keeps it with its metadata and hands it to clients.
+
+    It is data, not a right: the owner checks every access. `host` is the boot id, `instance`
+    names one run of the owner's server, so that a descriptor from before a restart is noticed.
+    """
+
+    uuid: bytes
+    size: int
+    name: str
+    writable: bool
+    host: str
+    instance: bytes
+    uid: int
+    pid: int
+    transports: tuple[str, ...] = ()
+    unix_address: str = ""
+    tcp_host: str = ""
+    tcp_port: int = 0
+
+    def encode(self) -> bytes:
+        """Return the descriptor as MessagePack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> SegmentDescriptor:
+        """Return the descriptor that `encode` wrote; raises InvalidArgumentError otherwise."""
+        try:
+            found = msgspec.msgpack.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise InvalidArgumentError(f"not a segment descriptor: {error}") from error
+        if len(found.uuid) != 16 or len(found.instance) != 16 or found.size <= 0:
+            raise InvalidArgumentError("not a segment descriptor: uuid, instance or size is wrong")
+        return found
+
+    def __str__(self) -> str:
+        where = f"{self.tcp_host}:{self.tcp_port}" if self.tcp_port else self.unix_address
+        return f"segment {self.name!r} of process {self.pid} at {where or 'this process'}"
+
+
+class Access(NamedTuple):
+    """One batch as the owner's access hook sees it, before any byte moves.
+
+    `peer` names the other end ("uid 0 pid 7", "10.0.0.2:4242"); `fence` is the number the caller
+    sent with the batch. Mapping a segment is asked for once, with empty columns.
+    """
+
+    peer: str
+    operation: Operation
+    segment: bytes
+    offsets: Columns
+    lengths: Columns
+    fence: int
+
+
+if TYPE_CHECKING:
+    AccessHook = Callable[[Access], "bool | NDArray[np.bool_]"]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Columns of one batch. `statuses` and `checksums` are filled by the transport."""
+
+    offsets: Columns
+    lengths: Columns
+    addresses: Columns
+    statuses: Statuses
+    total_bytes: int
+    fence: int = 0
+    checksums: NDArray[np.uint64] | None = None
+    # Non-zero once cancelled; kernels look at it before each request.
+    cancel: Columns = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    # Called by cancel(): a transport that waits in a system call leaves here what wakes it.
+    interrupt: Callable[[], None] | None = None
+
+    def stop(self) -> None:
+        """Ask the transport to give the batch up; what already moved stays moved."""
+        self.cancel[0] = 1
+        wake = self.interrupt
+        if wake is not None:
+            wake()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `stop` was called."""
+        return bool(self.cancel[0])
+
+
+class RemoteSegment:
+    """A segment opened through one transport. Close it with `Transport.release`."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: SegmentDescriptor) -> None:
+        self.descriptor = descriptor
+
+
+class Transport(abc.ABC):
+    """One way to move bytes. Implementations are thread-safe and survive a fork."""
+
+    name: ClassVar[str]
+    cost: ClassVar[int]
+    """Lower is tried first."""
+
+    @abc.abstractmethod
+    def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
+        """Return why this transport cannot reach the segment, or None. Asks nobody."""
+
+    @abc.abstractmethod
+    def open(self, descriptor: SegmentDescriptor, deadline: float) -> RemoteSegment:
+        """Connect to the owner. Raises a StoreError that names both ends."""
+
+    @abc.abstractmethod
+    def move(
+        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
+    ) -> None:
+        """Move one checked batch, filling its statuses.
+
+        A request with a non-zero status on entry is left alone. Raises TransferTimeoutError,
+        PeerLostError or another StoreError when the whole batch failed; bytes that had already
+        moved stay moved.
+        """
+
+    def view(self, target: RemoteSegment, offset: int, length: int) -> memoryview:
+        """Return a range of the segment without a copy, read-only, where memory is shared."""
+        raise InvalidArgumentError(
+            f"{self.name} cannot show remote memory without a copy",
+            peer=str(target.descriptor),
+            advice="read it into a buffer",
+        )
+
+    def release(self, target: RemoteSegment) -> None:  # noqa: B027 - most hold nothing
+        """Give an opened segment up; transfers under way still end."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give everything up. Idempotent."""
+
+
+_ERRORS: dict[int, type[StoreError]] = {
+    BAD_RANGE: InvalidArgumentError,
+    UNKNOWN_SEGMENT: NotFoundError,
+    REFUSED: AuthError,
+    PEER_LOST: PeerLostError,
+    TIMED_OUT: TransferTimeoutError,
+}
+
+_REASONS = {
+    BAD_RANGE: "the range is outside of the segment",
+    UNKNOWN_SEGMENT: "the owner does not serve this segment any more",
+    REFUSED: "the owner refused access",
+    CANCELLED: "the transfer was cancelled",
+    TIMED_OUT: "the deadline passed first",
+    PEER_LOST: "the peer was lost",
+}
+
+
+def error_of(status: int, *, operation: str, peer: str) -> StoreError:
+    """Return the error that a negative status stands for."""
+    kind = _ERRORS.get(status, TransferError)
+    what = _REASONS.get(status, f"the transfer failed with status {status}")
+    return kind(what, operation=operation, peer=peer)

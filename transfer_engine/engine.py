@@ -1,0 +1,507 @@
+"""The engine: batches between local memory and segments anywhere, over the cheapest path.
+
+    engine = TransferEngine(secret=...)
+    region = engine.register(buffer)                  # memory that transfers may touch
+    target = engine.open(descriptor)                  # a segment of some process
+    engine.read_batch(target, offsets, lengths, region.address + positions)
+
+`open` chooses among the transports by cost (local, shm, tcp) and keeps the reasons of the choice;
+a path that fails is logged once and the next one is taken for that segment. `require=` names the
+only transport that will do. Batches run on the calling thread (`read_batch`, `write_batch`) or in
+a bounded pool (`submit`). Everything is thread-safe; a forked child makes its own connections.
+
+Every batch is checked before it moves: remote ranges against the segment, local addresses
+against what was registered. It knows nothing of objects, keys, leases.
+Cost: about 3 us of Python a batch besides the transport; nothing per request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from transfer_engine import _kernels, transports
+from transfer_engine.base import (
+    Batch,
+    Operation,
+    RemoteSegment,
+    SegmentDescriptor,
+    Transport,
+    default_timeout_s,
+    error_of,
+    remaining_s,
+)
+from transfer_engine.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    NotFoundError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from transfer_engine.segment import Segment, flat_view
+from transfer_engine.submission import Submission, Submitter
+from transfer_engine.transports import forking
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from numpy.typing import ArrayLike, NDArray
+    from typing_extensions import Buffer
+
+    from transfer_engine.base import Columns, Statuses
+
+__all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
+
+_log = logging.getLogger(__name__)
+_OPEN_TIMEOUT_S = 5.0
+
+
+class PathReport(NamedTuple):
+    """Why a transport is, or is not, the one that serves a segment."""
+
+    transport: str
+    chosen: bool
+    reason: str
+
+
+class BatchResult(NamedTuple):
+    """What became of a batch: one status per request, and checksums if they were asked for.
+
+    Statuses are 0 or a negative code of `transfer_engine.errors`. Checksums are xxh3_64 of what
+    landed in local memory (reads) or was read from it (writes); where the status is not 0 they
+    mean nothing.
+    """
+
+    statuses: Statuses
+    checksums: NDArray[np.uint64] | None
+    transport: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether every request completed."""
+        return not self.statuses.any()
+
+    def check(self) -> BatchResult:
+        """Return self, or raise the error of the first request that failed."""
+        failed = np.flatnonzero(self.statuses)
+        if failed.size:
+            error = error_of(
+                int(self.statuses[failed[0]]), operation="batch", peer=f"over {self.transport}"
+            )
+            error.add_note(f"{failed.size} of {self.statuses.size} requests failed")
+            raise error
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Local memory that transfers may touch, from `register` to `unregister`."""
+
+    address: int
+    size: int
+    # What keeps the memory: a view of the buffer, or the mapping of the segment.
+    _keep: object
+
+
+class SegmentHandle:
+    """A segment opened by an engine. `size` and `descriptor` are constant."""
+
+    __slots__ = ("_engine", "_lock", "_paths", "_used", "descriptor", "report", "size")
+
+    def __init__(
+        self,
+        engine: TransferEngine,
+        descriptor: SegmentDescriptor,
+        paths: Sequence[Transport],
+        report: list[PathReport],
+    ) -> None:
+        self.descriptor = descriptor
+        self.size = descriptor.size
+        self.report = report
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._paths = list(paths)
+        self._used: tuple[Transport, RemoteSegment] | None = None
+
+    @property
+    def transport(self) -> str:
+        """The transport that serves this handle now."""
+        return self._paths[0].name if self._paths else "closed"
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return a range without a copy, read-only; only over local and shm.
+
+        The memory stays mapped while the view lives, but its owner may write to it at any time:
+        hold a lease on what you look at.
+        """
+        transport, target = self._path(time.monotonic() + _OPEN_TIMEOUT_S)
+        return transport.view(target, offset, length)
+
+    def close(self) -> None:
+        """Give the segment up. Idempotent."""
+        with self._lock:
+            used, self._used = self._used, None
+            self._paths = []
+        if used is not None:
+            used[0].release(used[1])
+
+    def _path(self, deadline: float) -> tuple[Transport, RemoteSegment]:
+        """Return the path in use, opening the cheapest one that works."""
+        used = self._used
+        if used is not None:
+            return used
+        with self._lock:
+            failures: list[StoreError] = []
+            while self._used is None:
+                if not self._paths:
+                    raise (
+                        failures[0]
+                        if failures
+                        else NotFoundError(f"{self.descriptor} was closed", advice="open it again")
+                    )
+                transport = self._paths[0]
+                try:
+                    self._used = transport, transport.open(self.descriptor, deadline)
+                except StoreError as error:
+                    failures.append(error)
+                    if len(self._paths) == 1 or isinstance(error, TransferTimeoutError):
+                        raise failures[0] from None
+                    self._skip(transport, error)
+            return self._used
+
+    def _skip(self, transport: Transport, error: StoreError) -> None:
+        """Do without a path from now on. Held: the lock."""
+        self._paths.remove(transport)
+        for at, path in enumerate(self.report):
+            if path.transport == transport.name:
+                self.report[at] = PathReport(transport.name, False, f"failed: {error}")
+            elif self._paths and path.transport == self._paths[0].name:
+                self.report[at] = path._replace(chosen=True, reason=f"after {transport.name}")
+        _log.warning(
+            "%s is not reached over %s but over %s: %s",
+            self.descriptor, transport.name, self.transport, error,
+        )  # fmt: skip
+
+    def _fail_over(self, transport: Transport, error: StoreError) -> bool:
+        """Leave a path that failed under way; return whether there is another."""
+        with self._lock:
+            if self._used is not None and self._used[0] is not transport:
+                return True  # another thread already did
+            if len(self._paths) < 2:
+                return False
+            self._used = None
+            self._skip(transport, error)
+            return True
+
+
+class TransferEngine:
+    """Moves batches. Several engines may live in one process.
+
+    `transports` limits and orders nothing: it names those that may be used. `secret` proves this
+    process to owners on TCP. `threads` and `queue_max` bound what `submit` runs and holds.
+    """
+
+    def __init__(
+        self,
+        *,
+        transports: Sequence[str] = transports.NAMES,
+        secret: bytes | None = None,
+        threads: int = 4,
+        queue_max: int = 256,
+    ) -> None:
+        if not transports:
+            raise ConfigError("transports: an engine needs at least one", advice="leave it out")
+        self._transports = sorted(
+            (create_transport(name, secret=secret) for name in dict.fromkeys(transports)),
+            key=lambda transport: transport.cost,
+        )
+        self._lock = threading.Lock()
+        self._regions: dict[int, Region] = {}
+        # Sorted disjoint [start, end) of everything registered; replaced, never changed.
+        self._ranges: tuple[Columns, Columns] = merge_ranges([])
+        self._submitter = Submitter(threads=threads, queue_max=queue_max)
+        self._closed = False
+        forking.register(self)
+
+    def register(self, memory: Buffer | Segment) -> Region:
+        """Allow transfers to touch a writable buffer, or a segment of this process."""
+        if isinstance(memory, Segment):
+            mapping = memory.mapping
+            region = Region(mapping.address, mapping.bytes, mapping)
+        else:
+            view = flat_view(memory)
+            address = int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.nbytes else 0
+            region = Region(address, view.nbytes, view)
+        with self._lock:
+            self._regions[id(region)] = region
+            self._ranges = merge_ranges(list(self._regions.values()))
+        return region
+
+    def unregister(self, region: Region) -> None:
+        """Forbid what `register` allowed. Batches under way still end."""
+        with self._lock:
+            if self._regions.pop(id(region), None) is None:
+                raise NotFoundError("this region is not registered with this engine", advice="")
+            self._ranges = merge_ranges(list(self._regions.values()))
+
+    def open(
+        self,
+        descriptor: SegmentDescriptor,
+        *,
+        require: str | None = None,
+        timeout_s: float = _OPEN_TIMEOUT_S,
+    ) -> SegmentHandle:
+        """Reach a segment over the cheapest path that works, or only over `require`.
+
+        Raises the error of the cheapest path when none works, UnavailableError when no transport
+        of this engine can reach the segment at all.
+        """
+        report, usable = self._survey(descriptor, require)
+        if not usable:
+            raise UnavailableError(
+                "no path: " + "; ".join(f"{path.transport}: {path.reason}" for path in report),
+                peer=str(descriptor),
+                operation="open",
+                advice="allow another transport, here or at the owner",
+            )
+        handle = SegmentHandle(self, descriptor, usable, report)
+        handle._path(time.monotonic() + timeout_s)
+        return handle
+
+    def explain(
+        self, descriptor: SegmentDescriptor, *, require: str | None = None
+    ) -> list[PathReport]:
+        """Say which transport `open` would try first and why not the others. Asks nobody."""
+        return self._survey(descriptor, require)[0]
+
+    def _survey(
+        self, descriptor: SegmentDescriptor, require: str | None
+    ) -> tuple[list[PathReport], list[Transport]]:
+        if require is not None and require not in (t.name for t in self._transports):
+            raise ConfigError(
+                f"require={require!r}: this engine has "
+                f"{', '.join(transport.name for transport in self._transports)}"
+            )
+        report, usable = [], []
+        for transport in self._transports:
+            reason = transport.can_reach(descriptor)
+            if reason is None and require not in (None, transport.name):
+                reason = f"{require} is required"
+            if reason is None:
+                usable.append(transport)
+                reason = "cheapest path" if len(usable) == 1 else f"after {usable[0].name}"
+                report.append(PathReport(transport.name, len(usable) == 1, reason))
+            else:
+                report.append(PathReport(transport.name, False, reason))
+        return report, usable
+
+    def read_batch(
+        self,
+        target: SegmentHandle,
+        offsets: ArrayLike,
+        lengths: ArrayLike,
+        addresses: ArrayLike,
+        *,
+        timeout_s: float | None = None,
+        checksums: bool = False,
+        fence: int = 0,
+    ) -> BatchResult:
+        """Read ranges of a segment into registered memory.
+
+        Raises InvalidArgumentError for an unregistered address (nothing moves then),
+        TransferTimeoutError, PeerLostError. A request that is refused has a status and leaves
+        its memory as it was. The order of overlapping requests is not defined.
+        """
+        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums)
+        return self._run(target, Operation.READ, batch, timeout_s)
+
+    def write_batch(
+        self,
+        target: SegmentHandle,
+        offsets: ArrayLike,
+        lengths: ArrayLike,
+        addresses: ArrayLike,
+        *,
+        timeout_s: float | None = None,
+        checksums: bool = False,
+        fence: int = 0,
+    ) -> BatchResult:
+        """Write registered memory into ranges of a segment. Raises as `read_batch` does.
+
+        After an error an unknown part was written. `fence` reaches the access hook of the owner
+        where the owner takes part (tcp).
+        """
+        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums)
+        return self._run(target, Operation.WRITE, batch, timeout_s)
+
+    def read_into(
+        self, target: SegmentHandle, offset: int, buffer: Buffer, *, timeout_s: float | None = None
+    ) -> None:
+        """Fill a writable buffer from one range; the buffer need not be registered."""
+        view = flat_view(buffer)
+        if view.readonly:
+            raise InvalidArgumentError("cannot read into read-only memory")
+        self._single(target, Operation.READ, offset, view, timeout_s)
+
+    def write_from(
+        self, target: SegmentHandle, offset: int, buffer: Buffer, *, timeout_s: float | None = None
+    ) -> None:
+        """Write a buffer into one range; the buffer need not be registered."""
+        self._single(target, Operation.WRITE, offset, flat_view(buffer), timeout_s)
+
+    def submit(
+        self,
+        operation: Operation,
+        target: SegmentHandle,
+        offsets: ArrayLike,
+        lengths: ArrayLike,
+        addresses: ArrayLike,
+        *,
+        timeout_s: float | None = None,
+        checksums: bool = False,
+        fence: int = 0,
+    ) -> Submission:
+        """Start a batch in the background. Its deadline counts from now, queueing included.
+
+        Raises BusyError when `queue_max` submissions wait already.
+        """
+        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums)
+        if timeout_s is None:
+            timeout_s = default_timeout_s(batch.total_bytes)
+        deadline = time.monotonic() + timeout_s
+        return self._submitter.submit(
+            batch, deadline, lambda: self._move(target, operation, batch, deadline)
+        )
+
+    def _prepare(
+        self,
+        target: SegmentHandle,
+        offsets: ArrayLike,
+        lengths: ArrayLike,
+        addresses: ArrayLike,
+        fence: int,
+        checksums: bool,
+        ranges: tuple[Columns, Columns] | None = None,
+    ) -> Batch:
+        """Turn arguments into checked columns."""
+        at, size, local = as_column(offsets), as_column(lengths), as_column(addresses)
+        if not at.size == size.size == local.size:
+            raise InvalidArgumentError(
+                f"a batch of {at.size} offsets, {size.size} lengths and {local.size} addresses"
+            )
+        if not 0 <= fence < 1 << 64:
+            raise InvalidArgumentError(f"fence {fence} does not fit in 64 bits")
+        statuses = np.empty(at.size, dtype=np.int32)
+        starts, ends = self._ranges if ranges is None else ranges
+        total, _, stray = _kernels.check_batch(at, size, local, target.size, starts, ends, statuses)
+        if stray >= 0:
+            raise InvalidArgumentError(
+                f"request {stray}: local memory [{local[stray]:#x}, + {size[stray]}) is not "
+                "registered with this engine",
+                advice="register the buffer, and keep it registered until the transfer ends",
+            )
+        sums = np.zeros(at.size, dtype=np.uint64) if checksums else None
+        return Batch(at, size, local, statuses, total, fence, sums)
+
+    def _single(
+        self,
+        target: SegmentHandle,
+        operation: Operation,
+        offset: int,
+        view: memoryview,
+        timeout_s: float | None,
+    ) -> None:
+        memory = np.frombuffer(view, dtype=np.uint8) if view.nbytes else np.empty(1, np.uint8)
+        address = memory.ctypes.data
+        batch = self._prepare(
+            target, [offset], [view.nbytes], [address], 0, False,
+            (np.array([address]), np.array([address + memory.size])),
+        )  # fmt: skip
+        self._run(target, operation, batch, timeout_s).check()
+
+    def _run(
+        self, target: SegmentHandle, operation: Operation, batch: Batch, timeout_s: float | None
+    ) -> BatchResult:
+        if timeout_s is None:
+            timeout_s = default_timeout_s(batch.total_bytes)
+        name = self._move(target, operation, batch, time.monotonic() + timeout_s)
+        return BatchResult(batch.statuses, batch.checksums, name)
+
+    def _move(
+        self, target: SegmentHandle, operation: Operation, batch: Batch, deadline: float
+    ) -> str:
+        """Move a batch over the path in use; over the next one when that path fails."""
+        if self._closed:
+            raise UnavailableError("the engine was closed", advice="")
+        remaining_s(deadline, operation.name.lower(), str(target.descriptor))
+        asked = batch.statuses.copy() if len(target._paths) > 1 else None
+        while True:
+            transport, remote = target._path(deadline)
+            try:
+                transport.move(remote, operation, batch, deadline)
+            except StoreError as error:
+                timed_out = isinstance(error, TransferTimeoutError)
+                if timed_out or asked is None or not target._fail_over(transport, error):
+                    raise
+                batch.statuses[:] = asked
+                continue
+            return transport.name
+
+    def close(self) -> None:
+        """Cancel what was submitted and close all connections. Idempotent."""
+        self._closed = True
+        self._submitter.close()
+        for transport in self._transports:
+            transport.close()
+        with self._lock:
+            self._regions = {}
+            self._ranges = merge_ranges([])
+
+    def after_fork(self) -> None:
+        """Leave running submissions to the parent; registered memory stays registered."""
+        self._lock = threading.Lock()
+        self._submitter = self._submitter.fresh()
+
+    def __enter__(self) -> TransferEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+create_transport = transports.create
+
+
+def as_column(values: ArrayLike) -> Columns:
+    """Return values as the kernels take them: contiguous writable int64, copied only if not so."""
+    column = np.ascontiguousarray(values, dtype=np.int64)
+    if column.ndim != 1:
+        raise InvalidArgumentError(f"a column has one dimension, not {column.ndim}")
+    # A read-only array is another type to numba, and would compile every kernel anew.
+    return column if column.flags.writeable else column.copy()
+
+
+def merge_ranges(regions: list[Region]) -> tuple[Columns, Columns]:
+    """Return the union of regions as sorted, disjoint, non-touching starts and ends. O(r log r)."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for region in sorted(regions, key=lambda region: region.address):
+        end = region.address + region.size
+        if starts and region.address <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        elif region.size:
+            starts.append(region.address)
+            ends.append(end)
+    return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)

@@ -1,0 +1,220 @@
+"""Segments: named memory of this process that others may be allowed to read and write.
+
+A segment is shared memory created here (`Segment.create`), shared memory found again after a
+crash (`Segment.attach`), or any buffer of the caller (`Segment.wrap`). Shared segments reach
+other processes of the host as a file descriptor; wrapped buffers only through a socket.
+
+A segment is mapped once, when it is made. `close` gives up this object's claim: the memory goes
+when the last copy, view or array over it ends, so closing never pulls pages from under a reader.
+
+It does not decide who may use it (`TransferServer`) nor what lies where in it (the store).
+Cost: O(1) besides first touch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import weakref
+from typing import TYPE_CHECKING
+
+from transfer_engine.errors import InvalidArgumentError, NotFoundError
+from transfer_engine.memory import Mapping, Prefaulter, create_file, map_file
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Buffer
+
+    from transfer_engine.memory import HugePages
+
+__all__ = ["Segment", "find_segment"]
+
+UUID_BYTES = 16
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+
+# Segments of this process by uuid, for the local transport. A forked child is another process:
+# its copies of wrapped buffers are not the owner's memory, so it starts with none.
+_live: weakref.WeakValueDictionary[bytes, Segment] = weakref.WeakValueDictionary()
+os.register_at_fork(after_in_child=lambda: _live.clear())
+
+
+def find_segment(uuid: bytes) -> Segment | None:
+    """Return the open segment of this process with this uuid."""
+    return _live.get(uuid)
+
+
+class Segment:
+    """Named memory, identified everywhere by its uuid; make one with create, attach or wrap.
+
+    Attributes are constant: `name`, `uuid` (16 bytes), `size` in bytes, `page_kind` ("thp",
+    "hugetlb", "small", or "caller" for wrapped buffers), `writable`.
+    """
+
+    def __init__(
+        self, mapping: Mapping, *, name: str, uuid: bytes | None, fd: int | None, page_kind: str
+    ) -> None:
+        self.name = name
+        self.uuid = _check_uuid(uuid)
+        self.size = mapping.bytes
+        self.page_kind = page_kind
+        self.writable = mapping.writable
+        self._mapping: Mapping | None = mapping
+        self._fd = fd
+        self._prefaulter: Prefaulter | None = None
+        _live[self.uuid] = self
+
+    @classmethod
+    def create(
+        cls,
+        size: int,
+        *,
+        name: str = "segment",
+        uuid: bytes | None = None,
+        path: str | os.PathLike[str] | None = None,
+        hugepages: HugePages = "auto",
+        numa_node: int | None = None,
+    ) -> Segment:
+        """Create zeroed shared memory, anonymous or, with a path on tmpfs, named and lasting.
+
+        A path must not exist yet. Raises ConfigError when what was required cannot be had.
+        """
+        _check_name(name)
+        _check_uuid(uuid)
+        fd, page_kind = create_file(size, name=name, path=path, hugepages=hugepages)
+        try:
+            mapping = map_file(fd, size, writable=True, page_kind=page_kind, numa_node=numa_node)
+        except BaseException:
+            os.close(fd)
+            if path is not None:
+                os.unlink(path)
+            raise
+        return cls(mapping, name=name, uuid=uuid, fd=fd, page_kind=page_kind)
+
+    @classmethod
+    def attach(cls, path: str | os.PathLike[str], *, uuid: bytes, name: str = "segment") -> Segment:
+        """Map a named segment that a former process left behind; its bytes are as they were."""
+        _check_name(name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"no segment file {os.fspath(path)!r}", advice="create the segment anew"
+            ) from None
+        try:
+            mapping = map_file(fd, os.fstat(fd).st_size, writable=True)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(mapping, name=name, uuid=uuid, fd=fd, page_kind="small")
+
+    @classmethod
+    def wrap(cls, buffer: Buffer, *, name: str = "buffer", uuid: bytes | None = None) -> Segment:
+        """Make a segment of a caller's contiguous buffer; read-only buffers give such segments.
+
+        The buffer is held until the segment is closed and the last transfer on it has ended.
+        """
+        _check_name(name)
+        flat = flat_view(buffer)
+        if flat.nbytes == 0:
+            raise InvalidArgumentError("an empty buffer cannot be a segment")
+        mapping = Mapping(flat, writable=not flat.readonly)
+        return cls(mapping, name=name, uuid=uuid, fd=None, page_kind="caller")
+
+    @property
+    def mapping(self) -> Mapping:
+        """The memory. Whoever copies holds this object, not its address alone."""
+        if self._mapping is None:
+            raise NotFoundError(f"segment {self.name!r} is closed", advice="open it again")
+        return self._mapping
+
+    @property
+    def address(self) -> int:
+        """Where the segment starts in this process."""
+        return self.mapping.address
+
+    @property
+    def shareable(self) -> bool:
+        """Whether other processes of this host can map it."""
+        return self._fd is not None
+
+    @property
+    def buffer(self) -> memoryview:
+        """The whole segment as a memoryview, writable where the segment is."""
+        return memoryview(self.mapping.buffer).cast("B")
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return a read-only view of a range, without a copy; it keeps the memory mapped."""
+        return self.mapping.view(offset, length)
+
+    def share(self, *, writable: bool) -> int:
+        """Return a new descriptor of the memory for another process; the caller closes it."""
+        if self._fd is None:
+            raise InvalidArgumentError(f"segment {self.name!r} is not shared memory")
+        if writable:
+            return os.dup(self._fd)
+        # A duplicate would share the read-write mode; opening anew is what makes it read-only.
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def prefault(self, *, threads: int = 1) -> Prefaulter:
+        """Start touching every page in the background; content does not change."""
+        if not self.writable or self._fd is None:
+            raise InvalidArgumentError(f"segment {self.name!r} is memory of the caller")
+        if self._prefaulter is None:
+            self._prefaulter = Prefaulter(self.mapping, threads=threads)
+        return self._prefaulter
+
+    def close(self) -> None:
+        """Give the segment up: no new transfer finds it. Idempotent."""
+        if self._prefaulter is not None:
+            self._prefaulter.stop()
+        self._mapping = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+        if _live.get(self.uuid) is self:
+            del _live[self.uuid]
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        fd = self.__dict__.get("_fd")
+        if fd is not None:
+            os.close(fd)
+
+    def __repr__(self) -> str:
+        return f"Segment({self.name!r}, {self.uuid.hex()}, {self.size} bytes, {self.page_kind})"
+
+
+def flat_view(buffer: Buffer) -> memoryview:
+    """Return a contiguous buffer as a memoryview of bytes."""
+    try:
+        view = memoryview(buffer)
+        return view if view.ndim == 1 and view.format == "B" else view.cast("B")
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"a {type(buffer).__name__} is not a contiguous buffer", advice=str(error)
+        ) from error
+
+
+def _check_uuid(uuid: bytes | None) -> bytes:
+    if uuid is None:
+        return secrets.token_bytes(UUID_BYTES)
+    if len(uuid) != UUID_BYTES:
+        raise InvalidArgumentError(f"a segment uuid has {UUID_BYTES} bytes, not {len(uuid)}")
+    return uuid
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(f"segment name {name!r}: use 1 to 128 printable characters")

@@ -1,0 +1,200 @@
+"""Batches in the background: a bounded queue, a few threads, and a handle per batch.
+
+Threads start with the first submission and are daemons: a process may end with transfers under
+way. The queue is bounded; a full one refuses at once (BusyError), which is what tells a caller to
+slow down. Deadlines count from submission, so queueing cannot hide a delay.
+Cost: one thread wake-up (5-50 us) per batch; small batches are faster on the calling thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_engine.base import CANCELLED, FAILED, PENDING, TIMED_OUT, WAITING, status_name
+from transfer_engine.errors import BusyError, StoreError, TransferError, TransferTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from transfer_engine.base import Batch, Statuses
+
+__all__ = ["Submission", "Submitter"]
+
+
+class Submission:
+    """A batch under way. Its statuses end as 0 or a negative code; see `base.status_name`."""
+
+    def __init__(self, batch: Batch, deadline: float, work: Callable[[], str]) -> None:
+        self.error: StoreError | None = None
+        self.transport = ""
+        self._batch = batch
+        self._deadline = deadline
+        self._work = work
+        self._state = WAITING
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def checksums(self) -> NDArray[np.uint64] | None:
+        """The checksums, valid where the status is 0 once the batch is done."""
+        return self._batch.checksums
+
+    def poll(self) -> Statuses:
+        """Return the statuses as they are now: all waiting, all pending, or final."""
+        if self._done.is_set():
+            return self._batch.statuses
+        return np.full(self._batch.statuses.size, self._state, dtype=np.int32)
+
+    def states(self) -> list[str]:
+        """Return the statuses by name."""
+        return [status_name(status) for status in self.poll().tolist()]
+
+    @property
+    def done(self) -> bool:
+        """Whether the statuses are final."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> Statuses:
+        """Wait for the end and return the statuses; without a timeout, until the deadline.
+
+        Raises TransferTimeoutError when the batch is still under way then; it goes on.
+        """
+        if timeout_s is None:
+            # A little later than the batch itself, which ends with a better message.
+            timeout_s = max(0.0, self._deadline - time.monotonic()) + 1.0
+        if not self._done.wait(timeout_s):
+            raise TransferTimeoutError(
+                "the submitted batch is still under way",
+                operation="wait",
+                elapsed_s=timeout_s,
+                advice="wait again, or cancel it",
+            )
+        return self._batch.statuses
+
+    def result(self, timeout_s: float | None = None) -> Statuses:
+        """Wait, and raise what failed the whole batch, if something did."""
+        statuses = self.wait(timeout_s)
+        if self.error is not None:
+            raise self.error
+        return statuses
+
+    def cancel(self) -> bool:
+        """Give the batch up; return whether it had not ended yet.
+
+        What already moved stays moved. A batch under way ends soon, as cancelled or completed.
+        """
+        with self._lock:
+            if self._done.is_set():
+                return False
+            self._batch.stop()
+            if self._state == WAITING:
+                self._finish(CANCELLED)
+            return True
+
+    def _run(self) -> None:
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._state = PENDING
+        try:
+            self.transport = self._work()
+        except StoreError as error:
+            self.error = error
+            self._finish(CANCELLED if self._batch.cancelled else error.code)
+        except BaseException as error:
+            self.error = TransferError(f"the transfer failed: {error!r}")
+            self._finish(FAILED)
+            raise
+        else:
+            self._done.set()
+
+    def _expire(self) -> bool:
+        """End a batch whose deadline passed in the queue."""
+        if time.monotonic() < self._deadline:
+            return False
+        self.error = TransferTimeoutError("the deadline passed in the queue", operation="submit")
+        with self._lock:
+            if not self._done.is_set():
+                self._finish(TIMED_OUT)
+        return True
+
+    def _finish(self, status: int) -> None:
+        self._batch.statuses[self._batch.statuses >= 0] = status
+        self._done.set()
+
+
+class Submitter:
+    """Runs submissions on at most `threads` threads and holds at most `queue_max` of them."""
+
+    def __init__(self, *, threads: int, queue_max: int) -> None:
+        self._threads_max = max(1, threads)
+        self._queue_max = max(1, queue_max)
+        self._queue: queue.Queue[Submission | None] = queue.Queue(self._queue_max)
+        self._lock = threading.Lock()
+        self._running: set[Submission] = set()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def fresh(self) -> Submitter:
+        """Return an empty one with the same bounds, for a forked child."""
+        return Submitter(threads=self._threads_max, queue_max=self._queue_max)
+
+    def submit(self, batch: Batch, deadline: float, work: Callable[[], str]) -> Submission:
+        """Queue a batch. Raises BusyError when the queue is full or closed."""
+        submission = Submission(batch, deadline, work)
+        with self._lock:
+            if self._closed:
+                raise BusyError("the engine was closed", operation="submit", advice="")
+            try:
+                self._queue.put_nowait(submission)
+            except queue.Full:
+                raise BusyError(
+                    f"{self._queue_max} submitted batches wait already",
+                    operation="submit",
+                    advice="wait for some, or raise queue_max",
+                ) from None
+            busy = len(self._running) + self._queue.qsize()
+            if len(self._threads) < min(busy, self._threads_max):
+                thread = threading.Thread(target=self._work, name="mooncake-transfer", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return submission
+
+    def _work(self) -> None:
+        while (submission := self._queue.get()) is not None:
+            if submission._expire():
+                continue
+            with self._lock:
+                self._running.add(submission)
+            try:
+                submission._run()
+            finally:
+                with self._lock:
+                    self._running.discard(submission)
+
+    def close(self) -> None:
+        """Cancel everything and end the threads. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            running = list(self._running)
+            waiting: list[Submission] = []
+            while not self._queue.empty():
+                item = self._queue.get_nowait()
+                if item is not None:
+                    waiting.append(item)
+            for _ in self._threads:
+                self._queue.put_nowait(None)
+        for submission in (*waiting, *running):
+            submission.cancel()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=1.0)

@@ -1,0 +1,32 @@
+"""One file per way to move bytes: `local`, `shm`, `tcp`; the server that answers them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transfer_engine.base import Transport
+
+__all__ = ["NAMES", "create"]
+
+NAMES = ("local", "shm", "tcp")
+"""The transports there are, cheapest first."""
+
+
+def create(name: str, *, secret: bytes | None = None) -> Transport:
+    """Build a transport by name; `secret` proves this process to peers that ask for it."""
+    from transfer_engine.errors import ConfigError
+
+    if name == "local":
+        from transfer_engine.transports.local import LocalTransport
+
+        return LocalTransport()
+    if name == "shm":
+        from transfer_engine.transports.shm import ShmTransport
+
+        return ShmTransport()
+    if name == "tcp":
+        from transfer_engine.transports.tcp import TcpTransport
+
+        return TcpTransport(secret=secret)
+    raise ConfigError(f"unknown transport {name!r}", advice=f"choose from {', '.join(NAMES)}")

@@ -1,0 +1,62 @@
+"""Segments of this very process: a copy, no peer.
+
+It finds segments by uuid in the table of open segments; a closed one is an unknown one.
+Cost: one kernel call a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from transfer_engine.base import UNKNOWN_SEGMENT, Operation, RemoteSegment, Transport
+from transfer_engine.errors import NotFoundError
+from transfer_engine.segment import Segment, find_segment
+from transfer_engine.transports.copying import move_batch
+
+if TYPE_CHECKING:
+    from transfer_engine.base import Batch, SegmentDescriptor
+
+__all__ = ["LocalTransport"]
+
+
+class LocalTransport(Transport):
+    """Copies inside one process."""
+
+    name: ClassVar[str] = "local"
+    cost: ClassVar[int] = 0
+
+    def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
+        """Only segments that are open in this process."""
+        if find_segment(descriptor.uuid) is None:
+            return "no open segment of this process has this uuid"
+        return None
+
+    def open(self, descriptor: SegmentDescriptor, deadline: float) -> RemoteSegment:
+        """Check that the segment is here; nothing is held."""
+        self._find(descriptor)
+        return RemoteSegment(descriptor)
+
+    def _find(self, descriptor: SegmentDescriptor) -> Segment:
+        segment = find_segment(descriptor.uuid)
+        if segment is None:
+            raise NotFoundError(f"{descriptor} is not open in this process")
+        return segment
+
+    def move(
+        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
+    ) -> None:
+        """Copy the batch; all requests fail with a status once the segment is closed."""
+        try:
+            # Held here, so that a concurrent close does not unmap it under the copy.
+            mapping = self._find(target.descriptor).mapping
+        except NotFoundError:
+            batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
+            return
+        move_batch(mapping, operation, batch, deadline, str(target.descriptor))
+
+    def view(self, target: RemoteSegment, offset: int, length: int) -> memoryview:
+        """Return the memory itself, read-only."""
+        return self._find(target.descriptor).view(offset, length)
+
+    def close(self) -> None:
+        """Nothing to give up."""

@@ -1,0 +1,228 @@
+"""Serving the segments of this process to others: over shared memory, over TCP, or both.
+
+A process has one `TransferServer` and publishes segments through it; the descriptor it gets back
+is what others open. Every access is judged here, by the owner: bounds always, identity when the
+connection is made (peer credentials or the shared secret), rights by the `authorize` hook.
+
+The server runs on plain threads with blocking sockets. A client that dies, stalls or sends
+nonsense costs its own connection. In a forked child the server does not exist: the parent keeps
+serving, the child's copies of its sockets are closed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from transfer_engine.base import SegmentDescriptor
+from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundError
+from transfer_engine.memory import host_identity
+from transfer_engine.transports import forking
+from transfer_engine.transports.shm_server import ShmServer
+from transfer_engine.transports.tcp_server import TcpServer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from transfer_engine.base import Access, AccessHook
+    from transfer_engine.segment import Segment
+
+__all__ = ["Owner", "TransferServer"]
+
+_log = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """What the listeners need to know of the process they serve."""
+
+    instance: bytes
+    secret: bytes | None
+
+    def find(self, uuid: bytes) -> Segment | None:
+        """Return a published segment."""
+
+    def permits(self, access: Access) -> bool | NDArray[np.bool_]:
+        """Say whether, or which requests of, an access may proceed."""
+
+
+class TransferServer:
+    """Serves published segments until it is closed.
+
+    `tcp` is "host:port" (port 0: any free one) or None; `unix` is "@name", a path, "auto" or
+    None. Without a `secret`, only loopback addresses are bound unless `insecure`. `authorize`
+    sees every batch before bytes move and answers True, False or one bool per request.
+    `patience_s` bounds how long a peer may stall in the middle of a message.
+    """
+
+    def __init__(
+        self,
+        *,
+        tcp: str | None = "127.0.0.1:0",
+        unix: str | None = "auto",
+        secret: bytes | None = None,
+        insecure: bool = False,
+        authorize: AccessHook | None = None,
+        advertise_host: str | None = None,
+        connections_max: int = 256,
+        patience_s: float = 30.0,
+    ) -> None:
+        self.instance = secrets.token_bytes(16)
+        self.secret = secret
+        self._authorize = authorize
+        self._segments: dict[bytes, Segment] = {}
+        self._lock = threading.Lock()
+        self._tcp: TcpServer | None = None
+        self._shm: ShmServer | None = None
+        self._tcp_host = ""
+        if tcp is not None:
+            host, port = parse_address(tcp)
+            self._tcp_host = _advertised(host, advertise_host)
+            if secret is None and not insecure:
+                _check_loopback(host)
+            self._tcp = TcpServer(
+                self, (host, port), connections_max=connections_max, patience_s=patience_s
+            )
+        if unix is not None:
+            if unix == "auto":
+                unix = f"@mooncake-{os.getpid()}-{secrets.token_hex(8)}"
+            try:
+                self._shm = ShmServer(self, unix, connections_max=connections_max)
+            except BaseException:
+                self.close()
+                raise
+        forking.register(self)
+
+    @property
+    def tcp_address(self) -> tuple[str, int] | None:
+        """Host and port that descriptors name."""
+        return None if self._tcp is None else (self._tcp_host, self._tcp.port)
+
+    @property
+    def unix_address(self) -> str | None:
+        """The Unix socket that descriptors name."""
+        return None if self._shm is None else self._shm.address
+
+    def publish(self, segment: Segment) -> SegmentDescriptor:
+        """Serve a segment from now on and return how to reach it."""
+        with self._lock:
+            if self._segments.setdefault(segment.uuid, segment) is not segment:
+                raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
+        shm = self._shm if segment.shareable else None
+        return SegmentDescriptor(
+            uuid=segment.uuid,
+            size=segment.size,
+            name=segment.name,
+            writable=segment.writable,
+            host=host_identity(),
+            instance=self.instance,
+            uid=os.geteuid(),
+            pid=os.getpid(),
+            transports=(*(("shm",) if shm else ()), *(("tcp",) if self._tcp else ())),
+            unix_address=shm.address if shm else "",
+            tcp_host=self._tcp_host if self._tcp else "",
+            tcp_port=self._tcp.port if self._tcp else 0,
+        )
+
+    def withdraw(self, segment: Segment, *, timeout_s: float = 5.0) -> None:
+        """Stop serving a segment; return when no connection moves bytes of it any more.
+
+        Connections still busy with it after `timeout_s` are cut. Processes that mapped it are
+        told and let go; until they do they can still see the memory.
+        """
+        with self._lock:
+            if self._segments.pop(segment.uuid, None) is None:
+                raise NotFoundError(f"{segment!r} is not served", advice="publish it first")
+        if self._shm is not None:
+            self._shm.announce_withdrawal(segment.uuid)
+        if self._tcp is not None:
+            self._tcp.quiesce(segment.uuid, timeout_s)
+
+    def find(self, uuid: bytes) -> Segment | None:
+        """Return a published segment."""
+        return self._segments.get(uuid)
+
+    def permits(self, access: Access) -> bool | NDArray[np.bool_]:
+        """Ask the access hook. A hook that fails or answers nonsense refuses."""
+        if self._authorize is None:
+            return True
+        try:
+            answer = self._authorize(access)
+        except Exception:
+            _log.exception("the access hook failed; %s was refused", access.peer)
+            return False
+        if isinstance(answer, np.ndarray):
+            if answer.dtype == np.bool_ and answer.shape == access.offsets.shape:
+                return bool(answer.all()) or answer
+            _log.error("the access hook answered %r; %s was refused", answer, access.peer)
+            return False
+        return answer is True
+
+    def close(self) -> None:
+        """Stop serving. Segments stay open: they belong to who made them. Idempotent."""
+        self._segments = {}
+        if self._shm is not None:
+            self._shm.close()
+        if self._tcp is not None:
+            self._tcp.close()
+
+    def after_fork(self) -> None:
+        """Stop existing in a forked child: the parent serves."""
+        self._segments = {}
+        self._lock = threading.Lock()
+        for front in (self._shm, self._tcp):
+            if front is not None:
+                front.forget()
+
+    def __enter__(self) -> TransferServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Split "host:port" or "[v6]:port". Raises ConfigError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(
+            f"{text!r} is not host:port", advice="for example 127.0.0.1:0 for any free port"
+        )
+    return host, int(port)
+
+
+def _check_loopback(host: str) -> None:
+    try:
+        found = {item[4][0] for item in socket.getaddrinfo(host, None)}
+    except OSError as error:
+        raise ConfigError(f"cannot resolve {host!r}: {error}") from error
+    if not all(ipaddress.ip_address(str(address)).is_loopback for address in found):
+        raise ConfigError(
+            f"serving memory on {host} without a secret would give it to the whole network",
+            advice="set a secret, bind 127.0.0.1, or pass insecure=True",
+        )
+
+
+def _advertised(host: str, chosen: str | None) -> str:
+    if chosen is not None:
+        return chosen
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"binding {host} does not say which address others connect to",
+            advice="pass advertise_host, or bind the address itself",
+        )
+    return host

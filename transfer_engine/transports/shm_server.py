@@ -1,0 +1,220 @@
+"""The owner's end of the shm transport: hands segment descriptors to processes of this host.
+
+One thread for all connections: each carries a message per mapping and is silent otherwise. The
+kernel says who connects (SO_PEERCRED); other users are refused. Who may not write is given a
+descriptor that cannot be mapped writable. A withdrawn segment is announced to those who mapped
+it; what they mapped stays readable to them until they let go of it, as with any shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_engine.base import REFUSED as REFUSED_STATUS
+from transfer_engine.base import UNKNOWN_SEGMENT, Access, Operation
+from transfer_engine.errors import AuthError, ConfigError, RemoteProtocolError, StoreError
+from transfer_engine.transports.handover import (
+    GRANTED,
+    MAP,
+    MESSAGE_BYTES,
+    REFUSED,
+    WITHDRAWN,
+    Message,
+    check_uid,
+    peer_credentials,
+    socket_address,
+)
+
+if TYPE_CHECKING:
+    from transfer_engine.segment import Segment
+    from transfer_engine.transports.server import Owner
+
+__all__ = ["ShmServer"]
+
+_log = logging.getLogger(__name__)
+_JOIN_S = 1.0
+
+
+@dataclass(eq=False)
+class _Client:
+    sock: socket.socket
+    peer: str
+    mapped: set[bytes] = field(default_factory=set)
+
+
+class ShmServer:
+    """Listens on a Unix socket and passes descriptors of the owner's segments."""
+
+    def __init__(self, owner: Owner, address: str, *, connections_max: int) -> None:
+        self._owner = owner
+        self.address = address
+        self._connections_max = connections_max
+        self._lock = threading.Lock()
+        self._clients: set[_Client] = set()
+        self._closing = False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._listener.bind(socket_address(address))
+        except OSError as error:
+            self._listener.close()
+            raise ConfigError(
+                f"cannot listen on the unix socket {address!r}: {error.strerror}",
+                advice="another process uses this address, or its directory is missing",
+            ) from error
+        if not address.startswith("@"):
+            os.chmod(address, 0o600)
+        self._listener.listen(64)
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="mooncake-shm", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.data is not None:
+                    self._hear(key.data)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            _log.warning("cannot accept a shared-memory client: %s", error)
+            return
+        sock.setblocking(False)
+        pid, uid = peer_credentials(sock)
+        peer = f"uid {uid} pid {pid}"
+        try:
+            check_uid(uid, peer)
+            if len(self._clients) >= self._connections_max:
+                raise AuthError(f"{self._connections_max} shared-memory clients are connected")
+        except AuthError as error:
+            _log.warning("refused a shared-memory client: %s", error)
+            with contextlib.suppress(OSError):
+                sock.send(self._message(REFUSED, code=REFUSED_STATUS).pack())
+            sock.close()
+            return
+        client = _Client(sock, peer)
+        with self._lock:
+            self._clients.add(client)
+        self._selector.register(sock, selectors.EVENT_READ, client)
+
+    def _hear(self, client: _Client) -> None:
+        try:
+            data = client.sock.recv(MESSAGE_BYTES + 1)
+            if not data:
+                self._drop(client)
+                return
+            message = Message.unpack(data, client.peer)
+            if message.kind != MAP:
+                raise RemoteProtocolError(f"{client.peer} sent a message of kind {message.kind}")
+            self._map(client, message)
+        except BlockingIOError:
+            return
+        except (OSError, StoreError) as error:
+            _log.warning("dropped a shared-memory client: %s", error)
+            self._drop(client)
+
+    def _map(self, client: _Client, message: Message) -> None:
+        uuid = message.uuid
+        with self._lock:  # a withdrawal now either hides the segment or is announced afterwards
+            segment = self._owner.find(uuid)
+            if segment is not None:
+                client.mapped.add(uuid)
+        if segment is None or not segment.shareable:
+            self._send(client, self._message(REFUSED, code=UNKNOWN_SEGMENT, uuid=uuid))
+            return
+        writable = message.writable and self._permits(client, Operation.WRITE, segment)
+        if not writable and not self._permits(client, Operation.READ, segment):
+            client.mapped.discard(uuid)
+            self._send(client, self._message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
+            return
+        fd = segment.share(writable=writable)
+        try:
+            self._send(
+                client,
+                self._message(GRANTED, writable=writable, uuid=uuid, size=segment.size),
+                fd,
+            )
+        finally:
+            os.close(fd)
+
+    def _permits(self, client: _Client, operation: Operation, segment: Segment) -> bool:
+        if operation is Operation.WRITE and not segment.writable:
+            return False
+        none = np.empty(0, dtype=np.int64)
+        return (
+            self._owner.permits(Access(client.peer, operation, segment.uuid, none, none, 0)) is True
+        )
+
+    def _message(
+        self, kind: int, *, writable: bool = False, code: int = 0, uuid: bytes = bytes(16),
+        size: int = 0,
+    ) -> Message:  # fmt: skip
+        return Message(kind, writable, code, uuid, self._owner.instance, size)
+
+    def _send(self, client: _Client, message: Message, *fds: int) -> None:
+        socket.send_fds(client.sock, [message.pack()], fds, socket.MSG_NOSIGNAL)
+
+    def _drop(self, client: _Client) -> None:
+        with self._lock:
+            self._clients.discard(client)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(client.sock)
+        client.sock.close()
+
+    def announce_withdrawal(self, uuid: bytes) -> None:
+        """Tell everyone who mapped this segment that it is served no more."""
+        with self._lock:
+            holders = [client for client in self._clients if uuid in client.mapped]
+            for client in holders:
+                client.mapped.discard(uuid)
+        for client in holders:
+            try:
+                self._send(client, self._message(WITHDRAWN, uuid=uuid))
+            except OSError:
+                # It does not read its messages; the end of the connection tells it as well.
+                with contextlib.suppress(OSError):
+                    client.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stop listening and disconnect everyone. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake_write.send(b"x")
+        self._thread.join(timeout=_JOIN_S)
+        if not self.address.startswith("@"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.address)
+        self._close_sockets()
+
+    def forget(self) -> None:
+        """In a forked child: close the copies of the parent's sockets, which stay open there."""
+        self._closing = True
+        self._lock = threading.Lock()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._listener.close()
+        self._wake_read.close()
+        self._wake_write.close()
+        for client in self._clients:
+            client.sock.close()
+        self._clients = set()
+        # Closing the selector of a forked child leaves the parent's interest list as it is.
+        self._selector.close()

@@ -1,0 +1,263 @@
+"""Batches on a byte stream: the messages of a data connection and the socket that carries them.
+
+A connection starts with the handshake of `transfer_engine.wire` (service "transfer"). Then one
+request message per batch, answered by one reply, in order:
+
+    request  frame header (24)  uuid (16)  fence (8)  count (8)  offsets  lengths  [data of a write]
+    reply    frame header (24)  data bytes (8)  refused (8)  [statuses or error]   [data of a read]
+
+The frame is the one of `wire.frame`; its body ends before the data, whose length both sides know
+(a write: the sum of the lengths; a read: the data bytes of the reply). Offsets and lengths are
+packed int64 columns, statuses packed int32 and present only when a request was refused: a refused
+request of a read has no data, the data of a refused request of a write is thrown away.
+
+Data goes from registered memory to the socket and from the socket to registered memory, in one
+system call per 1024 ranges; Python touches the batch, never a request. Sockets are blocking, with
+kernel timeouts that follow the deadline; an interrupted call returns to Python, so signals work.
+
+It does not check ranges or rights: that is for the owner (`tcp_server`).
+Cost: O(n) kernel time for n ranges, about 5 us of Python a message.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_engine import _kernels
+from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
+from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSIONS, FrameDecoder
+from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity
+
+if TYPE_CHECKING:
+    from transfer_engine.base import Columns, Statuses
+    from transfer_engine.wire.frame import Frame
+
+__all__ = [
+    "COUNT_MAX",
+    "DATA_BYTES_MAX",
+    "READ",
+    "REPLY",
+    "REQUEST",
+    "WRITE",
+    "Link",
+    "identity",
+    "padded",
+]
+
+READ = 0x20
+WRITE = 0x21
+COUNT_MAX = 65_536
+"""Most requests of one message; larger batches take several."""
+DATA_BYTES_MAX = 64 << 30
+"""Most data of one message."""
+
+REQUEST = struct.Struct("<IBBHIIQ16sQQ")
+REPLY = struct.Struct("<IBBHIIQQQ")
+REQUEST_BODY_BYTES = REQUEST.size - HEADER_BYTES
+REPLY_BODY_BYTES = REPLY.size - HEADER_BYTES
+HEADER_WORDS = REQUEST.size // 8
+
+_TIMEVAL = struct.Struct("@ll")
+_RETRY = frozenset({_kernels.MOVED_PART, errno.EINTR, errno.EAGAIN})
+
+
+def identity(role: str, instance: bytes = b"") -> Identity:
+    """What one end of a data connection tells of itself."""
+    return Identity("transfer", role=role, instance=instance.hex())
+
+
+def padded(length: int) -> int:
+    """Round a length up to the 8 bytes that frames are aligned to."""
+    return length + (-length & 7)
+
+
+class Link:
+    """One data connection: a blocking socket, its deadline, and the iovecs of its batches.
+
+    Used by one thread at a time; only `abort` may be called from another. With `patience_s` the
+    deadline moves on with every byte (a server waits for progress); otherwise it stands.
+    """
+
+    __slots__ = (
+        "_armed_s", "_fd", "_iov", "_patience_s", "_state", "address", "deadline", "message",
+        "peer", "serving", "sock", "view",
+    )  # fmt: skip
+
+    def __init__(self, sock: socket.socket, peer: str, *, patience_s: float = 0.0) -> None:
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.sock = sock
+        self.peer = peer
+        self.deadline = 0.0
+        self.serving = b""  # the uuid of the segment that the owner is moving bytes of
+        self._patience_s = patience_s
+        self._fd = sock.fileno()
+        self._armed_s = 0.0
+        self._iov = np.zeros(2 * 1032, dtype=np.int64)
+        self._state = np.zeros(3, dtype=np.int64)
+        self.message: Columns = np.zeros(HEADER_WORDS, dtype=np.int64)
+        self.reserve(256)
+
+    def reserve(self, count: int) -> None:
+        """Make room for a message of `count` requests, keeping its header.
+
+        Header and columns lie in one array, at `address`, so that they are one iovec.
+        """
+        memory = np.zeros(HEADER_WORDS + 2 * count, dtype=np.int64)
+        memory[:HEADER_WORDS] = self.message[:HEADER_WORDS]
+        self.message = memory
+        self.address = int(memory.ctypes.data)
+        self.view = memory.data.cast("B")
+
+    def columns(self, count: int) -> tuple[Columns, Columns]:
+        """Return the offsets and lengths of the message, as views."""
+        middle = HEADER_WORDS + count
+        if middle + count > self.message.size:
+            self.reserve(max(count, min(COUNT_MAX, 2 * count)))
+        return self.message[HEADER_WORDS:middle], self.message[middle : middle + count]
+
+    def expect_progress(self) -> None:
+        """Start waiting anew, for `patience_s`."""
+        self.deadline = time.monotonic() + self._patience_s
+
+    def _arm(self) -> None:
+        """Give the kernel a timeout that ends at the deadline or, cheaply, somewhat before."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TransferTimeoutError("the deadline passed", peer=self.peer)
+        if not left / 4 <= self._armed_s <= left:
+            self._armed_s = left * 0.75 if left > 0.02 else left
+            whole = int(self._armed_s)
+            value = _TIMEVAL.pack(whole, max(1, int((self._armed_s - whole) * 1e6)))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def receive(self, target: memoryview, *, idle: bool = False) -> None:
+        """Fill a buffer. Raises PeerLostError at the end of the stream, TransferTimeoutError.
+
+        With `idle` the wait for the first byte may last for ever: nothing has been asked yet.
+        """
+        done, size = 0, len(target)
+        while done < size:
+            self._arm()
+            try:
+                got = self.sock.recv_into(target[done:] if done else target, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                if idle and done == 0:
+                    self.expect_progress()
+                continue
+            except OSError as error:
+                raise self._lost(os.strerror(error.errno or 0)) from error
+            if got == 0:
+                raise self._lost("it closed the connection")
+            done += got
+            if self._patience_s and done < size:
+                self.expect_progress()
+
+    def send(self, data: bytes) -> None:
+        """Send a few bytes (the handshake, errors)."""
+        self._arm()
+        try:
+            self.sock.sendall(data, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise self._lost(os.strerror(error.errno or 0)) from error
+
+    def frame(self, decoder: FrameDecoder) -> Frame:
+        """Receive one frame of the handshake."""
+        head = bytearray(HEADER_BYTES)
+        self.receive(memoryview(head))
+        frames = decoder.feed(head)
+        if not frames and decoder.error is None:
+            length = int.from_bytes(head[8:12], "little")
+            body = bytearray(padded(length))
+            self.receive(memoryview(body))
+            frames = decoder.feed(body)
+        if not frames:
+            assert decoder.error is not None
+            raise decoder.error
+        return frames[0]
+
+    def entries(
+        self,
+        base: int,
+        positions: Columns,
+        lengths: Columns,
+        statuses: Statuses,
+        *,
+        lead: tuple[tuple[int, int], ...] = (),
+        sink: tuple[int, int] = (0, 0),
+    ) -> tuple[int, int]:
+        """Set the iovecs of the next `move`: those in `lead`, then the ranges.
+
+        Returns how many iovecs there are and how many bytes the ranges have.
+        """
+        skip = len(lead)
+        while True:
+            room = self._iov[2 * skip :]
+            count, total = _kernels.build_iov(base, positions, lengths, statuses, room, *sink)
+            if count >= 0:
+                break
+            self._iov = np.zeros(2 * (skip - count + 8), dtype=np.int64)
+        self.lead(*lead)
+        return skip + count, total
+
+    def lead(self, *parts: tuple[int, int]) -> int:
+        """Set the first iovecs to (address, length) pairs and return how many they are."""
+        for at, (address, length) in enumerate(parts):
+            self._iov[2 * at] = address
+            self._iov[2 * at + 1] = length
+        return len(parts)
+
+    def move(self, count: int, *, receive: bool) -> None:
+        """Send, or receive into, the first `count` iovecs. Raises as `receive` does."""
+        state = self._state
+        state[0], state[1], state[2] = 0, count, 0
+        moved = 0
+        while True:
+            self._arm()
+            code = _kernels.move_iov(self._fd, self._iov, state, 1 if receive else 0)
+            if code == _kernels.MOVED_ALL:
+                return
+            if code == _kernels.PEER_CLOSED:
+                raise self._lost("it closed the connection")
+            if code not in _RETRY:
+                raise self._lost(os.strerror(code))
+            if self._patience_s and state[2] != moved:
+                moved = int(state[2])
+                self.expect_progress()
+
+    def abort(self) -> None:
+        """End the connection from any thread: a thread that waits in it wakes with an error."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # not connected any more, which is what was asked for
+
+    def close(self) -> None:
+        """Release the socket. Idempotent."""
+        self.sock.close()
+
+    def _lost(self, why: str) -> PeerLostError:
+        return PeerLostError(f"lost {self.peer}: {why}", peer=self.peer)
+
+
+def handshake_decoder() -> FrameDecoder:
+    """Return the decoder of the first frames of a connection."""
+    return FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=VERSIONS)
+
+
+def check_header(magic: int, version: int, link: Link) -> None:
+    """Refuse what is not a message of this protocol."""
+    if magic != MAGIC or not VERSIONS.oldest <= version <= VERSIONS.newest:
+        raise RemoteProtocolError(
+            f"{link.peer} sent no transfer message (magic {magic:#010x}, version {version})",
+            peer=link.peer,
+        )

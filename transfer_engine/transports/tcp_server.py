@@ -1,0 +1,294 @@
+"""The owner's end of the tcp transport: bounds, rights, and bytes in and out of segments.
+
+One thread a connection, blocked in the kernel while bytes move and without the GIL. What comes
+from a socket is believed only after it was checked: counts and lengths before any memory is
+reserved, ranges by a kernel without overflow, rights by the access hook. A bad request gets a
+status; a message that breaks the protocol gets an error and ends its connection, no other.
+
+A peer that neither sends nor takes bytes for `patience_s` in the middle of a message is dropped.
+Cost: about 10 us of Python a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transfer_engine import _kernels
+from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Access, Operation
+from transfer_engine.errors import (
+    ConfigError,
+    NotFoundError,
+    RemoteProtocolError,
+    StoreError,
+    UnavailableError,
+)
+from transfer_engine.transports.stream import (
+    COUNT_MAX,
+    DATA_BYTES_MAX,
+    READ,
+    REPLY,
+    REQUEST,
+    REQUEST_BODY_BYTES,
+    WRITE,
+    Link,
+    check_header,
+    handshake_decoder,
+    identity,
+    padded,
+)
+from transfer_engine.wire.faults import encode_error
+from transfer_engine.wire.frame import ERROR, HEADER_BYTES, MAGIC, VERSION
+from transfer_engine.wire.frame import REPLY as REPLY_FLAG
+from transfer_engine.wire.handshake import ServerHandshake, refusal
+
+if TYPE_CHECKING:
+    from transfer_engine.base import Statuses
+    from transfer_engine.memory import Mapping
+    from transfer_engine.transports.server import Owner
+
+__all__ = ["TcpServer"]
+
+_log = logging.getLogger(__name__)
+
+_OPERATIONS = {READ: Operation.READ, WRITE: Operation.WRITE}
+_HANDSHAKE_S = 5.0
+_SINK_BYTES = 1 << 20
+_LINGER_S = 1.0
+_REPLY_BODY = REPLY.size - HEADER_BYTES
+
+
+class TcpServer:
+    """Listens for data connections and serves the owner's segments on them."""
+
+    def __init__(
+        self, owner: Owner, address: tuple[str, int], *, connections_max: int, patience_s: float
+    ) -> None:
+        self._owner = owner
+        self._connections_max = connections_max
+        self._patience_s = patience_s
+        self._links: set[Link] = set()
+        self._lock = threading.Lock()
+        self._closing = False
+        # Where the data of refused writes goes; nobody reads it, so all connections share it.
+        self._sink = np.empty(_SINK_BYTES, dtype=np.uint8)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            self._listener = socket.create_server(address, family=family, backlog=128)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {address[0]}:{address[1]}: {error.strerror}",
+                advice="choose another port, or 0 for any free one",
+            ) from error
+        self.port: int = self._listener.getsockname()[1]
+        self._acceptor = threading.Thread(
+            target=self._accept, name=f"mooncake-tcp-{self.port}", daemon=True
+        )
+        self._acceptor.start()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                sock, address = self._listener.accept()
+            except OSError as error:
+                if self._closing or error.errno in (errno.EBADF, errno.EINVAL):
+                    return
+                # Out of descriptors, most likely: serving those there are frees some.
+                _log.warning("cannot accept data connections: %s", error)
+                time.sleep(0.1)
+                continue
+            peer = f"{address[0]}:{address[1]}"
+            with self._lock:
+                full = len(self._links) >= self._connections_max
+                if not full and not self._closing:
+                    link = Link(sock, peer, patience_s=self._patience_s)
+                    self._links.add(link)
+            if full or self._closing:
+                self._turn_away(sock, peer)
+                continue
+            threading.Thread(
+                target=self._serve, args=(link,), name=f"mooncake-tcp-{peer}", daemon=True
+            ).start()
+
+    def _turn_away(self, sock: socket.socket, peer: str) -> None:
+        _log.warning("refused %s: %d data connections are open", peer, self._connections_max)
+        error = UnavailableError(
+            f"the owner already serves {self._connections_max} data connections",
+            advice="raise connections_max there, or use fewer clients",
+        )
+        with contextlib.suppress(OSError), sock:
+            sock.setblocking(False)
+            sock.send(refusal(error))
+
+    def _serve(self, link: Link) -> None:
+        try:
+            self._greet(link)
+            while not self._closing:
+                self._answer(link)
+        except StoreError as error:
+            if not self._closing and isinstance(error, RemoteProtocolError):
+                _log.warning("dropped %s: %s", link.peer, error)
+            else:
+                _log.debug("data connection of %s ended: %s", link.peer, error)
+        finally:
+            with self._lock:
+                self._links.discard(link)
+            link.close()
+
+    def _greet(self, link: Link) -> None:
+        link.deadline = time.monotonic() + _HANDSHAKE_S
+        handshake = ServerHandshake(
+            identity("owner", self._owner.instance), secret=self._owner.secret
+        )
+        decoder = handshake_decoder()
+        while handshake.session is None:
+            try:
+                frame = link.frame(decoder)
+            except RemoteProtocolError as error:
+                link.send(refusal(error))
+                raise
+            reply = handshake.receive(frame)
+            if reply:
+                link.send(reply)
+            if handshake.failure is not None:
+                raise handshake.failure
+
+    def _answer(self, link: Link) -> None:
+        """Serve one message, or raise what ends the connection."""
+        link.expect_progress()
+        link.receive(link.view[: REQUEST.size], idle=True)
+        try:
+            self._batch(link)
+        except RemoteProtocolError as error:
+            self._refuse(link, error)
+            raise
+        finally:
+            link.serving = b""
+
+    def _batch(self, link: Link) -> None:
+        magic, version, flags, opcode, length, _, number, uuid, fence, count = REQUEST.unpack_from(
+            link.view
+        )
+        check_header(magic, version, link)
+        operation = _OPERATIONS.get(opcode)
+        if operation is None or flags or count > COUNT_MAX:
+            raise RemoteProtocolError(
+                f"no such request: opcode {opcode:#x}, flags {flags:#x}, {count} ranges"
+            )
+        if length != REQUEST_BODY_BYTES + 16 * count:
+            raise RemoteProtocolError(f"a body of {length} bytes cannot hold {count} ranges")
+        offsets, lengths = link.columns(count)
+        if count:
+            link.receive(link.view[REQUEST.size : REQUEST.size + 16 * count])
+        # Named before it is looked up, so that `quiesce` cannot miss it.
+        link.serving = uuid
+        statuses = np.zeros(count + (count & 1), dtype=np.int32)
+        access = Access(link.peer, operation, uuid, offsets, lengths, fence)
+        mapping = self._judge(access, statuses[:count])
+        base = 0 if mapping is None else mapping.address
+        refused = int(np.count_nonzero(statuses)) if statuses.any() else 0
+        if operation is Operation.WRITE:
+            sink = (int(self._sink.ctypes.data), _SINK_BYTES) if refused else (0, 0)
+            entries, _ = link.entries(base, offsets, lengths, statuses[:count], sink=sink)
+            link.expect_progress()
+            link.move(entries, receive=True)
+        body = _REPLY_BODY + (4 * statuses.size if refused else 0)
+        lead: tuple[tuple[int, int], ...] = ((link.address, REPLY.size),)
+        if refused:
+            lead += ((int(statuses.ctypes.data), 4 * statuses.size),)
+        if operation is Operation.READ:
+            entries, data = link.entries(base, offsets, lengths, statuses[:count], lead=lead)
+        else:
+            entries, data = link.lead(*lead), 0
+        REPLY.pack_into(
+            link.view, 0, MAGIC, VERSION, REPLY_FLAG, opcode, body, 0, number, data, refused
+        )
+        link.expect_progress()
+        link.move(entries, receive=False)
+
+    def _judge(self, access: Access, statuses: Statuses) -> Mapping | None:
+        """Set the status of every range and return the memory, None if there is none."""
+        segment = self._owner.find(access.segment)
+        size = 0 if segment is None else segment.size
+        named, _ = _kernels.check_ranges(access.offsets, access.lengths, size, statuses)
+        if not 0 <= named <= DATA_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"the ranges of one message add up to more than {DATA_BYTES_MAX} bytes, or below 0"
+            )
+        if segment is None:
+            statuses[:] = UNKNOWN_SEGMENT
+            return None
+        try:
+            mapping = segment.mapping
+        except NotFoundError:  # closed since it was found
+            statuses[:] = UNKNOWN_SEGMENT
+            return None
+        allowed = self._owner.permits(access)
+        if access.operation is Operation.WRITE and not segment.writable:
+            allowed = False
+        if allowed is not True:
+            statuses[(statuses == 0) & np.logical_not(allowed)] = REFUSED
+        return mapping
+
+    def _refuse(self, link: Link, error: RemoteProtocolError) -> None:
+        """Tell the peer why its connection ends, and give it the time to read that."""
+        body = encode_error(error)
+        length = padded(len(body))
+        head = REPLY.pack(
+            MAGIC, VERSION, REPLY_FLAG | ERROR, 0, _REPLY_BODY + length, 0, 0, 0, len(body)
+        )
+        with contextlib.suppress(StoreError, OSError):
+            link.send(head + body.ljust(length, b"\0"))
+            link.sock.shutdown(socket.SHUT_WR)
+            # Closing with unread input would reset the connection and lose the answer.
+            until = time.monotonic() + _LINGER_S
+            link.sock.settimeout(_LINGER_S)
+            while time.monotonic() < until and link.sock.recv_into(self._sink.data):
+                pass
+
+    def quiesce(self, uuid: bytes, timeout_s: float) -> None:
+        """Return once no connection moves bytes of this segment; cut those that outlast it."""
+        deadline = time.monotonic() + timeout_s
+        while busy := self._serving(uuid):
+            if time.monotonic() >= deadline:
+                for link in busy:
+                    _log.warning("cut %s off a withdrawn segment", link.peer)
+                    link.abort()
+                deadline = time.monotonic() + timeout_s
+            time.sleep(0.001)
+
+    def _serving(self, uuid: bytes) -> list[Link]:
+        with self._lock:
+            return [link for link in self._links if link.serving == uuid]
+
+    def close(self) -> None:
+        """Stop listening and cut all connections. Idempotent."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.abort()
+        if threading.current_thread() is not self._acceptor:
+            self._acceptor.join(timeout=_LINGER_S)
+        deadline = time.monotonic() + _LINGER_S
+        while self._links and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def forget(self) -> None:
+        """In a forked child: close the copies of the parent's sockets, which stay open there."""
+        self._closing = True
+        self._lock = threading.Lock()
+        self._listener.close()
+        for link in self._links:
+            link.close()
+        self._links = set()
