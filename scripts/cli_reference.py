@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from mooncake_store.cli._app import EXIT_MEANINGS
-from mooncake_store.cli.main import root
+from mooncake_store.cli._tree import root
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 

@@ -230,7 +230,7 @@ def _draw(rows: "list[Row]", value: dict[str, Any]) -> "RenderableType":
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or isinstance(value, int) else f"{value:.4g}"
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,88 +1,19 @@
-"""The entry point of `mooncake`: find the subcommand, run it, leave with its exit code.
+"""The entry point of `mooncake`.
 
-`COMMANDS` names the subcommands in the order of the help; each is a module of the same name in
-this package, imported only when it is run or listed. Those modules import numpy, numba and the
-store inside their functions, so that help, completion and `mooncake version` stay quick.
+Everything else is imported inside, so that a Ctrl-C in the first moments, while modules load, ends
+as quietly as a later one.
 """
 
-import importlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
-
-from mooncake_store.cli._app import guarded
-
-__all__ = ["COMMANDS", "main", "root"]
-
-COMMANDS = ("version", "config", "warmup", "bench")
-
-
-class _LazyGroup(TyperGroup):
-    """A group whose commands are modules, imported one by one."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in COMMANDS:
-            if cmd_name not in self.commands:
-                module = importlib.import_module(f"mooncake_store.cli.{cmd_name}")
-                command = typer.main.get_command(module.app)
-                command.name = cmd_name
-                self.commands[cmd_name] = command
-            return self.commands[cmd_name]
-        if not ctx.resilient_parsing:
-            import difflib
-
-            nearest = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
-            hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-            ctx.fail(f"there is no command {cmd_name!r}{hint}")
-        return None
-
-
-_app = typer.Typer(
-    cls=_LazyGroup,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="A pooled store of immutable KV-cache blocks for LLM inference clusters.",
-)
-
-
-@_app.callback()
-def _root_options(
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug",
-            help="Show the traceback of an error; accepted anywhere.",
-            show_default=False,
-        ),
-    ] = False,
-) -> None:
-    """Declare the options of `mooncake` itself; `main` has already read them."""
-
-
-def root() -> Any:
-    """The whole command tree, for running and for the reference that is generated from it."""
-    command = typer.main.get_command(_app)
-    command.name = "mooncake"
-    return command
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` excludes the program's name."""
-    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    debug = "--debug" in own
-    if debug:
-        # A person adds --debug at the end of the line that failed; the parser wants it first.
-        arguments.remove("--debug")
-        arguments.insert(0, "--debug")
-
-    def call() -> object:
-        return root().main(args=arguments, prog_name="mooncake", standalone_mode=False)
-
-    return guarded(call, as_json="--json" in own, debug=debug)
+    try:
+        from mooncake_store.cli._tree import run
+    except KeyboardInterrupt:
+        return 130
+    return run(sys.argv[1:] if argv is None else argv)

@@ -11,7 +11,8 @@ import pytest
 import typer
 
 from mooncake_store.cli import _app
-from mooncake_store.cli.main import COMMANDS, main, root
+from mooncake_store.cli._tree import COMMANDS, root
+from mooncake_store.cli.main import main
 from mooncake_store.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -220,6 +221,22 @@ def test_ctrl_c_ends_a_running_command_without_a_traceback(start_program):
     program.signal(2)
     assert program.wait() == 130
     assert program.output == "waiting\n"
+
+
+def test_ctrl_c_while_modules_load_is_quiet_too(start_program):
+    # Interrupted from inside an import, at a moment that a signal would rarely hit.
+    program = start_program(
+        "-c",
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "from mooncake_store.cli.main import main\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.exit(main(['version']))",
+    )
+    assert program.wait() == 130
+    assert program.output == ""
 
 
 def test_a_reader_that_leaves_is_no_error():

@@ -1,0 +1,87 @@
+"""The tree of `mooncake` commands: find the one that is meant, run it, say how it ended.
+
+`COMMANDS` names the subcommands in the order of the help; each is a module of the same name in
+this package, imported only when it is run or listed. Those modules import numpy, numba and the
+store inside their functions, so that help, completion and `mooncake version` stay quick.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from mooncake_store.cli._app import guarded
+
+__all__ = ["COMMANDS", "root", "run"]
+
+COMMANDS = ("version", "config", "warmup", "bench")
+
+
+class _LazyGroup(TyperGroup):
+    """A group whose commands are modules, imported one by one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS:
+            if cmd_name not in self.commands:
+                module = importlib.import_module(f"mooncake_store.cli.{cmd_name}")
+                command = typer.main.get_command(module.app)
+                command.name = cmd_name
+                self.commands[cmd_name] = command
+            return self.commands[cmd_name]
+        if not ctx.resilient_parsing:
+            import difflib
+
+            nearest = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+            ctx.fail(f"there is no command {cmd_name!r}{hint}")
+        return None
+
+
+_app = typer.Typer(
+    cls=_LazyGroup,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="A pooled store of immutable KV-cache blocks for LLM inference clusters.",
+)
+
+
+@_app.callback()
+def _root_options(
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Show the traceback of an error; accepted anywhere.",
+            show_default=False,
+        ),
+    ] = False,
+) -> None:
+    """Declare the options of `mooncake` itself; `run` has already read them."""
+
+
+def root() -> Any:
+    """The whole command tree, for running and for the reference that is generated from it."""
+    command = typer.main.get_command(_app)
+    command.name = "mooncake"
+    return command
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line, without the program's name, and return its exit code."""
+    arguments = list(argv) or ["--help"]
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in own
+    if debug:
+        # A person adds --debug at the end of the line that failed; the parser wants it first.
+        arguments.remove("--debug")
+        arguments.insert(0, "--debug")
+
+    def call() -> object:
+        return root().main(args=arguments, prog_name="mooncake", standalone_mode=False)
+
+    return guarded(call, as_json="--json" in own, debug=debug)
