@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 __all__ = [
+    "EXIT_MEANINGS",
     "ExitCode",
     "JsonOption",
     "console",

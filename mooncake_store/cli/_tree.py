@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mooncake_store.cli._app import guarded
+from mooncake_store.cli._app import EXIT_MEANINGS, guarded
 
 __all__ = ["COMMANDS", "root", "run"]
 
@@ -47,6 +47,8 @@ _app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="A pooled store of immutable KV-cache blocks for LLM inference clusters.",
+    epilog="\b\nExit codes:\n"
+    + "\n".join(f"  {int(code):>3}  {meaning}" for code, meaning in EXIT_MEANINGS.items()),
 )
 
 

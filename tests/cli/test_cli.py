@@ -1,5 +1,6 @@
 """The `mooncake` command: speed of starting, help, JSON, errors and exit codes."""
 
+import io
 import json
 import os
 import re
@@ -253,6 +254,44 @@ def test_piped_output_has_no_colour_and_no_progress():
     done = run("version")
     assert "\x1b" not in done.stdout + done.stderr
     assert done.stderr == ""
+
+
+class Stream(io.StringIO):
+    def __init__(self, terminal):
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self):
+        return self.terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_appears_on_a_terminal_only(monkeypatch, terminal):
+    monkeypatch.setattr(sys, "stderr", Stream(terminal))
+    monkeypatch.setenv("TERM", "xterm")
+    with _app.progress("compiling") as say:
+        say("compiling more")
+    assert ("compiling" in sys.stderr.getvalue()) == terminal
+    assert terminal or sys.stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize("no_color", [True, False])
+def test_no_color_is_honoured(monkeypatch, no_color):
+    monkeypatch.setattr(sys, "stderr", Stream(terminal=True))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    with _app.progress("compiling"):
+        pass
+    coloured = re.search(r"\x1b\[(3\d|38;)", sys.stderr.getvalue())
+    assert bool(coloured) != no_color
+
+
+def test_the_help_lists_every_exit_code(capsys):
+    main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"^ +{int(code)}  ", shown, re.MULTILINE) for code in _app.ExitCode)
 
 
 def test_keys_that_look_like_markup_are_shown_as_they_are(capsys):
