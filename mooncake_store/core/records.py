@@ -53,7 +53,7 @@ class Flag(IntFlag):
     GROUPED = 4
     TASK = 8  # a copy or move runs
     UPSERT = 16  # READABLE: a newer generation is being written; WRITING: is that generation
-    ADOPTED = 32  # at least one replica waits to be swept: its segment is gone
+    DOOMED = 128  # being removed by the request that runs now
 
 
 class SegmentState(IntEnum):
@@ -109,8 +109,9 @@ class EventKind(IntEnum):
 
 ROW = np.dtype(
     [
-        ("digest_lo", "<u8"),
-        ("digest_hi", "<u8"),
+        # Digests are held as signed words: numba turns a mix of signed and unsigned into floats.
+        ("digest_lo", "<i8"),
+        ("digest_hi", "<i8"),
         ("size", "<i8"),
         ("checksum", "<u8"),
         ("lease_end", "<i8"),  # WRITING: when the put started
@@ -163,5 +164,5 @@ LISTED = np.dtype(
 """One object of a listing; the names follow as one blob."""
 
 EVENT = np.dtype(
-    [("digest_lo", "<u8"), ("digest_hi", "<u8"), ("kind", "<u2"), ("tenant", "<u2"), ("tier", "<u4")]
+    [("digest_lo", "<i8"), ("digest_hi", "<i8"), ("kind", "<u2"), ("tenant", "<u2"), ("tier", "<u4")]
 )

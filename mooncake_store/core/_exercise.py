@@ -1,0 +1,49 @@
+"""A small shard put through every operation, so that its kernels are compiled before the first
+request needs them. Used by `mooncake warmup`; not a test (nothing is checked here).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mooncake_store.core.names import Names
+from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
+from mooncake_store.core.shard import Shard
+
+__all__ = ["exercise"]
+
+
+def exercise() -> None:
+    """Run every kernel of the core once, with the argument types of production."""
+    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, hot_hits=1, put_discard_ns=1))
+    client = shard.open_client(0, b"w" * 16, 1, "host")
+    for name in ("a", "b"):
+        shard.mount(0, client, name.encode() * 16, name, 1 << 20, name)
+    digests = np.arange(8, dtype=np.uint64).reshape(4, 2)
+    sizes = np.full(4, 1000, np.int64)
+    names = Names.of([b"one", b"two", b"three", b"four"])
+    checksums = np.zeros(4, np.uint64)
+    options = PutOptions(replicas=2, soft_pin=SoftPin.ENABLE)
+    answers, _ = shard.put_start(1, client, 0, digests, sizes, names, options)
+    shard.put_start(2, client, 0, digests, sizes, names)
+    answers, _ = shard.put_start(4, client, 0, digests, sizes, names)
+    generations = np.ascontiguousarray(answers["generation"])
+    shard.put_end(5, client, digests, generations, checksums)
+    shard.get(6, digests, 10)
+    shard.renew(6, digests, generations, 10)
+    shard.release(6, digests, generations)
+    shard.exists(6, digests)
+    shard.list_objects(6, 0, b"t")
+    segments = shard.segments()
+    _, task, _ = shard.move_start(
+        7, client, digests[0], None, segments[1].index if answers["replicas"][0] else 0
+    )
+    shard.finish_task(7, client, task, True)
+    answers, _ = shard.upsert_start(8, client, 0, digests, sizes, names)
+    generations = np.ascontiguousarray(answers["generation"])
+    shard.put_revoke(8, client, digests[:1], generations[:1])
+    shard.put_end(8, client, digests[1:], generations[1:], checksums[1:])
+    shard.evict(1 << 40, 0.3)
+    shard.remove(1 << 41, digests)
+    shard.remove_matching(1 << 41, 0, "t", "prefix")
+    shard.tick(1 << 42)

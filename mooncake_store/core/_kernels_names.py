@@ -1,0 +1,106 @@
+"""Kernels of the name arena: names in blocks of 8 bytes, freed blocks in one list per length.
+
+Layout: a reference is `block << 13 | length` with names of 1..4096 bytes, 0 for "no name"; block 0
+is never used. `heads` is int64: entry 0 counts the blocks ever used, entry c is the first free
+run of c blocks (0 = none); a free run holds the next one's number in its first 8 bytes.
+`words` is the arena seen as int64, `blob` the same memory seen as bytes.
+"""
+
+import numpy as np
+from numba import njit
+
+LENGTH_BITS = 13
+LENGTH_MASK = (1 << LENGTH_BITS) - 1
+CLASSES = 4096 // 8 + 1
+
+
+@njit(cache=True, nogil=True)
+def store(words, blob, heads, refs, chosen, names, ends):
+    """Keep the name of each chosen row; names[ends[i-1]:ends[i]] is the i-th. O(bytes).
+
+    chosen[i] = -1 passes a name over. Returns the number of names for which no room was left.
+    """
+    lost = 0
+    start = 0
+    for i in range(chosen.shape[0]):
+        length = ends[i] - start
+        if chosen[i] >= 0 and length > 0:
+            blocks = (length + 7) >> 3
+            block = heads[blocks]
+            if block > 0:
+                heads[blocks] = words[block]
+            elif heads[0] + blocks < words.shape[0]:
+                block = heads[0] + 1
+                heads[0] += blocks
+            else:
+                lost += 1
+                start = ends[i]
+                continue
+            at = block << 3
+            for j in range(length):
+                blob[at + j] = names[start + j]
+            refs[chosen[i]] = (block << LENGTH_BITS) | length
+        start = ends[i]
+    return lost
+
+
+@njit(cache=True, nogil=True)
+def drop(words, heads, refs, doomed):
+    """Give the names of doomed rows back. O(n)."""
+    for i in range(doomed.shape[0]):
+        ref = refs[doomed[i]]
+        if ref != 0:
+            blocks = ((ref & LENGTH_MASK) + 7) >> 3
+            block = ref >> LENGTH_BITS
+            words[block] = heads[blocks]
+            heads[blocks] = block
+            refs[doomed[i]] = 0
+
+
+@njit(cache=True, nogil=True)
+def with_prefix(blob, refs, rows, prefix, out):
+    """List the rows whose name starts with `prefix`; returns how many. O(n * prefix)."""
+    count = 0
+    wanted = prefix.shape[0]
+    for i in range(rows.shape[0]):
+        ref = refs[rows[i]]
+        if (ref & LENGTH_MASK) < wanted:
+            continue
+        at = (ref >> LENGTH_BITS) << 3
+        same = True
+        for j in range(wanted):
+            if blob[at + j] != prefix[j]:
+                same = False
+                break
+        if same:
+            out[count] = rows[i]
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def gather(blob, refs, rows, lengths, out):
+    """Copy the names of rows one after the other into `out`; returns the bytes written."""
+    at = 0
+    for i in range(rows.shape[0]):
+        ref = refs[rows[i]]
+        length = ref & LENGTH_MASK
+        start = (ref >> LENGTH_BITS) << 3
+        lengths[i] = length
+        for j in range(length):
+            out[at + j] = blob[start + j]
+        at += length
+    return at
+
+
+def warmup() -> None:
+    """Compile every kernel of this file."""
+    words = np.zeros(64, np.int64)
+    blob = words.view(np.uint8)
+    heads, refs = np.zeros(CLASSES, np.int64), np.zeros(2, np.int64)
+    rows = np.zeros(1, np.int32)
+    name = np.frombuffer(b"name", np.uint8)
+    store(words, blob, heads, refs, rows, name, np.array([4], np.int64))
+    with_prefix(blob, refs, rows, name, np.zeros(1, np.int32))
+    gather(blob, refs, rows, np.zeros(1, np.uint16), np.zeros(4, np.uint8))
+    drop(words, heads, refs, rows)

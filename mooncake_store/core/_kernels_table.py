@@ -1,0 +1,314 @@
+"""Kernels of the hash table digest -> row: open addressing with linear probing, grown in steps.
+
+Layout: an entry is one int64, `tag << 32 | row + 1`, 0 when empty; the tag is the low 32 bits of
+the digest and also gives the home position, so that moving entries never touches rows. There are
+two entry arrays. One is active. While the table changes size the other one still holds entries
+that were not moved yet: positions below `CURSOR` have been moved, a deletion leaves DELETED.
+`head` is an int64 array indexed by the constants below.
+
+Every batch kernel first walks the whole batch touching the entry (then the row) each key will
+need, without acting on it: those loads are independent, so their cache misses overlap.
+"""
+
+import numpy as np
+from numba import njit
+
+ACTIVE, MASK, USED, OLD_MASK, CURSOR, FREE_ROWS, ROWS_HIGH, SINK = 0, 1, 2, 3, 4, 5, 6, 7
+HEAD_WORDS = 8
+LOW = 0xFFFFFFFF
+DELETED = -1
+
+
+@njit(cache=True, nogil=True)
+def _find_in_old(head, old, rows, lo, hi):
+    """Look among the entries that were not moved yet; the row or -1. O(1) expected."""
+    mask = head[OLD_MASK]
+    cursor = head[CURSOR]
+    tag = lo & LOW
+    p = max(tag & mask, cursor)
+    for _ in range(mask + 1):
+        entry = old[p]
+        if entry == 0:
+            return -1
+        if entry != DELETED and ((entry >> 32) & LOW) == tag:
+            row = (entry & LOW) - 1
+            if rows[row].digest_lo == lo and rows[row].digest_hi == hi:
+                return row
+        p += 1
+        if p > mask:
+            p = cursor
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def find(head, table_a, table_b, rows, digests, out):
+    """out[i] = row of digests[i] or -1. O(n) expected.
+
+    The probe is written out here and in find_or_insert: a call that passes arrays costs more
+    than the whole lookup.
+    """
+    n = digests.shape[0]
+    if head[ACTIVE] == 0:
+        table, old = table_a, table_b
+    else:
+        table, old = table_b, table_a
+    mask = head[MASK]
+    sink = 0
+    for i in range(n):
+        sink ^= table[digests[i, 0] & LOW & mask]
+    for i in range(n):
+        # The home entry is the right one more often than not; guess it and load its row.
+        row = (table[digests[i, 0] & LOW & mask] & LOW) - 1
+        if row >= 0:
+            sink ^= rows[row].digest_lo
+    head[SINK] = sink
+    for i in range(n):
+        lo = digests[i, 0]
+        hi = digests[i, 1]
+        tag = lo & LOW
+        p = tag & mask
+        entry = table[p]
+        row = -1
+        while entry != 0:
+            if ((entry >> 32) & LOW) == tag:
+                row = (entry & LOW) - 1
+                if rows[row].digest_lo == lo and rows[row].digest_hi == hi:
+                    break
+                row = -1
+            p = (p + 1) & mask
+            entry = table[p]
+        out[i] = row
+    if head[OLD_MASK] >= 0:
+        for i in range(n):
+            if out[i] < 0:
+                out[i] = _find_in_old(head, old, rows, digests[i, 0], digests[i, 1])
+
+
+@njit(cache=True, nogil=True)
+def find_or_insert(head, table_a, table_b, rows, free_rows, digests, wanted, out, inserted):
+    """Find rows, and give a new row to every missing digest where `wanted`. O(n) expected.
+
+    A digest that occurs twice gets its row at the first occurrence, so the second finds it.
+    out[i] is -1 where nothing was found and none was wanted, or where no row is left. A new row
+    carries its digest and is otherwise empty; inserted[i] tells it apart.
+    """
+    n = digests.shape[0]
+    if head[ACTIVE] == 0:
+        table, old = table_a, table_b
+    else:
+        table, old = table_b, table_a
+    mask = head[MASK]
+    has_old = head[OLD_MASK] >= 0
+    sink = 0
+    for i in range(n):
+        sink ^= table[digests[i, 0] & LOW & mask]
+    head[SINK] = sink
+    for i in range(n):
+        lo = digests[i, 0]
+        hi = digests[i, 1]
+        tag = lo & LOW
+        p = tag & mask
+        entry = table[p]
+        row = -1
+        while entry != 0:
+            if ((entry >> 32) & LOW) == tag:
+                row = (entry & LOW) - 1
+                if rows[row].digest_lo == lo and rows[row].digest_hi == hi:
+                    break
+                row = -1
+            p = (p + 1) & mask
+            entry = table[p]
+        if row < 0 and has_old:
+            row = _find_in_old(head, old, rows, lo, hi)
+        inserted[i] = False
+        if row < 0 and wanted[i]:
+            if head[FREE_ROWS] > 0:
+                head[FREE_ROWS] -= 1
+                row = np.int64(free_rows[head[FREE_ROWS]])
+            elif head[ROWS_HIGH] < rows.shape[0]:
+                row = head[ROWS_HIGH]
+                head[ROWS_HIGH] += 1
+            if row >= 0:
+                rows[row].digest_lo = lo
+                rows[row].digest_hi = hi
+                table[p] = (tag << 32) | (row + 1)
+                head[USED] += 1
+                inserted[i] = True
+        out[i] = row
+
+
+@njit(cache=True, nogil=True)
+def take_rows(head, free_rows, rows_max, out):
+    """Give rows that are in no table (second generations). out[i] = -1 when none is left. O(n)."""
+    for i in range(out.shape[0]):
+        if head[FREE_ROWS] > 0:
+            head[FREE_ROWS] -= 1
+            out[i] = free_rows[head[FREE_ROWS]]
+        elif head[ROWS_HIGH] < rows_max:
+            out[i] = head[ROWS_HIGH]
+            head[ROWS_HIGH] += 1
+        else:
+            out[i] = -1
+
+
+@njit(cache=True, nogil=True)
+def _position_in_old(head, old, tag, row):
+    """Where (tag, row) stands among the entries not moved yet, or -1. O(1) expected."""
+    mask = head[OLD_MASK]
+    cursor = head[CURSOR]
+    wanted = (tag << 32) | (row + 1)
+    p = max(tag & mask, cursor)
+    for _ in range(mask + 1):
+        if old[p] == wanted:
+            return p
+        if old[p] == 0:
+            return -1
+        p += 1
+        if p > mask:
+            p = cursor
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def delete(head, table_a, table_b, rows, doomed):
+    """Remove the entries of these rows from the table; a row in no table is passed over. O(n).
+
+    The hole is closed by moving later entries of its run back, so lookups never meet debris.
+    """
+    if head[ACTIVE] == 0:
+        table, old = table_a, table_b
+    else:
+        table, old = table_b, table_a
+    mask = head[MASK]
+    has_old = head[OLD_MASK] >= 0
+    sink = 0
+    for i in range(doomed.shape[0]):
+        sink ^= table[rows[doomed[i]].digest_lo & LOW & mask]
+    head[SINK] = sink
+    for i in range(doomed.shape[0]):
+        row = np.int64(doomed[i])
+        tag = rows[row].digest_lo & LOW
+        wanted = (tag << 32) | (row + 1)
+        hole = tag & mask
+        while table[hole] != wanted and table[hole] != 0:
+            hole = (hole + 1) & mask
+        if table[hole] == wanted:
+            p = (hole + 1) & mask
+            entry = table[p]
+            while entry != 0:
+                home = (entry >> 32) & LOW & mask
+                if ((p - home) & mask) >= ((p - hole) & mask):
+                    table[hole] = entry
+                    hole = p
+                p = (p + 1) & mask
+                entry = table[p]
+            table[hole] = 0
+            head[USED] -= 1
+        elif has_old:
+            p = _position_in_old(head, old, tag, row)
+            if p >= 0:
+                old[p] = DELETED
+                head[USED] -= 1
+
+
+@njit(cache=True, nogil=True)
+def give_back_rows(head, free_rows, rows, doomed):
+    """Zero rows and put them on the free stack. O(n)."""
+    for i in range(doomed.shape[0]):
+        row = doomed[i]
+        rows[row].digest_lo = 0
+        rows[row].digest_hi = 0
+        rows[row].size = 0
+        rows[row].checksum = 0
+        rows[row].lease_end = 0
+        rows[row].offset = 0
+        rows[row].generation = 0
+        rows[row].more = -1
+        rows[row].segment = -1
+        rows[row].tenant = 0
+        rows[row].state = 0
+        rows[row].flags = 0
+        rows[row].replicas = 0
+        rows[row].holders = 0
+        free_rows[head[FREE_ROWS]] = row
+        head[FREE_ROWS] += 1
+
+
+@njit(cache=True, nogil=True)
+def swap_row(head, table_a, table_b, rows, old_row, new_row):
+    """Let the entry of `old_row` name `new_row`, which has the same digest. O(1) expected."""
+    if head[ACTIVE] == 0:
+        table, old = table_a, table_b
+    else:
+        table, old = table_b, table_a
+    tag = rows[old_row].digest_lo & LOW
+    mask = head[MASK]
+    wanted = (tag << 32) | (old_row + 1)
+    p = tag & mask
+    while table[p] != wanted and table[p] != 0:
+        p = (p + 1) & mask
+    if table[p] == wanted:
+        table[p] = (tag << 32) | (new_row + 1)
+        return True
+    if head[OLD_MASK] >= 0:
+        p = _position_in_old(head, old, tag, old_row)
+        if p >= 0:
+            old[p] = (tag << 32) | (new_row + 1)
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def drain(head, table_a, table_b, count):
+    """Move the next `count` positions of the old array into the active one. O(count)."""
+    old_mask = head[OLD_MASK]
+    if head[ACTIVE] == 0:
+        table, old = table_a, table_b
+    else:
+        table, old = table_b, table_a
+    mask = head[MASK]
+    stop = min(head[CURSOR] + count, old_mask + 1)
+    sink = 0
+    for p in range(head[CURSOR], stop):
+        sink ^= table[(old[p] >> 32) & LOW & mask]
+    head[SINK] = sink
+    for p in range(head[CURSOR], stop):
+        entry = old[p]
+        if entry != 0 and entry != DELETED:
+            q = (entry >> 32) & LOW & mask
+            while table[q] != 0:
+                q = (q + 1) & mask
+            table[q] = entry
+    head[CURSOR] = stop
+    if stop > old_mask:
+        head[OLD_MASK] = -1
+
+
+@njit(cache=True, nogil=True)
+def touch_pages(table, start, stop):
+    """Make the pages of entries start..stop real ahead of use. O(stop - start)."""
+    step = 4096 // 8
+    for p in range(start, stop, step):
+        table[p] = 0
+
+
+def warmup() -> None:
+    """Compile every kernel of this file."""
+    from mooncake_store.core.records import ROW
+
+    head = np.zeros(HEAD_WORDS, np.int64)
+    head[MASK], head[OLD_MASK] = 7, -1
+    table_a, table_b = np.zeros(8, np.int64), np.zeros(8, np.int64)
+    rows, free_rows = np.zeros(4, ROW), np.zeros(4, np.int32)
+    digests = np.array([[1, 2]], np.int64)
+    out, flags = np.zeros(1, np.int32), np.zeros(1, np.bool_)
+    find_or_insert(
+        head, table_a, table_b, rows, free_rows, digests, np.ones(1, np.bool_), out, flags
+    )
+    find(head, table_a, table_b, rows, digests, out)
+    swap_row(head, table_a, table_b, rows, 0, 0)
+    drain(head, table_a, table_b, 1)
+    delete(head, table_a, table_b, rows, out)
+    give_back_rows(head, free_rows, rows, out)
+    take_rows(head, free_rows, 4, out)
+    touch_pages(table_a, 0, 8)

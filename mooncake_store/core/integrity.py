@@ -1,0 +1,109 @@
+"""The invariants of a shard's state, checked from scratch. O(rows), for tests and debugging."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core.reads import replicas_of
+from mooncake_store.core.records import Flag, SegmentState, State
+from mooncake_store.core.state import ShardState
+
+__all__ = ["check"]
+
+
+def check(state: ShardState) -> None:
+    """Raise AssertionError, naming the broken invariant."""
+    state.table.check_integrity()
+    state.policy.check_integrity()
+    state.soft_policy.check_integrity()
+    state.groups.check_integrity()
+    live = np.flatnonzero(state.rows["state"][: state.table.rows_high] != State.FREE)
+    _check_table(state, live)
+    _check_orders(state, live)
+    _check_space(state, live)
+    _check_totals(state, live)
+
+
+def _check_table(state: ShardState, live: NDArray[np.int64]) -> None:
+    """Every row in use is found by its digest, except second generations, which have a first."""
+    rows = state.rows[live]
+    second = (rows["state"] == State.WRITING) & ((rows["flags"] & Flag.UPSERT) != 0)
+    named = live[~second]
+    digests = np.stack([rows["digest_lo"][~second], rows["digest_hi"][~second]], axis=1)
+    assert len(state.table) == len(named), "the table counts other objects than there are"
+    assert np.array_equal(state.table.find(np.ascontiguousarray(digests)), named), (
+        "a digest leads to another row"
+    )
+    for row in live[(rows["flags"] & Flag.UPSERT) != 0]:
+        twin = int(state.twins[row]) - 1
+        assert twin >= 0 and state.twins[twin] - 1 == row, f"row {row}: its other half denies it"
+    assert not (rows["flags"] & Flag.DOOMED).any(), "a doomed row survived"
+
+
+def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
+    """Exactly the readable objects without pins are in the eviction order, and so on."""
+    rows = state.rows[live]
+    readable = rows["state"] == State.READABLE
+    hard = (rows["flags"] & Flag.HARD_PIN) != 0
+    soft = (rows["flags"] & Flag.SOFT_PIN) != 0
+    plain = live[readable & ~hard & ~soft]
+    assert len(state.policy) == len(plain), (
+        f"{len(state.policy)} objects in the eviction order, {len(plain)} belong there"
+    )
+    pinned = live[readable & soft & ~hard]
+    assert len(state.soft_policy) == len(pinned), "the soft-pinned order counts wrongly"
+    assert all(int(row) in state.policy for row in plain), "an object is missing in the order"
+    assert all(int(row) in state.soft_policy for row in pinned), "a soft pin has no place"
+
+
+def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
+    """Every byte of a segment has one owner: an extent, the quarantine or the free structure."""
+    owned: dict[int, list[tuple[int, int]]] = {s.index: [] for s in state.space.all()}
+    for row in live.tolist():
+        replicas = replicas_of(state, row)
+        assert len(replicas) == state.rows["replicas"][row], f"row {row} miscounts its replicas"
+        assert len({s for s, _, _ in replicas}) == len(replicas), f"row {row}: a segment twice"
+        for segment, offset, _ in replicas:
+            assert segment in owned, f"row {row} lies on a segment that was forgotten"
+            owned[segment].append((offset, int(state.rows["size"][row])))
+    for segment, offset, size in state.space.quarantine.entries().tolist():
+        assert segment in owned, "the quarantine holds space of a forgotten segment"
+        owned[segment].append((offset, size))
+    for segment_ in state.space.all():
+        segment_.allocator.check_integrity()
+        extents = sorted(owned[segment_.index])
+        for (offset, size), (after, _) in zip(extents, extents[1:], strict=False):
+            assert offset + size <= after, f"segment {segment_.name}: extents overlap"
+        if extents:
+            assert extents[0][0] >= 0, "an extent starts before its segment"
+            assert sum(extents[-1]) <= segment_.nbytes, "an extent ends after its segment"
+        if segment_.state != SegmentState.GONE:
+            count = segment_.allocator.stats().allocations
+            assert count == len(extents), (
+                f"segment {segment_.name}: {count} allocations, {len(extents)} owners"
+            )
+
+
+def _check_totals(state: ShardState, live: NDArray[np.int64]) -> None:
+    rows = state.rows[live]
+    nbytes = rows["size"] * rows["replicas"]
+    readable = rows["state"] == State.READABLE
+    hard = (rows["flags"] & Flag.HARD_PIN) != 0
+    soft = (rows["flags"] & Flag.SOFT_PIN) != 0
+    expected = {
+        k.OBJECTS: np.count_nonzero(readable),
+        k.UNFINISHED: np.count_nonzero(~readable),
+        k.BYTES: nbytes.sum(),
+        k.SOFT_PINNED: np.count_nonzero(readable & soft),
+        k.HARD_BYTES: nbytes[hard].sum(),
+    }
+    for place, value in expected.items():
+        assert state.tally[place] == value, (
+            f"total {place} says {state.tally[place]}, it is {value}"
+        )
+    for tenant in state.tenant_by_number:
+        mine = rows["tenant"] == tenant
+        assert state.tenant_use[tenant, 0] == nbytes[mine].sum(), f"tenant {tenant}: bytes"
+        assert state.tenant_use[tenant, 1] == np.count_nonzero(mine), f"tenant {tenant}: objects"

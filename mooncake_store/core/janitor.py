@@ -1,0 +1,297 @@
+"""What happens without being asked: deadlines, dead segments, drains, lost replicas, pressure.
+
+`tick` does a bounded share of each per call. A sweep walks the rows with a cursor: it reclaims
+puts whose writer is past its last deadline or gone, and drops replicas on segments that are gone.
+When a sweep that began after a segment's end is complete, nothing refers to the segment any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import pressure
+from mooncake_store.core.reads import replicas_of
+from mooncake_store.core.records import Flag, SegmentState, State, Status
+from mooncake_store.core.removal import unpin
+from mooncake_store.core.space import NEVER, Segment
+from mooncake_store.core.state import ShardState
+from mooncake_store.core.tasks import TaskKind, Tasks, TaskState, choose_target, drop_replica
+
+__all__ = ["DrainJob", "DrainState", "Janitor", "TickReport"]
+
+SWEEP_ROWS = 4096
+"""Rows looked at per tick when nothing is urgent."""
+SWEEP_ROWS_URGENT = 65_536
+"""Rows looked at per tick while a segment or a writer is known to be gone."""
+DRAIN_IN_FLIGHT = 64
+DRAIN_RETRIES = 3
+
+
+class DrainState(IntEnum):
+    """Life of a drain job."""
+
+    RUNNING = 0
+    DONE = 1
+    FAILED = 2
+    CANCELLED = 3
+
+
+@dataclass(slots=True)
+class DrainJob:
+    """Moving everything off one segment."""
+
+    number: int
+    segment: int
+    state: DrainState = DrainState.RUNNING
+    moved: int = 0
+    message: str = ""
+    cursor: int = 0
+    seen: int = 0
+    running: set[int] = field(default_factory=set)
+    failures: dict[int, int] = field(default_factory=dict)
+    """Row -> failed attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """What one tick did."""
+
+    evicted_objects: int
+    evicted_bytes: int
+    swept_rows: int
+
+
+class Janitor:
+    """Background duties of a shard, in steps."""
+
+    def __init__(self, state: ShardState, tasks: Tasks) -> None:
+        self._state = state
+        self._tasks = tasks
+        self._cursor = 0
+        self._sweeping: set[int] = set()  # segments gone before the running sweep began
+        self._writers = False  # a client was closed since the running sweep began
+        self._jobs: dict[int, DrainJob] = {}
+
+    def tick(self) -> TickReport:
+        """Do a share of everything that is due."""
+        state = self._state
+        state.space.release_quarantine(state.now)
+        self._end_soft_pins()
+        self._tasks.expire()
+        for segment in state.space.all():
+            if segment.gone_at <= state.now and segment.state != SegmentState.GONE:
+                self.end_segment(segment)
+        for job in list(self._jobs.values()):
+            if job.state == DrainState.RUNNING:
+                self._drain_step(job)
+        gone = any(s.state == SegmentState.GONE for s in state.space.all())
+        swept = self.sweep(SWEEP_ROWS_URGENT if gone or self._writers else SWEEP_ROWS)
+        state.table.maintain(0, growing=False)
+        report = pressure.relieve(state)
+        return TickReport(report.objects, report.bytes, swept)
+
+    def client_closed(self) -> None:
+        """Note that unfinished puts of a closed client wait for the sweep."""
+        self._cursor, self._writers = 0, True
+        self.sweep(SWEEP_ROWS_URGENT)
+
+    def end_segment(self, segment: Segment) -> None:
+        """Hide a segment's replicas at once; the sweep forgets them."""
+        self._state.space.set_state(segment, SegmentState.GONE)
+        segment.gone_at = NEVER
+        for job in self._jobs.values():
+            if job.segment == segment.index and job.state == DrainState.RUNNING:
+                job.state, job.message = DrainState.FAILED, "the segment was unmounted"
+        self._cursor, self._sweeping = 0, set()
+        self.sweep(SWEEP_ROWS_URGENT)
+
+    def sweep(self, rows: int) -> int:
+        """Look at the next rows; returns how many were seen."""
+        state = self._state
+        if self._cursor == 0:
+            self._sweeping = {
+                s.index for s in state.space.all() if s.state == SegmentState.GONE
+            }
+        late = state.now - state.config.put_release_ns
+
+        def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
+            full = np.array([span[0], span[1], late], np.int64)
+            return int(
+                k.sweep(
+                    state.rows,
+                    state.overflow,
+                    state.owners,
+                    state.space.alive,
+                    state.closed,
+                    full,
+                    out,
+                )
+            )
+
+        start = self._cursor
+        found, self._cursor = state.scan(in_span, start, rows)
+        if len(found):
+            self._attend(found, late)
+        if self._cursor == 0:
+            self._writers = False
+            for index in self._sweeping:
+                segment = state.space.get(index)
+                if segment is not None and segment.state == SegmentState.GONE:
+                    state.space.forget(segment)
+            self._sweeping = set()
+        return (self._cursor or state.table.rows_high) - start
+
+    def _attend(self, rows: NDArray[np.int32], late: int) -> None:
+        """Reclaim late puts and drop dead replicas of the rows a sweep found."""
+        state = self._state
+        writing = state.rows["state"][rows] == State.WRITING
+        closed = state.closed[state.owners[rows]]
+        overdue = writing & ((state.rows["lease_end"][rows] <= late) | (closed == 1))
+        fenced = writing & (closed == 2)
+        state.totals.expired_puts += int(np.count_nonzero(overdue | fenced))
+        state.dispose(rows[fenced], writer_done=True)
+        state.dispose(rows[overdue & ~fenced])
+        doomed = []
+        for row in rows[~(overdue | fenced)].tolist():
+            if state.rows["state"][row] == State.FREE:
+                continue  # went as the second generation of an earlier one
+            self._drop_dead_replicas(row)
+            if state.rows["segment"][row] < 0:
+                doomed.append(row)
+            elif state.rows["replicas"][row] < state.wanted[row]:
+                self._replace_replica(row)
+        state.totals.lost_objects += len(doomed)
+        state.dispose(np.array(doomed, np.int32))
+
+    def _drop_dead_replicas(self, row: int) -> None:
+        state = self._state
+        if int(state.rows["flags"][row]) & Flag.TASK:
+            self._tasks.abandon(row, "a replica of the object was lost")
+        for segment, _, _ in replicas_of(state, row):
+            if not state.space.alive[segment]:
+                drop_replica(state, row, segment, 0)
+
+    def _replace_replica(self, row: int) -> None:
+        """Ask for a copy of an object that has fewer replicas than it was put with."""
+        state = self._state
+        target = choose_target(state, row)
+        if target is not None and state.rows["state"][row] == State.READABLE:
+            self._tasks.submit(TaskKind.COPY, self._digest(row), None, [target])
+
+    def _digest(self, row: int) -> NDArray[np.uint64]:
+        record = self._state.rows[row]
+        words = np.array([record["digest_lo"], record["digest_hi"]], np.int64)
+        out: NDArray[np.uint64] = words.view(np.uint64)
+        return out
+
+    def _end_soft_pins(self) -> None:
+        """Make objects whose soft pin has ended ordinary again."""
+        state = self._state
+        due = state.soft_ends.pop(state.now)
+        if due is None:
+            return
+        rows = due[:, 0].astype(np.int32)
+        same = state.rows["generation"][rows] == due[:, 1]
+        same &= (state.flags(rows) & Flag.SOFT_PIN) != 0
+        same &= (state.rows["state"][rows] == State.READABLE) & (state.pin_ends[rows] <= state.now)
+        unpin(state, np.unique(rows[same]))
+
+    def drain(self, index: int) -> tuple[Status, int]:
+        """Start moving everything off a segment."""
+        segment = self._state.space.get(index)
+        if segment is None or segment.state == SegmentState.GONE:
+            return Status.SEGMENT_NOT_FOUND, 0
+        for job in self._jobs.values():
+            if job.segment == index and job.state == DrainState.RUNNING:
+                return Status.OK, job.number
+        job = DrainJob(len(self._jobs) + 1, index)
+        self._jobs[job.number] = job
+        self._state.space.set_state(segment, SegmentState.DRAINING)
+        return Status.OK, job.number
+
+    def job(self, number: int) -> DrainJob | None:
+        """Return a drain job."""
+        return self._jobs.get(number)
+
+    def cancel_drain(self, number: int) -> Status:
+        """Stop a drain; the segment takes new objects again."""
+        job = self._jobs.get(number)
+        if job is None or job.state != DrainState.RUNNING:
+            return Status.JOB_NOT_FOUND
+        self._stop(job, DrainState.CANCELLED, "cancelled")
+        return Status.OK
+
+    def _stop(self, job: DrainJob, outcome: DrainState, message: str) -> None:
+        job.state, job.message = outcome, message
+        segment = self._state.space.get(job.segment)
+        if segment is None or segment.state != SegmentState.DRAINING:
+            return
+        done = outcome == DrainState.DONE
+        self._state.space.set_state(segment, SegmentState.DRAINED if done else SegmentState.OK)
+        if done and segment.gone_at != NEVER:
+            self.end_segment(segment)
+
+    def _drain_step(self, job: DrainJob) -> None:
+        """Collect the outcome of moves and submit further ones."""
+        for number in list(job.running):
+            task = self._tasks.get(number)
+            if task is None or task.state == TaskState.SUCCESS:
+                job.moved += 1
+            elif task.state == TaskState.FAILED:
+                job.failures[task.row] = job.failures.get(task.row, 0) + 1
+                if job.failures[task.row] > DRAIN_RETRIES:
+                    self._stop(job, DrainState.FAILED, f"a move failed: {task.message}")
+                    return
+            else:
+                continue
+            job.running.discard(number)
+        state = self._state
+        wanted = state.space.mask(lambda s: s.index == job.segment)
+
+        def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
+            rows = np.arange(span[0], span[1])
+            there = np.empty(len(rows), np.bool_)
+            k.on_segments(state.rows, state.overflow, wanted, rows, there)
+            there &= state.rows["state"][span[0] : span[1]] != State.FREE
+            found = rows[there]
+            out[: len(found)] = found
+            return len(found)
+
+        rows, following = state.scan(in_span, job.cursor, SWEEP_ROWS_URGENT)
+        job.seen += len(rows)
+        for row in rows.tolist():
+            if len(job.running) >= DRAIN_IN_FLIGHT:
+                following = row
+                break
+            self._move_off(job, row)
+        job.cursor = following
+        if following == 0:
+            if job.seen == 0 and not job.running:
+                self._stop(job, DrainState.DONE, "")
+            job.seen = 0
+
+    def _move_off(self, job: DrainJob, row: int) -> None:
+        state = self._state
+        if state.rows["state"][row] != State.READABLE or int(state.rows["flags"][row]) & (
+            Flag.TASK | Flag.UPSERT
+        ):
+            return  # comes up again in the next round
+        if any(t.row == row for t in self._tasks.unfinished() if t.number in job.running):
+            return
+        target = choose_target(state, row)
+        status, number = Status.NO_SPACE, 0
+        if target is not None:
+            status, number = self._tasks.submit(
+                TaskKind.MOVE, self._digest(row), job.segment, [target]
+            )
+        if status == Status.OK:
+            job.running.add(number)
+        else:
+            job.failures[row] = job.failures.get(row, 0) + 1
+            if job.failures[row] > DRAIN_RETRIES:
+                self._stop(job, DrainState.FAILED, f"an object cannot be moved: {status.name}")

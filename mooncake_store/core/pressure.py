@@ -1,0 +1,192 @@
+"""Making room: eviction in the order of the policy, with leases, pins, groups and tenants heeded.
+
+Two passes. The first takes objects without pins, coldest first, until the target is met. Only if
+it freed less than the floor does the second take soft-pinned ones, until the floor is met. A group
+leaves whole or not at all. What still has a reader is never a candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eviction.base import EvictionPolicy
+from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core.records import Flag
+from mooncake_store.core.space import Segment
+from mooncake_store.core.state import ShardState
+
+__all__ = ["ATTEMPTS_MAX", "EvictReport", "evict", "evict_tenant", "make_room", "relieve"]
+
+ATTEMPTS_MAX = 8
+VICTIMS_MAX = 16_384
+"""Most objects evicted on the way of one request, or in one tick."""
+
+Filter = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictReport:
+    """What an eviction freed (quarantined bytes included)."""
+
+    objects: int = 0
+    bytes: int = 0
+
+
+def evict(
+    state: ShardState, ratio: float, floor: float | None = None, limit: int | None = None
+) -> EvictReport:
+    """Evict `ratio` of the bytes in use; soft-pinned objects only up to `floor` of them."""
+    used = int(state.tally[k.BYTES])
+    if used == 0:
+        return EvictReport()
+    target = _share(ratio, used)
+    least = _share(ratio / 2 if floor is None else floor, used)
+    first = _pass(state, state.policy, target, None, limit)
+    state.space.release_quarantine(state.now)
+    if first.bytes >= least or not state.config.evict_soft_pinned:
+        return first
+    second = _pass(state, state.soft_policy, least - first.bytes, None, limit)
+    return EvictReport(first.objects + second.objects, first.bytes + second.bytes)
+
+
+def _share(ratio: float, used: int) -> int:
+    """Return ratio of used, rounded up; a hair of float error does not make a further victim."""
+    return max(1, int(np.ceil(ratio * used - 1e-6 * used / max(1, used))))
+
+
+def relieve(state: ShardState) -> EvictReport:
+    """Evict a bounded number of objects if the pool is above its high watermark."""
+    config = state.config
+    total = state.space.total_bytes()
+    if total == 0:
+        return EvictReport()
+    share = state.space.used_bytes() / total
+    if share <= config.high_watermark:
+        return EvictReport()
+    ratio = max(config.eviction_ratio, share - config.high_watermark + config.eviction_ratio)
+    return evict(state, ratio, limit=VICTIMS_MAX)
+
+
+def make_room(state: ShardState, order: list[Segment], needed: int, attempt: int) -> bool:
+    """Free at least `needed` bytes on the segments of `order`; False when nothing can be freed.
+
+    Later attempts free more: the free space may lie in pieces too small for the request.
+    """
+    if not order:
+        return False
+    released = state.space.release_quarantine(state.now)
+    wanted = state.space.mask(lambda s: s in order)
+    everywhere = len(order) == len(state.space)
+
+    def on_these(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        out = np.empty(len(ids), np.bool_)
+        k.on_segments(state.rows, state.overflow, wanted, ids, out)
+        return out
+
+    where = None if everywhere else on_these
+    target = max(needed << attempt, 1)
+    report = _pass(state, state.policy, target, where, VICTIMS_MAX)
+    if report.bytes < needed and state.config.evict_soft_pinned:
+        soft = _pass(state, state.soft_policy, target - report.bytes, where, VICTIMS_MAX)
+        report = EvictReport(report.objects + soft.objects, report.bytes + soft.bytes)
+    return released > 0 or report.objects > 0
+
+
+def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
+    """Evict the coldest objects of one tenant."""
+
+    def of_tenant(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        out: NDArray[np.bool_] = state.rows["tenant"][ids] == tenant
+        return out
+
+    return _pass(state, state.policy, needed, of_tenant, VICTIMS_MAX)
+
+
+def _pass(
+    state: ShardState,
+    policy: EvictionPolicy,
+    target: int,
+    where: Filter | None,
+    limit: int | None,
+) -> EvictReport:
+    """Evict from one policy, coldest first, until `target` bytes are free."""
+    if target <= 0 or len(policy) == 0:
+        return EvictReport()
+    choice = _Choice(state, policy, where)
+    ids = policy.victims(target, sizes=choice.sizes, eligible=choice.eligible, limit=limit)
+    victims = choice.with_groups(ids.astype(np.int32))
+    if len(victims) == 0:
+        return EvictReport()
+    sizes = np.empty(len(victims), np.int64)
+    k.row_bytes(state.rows, victims, sizes)
+    report = EvictReport(len(victims), int(sizes.sum()))
+    state.dispose(victims)
+    state.totals.evicted_objects += report.objects
+    state.totals.evicted_bytes += report.bytes
+    return report
+
+
+class _Choice:
+    """What one pass may evict, and what it counts: a group counts once, as a whole."""
+
+    def __init__(self, state: ShardState, policy: EvictionPolicy, where: Filter | None) -> None:
+        self._state = state
+        self._soft = policy is state.soft_policy
+        self._where = where
+        self._groups: dict[int, bool] = {}
+        self._counted: set[int] = set()
+
+    def eligible(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Filter candidates of the policy."""
+        state = self._state
+        out = np.empty(len(ids), np.bool_)
+        k.eligible(state.rows, ids, state.now, out)
+        if self._where is not None:
+            out &= self._where(ids)
+        if len(state.groups):
+            for at in np.flatnonzero(out & ((state.rows["flags"][ids] & Flag.GROUPED) != 0)):
+                out[at] = self._whole(state.groups.number(int(ids[at])))
+        return out
+
+    def _whole(self, number: int) -> bool:
+        """Whether every member of a group may leave now."""
+        if number not in self._groups:
+            state = self._state
+            members = np.array(list(state.groups.members(number)), np.int64)
+            out = np.empty(len(members), np.bool_)
+            k.eligible(state.rows, members, state.now, out)
+            pinned = (state.rows["flags"][members] & Flag.SOFT_PIN) != 0
+            self._groups[number] = bool(out.all()) and (self._soft or not pinned.any())
+        return self._groups[number]
+
+    def sizes(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes each id frees; a group's first member stands for all."""
+        state = self._state
+        out = np.empty(len(ids), np.int64)
+        k.row_bytes(state.rows, ids, out)
+        if len(state.groups):
+            for at in np.flatnonzero(state.rows["flags"][ids] & Flag.GROUPED):
+                number = state.groups.number(int(ids[at]))
+                out[at] = 0 if number in self._counted else self._group_bytes(number)
+                self._counted.add(number)
+        return out
+
+    def _group_bytes(self, number: int) -> int:
+        members = np.array(list(self._state.groups.members(number)), np.int64)
+        out = np.empty(len(members), np.int64)
+        k.row_bytes(self._state.rows, members, out)
+        return int(out.sum())
+
+    def with_groups(self, victims: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Add the members of every group that a victim belongs to."""
+        state = self._state
+        grouped = (state.flags(victims) & Flag.GROUPED) != 0
+        if not grouped.any():
+            return victims
+        numbers = {state.groups.number(int(row)) for row in victims[grouped]}
+        members = [row for number in sorted(numbers) for row in state.groups.members(number)]
+        return np.concatenate([victims[~grouped], np.array(members, np.int32)])

@@ -1,0 +1,227 @@
+"""Reads: get with or without a lease, probes, lease upkeep, listing and inspection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core.records import (
+    BATCH_MAX,
+    GET_ROW,
+    LISTED,
+    REPLICA,
+    Flag,
+    State,
+    Status,
+)
+from mooncake_store.core.state import ShardState, as_words
+
+__all__ = ["ObjectStat", "exists", "find_prefix", "get", "list_objects", "release", "renew", "stat"]
+
+SCAN_ROWS = 65_536
+"""Rows looked at in one step of a listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """Everything known of one object."""
+
+    size: int
+    state: State
+    generation: int
+    checksum: int
+    lease_ns: int
+    soft_pin_ns: int
+    hard_pin: bool
+    group: str
+    tenant: int
+    replicas: tuple[tuple[int, int, State], ...]
+    """(segment, offset, state) each."""
+    name: bytes
+    created_ns: int
+    hits: int
+
+
+def get(
+    state: ShardState, digests: NDArray[np.uint64], ttl_ns: int, stop_at_miss: bool
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Answer where objects are, with a lease of `ttl_ns` if that is above zero."""
+    n = len(digests)
+    if n > BATCH_MAX or ttl_ns < 0:
+        answers = np.zeros(n, GET_ROW)
+        answers["status"] = Status.INVALID_PARAMS
+        return answers, np.empty(0, REPLICA)
+    config = state.config
+    found = state.table.find(as_words(digests))
+    answers = np.empty(n, GET_ROW)
+    touched = np.empty(2 * n, np.int32)
+    times = np.array(
+        [
+            state.now,
+            min(ttl_ns, config.lease_ttl_max_ns),
+            stop_at_miss,
+            config.hot_window_ns,
+            config.hot_hits,
+        ],
+        np.int64,
+    )
+    replicas = np.empty(n + _further_replicas(state, found), REPLICA)
+    m, count = k.grant(
+        state.rows,
+        state.overflow,
+        state.space.alive,
+        state.space.lease_until,
+        found,
+        times,
+        state.hits,
+        state.tally,
+        answers,
+        replicas,
+        touched,
+    )
+    read = touched[:count]
+    state.policy.touch(read)
+    if len(state.soft_policy):
+        state.soft_policy.touch(read)
+    hot = int(state.tally[k.HOT])
+    if hot:
+        for row in touched[2 * n - hot :]:
+            state.hot[int(row)] = int(state.rows["generation"][row])
+    return answers, replicas[:m]
+
+
+def _further_replicas(state: ShardState, found: NDArray[np.int32]) -> int:
+    """Return an upper bound of the replicas beyond one each, cheap when there are none at all."""
+    if state.overflow[0]["offset"] == 0:
+        return 0
+    return int(state.rows["replicas"][found[found >= 0]].sum(dtype=np.int64))
+
+
+def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return whether each object can be read; neither leases nor touches."""
+    found = state.table.find(as_words(digests))
+    out = np.empty(len(digests), np.bool_)
+    k.readable(state.rows, state.overflow, state.space.alive, found, out)
+    return out
+
+
+def find_prefix(state: ShardState, digests: NDArray[np.uint64]) -> int:
+    """Return the length of the leading run of readable objects."""
+    there = exists(state, digests)
+    return len(there) if there.all() else int(there.argmin())
+
+
+def renew(
+    state: ShardState,
+    digests: NDArray[np.uint64],
+    generations: NDArray[np.uint32],
+    ttl_ns: int,
+) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Prolong leases of objects that are still what they were."""
+    n = len(digests)
+    status, remaining = np.empty(n, np.int16), np.zeros(n, np.int64)
+    if n > BATCH_MAX or len(generations) != n or ttl_ns < 0:
+        status[:] = Status.INVALID_PARAMS
+        return status, remaining
+    found = state.table.find(as_words(digests))
+    times = np.array([state.now, min(ttl_ns, state.config.lease_ttl_max_ns)], np.int64)
+    k.renew(
+        state.rows,
+        state.overflow,
+        state.space.alive,
+        found,
+        generations,
+        times,
+        state.space.lease_until,
+        status,
+        remaining,
+    )
+    return status, remaining
+
+
+def release(
+    state: ShardState, digests: NDArray[np.uint64], generations: NDArray[np.uint32]
+) -> NDArray[np.int16]:
+    """Give leases back, one reader's share each."""
+    n = len(digests)
+    status = np.empty(n, np.int16)
+    if n > BATCH_MAX or len(generations) != n:
+        status[:] = Status.INVALID_PARAMS
+        return status
+    found = state.table.find(as_words(digests))
+    k.release_leases(state.rows, found, generations, state.now, status)
+    return status
+
+
+def list_objects(
+    state: ShardState, tenant: int, prefix: bytes, cursor: int, limit: int
+) -> tuple[NDArray[Any], bytes, int]:
+    """Return up to `limit` readable, named objects whose name starts with `prefix`."""
+    limit = max(1, min(limit, BATCH_MAX))
+
+    def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
+        full = np.array([span[0], span[1], tenant], np.int64)
+        return int(
+            k.listing(
+                state.rows, state.overflow, state.space.alive, state.names.refs, full, out
+            )
+        )
+
+    rows, following = state.scan(in_span, max(0, cursor), SCAN_ROWS)
+    if prefix:
+        rows = state.names.with_prefix(rows, prefix)
+    if len(rows) > limit:
+        following = int(rows[limit])
+        rows = rows[:limit]
+    blob, lengths = state.names.gather(rows)
+    out = np.zeros(len(rows), LISTED)
+    for name in ("digest_lo", "digest_hi", "size", "replicas"):
+        out[name] = state.rows[name][rows]
+    out["created_s"] = state.created[rows]
+    out["name_bytes"] = lengths
+    return out, blob, following
+
+
+def stat(state: ShardState, digest: NDArray[np.uint64]) -> ObjectStat | None:
+    """Return everything known of one object, None when there is none."""
+    row = int(state.table.find(as_words(digest.reshape(1, 2)))[0])
+    if row < 0:
+        return None
+    record = state.rows[row]
+    life = State(int(record["state"]))
+    flags = Flag(int(record["flags"]))
+    pinned = life == State.READABLE and Flag.SOFT_PIN in flags
+    return ObjectStat(
+        size=int(record["size"]),
+        state=life,
+        generation=int(record["generation"]),
+        checksum=int(record["checksum"]),
+        lease_ns=max(0, int(record["lease_end"]) - state.now) if life == State.READABLE else 0,
+        soft_pin_ns=max(0, int(state.pin_ends[row]) - state.now) if pinned else 0,
+        hard_pin=Flag.HARD_PIN in flags,
+        group=state.groups.name(row),
+        tenant=int(record["tenant"]),
+        replicas=tuple(replicas_of(state, row)),
+        name=state.names.get(row),
+        created_ns=int(state.created[row]) * 1_000_000_000,
+        hits=int(state.hits[row]) & ((1 << k.HOT_COUNT_BITS) - 1),
+    )
+
+
+def replicas_of(state: ShardState, row: int) -> list[tuple[int, int, State]]:
+    """Return (segment, offset, state) of every replica of a row, living or not."""
+    record = state.rows[row]
+    out = []
+    if record["segment"] >= 0:
+        out.append((int(record["segment"]), int(record["offset"]), State(int(record["state"]))))
+    link = int(record["more"])
+    while link >= 0:
+        further = state.overflow[link]
+        life = State(int(further["state"])) if record["state"] == State.READABLE else State.WRITING
+        out.append((int(further["segment"]), int(further["offset"]), life))
+        link = int(further["next"])
+    return out

@@ -1,0 +1,172 @@
+"""Removal by key and by name, and changes of pins."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core.options import SoftPin
+from mooncake_store.core.records import BATCH_MAX, EventKind, Flag, State, Status
+from mooncake_store.core.state import ShardState, as_words
+
+__all__ = ["PATTERN_BYTES_MAX", "pin", "remove", "remove_matching", "set_hard_pin"]
+
+PATTERN_BYTES_MAX = 256
+REPEATS_MAX = 8
+"""Most repetition operators in a regular expression."""
+
+
+def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArray[np.int16]:
+    """Remove objects; space that a reader or writer may still touch is quarantined."""
+    n = len(digests)
+    if n > BATCH_MAX:
+        return np.full(n, Status.INVALID_PARAMS, np.int16)
+    return _remove_rows(state, state.table.find(as_words(digests)), force, EventKind.REMOVED)
+
+
+def _remove_rows(
+    state: ShardState, rows: NDArray[np.int32], force: bool, event: EventKind
+) -> NDArray[np.int16]:
+    status, doomed = np.empty(len(rows), np.int16), np.empty(len(rows), np.int32)
+    times = np.array([state.now, state.config.put_discard_ns, force], np.int64)
+    count = k.check_remove(state.rows, rows, times, status, doomed)
+    state.dispose(doomed[:count], event=event)
+    return status
+
+
+def remove_matching(
+    state: ShardState,
+    tenant: int,
+    pattern: str,
+    kind: str,
+    force: bool,
+    cursor: int,
+    rows_max: int,
+) -> tuple[int, int]:
+    """Remove the matching objects among the next `rows_max` rows.
+
+    Returns how many went and the cursor to go on with, 0 when all rows were seen. What is leased,
+    being written or copied is passed over. Raises ValueError for a pattern that is refused.
+    """
+    matches = _matcher(pattern, kind)
+
+    def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
+        return int(k.of_tenant(state.rows, np.array([span[0], span[1], tenant], np.int64), out))
+
+    rows, following = state.scan(in_span, max(0, cursor), max(1, min(rows_max, BATCH_MAX)))
+    if kind == "prefix":
+        rows = state.names.with_prefix(rows, pattern.encode())
+    elif matches is not None:
+        rows = rows[[bool(matches(state.names.get(int(row)))) for row in rows]]
+    hidden = (state.flags(rows) & Flag.UPSERT != 0) & (state.rows["state"][rows] == State.WRITING)
+    event = EventKind.CLEARED if kind == "all" else EventKind.REMOVED
+    status = _remove_rows(state, rows[~hidden], force, event)
+    return int(np.count_nonzero(status == Status.OK)), following
+
+
+def _matcher(pattern: str, kind: str) -> Callable[[bytes], object] | None:
+    """Compile a name pattern, or refuse one that could cost more than a scan."""
+    if kind in ("prefix", "all"):
+        return None
+    if kind not in ("glob", "regex"):
+        raise ValueError(f"unknown kind of pattern {kind!r}: use prefix, glob, regex or all")
+    if len(pattern.encode()) > PATTERN_BYTES_MAX:
+        raise ValueError(f"the pattern is longer than {PATTERN_BYTES_MAX} bytes")
+    if kind == "glob":
+        if len(re.findall(r"\*+", pattern)) > REPEATS_MAX:
+            raise ValueError(f"the glob has more than {REPEATS_MAX} stars")
+        return re.compile(fnmatch.translate(pattern).encode(), re.DOTALL).match
+    # Backtracking explodes only through nested or adjacent repetition and back-references, so a
+    # repetition may not apply to a group, and there are few of them.
+    if re.search(r"\)[*+?{]|\\[1-9]|\(\?(?!:)", pattern):
+        raise ValueError("the regex repeats a group or refers back: name a simpler one")
+    if len(re.findall(r"(?<!\\)[*+{]", pattern)) > REPEATS_MAX // 2:
+        raise ValueError(f"the regex has more than {REPEATS_MAX // 2} repetitions")
+    try:
+        return re.compile(pattern.encode(), re.DOTALL).search
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+
+
+def pin(
+    state: ShardState, digests: NDArray[np.uint64], soft_pin: SoftPin, ttl_ns: int | None
+) -> NDArray[np.int16]:
+    """Set or clear the soft pin of readable objects."""
+    found, status = _readable(state, digests)
+    rows = np.unique(found[status == Status.OK])
+    if soft_pin == SoftPin.PRESERVE or len(rows) == 0:
+        return status
+    ttl = state.config.soft_pin_ttl_ns
+    if ttl_ns is not None:
+        ttl = max(0, min(ttl_ns, state.config.soft_pin_ttl_max_ns))
+    unpin(state, rows[(state.flags(rows) & Flag.SOFT_PIN) != 0])
+    if soft_pin == SoftPin.ENABLE and ttl > 0:
+        state.set_flag(rows, Flag.SOFT_PIN)
+        state.pin_ends[rows] = state.now + ttl
+        state.tally[k.SOFT_PINNED] += len(rows)
+        plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
+        state.policy.remove(plain)
+        state.watch_soft_pins(plain)
+    return status
+
+
+def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
+    """Clear soft pins; the objects become the hottest of the ordinary ones."""
+    if len(rows) == 0:
+        return
+    state.clear_flag(rows, Flag.SOFT_PIN)
+    state.pin_ends[rows] = 0
+    state.tally[k.SOFT_PINNED] -= len(rows)
+    plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
+    state.soft_policy.remove(plain)
+    state.policy.insert(plain)
+
+
+def set_hard_pin(
+    state: ShardState, digests: NDArray[np.uint64], pinned: bool
+) -> NDArray[np.int16]:
+    """Set or clear the hard pin of readable objects, within the allowed share of the pool."""
+    found, status = _readable(state, digests)
+    room = int(state.config.hard_pin_share * state.space.total_bytes())
+    for at in np.flatnonzero(status == Status.OK):
+        row = int(found[at])
+        one = np.array([row], np.int32)
+        flags = int(state.rows["flags"][row])
+        if bool(flags & Flag.HARD_PIN) == pinned:
+            continue
+        nbytes = int(state.rows["size"][row]) * int(state.rows["replicas"][row])
+        if pinned and int(state.tally[k.HARD_BYTES]) + nbytes > room:
+            status[at] = Status.NO_SPACE
+            continue
+        state.rows["flags"][row] = flags ^ Flag.HARD_PIN
+        state.tally[k.HARD_BYTES] += nbytes if pinned else -nbytes
+        if pinned:
+            state.policy.remove(one)
+            state.soft_policy.remove(one)
+        elif flags & Flag.SOFT_PIN:
+            state.watch_soft_pins(one)
+        else:
+            state.policy.insert(one)
+    return status
+
+
+def _readable(
+    state: ShardState, digests: NDArray[np.uint64]
+) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
+    """Find rows, and say of each key whether it is readable."""
+    n = len(digests)
+    if n > BATCH_MAX:
+        return np.full(n, -1, np.int32), np.full(n, Status.INVALID_PARAMS, np.int16)
+    found = state.table.find(as_words(digests))
+    there = np.empty(n, np.bool_)
+    k.readable(state.rows, state.overflow, state.space.alive, found, there)
+    status = np.where(there, Status.OK, Status.NOT_FOUND).astype(np.int16)
+    writing = (found >= 0) & ~there
+    writing[writing] = state.rows["state"][found[writing]] == State.WRITING
+    status[writing] = Status.NOT_READY
+    return found, status

@@ -1,0 +1,246 @@
+"""Segments, who owns every byte of them, and where a new object goes.
+
+`Space` owns one allocator per segment and the quarantine: extents that left their object while a
+reader's lease or a late writer's time still ran (invariant 4 and 5). Placement is decided per
+batch, not per object: a batch is spread over a few segments in contiguous runs, so the cost of
+choosing is paid once per run and a reader of the batch still meets several workers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alloc import create_allocator
+from alloc.base import Allocator
+from mooncake_store.core.options import Placement, PutOptions, ShardConfig
+from mooncake_store.core.records import SegmentState
+from mooncake_store.core.wheel import Wheel
+
+__all__ = ["Segment", "Space"]
+
+SPREAD_RUN = 16
+"""Fewest objects of a batch worth a segment of their own."""
+RATIO_SAMPLE = 16
+"""Segments compared by free share when there are more than these."""
+NEVER = 1 << 62
+
+
+@dataclass(slots=True)
+class Segment:
+    """One mounted segment (this shard's slice of it)."""
+
+    index: int
+    uuid: bytes
+    name: str
+    host: str
+    nbytes: int
+    owner: int
+    allocator: Allocator
+    state: SegmentState = SegmentState.OK
+    usable_from: int = 0
+    """Leases on an earlier life of the same memory end here."""
+    gone_at: int = NEVER
+    """Deadline of a graceful unmount."""
+    quarantined: int = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes that are not free: objects and quarantine, rounded as the allocator rounds."""
+        return int(self.allocator.stats().allocated_bytes)
+
+
+@dataclass(slots=True)
+class Extents:
+    """Where the replicas of a batch were placed; `counts[i]` columns of row i are filled."""
+
+    segments: NDArray[np.int16]
+    offsets: NDArray[np.int64]
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class Space:
+    """All segments of a shard."""
+
+    def __init__(self, config: ShardConfig, rng: random.Random) -> None:
+        self._config = config
+        self._rng = rng
+        self._segments: dict[int, Segment] = {}
+        self._by_uuid: dict[bytes, Segment] = {}
+        self._cycle: list[Segment] | None = None
+        self.alive = np.zeros(config.segments_max, np.uint8)
+        self.lease_until = np.zeros(config.segments_max, np.int64)
+        self.quarantine = Wheel(3)
+
+    def __iter__(self) -> object:
+        return iter(self._segments.values())
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def get(self, index: int) -> Segment | None:
+        """Return a segment by its number."""
+        return self._segments.get(index)
+
+    def by_uuid(self, uuid: bytes) -> Segment | None:
+        """Return the segment that is mounted under this uuid."""
+        return self._by_uuid.get(uuid)
+
+    def all(self) -> list[Segment]:
+        """Return all segments, gone ones that are still being swept included."""
+        return list(self._segments.values())
+
+    def mount(self, now: int, uuid: bytes, name: str, nbytes: int, host: str, owner: int) -> Segment | None:
+        """Add a segment; None when no number is left."""
+        free = np.flatnonzero(~np.isin(np.arange(len(self.alive)), list(self._segments)))
+        if len(free) == 0:
+            return None
+        index = int(free[0])
+        segment = Segment(
+            index, uuid, name, host, nbytes, owner, create_allocator(self._config.allocator, nbytes)
+        )
+        earlier = [s for s in self._segments.values() if s.uuid == uuid]
+        segment.usable_from = max((int(self.lease_until[s.index]) for s in earlier), default=0)
+        self._segments[index] = segment
+        self._by_uuid[uuid] = segment
+        self.alive[index] = 1
+        self.lease_until[index] = segment.usable_from
+        self._cycle = None
+        return segment
+
+    def set_state(self, segment: Segment, state: SegmentState) -> None:
+        """Change a segment's state; GONE hides its replicas at once."""
+        segment.state = state
+        self._cycle = None
+        if state == SegmentState.GONE:
+            self.alive[segment.index] = 0
+            if self._by_uuid.get(segment.uuid) is segment:
+                del self._by_uuid[segment.uuid]
+
+    def forget(self, segment: Segment) -> None:
+        """Drop a GONE segment that no row refers to any more."""
+        self.quarantine.discard(0, segment.index)
+        del self._segments[segment.index]
+        self._cycle = None
+
+    def order(self, now: int, options: PutOptions, host: str) -> list[Segment]:
+        """Return the segments that may take a replica, most wanted first."""
+        if self._cycle is None:
+            self._cycle = _interleave_hosts(
+                [s for s in self._segments.values() if s.state == SegmentState.OK]
+            )
+        cycle = self._cycle
+        if len(cycle) > 1:
+            start = self._rng.randrange(len(cycle))
+            cycle = cycle[start:] + cycle[:start]
+        usable = [s for s in cycle if s.usable_from <= now and s.name not in options.excluded]
+        placement = self._config.placement if options.placement is None else options.placement
+        if placement == Placement.FREE_RATIO:
+            head, tail = usable[:RATIO_SAMPLE], usable[RATIO_SAMPLE:]
+            usable = sorted(head, key=lambda s: s.used / s.nbytes) + tail
+        elif placement == Placement.LOCAL_FIRST:
+            usable.sort(key=lambda s: s.host != host)
+        if options.preferred:
+            rank = {name: i for i, name in enumerate(options.preferred)}
+            usable.sort(key=lambda s: rank.get(s.name, len(rank)))
+        return usable
+
+    def place(
+        self, order: list[Segment], sizes: NDArray[np.int64], replicas: int, spread: bool
+    ) -> Extents:
+        """Find an extent per replica on distinct segments, as many as there is room for."""
+        n, choices = len(sizes), len(order)
+        out = Extents(np.full((n, replicas), -1, np.int16), np.full((n, replicas), -1, np.int64))
+        out.counts = np.zeros(n, np.int64)
+        if choices == 0:
+            return out
+        runs = min(choices, max(1, n // SPREAD_RUN)) if spread else 1
+        start = np.arange(n) * runs // max(n, 1)
+        tried = np.zeros(n, np.int64)
+        for replica in range(replicas):
+            todo = np.flatnonzero((out.counts == replica) & (tried < choices))
+            while len(todo):
+                where = (start[todo] + tried[todo]) % choices
+                tried[todo] += 1
+                for choice in np.unique(where) if runs > 1 or tried[0] != tried[-1] else where[:1]:
+                    some = todo[where == choice]
+                    offsets = order[choice].allocator.allocate(sizes[some])
+                    got = offsets >= 0
+                    some = some[got]
+                    out.segments[some, replica] = order[choice].index
+                    out.offsets[some, replica] = offsets[got]
+                    out.counts[some] += 1
+                todo = todo[(out.counts[todo] == replica) & (tried[todo] < choices)]
+        return out
+
+    def free(self, segments: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
+        """Return extents to their allocators; extents of forgotten segments are nobody's."""
+        if len(segments) == 0:
+            return
+        same = bool((segments == segments[0]).all())
+        for index in segments[:1] if same else np.unique(segments):
+            segment = self._segments.get(int(index))
+            if segment is not None:
+                freed = segment.allocator.free(
+                    np.ascontiguousarray(offsets if same else offsets[segments == index])
+                )
+                assert freed.all(), f"segment {segment.name}: freed an extent twice"
+
+    def free_or_quarantine(self, extents: NDArray[np.int64]) -> None:
+        """Return (segment, offset, size, until) extents, those with `until` when it has come."""
+        waiting = extents[:, 3] > 0
+        if not waiting.any():
+            self.free(extents[:, 0], extents[:, 1])
+            return
+        self.free(extents[~waiting, 0], extents[~waiting, 1])
+        held = extents[waiting]
+        self.quarantine.add(held[:, 3], held[:, :3])
+        self._count_quarantine(held, 1)
+
+    def release_quarantine(self, now: int) -> int:
+        """Free what has come due; return the bytes."""
+        due = self.quarantine.pop(now)
+        if due is None:
+            return 0
+        self._count_quarantine(due, -1)
+        self.free(due[:, 0], due[:, 1])
+        return int(due[:, 2].sum())
+
+    def _count_quarantine(self, extents: NDArray[np.int64], sign: int) -> None:
+        for index in np.unique(extents[:, 0]):
+            segment = self._segments.get(int(index))
+            if segment is not None:
+                segment.quarantined += sign * int(extents[extents[:, 0] == index, 2].sum())
+
+    def total_bytes(self) -> int:
+        """Bytes of all segments whose replicas can be read."""
+        return sum(s.nbytes for s in self._segments.values() if s.state != SegmentState.GONE)
+
+    def used_bytes(self) -> int:
+        """Bytes of them that are not free."""
+        return sum(s.used for s in self._segments.values() if s.state != SegmentState.GONE)
+
+    def mask(self, keep: Callable[[Segment], bool]) -> NDArray[np.uint8]:
+        """Return one byte per segment number: whether `keep` says so."""
+        out = np.zeros(len(self.alive), np.uint8)
+        for segment in self._segments.values():
+            out[segment.index] = keep(segment)
+        return out
+
+
+def _interleave_hosts(segments: list[Segment]) -> list[Segment]:
+    """Order segments so that neighbours are on different hosts as far as possible."""
+    by_host: dict[str, list[Segment]] = {}
+    for segment in sorted(segments, key=lambda s: s.index):
+        by_host.setdefault(segment.host, []).append(segment)
+    out: list[Segment] = []
+    queues = list(by_host.values())
+    while queues:
+        for queue in queues:
+            out.append(queue.pop(0))
+        queues = [queue for queue in queues if queue]
+    return out

@@ -1,0 +1,206 @@
+"""The state of one shard: its columns, its parts, and the one way an object leaves them.
+
+Operations live in modules of their own (`puts`, `reads`, `removal`, `pressure`, `tasks`); each is
+a set of functions on this state. `dispose` is the only place where rows die, so whatever a row is
+known to (table, policies, groups, names, tenants, space, events) is told exactly once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eviction import create_policy
+from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core.events import Events
+from mooncake_store.core.groups import Groups
+from mooncake_store.core.memory import reserve
+from mooncake_store.core.names import NameArena
+from mooncake_store.core.options import ShardConfig
+from mooncake_store.core.records import OVERFLOW, ROW, EventKind, Flag, State
+from mooncake_store.core.space import Space
+from mooncake_store.core.table import Table
+from mooncake_store.core.wheel import Wheel
+
+__all__ = ["Client", "ShardState", "Tenant", "Totals", "as_words"]
+
+CLIENTS_MAX = 1 << 16
+TENANTS_MAX = 1 << 16
+
+
+@dataclass(slots=True)
+class Client:
+    """A program that writes objects or owns segments; a new boot epoch makes a new client."""
+
+    handle: int
+    uuid: bytes
+    epoch: int
+    host: str
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A namespace with an optional limit on its bytes."""
+
+    number: int
+    name: str
+    quota_bytes: int | None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters that only grow."""
+
+    evicted_objects: int = 0
+    evicted_bytes: int = 0
+    expired_puts: int = 0
+    lost_objects: int = 0
+
+
+class ShardState:
+    """All columns and parts of a shard."""
+
+    def __init__(self, config: ShardConfig) -> None:
+        rows_max = config.objects_max
+        self.config = config
+        self.now = 0
+        self.rng = random.Random(config.seed)  # noqa: S311 - placement, not secrets
+        self.rows = reserve(rows_max, ROW)
+        self.table = Table(self.rows)
+        self.overflow = reserve(2 * rows_max + 1, OVERFLOW)
+        self.names = NameArena(rows_max)
+        self.groups = Groups(rows_max)
+        self.owners = reserve(rows_max, np.int32)
+        self.twins = reserve(rows_max, np.int32)
+        self.pin_ends = reserve(rows_max, np.int64)
+        self.created = reserve(rows_max, np.uint32)
+        self.hits = reserve(rows_max, np.uint32)
+        self.wanted = reserve(rows_max, np.uint8)
+        self.space = Space(config, self.rng)
+        self.policy = create_policy(config.eviction_policy, rows_max)
+        self.soft_policy = create_policy("lru", rows_max)
+        self.soft_ends = Wheel(2)
+        self.events = Events(config.events_kept)
+        self.tally = np.zeros(k.TALLY_WORDS, np.int64)
+        self.tenant_use = np.zeros((TENANTS_MAX, 2), np.int64)
+        self.tenants: dict[str, Tenant] = {"default": Tenant(0, "default", None)}
+        self.tenant_by_number = {0: self.tenants["default"]}
+        self.clients: dict[bytes, Client] = {}
+        self.client_by_handle: dict[int, Client] = {}
+        self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
+        self.closed[0] = 1  # handle 0 is nobody
+        self.totals = Totals()
+        self.hot: dict[int, int] = {}  # row -> generation
+
+    def advance(self, now: int) -> int:
+        """Take over the time of a request; time never runs backwards here."""
+        self.now = max(self.now, now)
+        return self.now
+
+    def flags(self, rows: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """Return the flags of rows."""
+        out: NDArray[np.uint8] = self.rows["flags"][rows]
+        return out
+
+    def set_flag(self, rows: NDArray[np.int32] | int, flag: Flag) -> None:
+        """Set a flag of rows."""
+        self.rows["flags"][rows] |= np.uint8(flag)
+
+    def clear_flag(self, rows: NDArray[np.int32] | int, flag: Flag) -> None:
+        """Clear a flag of rows."""
+        self.rows["flags"][rows] &= np.uint8(~flag & 0xFF)
+
+    def dispose(
+        self,
+        doomed: NDArray[np.int32],
+        *,
+        writer_done: bool = False,
+        event: EventKind | None = EventKind.REMOVED,
+    ) -> None:
+        """Let objects go: their space returns now, or when no reader or writer can touch it.
+
+        `writer_done` says that an unfinished writer has given its word, or was fenced, so that
+        it writes no more. Second generations go with their first. O(n).
+        """
+        if len(doomed) == 0:
+            return
+        flags = self.flags(doomed)
+        if (flags & Flag.UPSERT).any():
+            doomed, flags = self._with_twins(doomed, flags)
+        if event is not None:
+            self.events.append(event, self.rows, doomed[self.rows["state"][doomed] == State.READABLE])
+        if (flags & Flag.GROUPED).any():
+            for row in doomed[(flags & Flag.GROUPED) != 0]:
+                self.groups.remove(int(row))
+        self.policy.remove(doomed)
+        if len(self.soft_policy):
+            self.soft_policy.remove(doomed)
+        out = np.empty((int(self.rows["replicas"][doomed].sum()), 4), np.int64)
+        times = np.array([self.now, self.config.put_release_ns, writer_done], np.int64)
+        k.extents(self.rows, self.overflow, doomed, times, self.tally, self.tenant_use, out)
+        self.space.free_or_quarantine(out)
+        self.names.drop(doomed)
+        if self.hot:
+            for row in doomed:
+                self.hot.pop(int(row), None)
+        self.table.delete(doomed)
+
+    def _with_twins(
+        self, doomed: NDArray[np.int32], flags: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Untie generations: a first one takes its second along, a second one frees its first."""
+        along = []
+        for row in doomed[(flags & Flag.UPSERT) != 0]:
+            other = int(self.twins[row]) - 1
+            if other < 0:
+                continue  # untied as the other of the pair
+            self.twins[row] = self.twins[other] = 0
+            self.clear_flag(other, Flag.UPSERT)
+            if self.rows["state"][row] == State.READABLE and other not in doomed:
+                along.append(other)
+        doomed = np.concatenate([doomed, np.array(along, np.int32)])
+        return doomed, self.flags(doomed)
+
+    def become_readable(self, rows: NDArray[np.int32]) -> None:
+        """Enter completed objects into the eviction order their pins call for. O(n)."""
+        if len(rows) == 0:
+            return
+        flags = self.flags(rows)
+        pinned = flags & (Flag.SOFT_PIN | Flag.HARD_PIN)
+        if not pinned.any():
+            self.policy.insert(rows)
+        else:
+            self.policy.insert(rows[pinned == 0])
+            soft = rows[(flags & (Flag.SOFT_PIN | Flag.HARD_PIN)) == Flag.SOFT_PIN]
+            self.watch_soft_pins(soft)
+        self.events.append(EventKind.STORED, self.rows, rows)
+
+    def watch_soft_pins(self, rows: NDArray[np.int32]) -> None:
+        """Order soft-pinned rows after all others, until their pins end."""
+        if len(rows):
+            self.soft_policy.insert(rows)
+            entries = np.stack([rows, self.rows["generation"][rows]], axis=1).astype(np.int64)
+            self.soft_ends.add(self.pin_ends[rows], entries)
+
+    def scan(
+        self, find: Callable[[NDArray[np.int64], NDArray[np.int32]], int], start: int, count: int
+    ) -> tuple[NDArray[np.int32], int]:
+        """Run a row-range kernel over at most `count` rows from `start`.
+
+        Returns the rows found and where to go on, 0 when the end was reached.
+        """
+        stop = min(self.table.rows_high, start + count)
+        out = np.empty(max(0, stop - start), np.int32)
+        found = find(np.array([start, stop], np.int64), out) if stop > start else 0
+        return out[:found], 0 if stop >= self.table.rows_high else stop
+
+
+def as_words(digests: NDArray[Any]) -> NDArray[np.int64]:
+    """View digests (n, 2) as the signed words rows are made of, without copying."""
+    words: NDArray[np.int64] = np.ascontiguousarray(digests).view(np.int64)
+    return words

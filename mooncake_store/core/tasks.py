@@ -1,0 +1,302 @@
+"""Copies and moves: two phases each, run by whoever owns the source, seen by everyone.
+
+A running task flags its object, so nothing removes, evicts or overwrites it meanwhile. The new
+replicas exist from the start but are not readable until the task ends well. A task whose worker
+goes silent times out; its space is quarantined as a late writer's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core.options import PutOptions
+from mooncake_store.core.reads import replicas_of
+from mooncake_store.core.records import REPLICA, Flag, SegmentState, State, Status
+from mooncake_store.core.state import ShardState, as_words
+
+__all__ = ["Task", "TaskKind", "TaskState", "Tasks"]
+
+FINISHED_KEPT = 4096
+
+
+class TaskKind(IntEnum):
+    """What a task does with its source replica."""
+
+    COPY = 0
+    MOVE = 1
+
+
+class TaskState(IntEnum):
+    """Life of a task."""
+
+    PENDING = 0
+    PROCESSING = 1
+    FAILED = 2
+    SUCCESS = 3
+
+
+@dataclass(slots=True)
+class Task:
+    """One copy or move of one object."""
+
+    number: int
+    kind: TaskKind
+    digest: tuple[int, int]
+    source: int
+    targets: tuple[int, ...]
+    worker: int
+    """Handle of the only client that may fetch and finish it."""
+    created_ns: int
+    updated_ns: int
+    row: int = -1
+    generation: int = 0
+    state: TaskState = TaskState.PENDING
+    message: str = ""
+    replicas: NDArray[Any] = field(default_factory=lambda: np.empty(0, REPLICA))
+
+
+class Tasks:
+    """All tasks of a shard. Cold path: one Python object per task."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._tasks: dict[int, Task] = {}
+        self._finished: list[int] = []
+        self._last = 0
+
+    def get(self, number: int) -> Task | None:
+        """Return a task, finished ones for a while."""
+        return self._tasks.get(number)
+
+    def unfinished(self) -> list[Task]:
+        """Return the tasks that are pending or running, oldest first."""
+        return [t for t in self._tasks.values() if t.state < TaskState.FAILED]
+
+    def submit(
+        self, kind: TaskKind, digest: NDArray[np.uint64], source: int | None, targets: list[int]
+    ) -> tuple[Status, int]:
+        """Queue a task for the owner of the source replica; it starts when that fetches it."""
+        status, row, chosen = self._check(digest, source, targets)
+        if status != Status.OK:
+            return status, 0
+        segment = self._state.space.get(chosen)
+        assert segment is not None
+        return self._new(kind, digest, chosen, targets, segment.owner, row)
+
+    def start(
+        self,
+        kind: TaskKind,
+        client: int,
+        digest: NDArray[np.uint64],
+        source: int | None,
+        targets: list[int],
+    ) -> tuple[Status, int, NDArray[Any]]:
+        """Begin a task at once, run by `client`; returns the replicas to write."""
+        if client not in self._state.client_by_handle:
+            return Status.CLIENT_NOT_FOUND, 0, np.empty(0, REPLICA)
+        status, row, chosen = self._check(digest, source, targets)
+        if status == Status.OK:
+            status, number = self._new(kind, digest, chosen, targets, client, row)
+            if status == Status.OK:
+                status = self._begin(self._tasks[number])
+                if status == Status.OK:
+                    return status, number, self._tasks[number].replicas
+                self._close(self._tasks[number], TaskState.FAILED, status.name)
+        return status, 0, np.empty(0, REPLICA)
+
+    def fetch(self, client: int, limit: int) -> list[Task]:
+        """Begin up to `limit` pending tasks of this worker and return them."""
+        out = []
+        for task in self.unfinished():
+            if len(out) >= limit:
+                break
+            if task.worker == client and task.state == TaskState.PENDING:
+                status = self._begin(task)
+                if status == Status.OK:
+                    out.append(task)
+                else:
+                    self._close(task, TaskState.FAILED, status.name)
+        return out
+
+    def finish(self, client: int, number: int, ok: bool, message: str = "") -> Status:
+        """End a running task: its replicas become readable, or their space returns."""
+        task = self._tasks.get(number)
+        if task is None:
+            return Status.TASK_NOT_FOUND
+        if task.worker != client:
+            return Status.ILLEGAL_CLIENT
+        if task.state != TaskState.PROCESSING:
+            return Status.NO_TASK
+        if ok and not self._source_lives(task):
+            ok, message = False, "the source replica is gone"
+        self._end(task, ok, writer_done=True)
+        self._close(task, TaskState.SUCCESS if ok else TaskState.FAILED, message)
+        return Status.OK if ok or message != "the source replica is gone" else Status.REPLICA_IS_GONE
+
+    def expire(self) -> None:
+        """Fail tasks whose worker is gone or silent for too long."""
+        state = self._state
+        for task in self.unfinished():
+            silent = state.now - task.updated_ns >= state.config.task_timeout_ns
+            if silent or state.closed[task.worker]:
+                if task.state == TaskState.PROCESSING:
+                    self._end(task, ok=False, writer_done=bool(state.closed[task.worker] == 2))
+                self._close(task, TaskState.FAILED, "its worker did not finish in time")
+
+    def abandon(self, row: int, reason: str) -> None:
+        """Fail the running task of an object that is about to change under it."""
+        for task in self.unfinished():
+            if task.row == row and task.state == TaskState.PROCESSING:
+                self._end(task, ok=False, writer_done=False)
+                self._close(task, TaskState.FAILED, reason)
+
+    def _check(
+        self, digest: NDArray[np.uint64], source: int | None, targets: list[int]
+    ) -> tuple[Status, int, int]:
+        """Return (status, row, source segment) for a wish to copy or move."""
+        state = self._state
+        row = int(state.table.find(as_words(digest.reshape(1, 2)))[0])
+        if row < 0:
+            return Status.NOT_FOUND, row, -1
+        if state.rows["state"][row] != State.READABLE:
+            return Status.REPLICA_NOT_FOUND, row, -1
+        if int(state.rows["flags"][row]) & (Flag.TASK | Flag.UPSERT):
+            return Status.BUSY, row, -1
+        living = [s for s, _, life in replicas_of(state, row) if self._alive(s) and life == State.READABLE]
+        if not living:
+            return Status.NOT_FOUND, row, -1
+        if source is not None and source not in living:
+            return Status.REPLICA_NOT_FOUND, row, -1
+        if not targets or any(not self._placeable(t) for t in targets):
+            return Status.SEGMENT_NOT_FOUND, row, -1
+        if all(t in living for t in targets):
+            return Status.REPLICA_ALREADY_EXISTS, row, -1
+        return Status.OK, row, living[0] if source is None else source
+
+    def _alive(self, segment: int) -> bool:
+        return bool(self._state.space.alive[segment])
+
+    def _placeable(self, index: int) -> bool:
+        segment = self._state.space.get(index)
+        return segment is not None and segment.state == SegmentState.OK
+
+    def _source_lives(self, task: Task) -> bool:
+        return self._alive(task.source) and any(
+            s == task.source for s, _, _ in replicas_of(self._state, task.row)
+        )
+
+    def _new(
+        self,
+        kind: TaskKind,
+        digest: NDArray[np.uint64],
+        source: int,
+        targets: list[int],
+        worker: int,
+        row: int,
+    ) -> tuple[Status, int]:
+        if len(self.unfinished()) >= self._state.config.tasks_max:
+            return Status.TASK_LIMIT, 0
+        self._last += 1
+        now = self._state.now
+        key = (int(digest.reshape(2)[0]), int(digest.reshape(2)[1]))
+        task = Task(self._last, kind, key, source, tuple(targets), worker, now, now)
+        task.row, task.generation = row, int(self._state.rows["generation"][row])
+        self._tasks[task.number] = task
+        return Status.OK, task.number
+
+    def _begin(self, task: Task) -> Status:
+        """Allocate the target replicas and flag the object."""
+        state = self._state
+        digest = np.array(task.digest, np.uint64)
+        status, row, _ = self._check(digest, task.source, list(task.targets))
+        if status != Status.OK:
+            return status
+        held = {s for s, _, _ in replicas_of(state, row)}
+        size = state.rows["size"][row : row + 1]
+        placed = []
+        for target in task.targets:
+            if target in held:
+                continue
+            segment = state.space.get(target)
+            assert segment is not None
+            extent = state.space.place([segment], size, 1, spread=False)
+            if extent.counts[0] == 0:
+                for where, offset in placed:
+                    state.space.free(np.array([where]), np.array([offset]))
+                return Status.NO_SPACE
+            placed.append((target, int(extent.offsets[0, 0])))
+        self._attach(row, placed)
+        state.set_flag(row, Flag.TASK)
+        task.row, task.generation = row, int(state.rows["generation"][row])
+        task.state, task.updated_ns = TaskState.PROCESSING, state.now
+        task.replicas = np.array([(offset, where, 0) for where, offset in placed], REPLICA)
+        return Status.OK
+
+    def _attach(self, row: int, placed: list[tuple[int, int]]) -> None:
+        state = self._state
+        for where, offset in placed:
+            k.attach(
+                state.rows,
+                state.overflow,
+                np.array([row], np.int32),
+                np.array([where], np.int16),
+                np.array([offset], np.int64),
+                state.tally,
+                state.tenant_use,
+            )
+            self._set_life(row, where, State.WRITING)
+
+    def _set_life(self, row: int, segment: int, life: State) -> None:
+        """Set the state of the replica on `segment`, which is not the first of its chain."""
+        link = int(self._state.rows["more"][row])
+        while link >= 0:
+            if self._state.overflow["segment"][link] == segment:
+                self._state.overflow["state"][link] = life
+                return
+            link = int(self._state.overflow["next"][link])
+
+    def _end(self, task: Task, ok: bool, *, writer_done: bool) -> None:
+        """Make the new replicas readable and drop the source of a move, or undo the start."""
+        state, row = self._state, task.row
+        state.clear_flag(row, Flag.TASK)
+        for replica in task.replicas:
+            where = int(replica["segment"])
+            if ok:
+                self._set_life(row, where, State.READABLE)
+            else:
+                until = 0 if writer_done else state.now + state.config.put_release_ns
+                drop_replica(state, row, where, until)
+        if ok and task.kind == TaskKind.MOVE:
+            lease_end = int(state.rows["lease_end"][row])
+            drop_replica(state, row, task.source, lease_end if lease_end > state.now else 0)
+
+    def _close(self, task: Task, outcome: TaskState, message: str) -> None:
+        task.state, task.message, task.updated_ns = outcome, message, self._state.now
+        self._finished.append(task.number)
+        if len(self._finished) > FINISHED_KEPT:
+            del self._tasks[self._finished.pop(0)]
+
+
+def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
+    """Unlink one replica of a living object; its space returns at `until` (0: now)."""
+    size = int(state.rows["size"][row])
+    offset = k.drop_replica(
+        state.rows, state.overflow, row, segment, state.tally, state.tenant_use
+    )
+    if offset >= 0:
+        state.space.free_or_quarantine(np.array([[segment, offset, size, until]], np.int64))
+
+
+def choose_target(state: ShardState, row: int) -> int | None:
+    """Return a segment that could take one more replica of `row`, the emptiest of a few."""
+    held = {s for s, _, _ in replicas_of(state, row)}
+    hosts = {s.host for s in state.space.all() if s.index in held}
+    order = [s for s in state.space.order(state.now, PutOptions(), "") if s.index not in held]
+    order.sort(key=lambda s: (s.host in hosts, s.used / s.nbytes))
+    return order[0].index if order else None

@@ -1,0 +1,77 @@
+"""Things that happen later, in batches: a wheel of time slots, each a list of column batches.
+
+Used for quarantined space, soft pins and late writers, where thousands of entries share a
+deadline; a heap of Python objects would cost more than the requests that fill it. Entries come
+due up to one slot late, never early.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Wheel"]
+
+SLOT_NS = 10_000_000
+
+
+class Wheel:
+    """Deadline -> rows of an int64 table with a fixed number of columns. O(slots touched)."""
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self._slots: dict[int, list[NDArray[np.int64]]] = {}
+        self._order: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, deadlines: NDArray[np.int64], entries: NDArray[np.int64]) -> None:
+        """Add one row of `entries` per deadline."""
+        slots = -(-deadlines // SLOT_NS)
+        self._count += len(slots)
+        if len(slots) and slots[0] == slots[-1] and (slots == slots[0]).all():
+            self._append(int(slots[0]), entries)
+            return
+        for slot in np.unique(slots):
+            self._append(int(slot), entries[slots == slot])
+
+    def _append(self, slot: int, entries: NDArray[np.int64]) -> None:
+        if slot not in self._slots:
+            self._slots[slot] = []
+            heapq.heappush(self._order, slot)
+        self._slots[slot].append(np.array(entries))
+
+    def pop(self, now: int) -> NDArray[np.int64] | None:
+        """Remove and return everything due, None when nothing is."""
+        if not self._order or self._order[0] * SLOT_NS > now:
+            return None
+        due: list[NDArray[np.int64]] = []
+        while self._order and self._order[0] * SLOT_NS <= now:
+            due += self._slots.pop(heapq.heappop(self._order))
+        out = np.concatenate(due)
+        self._count -= len(out)
+        return out
+
+    def entries(self) -> NDArray[np.int64]:
+        """Return all entries, in no order (for checks and dumps)."""
+        batches = [batch for slot in self._slots.values() for batch in slot]
+        if not batches:
+            return np.empty((0, self._columns), np.int64)
+        return np.concatenate(batches)
+
+    def discard(self, column: int, value: int) -> NDArray[np.int64]:
+        """Remove and return the entries whose `column` equals `value`."""
+        gone = []
+        for batches in self._slots.values():
+            for i, batch in enumerate(batches):
+                match = batch[:, column] == value
+                if match.any():
+                    gone.append(batch[match])
+                    batches[i] = batch[~match]
+        out = np.concatenate(gone) if gone else np.empty((0, self._columns), np.int64)
+        self._count -= len(out)
+        return out
