@@ -40,6 +40,7 @@ from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     DEADLINE_MS_MAX,
     ERROR,
+    HEADER_BYTES,
     VERSIONS,
     Body,
     Buffer,
@@ -48,6 +49,7 @@ from transfer_engine.wire.frame import (
     VersionRange,
     encode_frame,
     encode_frame_parts,
+    match_reply,
 )
 from transfer_engine.wire.handshake import (
     HANDSHAKE_LIMITS,
@@ -78,8 +80,15 @@ class BlockingConnection:
         self.peer = peer
         self.last_used = 0.0
         self._socket = sock
+        # The same socket once more, never waiting: what usually fits needs no poll before it.
+        self._sender = sock.dup()
+        self._sender.setblocking(False)
         self._registry = registry
+        self._request_limits = registry.request_limits
+        self._reply_limits = registry.reply_limits
         self._timeout_s = -1.0
+        self._asked_s = 0.0
+        self._deadline_ms = 0
         self.pid = os.getpid()
         self._buffer = bytearray(_RECV_BYTES)
         self._view = memoryview(self._buffer)
@@ -177,89 +186,115 @@ class BlockingConnection:
     def _send(
         self, operation: Operation[Any, Any], body: Buffer, start: float, timeout_s: float
     ) -> int:
-        if os.getpid() != self.pid:
-            raise LocalProtocolError(
-                f"the connection to {self.peer} belongs to process {self.pid}",
-                advice="open another one after fork, or use BlockingPool, which does",
-            )
-        opcode = operation.opcode
-        if len(body) > self._registry.request_limits[opcode]:
-            raise LocalProtocolError(
-                f"a body of {len(body)} bytes exceeds the limit of {operation.name}",
-                advice="split the batch",
-            )
-        if timeout_s <= 0:
-            raise overdue(self.peer, operation.name, timeout_s, 0.0)
+        opcode, length = operation.opcode, len(body)
+        if timeout_s != self._asked_s:
+            self._deadline_ms = deadline_ms(timeout_s)
+            self._asked_s = timeout_s
+        if length > self._request_limits[opcode] or timeout_s <= 0 or os.getpid() != self.pid:
+            raise self._unsendable(operation, length, timeout_s)
         request_id = self._next_id
-        fields = {
-            "request_id": request_id,
-            "deadline_ms": deadline_ms(timeout_s),
-            "version": self._version,
-        }
+        self._next_id = request_id + 1
+        encode = encode_frame if length <= _COPY_BYTES_MAX else encode_frame_parts
+        message = encode(opcode, body, 0, request_id, self._deadline_ms, self._version)
         try:
-            self._arm(timeout_s)
-            if len(body) <= _COPY_BYTES_MAX:
-                self._socket.sendall(encode_frame(opcode, body, **fields))
-            else:
-                self._send_long(encode_frame_parts(opcode, body, **fields), start + timeout_s)
+            try:
+                sent = self._sender.send(message) if type(message) is bytes else 0
+            except BlockingIOError:
+                sent = 0
+            if sent != len(message):
+                self._send_rest(message, sent, start + timeout_s)
         except BaseException as error:
             self._fail(error, operation.name, start, timeout_s)
             raise
-        self._next_id = request_id + 1
         self._waiting[request_id] = opcode
         return request_id
 
-    def _send_long(self, parts: tuple[Buffer, ...], deadline: float) -> None:
-        """Send buffers with gathering writes until the last byte has left."""
+    def _unsendable(
+        self, operation: Operation[Any, Any], length: int, timeout_s: float
+    ) -> StoreError:
+        """Say why a request must not leave; the connection is as good as before."""
+        if os.getpid() != self.pid:
+            return LocalProtocolError(
+                f"the connection to {self.peer} belongs to process {self.pid}",
+                advice="open another one after fork, or use BlockingPool, which does",
+            )
+        if timeout_s <= 0:
+            return overdue(self.peer, operation.name, timeout_s, 0.0)
+        return LocalProtocolError(
+            f"a body of {length} bytes exceeds the limit of {operation.name}",
+            advice="split the batch",
+        )
+
+    def _send_rest(self, message: bytes | tuple[Buffer, ...], sent: int, deadline: float) -> None:
+        """Send what is left with gathering writes, waiting for the peer to read."""
+        parts = (message,) if isinstance(message, bytes) else message
         views = [memoryview(part) for part in parts if len(part)]
-        while views:
-            sent = self._socket.sendmsg(views)
+        while True:
             while views and sent >= len(views[0]):
                 sent -= len(views.pop(0))
-            if views:
-                views[0] = views[0][sent:]
-                self._arm(deadline - time.monotonic())
+            if not views:
+                return
+            views[0] = views[0][sent:]
+            self._arm(deadline - time.monotonic())
+            sent = self._socket.sendmsg(views)
 
     def _recv(
         self, request_id: int, operation: Operation[Any, Any], start: float, timeout_s: float
     ) -> Body:
-        frame = self._arrived.pop(request_id, None)
+        waiting = self._waiting
+        frame: Frame | None = None
         try:
+            if len(waiting) == 1 and not self._decoder.pending_bytes:
+                # Nothing else can come, so what comes next is nearly always this reply, alone.
+                count = self._receive(start + timeout_s)
+                length = match_reply(
+                    self._buffer, count, self._version, operation.opcode, request_id
+                )
+                if 0 <= length <= self._reply_limits[operation.opcode]:
+                    del waiting[request_id]
+                    self.last_used = start
+                    return bytes(self._view[HEADER_BYTES : HEADER_BYTES + length])
+                frame = self._sort(self._decoder.feed(self._view[:count]), request_id)
+            else:
+                frame = self._arrived.pop(request_id, None)
             while frame is None:
-                for arrived in self._read(start + timeout_s):
-                    if arrived.request_id == request_id:
-                        frame = arrived
-                    else:
-                        self._keep(arrived)
-            if frame.opcode != self._waiting.pop(request_id):
+                frame = self._sort(self._read(start + timeout_s), request_id)
+            if frame.opcode != waiting.pop(request_id):
                 raise RemoteProtocolError(f"the reply has opcode {frame.opcode:#06x}")
-            if frame.flags & ERROR:
-                reported = decode_error(frame.body)
+            reported = decode_error(frame.body) if frame.flags & ERROR else None
         except BaseException as error:
             self._fail(error, operation.name, start, timeout_s)
             raise
         self.last_used = start
-        if frame.flags & ERROR:
+        if reported is not None:
             raise locate(reported, self.peer, operation.name, None)
         return frame.body
 
     def _read(self, deadline: float) -> list[Frame]:
+        return self._decoder.feed(self._view[: self._receive(deadline)])
+
+    def _receive(self, deadline: float) -> int:
         if self._decoder.error is not None:
             raise self._decoder.error
         self._arm(deadline - time.monotonic())
         count = self._socket.recv_into(self._buffer)
         if not count:
             raise ConnectionResetError("closed by the peer")
-        return self._decoder.feed(self._view[:count])
+        return count
 
-    def _keep(self, frame: Frame) -> None:
-        """Set a reply aside for the `recv` that asks for it."""
-        if frame.request_id in self._waiting and frame.request_id not in self._arrived:
-            self._arrived[frame.request_id] = frame
-        elif frame.request_id == 0 and frame.flags & ERROR:
-            raise decode_error(frame.body)
-        else:
-            raise RemoteProtocolError(f"a reply came to request {frame.request_id}, never sent")
+    def _sort(self, frames: list[Frame], request_id: int) -> Frame | None:
+        """Return the reply that is waited for, if it came; set the others aside."""
+        found = None
+        for frame in frames:
+            if frame.request_id == request_id:
+                found = frame
+            elif frame.request_id in self._waiting and frame.request_id not in self._arrived:
+                self._arrived[frame.request_id] = frame
+            elif frame.request_id == 0 and frame.flags & ERROR:
+                raise decode_error(frame.body)
+            else:
+                raise RemoteProtocolError(f"a reply came to request {frame.request_id}, never sent")
+        return found
 
     def _arm(self, remaining_s: float) -> None:
         """Let the next system call of the socket wait this long, or a hundredth longer."""
@@ -291,6 +326,7 @@ class BlockingConnection:
     def close(self) -> None:
         """Close the socket; requests without a reply stay without."""
         self._socket.close()
+        self._sender.close()
         self._waiting.clear()
         self._arrived.clear()
 

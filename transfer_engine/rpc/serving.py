@@ -240,10 +240,7 @@ class Connection(asyncio.Protocol):
                 if reply is None:
                     continue
                 if type(reply) is bytes and len(reply) <= _WRITE_BYTES:
-                    encoded = encode_frame(
-                        frame.opcode, reply, flags=REPLY, request_id=frame.request_id,
-                        version=version,
-                    )  # fmt: skip
+                    encoded = encode_frame(frame.opcode, reply, REPLY, frame.request_id, 0, version)
                 else:
                     if out:  # replies leave in the order of their requests
                         self._transport.write(b"".join(out))
