@@ -1,0 +1,203 @@
+"""The policy interface: ids in, and the order in which they should leave out.
+
+A policy orders small non-negative ids (rows of somebody's table) and knows nothing of what they
+stand for: sizes, leases and pins are asked for through callbacks, a chunk of candidates at a
+time. It never evicts by itself: `victims` proposes, and the owner removes what it gave up. All
+calls take batches, because one kernel call costs as much as dozens of ids.
+
+A policy is not thread-safe, keeps no clock and draws no random number: the same calls in the
+same order give the same victims, which is what replaying an operation log needs.
+
+Cost: O(1) an id for insert, touch and remove; victims O(candidates walked).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["CAPACITY_MAX", "EvictionPolicy", "State", "as_ids", "state_columns"]
+
+State = dict[str, "NDArray[Any]"]
+
+# Links are 32-bit and two values are taken by the ends of the lists.
+CAPACITY_MAX = 2**32 - 4
+
+CHUNK_MIN = 256
+CHUNK_MAX = 1 << 16
+
+_INT64 = np.dtype(np.int64)
+_INT32 = np.dtype(np.int32)
+
+
+def as_ids(ids: ArrayLike) -> NDArray[Any]:
+    """`ids` as a contiguous, writable vector of int64 or int32, unchanged where it is one.
+
+    Kernels are compiled for exactly these layouts; any other would compile anew at run time.
+    Raises ValueError when `ids` is not a vector of integers.
+    """
+    if (
+        type(ids) is np.ndarray
+        and ids.ndim == 1
+        and ids.flags.carray
+        and (ids.dtype == _INT64 or ids.dtype == _INT32)
+    ):
+        return ids
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"ids must be a vector of integers, not {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64)
+
+
+def state_columns(state: State, *names: str) -> list[NDArray[Any]]:
+    """The columns `names` of a dumped state; ValueError when one is missing or of other length."""
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise ValueError(
+            f"the state lacks {', '.join(missing)}: it was dumped by another policy; "
+            "insert its ids instead, coldest first"
+        )
+    columns = [np.asarray(state[name]) for name in names]
+    if any(len(column) != len(columns[0]) for column in columns):
+        raise ValueError(f"the columns {', '.join(names)} of the state differ in length")
+    return columns
+
+
+class EvictionPolicy(ABC):
+    """An order of at most `capacity_ids` ids, coldest first."""
+
+    name: ClassVar[str]
+
+    def __init__(self, capacity_ids: int) -> None:
+        if not 1 <= capacity_ids <= CAPACITY_MAX:
+            raise ValueError(f"capacity_ids must be 1 to {CAPACITY_MAX}, not {capacity_ids}")
+        self.capacity_ids = int(capacity_ids)
+        self._reset()
+
+    @abstractmethod
+    def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
+        """Add `ids` in order, the last one hottest; one already present counts as touched.
+
+        `depths` gives each block's position in its prefix chain, for policies that care.
+        Raises ValueError, with nothing changed, for an id outside 0 to `capacity_ids - 1`.
+        """
+
+    @abstractmethod
+    def touch(self, ids: NDArray[Any]) -> None:
+        """Note one use of each of `ids`, in order; ids not present are ignored, -1 included."""
+
+    @abstractmethod
+    def remove(self, ids: NDArray[Any]) -> None:
+        """Forget `ids`, evicted or deleted; ids not present are ignored, -1 included."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __contains__(self, id_: object) -> bool: ...
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the links contradict each other; O(n)."""
+
+    @abstractmethod
+    def dump(self) -> State:
+        """Everything that decides future victims, as arrays that do not depend on the layout."""
+
+    @abstractmethod
+    def load(self, state: State) -> None:
+        """Become what was dumped; what was here before is forgotten.
+
+        Raises ValueError for a state of another policy, or with ids this one cannot hold.
+        """
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Start empty, on fresh arrays."""
+
+    @abstractmethod
+    def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
+        """Write the next coldest ids to `out`, move `cursor` on, and return how many.
+
+        A cursor of two zeros starts at the coldest id. Fewer ids than `out` holds means the end.
+        """
+
+    def _loadable(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """The ids of a state to load; ValueError unless they are distinct and fit."""
+        ids = as_ids(ids).astype(np.int64)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.capacity_ids:
+            raise ValueError(
+                f"{self.name}: an id of the state is outside 0 to {self.capacity_ids - 1}"
+            )
+        if len(np.unique(ids)) != len(ids):
+            raise ValueError(f"{self.name}: the state names an id twice")
+        return ids
+
+    def victims(
+        self,
+        nbytes: int,
+        sizes: Callable[[NDArray[np.int64]], NDArray[Any]] | None = None,
+        eligible: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
+        limit: int | None = None,
+    ) -> NDArray[np.int64]:
+        """The coldest eligible ids whose sizes add up to `nbytes`, coldest first.
+
+        Without `sizes` every id counts 1. Fewer come back when there are no more, or at `limit`
+        ids. The order is not changed: the owner removes those it really evicts.
+        """
+        wanted = int(nbytes)
+        room = len(self) if limit is None else min(limit, len(self))
+        chunk = CHUNK_MIN
+        if sizes is None:
+            chunk = wanted if eligible is None else 2 * wanted
+        cursor = np.zeros(2, dtype=np.int64)
+        picked: list[NDArray[np.int64]] = []
+        while wanted > 0 and room > 0:
+            out = np.empty(min(max(chunk, 1), CHUNK_MAX), dtype=np.int64)
+            found = self._walk(cursor, out)
+            ids = out[:found]
+            if eligible is not None:
+                ids = ids[eligible(ids)]
+            ids, gained = _cut(ids[:room], wanted, sizes)
+            wanted -= gained
+            room -= len(ids)
+            picked.append(ids)
+            if found < len(out):
+                break
+            chunk *= 2
+        return picked[0] if len(picked) == 1 else np.concatenate(picked or [_NO_IDS])
+
+    def coldest(self, count: int, skip: int = 0) -> NDArray[np.int64]:
+        """The `count` coldest ids after the first `skip`, coldest first; O(skip + count)."""
+        total = max(0, min(skip + count, len(self)))
+        out = np.empty(total, dtype=np.int64)
+        found = self._walk(np.zeros(2, dtype=np.int64), out)
+        return out[min(skip, found) : found]
+
+
+_NO_IDS = np.empty(0, dtype=np.int64)
+
+
+def _cut(
+    ids: NDArray[np.int64],
+    wanted: int,
+    sizes: Callable[[NDArray[np.int64]], NDArray[Any]] | None,
+) -> tuple[NDArray[np.int64], int]:
+    """The shortest start of `ids` that reaches `wanted`, and what it adds up to."""
+    if sizes is None:
+        ids = ids[:wanted]
+        return ids, len(ids)
+    if not len(ids):
+        return ids, 0
+    ends = np.cumsum(sizes(ids))
+    ids = ids[: int(np.searchsorted(ends, wanted)) + 1]
+    return ids, int(ends[len(ids) - 1])

@@ -1,0 +1,98 @@
+"""SIEVE: insertion order, one mark per id, and a hand that spares what was used since it passed.
+
+A touch only sets a byte, which makes it the cheapest policy that looks at uses, and blocks used
+once are dropped within one round of the hand (Zhang et al., NSDI 2024).
+
+There, finding a victim moves the hand. Here `victims` only proposes, so the hand moves when the
+owner removes what was proposed: `remove` sweeps it up to the removed ids, clearing the marks it
+passes, and ids removed for other reasons leave the hand alone. The proposal is a hint, not part
+of a dumped state; without it removal is still right, only the hand stays where it was.
+
+Cost: O(1) a step, plus one mark cleared for every mark set; 9 bytes an id.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from eviction._list import ListPolicy
+from eviction._storage import reserve
+from eviction.base import State, as_ids, state_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["SievePolicy"]
+
+
+class SievePolicy(ListPolicy):
+    """The oldest id not used since the hand last passed it leaves first."""
+
+    name: ClassVar[str] = "sieve"
+
+    def _reset(self) -> None:
+        super()._reset()
+        rows = self.capacity_ids + self._kernels.FIRST
+        self._marks: NDArray[np.uint8] = reserve((rows,), np.uint8, dense=True)
+        self._hand = np.zeros(1, dtype=np.int64)
+        self._proposed: NDArray[np.int64] | None = None
+
+    def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
+        """Append new `ids` unmarked; mark those already present."""
+        self._done(self._kernels.sieve_insert(self._links, self._marks, as_ids(ids)))
+
+    def touch(self, ids: NDArray[Any]) -> None:
+        """Mark `ids`; the hand will spare each once."""
+        self._kernels.sieve_touch(self._links, self._marks, as_ids(ids))
+
+    def victims(
+        self,
+        nbytes: int,
+        sizes: Callable[[NDArray[np.int64]], NDArray[Any]] | None = None,
+        eligible: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
+        limit: int | None = None,
+    ) -> NDArray[np.int64]:
+        """The ids the hand would evict next; removing them makes the hand follow."""
+        self._proposed = super().victims(nbytes, sizes, eligible, limit)
+        return self._proposed.copy()
+
+    def remove(self, ids: NDArray[Any]) -> None:
+        """Unlink `ids`; for those that were proposed as victims the hand sweeps up to them."""
+        ids = as_ids(ids)
+        if self._proposed is not None and len(self._proposed):
+            evicted = self._proposed[np.isin(self._proposed, ids)]
+            if len(evicted):
+                self._kernels.sieve_sweep(self._links, self._marks, self._hand, evicted)
+                self._proposed = None
+        self._done(self._kernels.sieve_remove(self._links, self._marks, self._hand, ids))
+
+    def dump(self) -> State:
+        """The ids from the oldest on, their marks, and how many of them the hand has passed."""
+        first = self._kernels.FIRST
+        ids = np.empty(len(self), dtype=np.int64)
+        self._kernels.list_walk(self._links, np.zeros(2, dtype=np.int64), ids)
+        at_hand = np.flatnonzero(ids + first == self._hand[0])
+        return {
+            "ids": ids,
+            "marks": self._marks[ids + first],
+            "passed": np.full(len(ids), at_hand[0] if len(at_hand) else 0, dtype=np.int64),
+        }
+
+    def load(self, state: State) -> None:
+        """Become the dumped order, marks and hand."""
+        ids, marks, passed = state_columns(state, "ids", "marks", "passed")
+        ids = self._loadable(ids)
+        if len(ids) and not 0 <= passed[0] < len(ids):
+            raise ValueError(f"{self.name}: the hand of the state is outside the list")
+        super().load({"ids": ids})
+        first = self._kernels.FIRST
+        self._marks[ids + first] = marks
+        if len(ids):
+            self._hand[0] = ids[passed[0]] + first
+
+    def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
+        return int(self._kernels.sieve_walk(self._links, self._marks, self._hand, cursor, out))
