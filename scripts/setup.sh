@@ -38,9 +38,12 @@ fi
 }
 
 echo "setup: making .venv with $("$python" --version)"
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+# One that a Ctrl-C left half made has no pip, and is made anew.
+.venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear .venv
 pip() { .venv/bin/pip install --quiet --disable-pip-version-check -c scripts/constraints.txt "$@"; }
 [ "$extra" = torch ] && pip torch
 pip -e ".[dev]"
+echo "setup: compiling the kernels, once"
 .venv/bin/mooncake warmup
-echo "$want" > "$stamp"
+# What has torch has the base as well.
+for done in base "$extra"; do echo "$want" > ".venv/.setup-stamp-$done"; done
