@@ -1,10 +1,13 @@
 """The shared fixtures: a program is watched, and ends with its test."""
 
+import asyncio
 import signal
 import socket
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until, until_async
 
 
 def test_a_program_is_read_line_by_line_and_ends_with_its_code(start_program):
@@ -48,3 +51,22 @@ def test_a_kill_takes_the_children_along(start_program):
 def test_a_free_port_can_be_bound(free_port):
     with socket.socket() as server:
         server.bind(("127.0.0.1", free_port))
+
+
+def test_until_returns_what_it_waited_for_and_fails_at_its_deadline():
+    seen = iter([0, None, "ready"])
+    assert until(lambda: next(seen)) == "ready"
+    with pytest.raises(AssertionError, match=r"the door to open not within 0\.01 s"):
+        until(lambda: False, timeout_s=0.01, what="the door to open")
+
+
+def test_until_async_lets_other_tasks_run_and_fails_at_its_deadline():
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        ready = []
+        loop.call_soon(ready.append, 1)
+        assert await until_async(lambda: ready) == [1]
+        with pytest.raises(AssertionError, match="the door"):
+            await until_async(lambda: False, timeout_s=0.01, what="the door")
+
+    asyncio.run(scenario())

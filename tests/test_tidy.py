@@ -7,6 +7,7 @@ one run shows them all. An exception to a rule is an entry in a table here, with
 import ast
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -30,7 +31,7 @@ BANNED_CALLS = {
     "print": "write through mooncake_store.cli, or log",
     "eval": "parse the text",
     "exec": "import a module",
-    "time.sleep": "wait for an event, with a deadline",
+    "time.sleep": "wait for an event, with a deadline (in tests also tests.waiting.until)",
     "torch.load": "read safetensors",
     "breakpoint": "remove it",
 }
@@ -45,6 +46,8 @@ BANNED_IMPORTS = {
 ALLOWED = {
     ("tests", "print"): "shown by pytest only when a test fails, and by the fuzz and soak programs",
     ("tests", "pickle"): "our own objects must survive it, e.g. errors in worker processes",
+    ("tests/waiting.py", "time.sleep"): "the one place where tests poll, with a deadline",
+    ("tests/waiting.py", "asyncio.sleep"): "the one place where tests poll, with a deadline",
     ("tests/test_docs.py", "exec"): "it runs the code blocks of the documents",
 }
 
@@ -139,11 +142,12 @@ def test_banned_calls_and_imports(path):
 @each([path for path in PYTHON if path.parts[0] == "tests"])
 def test_tests_do_not_wait_for_time_to_pass(path):
     complaints = [
-        (node.lineno, "asyncio.sleep: await an event, with a deadline")
+        (node.lineno, "asyncio.sleep: await an event, or tests.waiting.until_async")
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Call)
         and dotted(node.func) == "asyncio.sleep"
         and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+        and not allowed(path, "asyncio.sleep")
     ]
     report(path, complaints)
 
@@ -170,17 +174,29 @@ def test_numba_is_imported_by_kernels_only(path):
     report(path, complaints)
 
 
+def options(path, function):
+    """The constant options of a function's decorators, those of a shared `**OPTIONS` included."""
+    shared = {
+        node.targets[0].id: node.value
+        for node in tree(path).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    found = {}
+    for decorator in function.decorator_list:
+        for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
+            value = keyword.value
+            if keyword.arg is None:
+                found |= ast.literal_eval(shared[dotted(value)])
+            elif isinstance(value, ast.Constant):
+                found[keyword.arg] = value.value
+    return found
+
+
 @each(KERNELS)
 def test_kernels_are_cached_release_the_lock_and_are_documented(path):
     complaints = []
     for function in filter(is_kernel, functions(path)):
-        given = [
-            keyword
-            for decorator in function.decorator_list
-            if isinstance(decorator, ast.Call)
-            for keyword in decorator.keywords
-        ]
-        on = {keyword.arg for keyword in given if getattr(keyword.value, "value", None) is True}
+        on = {name for name, value in options(path, function).items() if value is True}
         missing = sorted({"cache", "nogil"} - on)
         complaints += [(function.lineno, f"{function.name}: no {name}=True") for name in missing]
         if not ast.get_docstring(function):
@@ -216,14 +232,38 @@ def test_warmup_reaches_every_kernel(path):
             for extended in ast.walk(decorator):
                 if isinstance(extended, ast.Name) and extended.id in top:
                     uses[extended.id].add(name)
-    reached, pending = set(), ["warmup"]
+    kernels = {name for name, function in top.items() if is_kernel(function)}
+    cold = kernels - closure(uses, ["warmup"])
+    if cold:
+        # The warm-up goes through other modules, so look at what it compiled or loaded.
+        cold = kernels - closure(uses, ["warmup", *compiled_by_warmup(path)])
+    report(path, [(top[name].lineno, f"warmup does not call {name}") for name in sorted(cold)])
+
+
+def closure(uses, names):
+    """All that is used by `names`, directly or not."""
+    reached, pending = set(), list(names)
     while pending:
         name = pending.pop()
         if name not in reached:
             reached.add(name)
-            pending.extend(uses[name] & top.keys())
-    cold = {name for name, function in top.items() if is_kernel(function)} - reached
-    report(path, [(top[name].lineno, f"warmup does not call {name}") for name in sorted(cold)])
+            pending.extend(uses[name] & uses.keys())
+    return reached
+
+
+def compiled_by_warmup(path):
+    """The kernels of a file that its warm-up has ready in a process of its own."""
+    program = (
+        f"import {module_name(path)} as kernels; kernels.warmup();"
+        "print(*(name for name, value in vars(kernels).items() if"
+        f" getattr(value, '__module__', '') == {module_name(path)!r}"
+        " and getattr(value, 'signatures', None)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
 
 
 def test_no_module_is_dead():
