@@ -15,16 +15,16 @@ CLASSES = 4096 // 8 + 1
 
 
 @njit(cache=True, nogil=True)
-def store(words, blob, heads, refs, chosen, names, ends):
-    """Keep the name of each chosen row; names[ends[i-1]:ends[i]] is the i-th. O(bytes).
+def store(words, blob, heads, cold, chosen, status, names, lengths):
+    """Keep the name of each chosen row; `names` holds them one after the other. O(bytes).
 
-    chosen[i] = -1 passes a name over. Returns the number of names for which no room was left.
+    A name whose status is not 0 is passed over. Returns the number of names for which no room was left.
     """
     lost = 0
     start = 0
     for i in range(chosen.shape[0]):
-        length = ends[i] - start
-        if chosen[i] >= 0 and length > 0:
+        length = np.int64(lengths[i])
+        if status[i] == 0 and length > 0:
             blocks = (length + 7) >> 3
             block = heads[blocks]
             if block > 0:
@@ -34,36 +34,36 @@ def store(words, blob, heads, refs, chosen, names, ends):
                 heads[0] += blocks
             else:
                 lost += 1
-                start = ends[i]
+                start += length
                 continue
             at = block << 3
             for j in range(length):
                 blob[at + j] = names[start + j]
-            refs[chosen[i]] = (block << LENGTH_BITS) | length
-        start = ends[i]
+            cold[chosen[i]].name_ref = (block << LENGTH_BITS) | length
+        start += length
     return lost
 
 
 @njit(cache=True, nogil=True)
-def drop(words, heads, refs, doomed):
+def drop(words, heads, cold, doomed):
     """Give the names of doomed rows back. O(n)."""
     for i in range(doomed.shape[0]):
-        ref = refs[doomed[i]]
+        ref = cold[doomed[i]].name_ref
         if ref != 0:
             blocks = ((ref & LENGTH_MASK) + 7) >> 3
             block = ref >> LENGTH_BITS
             words[block] = heads[blocks]
             heads[blocks] = block
-            refs[doomed[i]] = 0
+            cold[doomed[i]].name_ref = 0
 
 
 @njit(cache=True, nogil=True)
-def with_prefix(blob, refs, rows, prefix, out):
+def with_prefix(blob, cold, rows, prefix, out):
     """List the rows whose name starts with `prefix`; returns how many. O(n * prefix)."""
     count = 0
     wanted = prefix.shape[0]
     for i in range(rows.shape[0]):
-        ref = refs[rows[i]]
+        ref = cold[rows[i]].name_ref
         if (ref & LENGTH_MASK) < wanted:
             continue
         at = (ref >> LENGTH_BITS) << 3
@@ -79,11 +79,11 @@ def with_prefix(blob, refs, rows, prefix, out):
 
 
 @njit(cache=True, nogil=True)
-def gather(blob, refs, rows, lengths, out):
+def gather(blob, cold, rows, lengths, out):
     """Copy the names of rows one after the other into `out`; returns the bytes written."""
     at = 0
     for i in range(rows.shape[0]):
-        ref = refs[rows[i]]
+        ref = cold[rows[i]].name_ref
         length = ref & LENGTH_MASK
         start = (ref >> LENGTH_BITS) << 3
         lengths[i] = length
@@ -95,12 +95,14 @@ def gather(blob, refs, rows, lengths, out):
 
 def warmup() -> None:
     """Compile every kernel of this file."""
+    from mooncake_store.core.records import COLD
+
     words = np.zeros(64, np.int64)
     blob = words.view(np.uint8)
-    heads, refs = np.zeros(CLASSES, np.int64), np.zeros(2, np.int64)
+    heads, cold = np.zeros(CLASSES, np.int64), np.zeros(2, COLD)
     rows = np.zeros(1, np.int32)
     name = np.frombuffer(b"name", np.uint8)
-    store(words, blob, heads, refs, rows, name, np.array([4], np.int64))
-    with_prefix(blob, refs, rows, name, np.zeros(1, np.int32))
-    gather(blob, refs, rows, np.zeros(1, np.uint16), np.zeros(4, np.uint8))
-    drop(words, heads, refs, rows)
+    store(words, blob, heads, cold, rows, np.zeros(1, np.int16), name, np.array([4], np.uint16))
+    with_prefix(blob, cold, rows, name, np.zeros(1, np.int32))
+    gather(blob, cold, rows, np.zeros(1, np.uint16), np.zeros(4, np.uint8))
+    drop(words, heads, cold, rows)

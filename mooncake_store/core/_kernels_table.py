@@ -85,11 +85,11 @@ def find(head, table_a, table_b, rows, digests, out):
 
 
 @njit(cache=True, nogil=True)
-def find_or_insert(head, table_a, table_b, rows, free_rows, digests, wanted, out, inserted):
-    """Find rows, and give a new row to every missing digest where `wanted`. O(n) expected.
+def find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, out, inserted):
+    """Find rows, and give a new row to every missing digest whose status is 0. O(n) expected.
 
     A digest that occurs twice gets its row at the first occurrence, so the second finds it.
-    out[i] is -1 where nothing was found and none was wanted, or where no row is left. A new row
+    out[i] is -1 where nothing was found and the status forbade a new row, or where no row is left. A new row
     carries its digest and is otherwise empty; inserted[i] tells it apart.
     """
     n = digests.shape[0]
@@ -121,7 +121,7 @@ def find_or_insert(head, table_a, table_b, rows, free_rows, digests, wanted, out
         if row < 0 and has_old:
             row = _find_in_old(head, old, rows, lo, hi)
         inserted[i] = False
-        if row < 0 and wanted[i]:
+        if row < 0 and status[i] == 0:
             if head[FREE_ROWS] > 0:
                 head[FREE_ROWS] -= 1
                 row = np.int64(free_rows[head[FREE_ROWS]])
@@ -303,7 +303,7 @@ def warmup() -> None:
     digests = np.array([[1, 2]], np.int64)
     out, flags = np.zeros(1, np.int32), np.zeros(1, np.bool_)
     find_or_insert(
-        head, table_a, table_b, rows, free_rows, digests, np.ones(1, np.bool_), out, flags
+        head, table_a, table_b, rows, free_rows, digests, np.zeros(1, np.int16), out, flags
     )
     find(head, table_a, table_b, rows, digests, out)
     swap_row(head, table_a, table_b, rows, 0, 0)

@@ -6,14 +6,16 @@ takes a snapshot and goes on from the number the snapshot names.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _kernels_scan as k
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.records import EVENT, EventKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Events"]
 

@@ -6,11 +6,14 @@ member and nothing for objects without a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mooncake_store.core.memory import reserve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Groups"]
 

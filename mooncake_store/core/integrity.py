@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import itertools
+from typing import TYPE_CHECKING
 
-from mooncake_store.core import _kernels_objects as k
+import numpy as np
+
+from mooncake_store.core import _codes as k
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, SegmentState, State
-from mooncake_store.core.state import ShardState
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.core.state import ShardState
 
 __all__ = ["check"]
 
@@ -37,8 +43,10 @@ def _check_table(state: ShardState, live: NDArray[np.int64]) -> None:
         "a digest leads to another row"
     )
     for row in live[(rows["flags"] & Flag.UPSERT) != 0]:
-        twin = int(state.twins[row]) - 1
-        assert twin >= 0 and state.twins[twin] - 1 == row, f"row {row}: its other half denies it"
+        twin = int(state.cold["twin"][row]) - 1
+        assert twin >= 0 and state.cold["twin"][twin] - 1 == row, (
+            f"row {row}: its other half denies it"
+        )
     assert not (rows["flags"] & Flag.DOOMED).any(), "a doomed row survived"
 
 
@@ -74,7 +82,7 @@ def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
     for segment_ in state.space.all():
         segment_.allocator.check_integrity()
         extents = sorted(owned[segment_.index])
-        for (offset, size), (after, _) in zip(extents, extents[1:], strict=False):
+        for (offset, size), (after, _) in itertools.pairwise(extents):
             assert offset + size <= after, f"segment {segment_.name}: extents overlap"
         if extents:
             assert extents[0][0] >= 0, "an extent starts before its segment"

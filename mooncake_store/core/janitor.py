@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _kernels_scan as k
 from mooncake_store.core import pressure
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.removal import unpin
 from mooncake_store.core.space import NEVER, Segment
-from mooncake_store.core.state import ShardState
 from mooncake_store.core.tasks import TaskKind, Tasks, TaskState, choose_target, drop_replica
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.core.state import ShardState
 
 __all__ = ["DrainJob", "DrainState", "Janitor", "TickReport"]
 
@@ -114,9 +118,7 @@ class Janitor:
         """Look at the next rows; returns how many were seen."""
         state = self._state
         if self._cursor == 0:
-            self._sweeping = {
-                s.index for s in state.space.all() if s.state == SegmentState.GONE
-            }
+            self._sweeping = {s.index for s in state.space.all() if s.state == SegmentState.GONE}
         late = state.now - state.config.put_release_ns
 
         def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
@@ -125,7 +127,7 @@ class Janitor:
                 k.sweep(
                     state.rows,
                     state.overflow,
-                    state.owners,
+                    state.cold,
                     state.space.alive,
                     state.closed,
                     full,
@@ -150,7 +152,7 @@ class Janitor:
         """Reclaim late puts and drop dead replicas of the rows a sweep found."""
         state = self._state
         writing = state.rows["state"][rows] == State.WRITING
-        closed = state.closed[state.owners[rows]]
+        closed = state.closed[state.cold["owner"][rows]]
         overdue = writing & ((state.rows["lease_end"][rows] <= late) | (closed == 1))
         fenced = writing & (closed == 2)
         state.totals.expired_puts += int(np.count_nonzero(overdue | fenced))
@@ -163,7 +165,7 @@ class Janitor:
             self._drop_dead_replicas(row)
             if state.rows["segment"][row] < 0:
                 doomed.append(row)
-            elif state.rows["replicas"][row] < state.wanted[row]:
+            elif state.rows["replicas"][row] < state.cold["wanted"][row]:
                 self._replace_replica(row)
         state.totals.lost_objects += len(doomed)
         state.dispose(np.array(doomed, np.int32))

@@ -8,10 +8,12 @@ what is used, and a column nobody writes costs nothing. Zero therefore always me
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["release", "reserve"]
 

@@ -7,16 +7,18 @@ Python objects, O(1) per name. Listing is a scan of rows in steps the caller bou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mooncake_store.core import _kernels_names as k
 from mooncake_store.core.memory import reserve
 
-__all__ = ["NAME_BYTES_MAX", "NameArena", "Names"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-NAME_BYTES_MAX = 4096
+__all__ = ["NameArena", "Names"]
+
 ARENA_BYTES_PER_ROW = 64
 
 
@@ -34,40 +36,56 @@ class Names:
 
 
 class NameArena:
-    """Row -> name, for at most `rows_max` rows."""
+    """Row -> name; `cold` holds the reference of each row."""
 
-    def __init__(self, rows_max: int) -> None:
-        self._words = reserve(max(1024, rows_max * ARENA_BYTES_PER_ROW // 8), np.int64)
+    def __init__(self, cold: NDArray[Any]) -> None:
+        self._words = reserve(max(1024, len(cold) * ARENA_BYTES_PER_ROW // 8), np.int64)
         self._blob = self._words.view(np.uint8)
         self._heads = np.zeros(k.CLASSES, np.int64)
-        self.refs = reserve(rows_max, np.int64)
+        self._cold = cold
 
-    def store(self, rows: NDArray[np.int32], names: Names) -> int:
-        """Keep the name of each row (row -1: none); return how many found no room."""
+    def store(self, rows: NDArray[np.int32], status: NDArray[np.int16], names: Names) -> int:
+        """Keep the name of each row whose status is 0; return how many found no room."""
         blob = np.frombuffer(names.blob, np.uint8)
-        ends = np.cumsum(names.lengths, dtype=np.int64)
-        return int(k.store(self._words, self._blob, self._heads, self.refs, rows, blob, ends))
+        return int(
+            k.store(
+                self._words,
+                self._blob,
+                self._heads,
+                self._cold,
+                rows,
+                status,
+                blob,
+                names.lengths,
+            )
+        )
 
     def drop(self, rows: NDArray[np.int32]) -> None:
         """Forget the names of rows that are going away."""
-        k.drop(self._words, self._heads, self.refs, rows)
+        k.drop(self._words, self._heads, self._cold, rows)
+
+    def hand_over(self, old: int, new: int) -> None:
+        """Give the name of one row to another that has none."""
+        if self._cold["name_ref"][new] == 0:
+            self._cold["name_ref"][new] = self._cold["name_ref"][old]
+            self._cold["name_ref"][old] = 0
 
     def get(self, row: int) -> bytes:
         """Return the name of one row, b"" when it has none."""
-        ref = int(self.refs[row])
+        ref = int(self._cold["name_ref"][row])
         start = (ref >> k.LENGTH_BITS) << 3
         return self._blob[start : start + (ref & k.LENGTH_MASK)].tobytes()
 
     def gather(self, rows: NDArray[np.int32]) -> tuple[bytes, NDArray[np.uint16]]:
         """Return the names of rows as one blob, and their lengths."""
         lengths = np.empty(len(rows), np.uint16)
-        total = int((self.refs[rows] & k.LENGTH_MASK).sum())
+        total = int((self._cold["name_ref"][rows] & k.LENGTH_MASK).sum())
         out = np.empty(total, np.uint8)
-        k.gather(self._blob, self.refs, rows, lengths, out)
+        k.gather(self._blob, self._cold, rows, lengths, out)
         return out.tobytes(), lengths
 
     def with_prefix(self, rows: NDArray[np.int32], prefix: bytes) -> NDArray[np.int32]:
         """Return those of `rows` whose name starts with `prefix`, in the same order."""
         out = np.empty(len(rows), np.int32)
-        count = k.with_prefix(self._blob, self.refs, rows, np.frombuffer(prefix, np.uint8), out)
+        count = k.with_prefix(self._blob, self._cold, rows, np.frombuffer(prefix, np.uint8), out)
         return out[:count]

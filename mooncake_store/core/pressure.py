@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eviction.base import EvictionPolicy
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_scan as k
 from mooncake_store.core.records import Flag
-from mooncake_store.core.space import Segment
-from mooncake_store.core.state import ShardState
+
+if TYPE_CHECKING:
+    from eviction.base import EvictionPolicy
+    from mooncake_store.core.space import Segment
+    from mooncake_store.core.state import ShardState
 
 __all__ = ["ATTEMPTS_MAX", "EvictReport", "evict", "evict_tenant", "make_room", "relieve"]
 
@@ -40,7 +44,7 @@ def evict(
     state: ShardState, ratio: float, floor: float | None = None, limit: int | None = None
 ) -> EvictReport:
     """Evict `ratio` of the bytes in use; soft-pinned objects only up to `floor` of them."""
-    used = int(state.tally[k.BYTES])
+    used = int(state.tally[c.BYTES])
     if used == 0:
         return EvictReport()
     target = _share(ratio, used)
@@ -121,10 +125,7 @@ def _pass(
     victims = choice.with_groups(ids.astype(np.int32))
     if len(victims) == 0:
         return EvictReport()
-    sizes = np.empty(len(victims), np.int64)
-    k.row_bytes(state.rows, victims, sizes)
-    report = EvictReport(len(victims), int(sizes.sum()))
-    state.dispose(victims)
+    report = EvictReport(len(victims), state.dispose(victims))
     state.totals.evicted_objects += report.objects
     state.totals.evicted_bytes += report.bytes
     return report
@@ -184,9 +185,9 @@ class _Choice:
     def with_groups(self, victims: NDArray[np.int32]) -> NDArray[np.int32]:
         """Add the members of every group that a victim belongs to."""
         state = self._state
-        grouped = (state.flags(victims) & Flag.GROUPED) != 0
-        if not grouped.any():
+        if len(state.groups) == 0:
             return victims
+        grouped = (state.flags(victims) & c.GROUPED) != 0
         numbers = {state.groups.number(int(row)) for row in victims[grouped]}
         members = [row for number in sorted(numbers) for row in state.groups.members(number)]
         return np.concatenate([victims[~grouped], np.array(members, np.int32)])

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_writes as k
 from mooncake_store.core import pressure
-from mooncake_store.core.names import NAME_BYTES_MAX, Names
+from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.options import PutOptions, SoftPin
 from mooncake_store.core.records import (
     BATCH_MAX,
     PUT_ROW,
     REPLICA,
-    SIZE_MAX,
     Flag,
-    State,
     Status,
 )
 from mooncake_store.core.state import ShardState, as_words
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.core.names import Names
+
 __all__ = ["put_end", "put_revoke", "put_start", "upsert_start"]
 
 REPLICAS_MAX = 64
+NO_LENGTHS = np.empty(0, np.uint16)
 DISABLE_PIN = -1
 """In `pin_ends` of a second generation: do not inherit the soft pin."""
 
@@ -39,15 +43,22 @@ def put_start(
     options: PutOptions,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin objects that do not exist yet; see `Shard.put_start`."""
-    status = _refusals(state, client, tenant, len(digests), sizes, names, options)
+    status = _admit(state, client, tenant, len(digests), sizes, names, options)
     if status is None:
         return _all_refused(len(digests), _why_whole(state, client, tenant))
     words = as_words(digests)
-    found, inserted = _claim(state, tenant, words, sizes, status)
-    late = np.flatnonzero(status == k.RETRY)
-    if len(late):
-        _clear_and_claim(state, tenant, words, sizes, status, found, inserted, late)
-    return _fill(state, client, tenant, found, sizes, names, options, status)
+    found = np.empty(len(words), np.int32)
+    discard = state.config.put_discard_ns
+    who = (client, tenant)
+    claimed, retries = _claim(state, who, words, sizes, options, discard, status, found)
+    if retries:
+        late = np.flatnonzero(status == c.RETRY)
+        state.dispose(np.unique(found[late]))
+        again, rows = np.zeros(len(late), np.int16), np.empty(len(late), np.int32)
+        more, _ = _claim(state, who, words[late], sizes[late], options, discard, again, rows)
+        found[late], status[late] = rows, again
+        claimed += more
+    return _fill(state, who, found, claimed, sizes, names, options, status)
 
 
 def upsert_start(
@@ -60,24 +71,24 @@ def upsert_start(
     options: PutOptions,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin new generations; a readable one stays readable until its successor is complete."""
-    status = _refusals(state, client, tenant, len(digests), sizes, names, options)
+    status = _admit(state, client, tenant, len(digests), sizes, names, options)
     if status is None:
         return _all_refused(len(digests), _why_whole(state, client, tenant))
     words = as_words(digests)
     _, first = np.unique(words, axis=0, return_index=True)
     repeated = np.ones(len(words), np.bool_)
     repeated[first] = False
-    status[repeated & (status == Status.OK)] = Status.ALREADY_EXISTS
+    status[repeated & (status == c.OK)] = c.ALREADY_EXISTS
     _preempt(state, words, status)
-    found, inserted = _claim(state, tenant, words, sizes, status, upsert=True)
-    beside = np.flatnonzero(status == Status.ALREADY_EXISTS)
-    beside = beside[~repeated[beside]]
-    if len(beside):
-        _second_generations(state, tenant, sizes, status, found, beside)
-    return _fill(state, client, tenant, found, sizes, names, options, status)
+    found = np.empty(len(words), np.int32)
+    who = (client, tenant)
+    claimed, _ = _claim(state, who, words, sizes, options, 0, status, found)
+    beside = np.flatnonzero((status == c.ALREADY_EXISTS) & ~repeated)
+    claimed += _second_generations(state, who, sizes, options, status, found, beside)
+    return _fill(state, who, found, claimed, sizes, names, options, status)
 
 
-def _refusals(
+def _admit(
     state: ShardState,
     client: int,
     tenant: int,
@@ -87,21 +98,22 @@ def _refusals(
     options: PutOptions,
 ) -> NDArray[np.int16] | None:
     """Check the arguments of a put: a status per key, or None when the whole batch is refused."""
-    bad_shape = (
+    if (
         n > BATCH_MAX
         or len(sizes) != n
         or (names is not None and len(names.lengths) != n)
-        or (names is not None and int(names.lengths.sum(dtype=np.int64)) != len(names.blob))
         or (options.groups is not None and len(options.groups) != n)
         or not 1 <= options.replicas <= REPLICAS_MAX
         or not 1 <= options.replicas_min <= options.replicas
-    )
-    if bad_shape or client not in state.client_by_handle or tenant not in state.tenant_by_number:
+        or client not in state.client_by_handle
+        or tenant not in state.tenant_by_number
+    ):
         return None
-    status = np.zeros(n, np.int16)
-    status[(sizes <= 0) | (sizes >= SIZE_MAX)] = Status.INVALID_PARAMS
-    if names is not None:
-        status[names.lengths > NAME_BYTES_MAX] = Status.INVALID_KEY
+    status = np.empty(n, np.int16)
+    lengths = NO_LENGTHS if names is None else names.lengths
+    _, name_bytes = k.admit(sizes, lengths, status)
+    if names is not None and name_bytes != len(names.blob):
+        return None
     return status
 
 
@@ -121,48 +133,36 @@ def _all_refused(n: int, status: Status) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _claim(
     state: ShardState,
-    tenant: int,
+    who: tuple[int, int],
     words: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    status: NDArray[np.int16],
-    *,
-    upsert: bool = False,
-) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Give every acceptable key a row in state WRITING; `status` tells what became of it."""
-    found, inserted = state.table.find_or_insert(words, status == Status.OK)
-    discard = 0 if upsert else state.config.put_discard_ns
-    times = np.array([state.now, discard], np.int64)
-    k.claim(
-        state.rows,
-        state.overflow,
-        state.space.alive,
-        found,
-        inserted,
-        sizes,
-        times,
-        tenant,
-        state.tally,
-        status,
-    )
-    state.tenant_use[tenant, 1] += np.count_nonzero(inserted)
-    return found, inserted
-
-
-def _clear_and_claim(
-    state: ShardState,
-    tenant: int,
-    words: NDArray[np.int64],
-    sizes: NDArray[np.int64],
+    options: PutOptions,
+    discard_ns: int,
     status: NDArray[np.int16],
     found: NDArray[np.int32],
-    inserted: NDArray[np.bool_],
-    late: NDArray[np.int64],
-) -> None:
-    """Pre-empt late writers and objects without a living replica, then claim their keys."""
-    state.dispose(np.unique(found[late]))
-    again = np.zeros(len(late), np.int16)
-    rows, new = _claim(state, tenant, words[late], sizes[late], again)
-    found[late], inserted[late], status[late] = rows, new, again
+) -> tuple[int, int]:
+    """Give every acceptable key a row in state WRITING: (rows given, keys to clear and retry)."""
+    state.table.maintain(len(words))
+    claimed, retries = k.claim(
+        state.table.head,
+        *state.table.tables,
+        state.rows,
+        state.cold,
+        state.table.free_rows,
+        state.overflow,
+        state.space.alive,
+        words,
+        sizes,
+        state.now,
+        discard_ns,
+        who,
+        options.replicas,
+        state.tally,
+        state.tenant_use,
+        status,
+        found,
+    )
+    return claimed, retries
 
 
 def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int16]) -> None:
@@ -173,97 +173,85 @@ def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int
     if len(rows) == 0:
         return
     living = np.empty(len(rows), np.bool_)
-    k.readable(state.rows, state.overflow, state.space.alive, rows, living)
+    readable(state.rows, state.overflow, state.space.alive, rows, living)
     flags = state.flags(rows)
     busy = living & ((flags & Flag.TASK) != 0)
     status[asked[busy]] = Status.BUSY
     running = rows[living & ((flags & Flag.UPSERT) != 0)]
-    twins = state.twins[running] - 1
-    state.dispose(np.concatenate([rows[~living], twins.astype(np.int32)]))
+    twins = state.cold["twin"][running] - 1
+    state.dispose(np.concatenate([rows[~living], twins]))
 
 
 def _second_generations(
     state: ShardState,
-    tenant: int,
+    who: tuple[int, int],
     sizes: NDArray[np.int64],
+    options: PutOptions,
     status: NDArray[np.int16],
     found: NDArray[np.int32],
     beside: NDArray[np.int64],
-) -> None:
-    """Make a hidden WRITING row for each readable object of `beside`."""
+) -> int:
+    """Open a hidden WRITING row for each readable object of `beside`; return how many."""
+    if len(beside) == 0:
+        return 0
     fresh = state.table.take_rows(len(beside))
-    old = found[beside]
     got = fresh >= 0
-    status[beside] = np.where(got, Status.OK, Status.NO_SPACE)
-    old, new = old[got], fresh[got]
-    rows = state.rows
-    for name in ("digest_lo", "digest_hi"):
-        rows[name][new] = rows[name][old]
-    rows["state"][new] = 0
-    again = np.zeros(len(new), np.int16)
-    k.claim(
-        rows,
-        state.overflow,
-        state.space.alive,
+    status[beside] = np.where(got, c.OK, c.NO_SPACE)
+    beside, new = beside[got], fresh[got]
+    k.beside(
+        state.rows,
+        state.cold,
+        found[beside],
         new,
-        np.ones(len(new), np.bool_),
-        np.ascontiguousarray(sizes[beside[got]]),
-        np.array([state.now, 0], np.int64),
-        tenant,
+        sizes[beside],
+        state.now,
+        who,
+        options.replicas,
         state.tally,
-        again,
+        state.tenant_use,
     )
-    state.tenant_use[tenant, 1] += len(new)
-    state.set_flag(new, Flag.UPSERT)
-    state.set_flag(old, Flag.UPSERT)
-    state.twins[new] = old + 1
-    state.twins[old] = new + 1
-    found[beside[got]] = new
+    found[beside] = new
+    return len(new)
 
 
 def _fill(
     state: ShardState,
-    client: int,
-    tenant: int,
+    who: tuple[int, int],
     found: NDArray[np.int32],
+    claimed: int,
     sizes: NDArray[np.int64],
     names: Names | None,
     options: PutOptions,
     status: NDArray[np.int16],
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Find space for claimed rows, give up those without, and compose the answer."""
-    accepted = np.flatnonzero(status == Status.OK)
-    rows = found[accepted]
-    if len(rows):
-        _mark(state, client, rows, accepted, options, tenant)
-        failed = _place(state, client, tenant, rows, sizes[accepted], options)
-        bad = failed != Status.OK
-        if bad.any():
-            status[accepted[bad]] = failed[bad]
+    if claimed:
+        rows, accepted = found, None
+        if claimed < len(found):
+            accepted = np.flatnonzero(status == c.OK)
+            rows, sizes = found[accepted], sizes[accepted]
+        _mark(state, who[1], rows, accepted, options)
+        failed = _place(state, who, rows, sizes, options)
+        if failed is not None:
+            bad = failed != c.OK
+            status[np.flatnonzero(status == c.OK)[bad]] = failed[bad]
             state.dispose(rows[bad], writer_done=True)
-        if names is not None and len(names.blob):
-            keep = np.where(status == Status.OK, found, -1).astype(np.int32)
-            state.names.store(keep, names)
+        if names is not None:
+            state.names.store(found, status, names)
     answers = np.empty(len(found), PUT_ROW)
-    replicas = np.empty(len(found) * options.replicas, REPLICA)
+    replicas = np.empty(claimed * options.replicas, REPLICA)
     m = k.put_reply(state.rows, state.overflow, found, status, answers, replicas)
     return answers, replicas[:m]
 
 
 def _mark(
     state: ShardState,
-    client: int,
-    rows: NDArray[np.int32],
-    accepted: NDArray[np.int64],
-    options: PutOptions,
     tenant: int,
+    rows: NDArray[np.int32],
+    accepted: NDArray[np.int64] | None,
+    options: PutOptions,
 ) -> None:
     """Write what the options say into the columns of new rows."""
-    state.owners[rows] = client
-    state.created[rows] = state.now // 1_000_000_000
-    state.hits[rows] = 0
-    state.wanted[rows] = options.replicas
-    state.pin_ends[rows] = 0
     if options.hard_pin:
         state.set_flag(rows, Flag.HARD_PIN)
     if options.soft_pin == SoftPin.DISABLE:
@@ -276,7 +264,8 @@ def _mark(
             state.set_flag(rows, Flag.SOFT_PIN)
             state.pin_ends[rows] = ttl  # counts from the moment the object is readable
     if options.groups is not None:
-        for row, at in zip(rows.tolist(), accepted.tolist(), strict=True):
+        keys = range(len(rows)) if accepted is None else accepted.tolist()
+        for row, at in zip(rows.tolist(), keys, strict=True):
             if options.groups[at]:
                 state.groups.add(row, tenant, options.groups[at])
                 state.set_flag(row, Flag.GROUPED)
@@ -284,19 +273,27 @@ def _mark(
 
 def _place(
     state: ShardState,
-    client: int,
-    tenant: int,
+    who: tuple[int, int],
     rows: NDArray[np.int32],
     sizes: NDArray[np.int64],
     options: PutOptions,
-) -> NDArray[np.int16]:
-    """Allocate and attach replicas; evict and try again where there is no room."""
-    result = _within_limits(state, tenant, sizes, options)
-    todo = np.flatnonzero(result == Status.OK)
-    order = state.space.order(state.now, options, state.client_by_handle[client].host)
-    spread = not options.preferred
+) -> NDArray[np.int16] | None:
+    """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
+    state.replicas_most = max(state.replicas_most, options.replicas)
+    order = state.space.order(state.now, options, state.client_by_handle[who[0]].host)
+    limited = options.hard_pin or state.tenant_by_number[who[1]].quota_bytes is not None
+    if options.replicas == 1 and len(order) == 1 and not limited:
+        offsets = order[0].allocator.allocate(sizes)
+        segment = order[0].index
+        if k.attach_all(state.rows, rows, segment, offsets, state.tally, state.tenant_use):
+            return None
+        state.space.free_on(segment, offsets[offsets >= 0])
+    result = (
+        _within_limits(state, who[1], sizes, options) if limited else np.zeros(len(rows), np.int16)
+    )
+    todo = np.flatnonzero(result == c.OK)
     for attempt in range(pressure.ATTEMPTS_MAX):
-        got = state.space.place(order, sizes[todo], options.replicas, spread)
+        got = state.space.place(order, sizes[todo], options.replicas, not options.preferred)
         enough = got.counts >= options.replicas_min
         for replica in range(options.replicas):
             some = enough & (got.counts > replica)
@@ -309,19 +306,18 @@ def _place(
                 state.tally,
                 state.tenant_use,
             )
-        if enough.all():
-            return result
-        for replica in range(options.replicas):
-            some = ~enough & (got.counts > replica)
+            rest = ~enough & (got.counts > replica)
             state.space.free(
-                got.segments[some, replica].astype(np.int64), got.offsets[some, replica]
+                got.segments[rest, replica].astype(np.int64), got.offsets[rest, replica]
             )
         todo = todo[~enough]
+        if len(todo) == 0:
+            break
         needed = int(sizes[todo].sum()) * options.replicas_min
         if not pressure.make_room(state, order, needed, attempt):
             break
-    result[todo] = Status.NO_SPACE
-    return result
+    result[todo] = c.NO_SPACE
+    return result if result.any() else None
 
 
 def _within_limits(
@@ -338,9 +334,8 @@ def _within_limits(
         result[ahead > quota - int(state.tenant_use[tenant, 0])] = Status.TENANT_QUOTA
     if options.hard_pin:
         room = int(state.config.hard_pin_share * state.space.total_bytes())
-        result[(result == Status.OK) & (ahead > room - int(state.tally[k.HARD_BYTES]))] = (
-            Status.NO_SPACE
-        )
+        over_share = ahead > room - int(state.tally[c.HARD_BYTES])
+        result[(result == c.OK) & over_share] = c.NO_SPACE
     return result
 
 
@@ -355,60 +350,64 @@ def put_end(
     n = len(digests)
     if n > BATCH_MAX or len(generations) != n or len(checksums) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
-    found = state.table.find(as_words(digests))
+    words = as_words(digests)
     status, done = np.empty(n, np.int16), np.empty(n, np.int32)
-    count = k.complete(
+    count, special = k.complete(
+        state.table.head,
+        *state.table.tables,
         state.rows,
-        state.owners,
-        state.twins,
-        found,
+        state.cold,
+        words,
         generations,
         checksums,
-        np.array([state.now, client], np.int64),
+        state.now,
+        client,
         state.pin_ends,
         state.tally,
         status,
         done,
     )
-    state.become_readable(done[:count])
-    swaps = np.flatnonzero(status == k.SWAP)
-    for at in swaps:
-        if state.rows["flags"][found[at]] & Flag.UPSERT:  # not a repetition within the batch
-            _swap_in(state, int(found[at]))
-        status[at] = Status.OK
+    state.become_readable(done[:count], special)
+    if special:
+        for at in np.flatnonzero(status == c.SWAP):
+            row = int(state.table.find(words[at : at + 1])[0])
+            if int(state.rows["flags"][row]) & c.UPSERT:  # else a repetition within the batch
+                _swap_in(state, row)
+            status[at] = c.OK
     return status
 
 
 def _swap_in(state: ShardState, old: int) -> None:
     """Let the complete second generation of `old` take its place."""
-    rows, new = state.rows, int(state.twins[old]) - 1
-    state.twins[old] = state.twins[new] = 0
-    inherited = rows["flags"][old] & Flag.HARD_PIN
-    state.clear_flag(old, Flag.UPSERT)
-    if inherited and not rows["flags"][new] & Flag.HARD_PIN:
+    rows, new = state.rows, int(state.cold["twin"][old]) - 1
+    state.cold["twin"][old] = state.cold["twin"][new] = 0
+    for row in (old, new):
+        state.clear_flag(row, Flag.UPSERT)
+    before, after = int(rows["flags"][old]), int(rows["flags"][new])
+    if before & c.HARD_PIN and not after & c.HARD_PIN:
         state.set_flag(new, Flag.HARD_PIN)
-        state.tally[k.HARD_BYTES] += int(rows["size"][new]) * int(rows["replicas"][new])
+        state.tally[c.HARD_BYTES] += int(rows["size"][new]) * int(rows["replicas"][new])
     asked = int(state.pin_ends[new])
-    if rows["flags"][new] & Flag.SOFT_PIN:
+    if after & c.SOFT_PIN:
         state.pin_ends[new] = asked + state.now
-    elif asked != DISABLE_PIN and rows["flags"][old] & Flag.SOFT_PIN:
+    elif before & c.SOFT_PIN and asked != DISABLE_PIN:
         state.set_flag(new, Flag.SOFT_PIN)
         state.pin_ends[new] = state.pin_ends[old]
-    state.clear_flag(new, Flag.UPSERT)
-    if rows["flags"][old] & Flag.GROUPED and not rows["flags"][new] & Flag.GROUPED:
+    else:
+        state.pin_ends[new] = 0
+    if before & c.GROUPED and not after & c.GROUPED:
         state.groups.add(new, int(rows["tenant"][old]), state.groups.name(old))
         state.set_flag(new, Flag.GROUPED)
-    if state.names.refs[new] == 0:
-        state.names.refs[new], state.names.refs[old] = state.names.refs[old], 0
-    rows["state"][new] = State.READABLE
+    state.names.hand_over(old, new)
+    rows["state"][new] = c.READABLE
     rows["lease_end"][new] = 0
-    state.tally[k.UNFINISHED] -= 1
-    state.tally[k.OBJECTS] += 1
-    if rows["flags"][new] & Flag.SOFT_PIN:
-        state.tally[k.SOFT_PINNED] += 1
+    state.tally[c.UNFINISHED] -= 1
+    state.tally[c.OBJECTS] += 1
+    if int(rows["flags"][new]) & c.SOFT_PIN:
+        state.tally[c.SOFT_PINNED] += 1
     state.table.swap(old, new)
     state.dispose(np.array([old], np.int32), event=None)
-    state.become_readable(np.array([new], np.int32))
+    state.become_readable(np.array([new], np.int32), special=True)
 
 
 def put_revoke(
@@ -420,8 +419,6 @@ def put_revoke(
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     found = state.table.find(as_words(digests))
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
-    count = k.revoke(
-        state.rows, state.owners, state.twins, found, generations, client, status, doomed
-    )
+    count = k.revoke(state.rows, state.cold, found, generations, client, status, doomed)
     state.dispose(doomed[:count], writer_done=True)
     return status

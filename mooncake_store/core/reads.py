@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_reads as k
 from mooncake_store.core.records import (
     BATCH_MAX,
     GET_ROW,
@@ -19,6 +19,9 @@ from mooncake_store.core.records import (
     Status,
 )
 from mooncake_store.core.state import ShardState, as_words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["ObjectStat", "exists", "find_prefix", "get", "list_objects", "release", "renew", "stat"]
 
@@ -56,28 +59,23 @@ def get(
         answers["status"] = Status.INVALID_PARAMS
         return answers, np.empty(0, REPLICA)
     config = state.config
-    found = state.table.find(as_words(digests))
     answers = np.empty(n, GET_ROW)
+    replicas = np.empty(n * state.replicas_most, REPLICA)
     touched = np.empty(2 * n, np.int32)
-    times = np.array(
-        [
-            state.now,
-            min(ttl_ns, config.lease_ttl_max_ns),
-            stop_at_miss,
-            config.hot_window_ns,
-            config.hot_hits,
-        ],
-        np.int64,
-    )
-    replicas = np.empty(n + _further_replicas(state, found), REPLICA)
-    m, count = k.grant(
+    m, count = k.get(
+        state.table.head,
+        *state.table.tables,
         state.rows,
+        state.cold,
         state.overflow,
         state.space.alive,
         state.space.lease_until,
-        found,
-        times,
-        state.hits,
+        as_words(digests),
+        state.now,
+        min(ttl_ns, config.lease_ttl_max_ns),
+        int(stop_at_miss),
+        config.hot_window_ns,
+        config.hot_hits,
         state.tally,
         answers,
         replicas,
@@ -87,25 +85,25 @@ def get(
     state.policy.touch(read)
     if len(state.soft_policy):
         state.soft_policy.touch(read)
-    hot = int(state.tally[k.HOT])
+    hot = int(state.tally[c.HOT])
     if hot:
-        for row in touched[2 * n - hot :]:
-            state.hot[int(row)] = int(state.rows["generation"][row])
+        for row in touched[2 * n - hot :].tolist():
+            state.hot[row] = int(state.rows["generation"][row])
     return answers, replicas[:m]
-
-
-def _further_replicas(state: ShardState, found: NDArray[np.int32]) -> int:
-    """Return an upper bound of the replicas beyond one each, cheap when there are none at all."""
-    if state.overflow[0]["offset"] == 0:
-        return 0
-    return int(state.rows["replicas"][found[found >= 0]].sum(dtype=np.int64))
 
 
 def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return whether each object can be read; neither leases nor touches."""
-    found = state.table.find(as_words(digests))
     out = np.empty(len(digests), np.bool_)
-    k.readable(state.rows, state.overflow, state.space.alive, found, out)
+    k.exists(
+        state.table.head,
+        *state.table.tables,
+        state.rows,
+        state.overflow,
+        state.space.alive,
+        as_words(digests),
+        out,
+    )
     return out
 
 
@@ -165,11 +163,7 @@ def list_objects(
 
     def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
         full = np.array([span[0], span[1], tenant], np.int64)
-        return int(
-            k.listing(
-                state.rows, state.overflow, state.space.alive, state.names.refs, full, out
-            )
-        )
+        return int(k.listing(state.rows, state.overflow, state.space.alive, state.cold, full, out))
 
     rows, following = state.scan(in_span, max(0, cursor), SCAN_ROWS)
     if prefix:
@@ -181,7 +175,7 @@ def list_objects(
     out = np.zeros(len(rows), LISTED)
     for name in ("digest_lo", "digest_hi", "size", "replicas"):
         out[name] = state.rows[name][rows]
-    out["created_s"] = state.created[rows]
+    out["created_s"] = state.cold["created_s"][rows]
     out["name_bytes"] = lengths
     return out, blob, following
 
@@ -207,8 +201,8 @@ def stat(state: ShardState, digest: NDArray[np.uint64]) -> ObjectStat | None:
         tenant=int(record["tenant"]),
         replicas=tuple(replicas_of(state, row)),
         name=state.names.get(row),
-        created_ns=int(state.created[row]) * 1_000_000_000,
-        hits=int(state.hits[row]) & ((1 << k.HOT_COUNT_BITS) - 1),
+        created_ns=int(state.cold["created_s"][row]) * 1_000_000_000,
+        hits=int(state.cold["hits"][row]) & c.HOT_COUNT_MASK,
     )
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "NIL",
     "SIZE_MAX",
     "BATCH_MAX",
+    "COLD",
     "EVENT",
     "GET_ROW",
     "LISTED",
@@ -128,6 +129,19 @@ ROW = np.dtype(
 )
 assert ROW.itemsize == 64
 
+COLD = np.dtype(
+    [
+        ("name_ref", "<i8"),  # see `_kernels_names.py`; 0 = no name
+        ("created_s", "<u4"),
+        ("hits", "<u4"),  # gets within the current window, and which window that is
+        ("twin", "<i4"),  # the other generation's row + 1 while an upsert runs, else 0
+        ("owner", "<u2"),  # handle of the client that put it
+        ("wanted", "u1"),  # replicas asked for
+        ("spare", "u1"),
+    ]
+)
+"""What requests seldom need of a row; 24 bytes."""
+
 OVERFLOW = np.dtype(
     [("offset", "<i8"), ("next", "<i4"), ("segment", "<i2"), ("state", "u1"), ("spare", "u1")]
 )
@@ -164,5 +178,11 @@ LISTED = np.dtype(
 """One object of a listing; the names follow as one blob."""
 
 EVENT = np.dtype(
-    [("digest_lo", "<i8"), ("digest_hi", "<i8"), ("kind", "<u2"), ("tenant", "<u2"), ("tier", "<u4")]
+    [
+        ("digest_lo", "<i8"),
+        ("digest_hi", "<i8"),
+        ("kind", "<u2"),
+        ("tenant", "<u2"),
+        ("tier", "<u4"),
+    ]
 )

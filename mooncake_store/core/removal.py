@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_scan as scan
+from mooncake_store.core import _kernels_writes as k
+from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import BATCH_MAX, EventKind, Flag, State, Status
 from mooncake_store.core.state import ShardState, as_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
 __all__ = ["PATTERN_BYTES_MAX", "pin", "remove", "remove_matching", "set_hard_pin"]
 
@@ -33,8 +40,8 @@ def _remove_rows(
     state: ShardState, rows: NDArray[np.int32], force: bool, event: EventKind
 ) -> NDArray[np.int16]:
     status, doomed = np.empty(len(rows), np.int16), np.empty(len(rows), np.int32)
-    times = np.array([state.now, state.config.put_discard_ns, force], np.int64)
-    count = k.check_remove(state.rows, rows, times, status, doomed)
+    discard = state.config.put_discard_ns
+    count = k.check_remove(state.rows, rows, state.now, discard, int(force), status, doomed)
     state.dispose(doomed[:count], event=event)
     return status
 
@@ -56,7 +63,7 @@ def remove_matching(
     matches = _matcher(pattern, kind)
 
     def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
-        return int(k.of_tenant(state.rows, np.array([span[0], span[1], tenant], np.int64), out))
+        return int(scan.of_tenant(state.rows, np.array([span[0], span[1], tenant], np.int64), out))
 
     rows, following = state.scan(in_span, max(0, cursor), max(1, min(rows_max, BATCH_MAX)))
     if kind == "prefix":
@@ -108,7 +115,7 @@ def pin(
     if soft_pin == SoftPin.ENABLE and ttl > 0:
         state.set_flag(rows, Flag.SOFT_PIN)
         state.pin_ends[rows] = state.now + ttl
-        state.tally[k.SOFT_PINNED] += len(rows)
+        state.tally[c.SOFT_PINNED] += len(rows)
         plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
         state.policy.remove(plain)
         state.watch_soft_pins(plain)
@@ -121,15 +128,13 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
         return
     state.clear_flag(rows, Flag.SOFT_PIN)
     state.pin_ends[rows] = 0
-    state.tally[k.SOFT_PINNED] -= len(rows)
+    state.tally[c.SOFT_PINNED] -= len(rows)
     plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
     state.soft_policy.remove(plain)
     state.policy.insert(plain)
 
 
-def set_hard_pin(
-    state: ShardState, digests: NDArray[np.uint64], pinned: bool
-) -> NDArray[np.int16]:
+def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -> NDArray[np.int16]:
     """Set or clear the hard pin of readable objects, within the allowed share of the pool."""
     found, status = _readable(state, digests)
     room = int(state.config.hard_pin_share * state.space.total_bytes())
@@ -140,11 +145,11 @@ def set_hard_pin(
         if bool(flags & Flag.HARD_PIN) == pinned:
             continue
         nbytes = int(state.rows["size"][row]) * int(state.rows["replicas"][row])
-        if pinned and int(state.tally[k.HARD_BYTES]) + nbytes > room:
+        if pinned and int(state.tally[c.HARD_BYTES]) + nbytes > room:
             status[at] = Status.NO_SPACE
             continue
         state.rows["flags"][row] = flags ^ Flag.HARD_PIN
-        state.tally[k.HARD_BYTES] += nbytes if pinned else -nbytes
+        state.tally[c.HARD_BYTES] += nbytes if pinned else -nbytes
         if pinned:
             state.policy.remove(one)
             state.soft_policy.remove(one)
@@ -164,7 +169,7 @@ def _readable(
         return np.full(n, -1, np.int32), np.full(n, Status.INVALID_PARAMS, np.int16)
     found = state.table.find(as_words(digests))
     there = np.empty(n, np.bool_)
-    k.readable(state.rows, state.overflow, state.space.alive, found, there)
+    readable(state.rows, state.overflow, state.space.alive, found, there)
     status = np.where(there, Status.OK, Status.NOT_FOUND).astype(np.int16)
     writing = (found >= 0) & ~there
     writing[writing] = state.rows["state"][found[writing]] == State.WRITING

@@ -15,21 +15,23 @@ makes it replayable, replicable and testable against a model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _codes as c
 from mooncake_store.core import integrity, pressure, puts, reads, removal
 from mooncake_store.core.janitor import DrainJob, Janitor, TickReport
-from mooncake_store.core.names import Names
 from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
-from mooncake_store.core.pressure import EvictReport
-from mooncake_store.core.reads import ObjectStat
 from mooncake_store.core.records import SegmentState, State, Status
 from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
+
+if TYPE_CHECKING:
+    from mooncake_store.core.names import Names
+    from mooncake_store.core.pressure import EvictReport
+    from mooncake_store.core.reads import ObjectStat
 
 __all__ = ["SegmentInfo", "Shard", "ShardStats"]
 
@@ -114,7 +116,9 @@ class Shard:
         if known is not None and known.epoch == epoch:
             return known.handle
         handle = next(
-            h for h in range(1, CLIENTS_MAX) if h not in state.client_by_handle and not state.closed[h]
+            h
+            for h in range(1, CLIENTS_MAX)
+            if h not in state.client_by_handle and not state.closed[h]
         )
         if known is not None:
             for segment in state.space.all():
@@ -332,9 +336,7 @@ class Shard:
         Raises ValueError for a pattern that is refused.
         """
         self._state.advance(now)
-        out = removal.remove_matching(
-            self._state, tenant, pattern, kind, force, cursor, rows_max
-        )
+        out = removal.remove_matching(self._state, tenant, pattern, kind, force, cursor, rows_max)
         self._checked()
         return out
 
@@ -460,10 +462,11 @@ class Shard:
         state = self._state
         state.advance(now)
         rows = np.array(
-            [row for row, gen in state.hot.items() if state.rows["generation"][row] == gen], np.int32
+            [row for row, gen in state.hot.items() if state.rows["generation"][row] == gen],
+            np.int32,
         )
         state.hot.clear()
-        hits = state.hits[rows] & np.uint32((1 << k.HOT_COUNT_BITS) - 1)
+        hits = state.cold["hits"][rows] & np.uint32(c.HOT_COUNT_MASK)
         return self._digests(rows), hits
 
     def events_since(self, number: int, limit: int = 65_536) -> tuple[int, NDArray[Any], bool]:
@@ -496,14 +499,14 @@ class Shard:
         """Return totals; cheap."""
         state = self._state
         return ShardStats(
-            objects=int(state.tally[k.OBJECTS]),
-            writing=int(state.tally[k.UNFINISHED]),
-            bytes_used=int(state.tally[k.BYTES]),
+            objects=int(state.tally[c.OBJECTS]),
+            writing=int(state.tally[c.UNFINISHED]),
+            bytes_used=int(state.tally[c.BYTES]),
             bytes_allocated=state.space.used_bytes(),
             bytes_total=state.space.total_bytes(),
             quarantined_bytes=sum(s.quarantined for s in state.space.all()),
-            soft_pinned=int(state.tally[k.SOFT_PINNED]),
-            hard_pinned_bytes=int(state.tally[k.HARD_BYTES]),
+            soft_pinned=int(state.tally[c.SOFT_PINNED]),
+            hard_pinned_bytes=int(state.tally[c.HARD_BYTES]),
             evicted_objects=state.totals.evicted_objects,
             evicted_bytes=state.totals.evicted_bytes,
             expired_puts=state.totals.expired_puts,

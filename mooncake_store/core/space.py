@@ -8,18 +8,23 @@ choosing is paid once per run and a reader of the batch still meets several work
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from alloc import create_allocator
-from alloc.base import Allocator
 from mooncake_store.core.options import Placement, PutOptions, ShardConfig
 from mooncake_store.core.records import SegmentState
 from mooncake_store.core.wheel import Wheel
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from alloc.base import Allocator
 
 __all__ = ["Segment", "Space"]
 
@@ -94,7 +99,9 @@ class Space:
         """Return all segments, gone ones that are still being swept included."""
         return list(self._segments.values())
 
-    def mount(self, now: int, uuid: bytes, name: str, nbytes: int, host: str, owner: int) -> Segment | None:
+    def mount(
+        self, now: int, uuid: bytes, name: str, nbytes: int, host: str, owner: int
+    ) -> Segment | None:
         """Add a segment; None when no number is left."""
         free = np.flatnonzero(~np.isin(np.arange(len(self.alive)), list(self._segments)))
         if len(free) == 0:
@@ -177,27 +184,25 @@ class Space:
                 todo = todo[(out.counts[todo] == replica) & (tried[todo] < choices)]
         return out
 
+    def free_on(self, index: int, offsets: NDArray[np.int64]) -> None:
+        """Return extents of one segment to its allocator; a forgotten segment has none."""
+        segment = self._segments.get(index)
+        if segment is not None:
+            freed = segment.allocator.free(offsets)
+            assert freed.all(), f"segment {segment.name}: freed an extent twice"
+
     def free(self, segments: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
-        """Return extents to their allocators; extents of forgotten segments are nobody's."""
-        if len(segments) == 0:
-            return
-        same = bool((segments == segments[0]).all())
-        for index in segments[:1] if same else np.unique(segments):
-            segment = self._segments.get(int(index))
-            if segment is not None:
-                freed = segment.allocator.free(
-                    np.ascontiguousarray(offsets if same else offsets[segments == index])
-                )
-                assert freed.all(), f"segment {segment.name}: freed an extent twice"
+        """Return extents to the allocators of their segments."""
+        for index in np.unique(segments):
+            self.free_on(int(index), np.ascontiguousarray(offsets[segments == index]))
 
     def free_or_quarantine(self, extents: NDArray[np.int64]) -> None:
-        """Return (segment, offset, size, until) extents, those with `until` when it has come."""
-        waiting = extents[:, 3] > 0
+        """Return extents (rows segment, offset, size, until), those with `until` at that time."""
+        waiting = extents[3] > 0
+        self.free(extents[0, ~waiting], extents[1, ~waiting])
         if not waiting.any():
-            self.free(extents[:, 0], extents[:, 1])
             return
-        self.free(extents[~waiting, 0], extents[~waiting, 1])
-        held = extents[waiting]
+        held = extents[:, waiting].T
         self.quarantine.add(held[:, 3], held[:, :3])
         self._count_quarantine(held, 1)
 

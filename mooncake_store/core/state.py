@@ -8,24 +8,29 @@ known to (table, policies, groups, names, tenants, space, events) is told exactl
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eviction import create_policy
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_writes as k
 from mooncake_store.core.events import Events
 from mooncake_store.core.groups import Groups
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.names import NameArena
-from mooncake_store.core.options import ShardConfig
-from mooncake_store.core.records import OVERFLOW, ROW, EventKind, Flag, State
+from mooncake_store.core.records import COLD, OVERFLOW, ROW, EventKind, Flag
 from mooncake_store.core.space import Space
 from mooncake_store.core.table import Table
 from mooncake_store.core.wheel import Wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from mooncake_store.core.options import ShardConfig
 
 __all__ = ["Client", "ShardState", "Tenant", "Totals", "as_words"]
 
@@ -69,24 +74,20 @@ class ShardState:
         rows_max = config.objects_max
         self.config = config
         self.now = 0
-        self.rng = random.Random(config.seed)  # noqa: S311 - placement, not secrets
+        self.rng = random.Random(config.seed)
         self.rows = reserve(rows_max, ROW)
         self.table = Table(self.rows)
         self.overflow = reserve(2 * rows_max + 1, OVERFLOW)
-        self.names = NameArena(rows_max)
+        self.cold = reserve(rows_max, COLD)
+        self.names = NameArena(self.cold)
         self.groups = Groups(rows_max)
-        self.owners = reserve(rows_max, np.int32)
-        self.twins = reserve(rows_max, np.int32)
-        self.pin_ends = reserve(rows_max, np.int64)
-        self.created = reserve(rows_max, np.uint32)
-        self.hits = reserve(rows_max, np.uint32)
-        self.wanted = reserve(rows_max, np.uint8)
+        self.pin_ends = reserve(rows_max, np.int64)  # 0 unless soft-pinned, so seldom real memory
         self.space = Space(config, self.rng)
         self.policy = create_policy(config.eviction_policy, rows_max)
         self.soft_policy = create_policy("lru", rows_max)
         self.soft_ends = Wheel(2)
         self.events = Events(config.events_kept)
-        self.tally = np.zeros(k.TALLY_WORDS, np.int64)
+        self.tally = np.zeros(c.TALLY_WORDS, np.int64)
         self.tenant_use = np.zeros((TENANTS_MAX, 2), np.int64)
         self.tenants: dict[str, Tenant] = {"default": Tenant(0, "default", None)}
         self.tenant_by_number = {0: self.tenants["default"]}
@@ -95,6 +96,7 @@ class ShardState:
         self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
         self.closed[0] = 1  # handle 0 is nobody
         self.totals = Totals()
+        self.replicas_most = 1  # replicas of one object, at most, ever
         self.hot: dict[int, int] = {}  # row -> generation
 
     def advance(self, now: int) -> int:
@@ -121,63 +123,84 @@ class ShardState:
         *,
         writer_done: bool = False,
         event: EventKind | None = EventKind.REMOVED,
-    ) -> None:
+    ) -> int:
         """Let objects go: their space returns now, or when no reader or writer can touch it.
 
         `writer_done` says that an unfinished writer has given its word, or was fenced, so that
-        it writes no more. Second generations go with their first. O(n).
+        it writes no more. Second generations go with their first. Returns the bytes. O(n).
         """
         if len(doomed) == 0:
-            return
-        flags = self.flags(doomed)
-        if (flags & Flag.UPSERT).any():
-            doomed, flags = self._with_twins(doomed, flags)
+            return 0
+        rows = self.rows
+        flags, replicas = k.survey(rows, doomed)
+        if flags & (c.UPSERT | c.GROUPED):
+            doomed = self._untied(doomed)
+            flags, replicas = k.survey(rows, doomed)
         if event is not None:
-            self.events.append(event, self.rows, doomed[self.rows["state"][doomed] == State.READABLE])
-        if (flags & Flag.GROUPED).any():
-            for row in doomed[(flags & Flag.GROUPED) != 0]:
-                self.groups.remove(int(row))
+            living = doomed
+            if self.tally[c.UNFINISHED]:
+                living = doomed[rows["state"][doomed] == c.READABLE]
+            self.events.append(event, rows, living)
         self.policy.remove(doomed)
         if len(self.soft_policy):
             self.soft_policy.remove(doomed)
-        out = np.empty((int(self.rows["replicas"][doomed].sum()), 4), np.int64)
-        times = np.array([self.now, self.config.put_release_ns, writer_done], np.int64)
-        k.extents(self.rows, self.overflow, doomed, times, self.tally, self.tenant_use, out)
-        self.space.free_or_quarantine(out)
+        out = np.empty((4, replicas), np.int64)
+        m, total, waiting, together = k.extents(
+            rows,
+            self.overflow,
+            doomed,
+            self.now,
+            self.config.put_release_ns,
+            int(writer_done),
+            self.tally,
+            self.tenant_use,
+            out,
+        )
+        if waiting:
+            self.space.free_or_quarantine(out[:, :m])
+        elif together and m:
+            self.space.free_on(int(out[0, 0]), out[1, :m])
+        else:
+            self.space.free(out[0, :m], out[1, :m])
+        if flags & c.SOFT_PIN:
+            self.pin_ends[doomed] = 0
         self.names.drop(doomed)
         if self.hot:
-            for row in doomed:
-                self.hot.pop(int(row), None)
+            for row in doomed.tolist():
+                self.hot.pop(row, None)
         self.table.delete(doomed)
+        return int(total)
 
-    def _with_twins(
-        self, doomed: NDArray[np.int32], flags: NDArray[np.uint8]
-    ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Untie generations: a first one takes its second along, a second one frees its first."""
+    def _untied(self, doomed: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Untie doomed rows from groups and other generations; a first one takes its second."""
+        flags = self.flags(doomed)
         along = []
-        for row in doomed[(flags & Flag.UPSERT) != 0]:
-            other = int(self.twins[row]) - 1
+        for row in doomed[(flags & c.UPSERT) != 0]:
+            other = int(self.cold["twin"][row]) - 1
             if other < 0:
                 continue  # untied as the other of the pair
-            self.twins[row] = self.twins[other] = 0
+            self.cold["twin"][row] = self.cold["twin"][other] = 0
             self.clear_flag(other, Flag.UPSERT)
-            if self.rows["state"][row] == State.READABLE and other not in doomed:
+            if self.rows["state"][row] == c.READABLE and other not in doomed:
                 along.append(other)
         doomed = np.concatenate([doomed, np.array(along, np.int32)])
-        return doomed, self.flags(doomed)
+        for row in doomed[(self.flags(doomed) & c.GROUPED) != 0]:
+            self.groups.remove(int(row))
+        return doomed
 
-    def become_readable(self, rows: NDArray[np.int32]) -> None:
-        """Enter completed objects into the eviction order their pins call for. O(n)."""
+    def become_readable(self, rows: NDArray[np.int32], special: bool) -> None:
+        """Enter completed objects into the eviction order their pins call for. O(n).
+
+        `special` says that some row may have a flag.
+        """
         if len(rows) == 0:
             return
-        flags = self.flags(rows)
-        pinned = flags & (Flag.SOFT_PIN | Flag.HARD_PIN)
-        if not pinned.any():
-            self.policy.insert(rows)
+        if special:
+            pins = self.flags(rows) & (c.SOFT_PIN | c.HARD_PIN)
+            self.policy.insert(rows[pins == 0])
+            self.watch_soft_pins(rows[pins == c.SOFT_PIN])
         else:
-            self.policy.insert(rows[pinned == 0])
-            soft = rows[(flags & (Flag.SOFT_PIN | Flag.HARD_PIN)) == Flag.SOFT_PIN]
-            self.watch_soft_pins(soft)
+            self.policy.insert(rows)
         self.events.append(EventKind.STORED, self.rows, rows)
 
     def watch_soft_pins(self, rows: NDArray[np.int32]) -> None:

@@ -9,13 +9,15 @@ Complexity: all batch calls O(n) expected; `maintain` does O(n + constant) work.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mooncake_store.core import _kernels_table as k
 from mooncake_store.core.memory import release, reserve
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Table"]
 
@@ -28,94 +30,79 @@ RELEASE_STEP = 1 << 19
 
 
 class Table:
-    """Digest -> row with incremental growth, over a fixed address range of rows."""
+    """Digest -> row with incremental growth, over a fixed address range of rows.
+
+    `head`, `tables` and `free_rows` are what kernels of other files need to look up and insert;
+    before inserting n keys, call `maintain(n)`.
+    """
 
     def __init__(self, rows: NDArray[Any]) -> None:
         rows_max = len(rows)
         slots_max = 1 << max(10, (2 * rows_max - 1).bit_length())
         self._rows = rows
-        self._tables = (
+        self.tables = (
             reserve(slots_max, np.int64, hugepages=True),
             reserve(slots_max, np.int64, hugepages=True),
         )
-        self._free_rows = reserve(rows_max, np.int32)
-        self._head = np.zeros(k.HEAD_WORDS, np.int64)
-        self._head[k.MASK] = SLOTS_MIN - 1
-        self._head[k.OLD_MASK] = k.DELETED
+        self.free_rows = reserve(rows_max, np.int32)
+        self.head = np.zeros(k.HEAD_WORDS, np.int64)
+        self.head[k.MASK] = SLOTS_MIN - 1
+        self.head[k.OLD_MASK] = k.DELETED
         self._touched = 0  # entries of the inactive array made real ahead of growth
         self._to_release = 0  # entries of the inactive array whose pages go back, from the end
 
     def __len__(self) -> int:
-        return int(self._head[k.USED])
+        return int(self.head[k.USED])
 
     @property
     def rows_high(self) -> int:
         """Rows ever in use: every row number in use is below it."""
-        return int(self._head[k.ROWS_HIGH])
+        return int(self.head[k.ROWS_HIGH])
 
     @property
     def rows_left(self) -> int:
         """Rows that could still be handed out."""
-        return len(self._rows) - self.rows_high + int(self._head[k.FREE_ROWS])
+        return len(self._rows) - self.rows_high + int(self.head[k.FREE_ROWS])
 
     @property
     def slots(self) -> int:
         """Positions of the active array."""
-        return int(self._head[k.MASK]) + 1
+        return int(self.head[k.MASK]) + 1
 
     def find(self, digests: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the row of every digest, -1 where there is none."""
         out = np.empty(len(digests), np.int32)
-        k.find(self._head, *self._tables, self._rows, digests, out)
+        k.find(self.head, *self.tables, self._rows, digests, out)
         return out
-
-    def find_or_insert(
-        self, digests: NDArray[np.int64], wanted: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return rows, new ones included, and which of them are new."""
-        n = len(digests)
-        self.maintain(n)
-        out, inserted = np.empty(n, np.int32), np.empty(n, np.bool_)
-        k.find_or_insert(
-            self._head,
-            *self._tables,
-            self._rows,
-            self._free_rows,
-            digests,
-            wanted,
-            out,
-            inserted,
-        )
-        return out, inserted
 
     def take_rows(self, count: int) -> NDArray[np.int32]:
         """Return rows outside the table (-1 where none is left)."""
         out = np.empty(count, np.int32)
-        k.take_rows(self._head, self._free_rows, len(self._rows), out)
+        k.take_rows(self.head, self.free_rows, len(self._rows), out)
         return out
 
     def delete(self, doomed: NDArray[np.int32]) -> None:
         """Remove rows from the table, zero them and make them available again."""
         self.maintain(len(doomed), growing=False)
-        k.delete(self._head, *self._tables, self._rows, doomed)
-        k.give_back_rows(self._head, self._free_rows, self._rows, doomed)
+        k.delete(self.head, *self.tables, self._rows, doomed)
+        k.give_back_rows(self.head, self.free_rows, self._rows, doomed)
 
     def swap(self, old_row: int, new_row: int) -> None:
         """Let the digest of `old_row` lead to `new_row`."""
-        assert k.swap_row(self._head, *self._tables, self._rows, old_row, new_row)
+        assert k.swap_row(self.head, *self.tables, self._rows, old_row, new_row)
 
     def maintain(self, n: int, *, growing: bool = True) -> None:
         """Do a bounded share of pending growth, before a request on n keys."""
-        head = self._head
+        head = self.head
         if head[k.OLD_MASK] >= 0:
             self._drain(n)
             return
         if self._to_release:
             start = max(0, self._to_release - RELEASE_STEP)
-            release(self._tables[1 - int(head[k.ACTIVE])], start, self._to_release)
+            release(self.tables[1 - int(head[k.ACTIVE])], start, self._to_release)
             self._to_release = start
         used, slots = int(head[k.USED]), self.slots
-        if growing and 2 * used > slots:
+        if growing and 100 * used > 65 * slots:
             self._prefault(2 * slots, n)
         if growing and 10 * (used + n) > 7 * slots:
             self._resize(max(2 * slots, 1 << (2 * (used + n) - 1).bit_length()))
@@ -127,14 +114,14 @@ class Table:
         """Make pages of the next array real, fast enough to be done before it is needed."""
         if self._to_release or self._touched >= slots:
             return
-        stop = min(slots, self._touched + ENTRIES_PER_PAGE * (4 + n // 8))
-        k.touch_pages(self._tables[1 - int(self._head[k.ACTIVE])], self._touched, stop)
+        stop = min(slots, self._touched + ENTRIES_PER_PAGE * (4 + n // 6))
+        k.touch_pages(self.tables[1 - int(self.head[k.ACTIVE])], self._touched, stop)
         self._touched = stop
 
     def _resize(self, slots: int) -> None:
         """Make the other array the active one; the entries follow in later steps."""
-        head = self._head
-        inactive = self._tables[1 - int(head[k.ACTIVE])]
+        head = self.head
+        inactive = self.tables[1 - int(head[k.ACTIVE])]
         if slots > len(inactive):
             return  # as large as the rows allow: the load stays below 0.5 by construction
         if self._to_release:  # a resize right after another one: rare, and only then in one go
@@ -148,20 +135,20 @@ class Table:
 
     def _drain(self, n: int) -> None:
         """Move a share of the old array's entries; note when it is empty."""
-        head = self._head
+        head = self.head
         slots = int(head[k.OLD_MASK]) + 1
-        k.drain(head, *self._tables, DRAIN_PER_KEY * n + 64)
+        k.drain(head, *self.tables, DRAIN_PER_KEY * n + 64)
         if slots and head[k.OLD_MASK] < 0:
             self._to_release = slots
 
     def check_integrity(self) -> None:
         """Every entry leads to a row with its digest, and no digest is lost."""
-        head = self._head
+        head = self.head
         active = int(head[k.ACTIVE])
-        entries = self._tables[active][: self.slots]
+        entries = self.tables[active][: self.slots]
         found = entries[entries != 0]
         if head[k.OLD_MASK] >= 0:
-            old = self._tables[1 - active][int(head[k.CURSOR]) : int(head[k.OLD_MASK]) + 1]
+            old = self.tables[1 - active][int(head[k.CURSOR]) : int(head[k.OLD_MASK]) + 1]
             found = np.concatenate([found, old[(old != 0) & (old != k.DELETED)]])
         assert len(found) == head[k.USED], f"table holds {len(found)}, counts {head[k.USED]}"
         rows = ((found & k.LOW) - 1).astype(np.int32)
@@ -170,6 +157,6 @@ class Table:
         tags = (found >> 32) & k.LOW
         assert np.array_equal(tags, digests[:, 0] & k.LOW), "an entry's tag is not its digest's"
         assert np.array_equal(self.find(digests), rows), "an entry cannot be found by its digest"
-        free = self._free_rows[: int(head[k.FREE_ROWS])]
+        free = self.free_rows[: int(head[k.FREE_ROWS])]
         assert len(np.unique(free)) == len(free), "a row is free twice"
         assert not np.isin(free, rows).any(), "a free row stands in the table"

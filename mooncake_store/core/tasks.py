@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mooncake_store.core import _kernels_objects as k
+from mooncake_store.core import _kernels_writes as k
 from mooncake_store.core.options import PutOptions
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import REPLICA, Flag, SegmentState, State, Status
 from mooncake_store.core.state import ShardState, as_words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Task", "TaskKind", "TaskState", "Tasks"]
 
@@ -137,7 +139,9 @@ class Tasks:
             ok, message = False, "the source replica is gone"
         self._end(task, ok, writer_done=True)
         self._close(task, TaskState.SUCCESS if ok else TaskState.FAILED, message)
-        return Status.OK if ok or message != "the source replica is gone" else Status.REPLICA_IS_GONE
+        return (
+            Status.OK if ok or message != "the source replica is gone" else Status.REPLICA_IS_GONE
+        )
 
     def expire(self) -> None:
         """Fail tasks whose worker is gone or silent for too long."""
@@ -168,7 +172,9 @@ class Tasks:
             return Status.REPLICA_NOT_FOUND, row, -1
         if int(state.rows["flags"][row]) & (Flag.TASK | Flag.UPSERT):
             return Status.BUSY, row, -1
-        living = [s for s, _, life in replicas_of(state, row) if self._alive(s) and life == State.READABLE]
+        living = [
+            s for s, _, life in replicas_of(state, row) if self._alive(s) and life == State.READABLE
+        ]
         if not living:
             return Status.NOT_FOUND, row, -1
         if source is not None and source not in living:
@@ -233,6 +239,7 @@ class Tasks:
             placed.append((target, int(extent.offsets[0, 0])))
         self._attach(row, placed)
         state.set_flag(row, Flag.TASK)
+        state.replicas_most = max(state.replicas_most, int(state.rows["replicas"][row]))
         task.row, task.generation = row, int(state.rows["generation"][row])
         task.state, task.updated_ns = TaskState.PROCESSING, state.now
         task.replicas = np.array([(offset, where, 0) for where, offset in placed], REPLICA)
@@ -286,11 +293,9 @@ class Tasks:
 def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
     """Unlink one replica of a living object; its space returns at `until` (0: now)."""
     size = int(state.rows["size"][row])
-    offset = k.drop_replica(
-        state.rows, state.overflow, row, segment, state.tally, state.tenant_use
-    )
+    offset = k.drop_replica(state.rows, state.overflow, row, segment, state.tally, state.tenant_use)
     if offset >= 0:
-        state.space.free_or_quarantine(np.array([[segment, offset, size, until]], np.int64))
+        state.space.free_or_quarantine(np.array([[segment], [offset], [size], [until]], np.int64))
 
 
 def choose_target(state: ShardState, row: int) -> int | None:

@@ -1,0 +1,26 @@
+"""Numbers the kernels share: states, flags, statuses and places in the running totals.
+
+Plain integers, because numba compiles them in, and because reading a member of an IntEnum class
+costs a microsecond on Python 3.11: hot Python code uses these too. `records.py` has the names
+with their meaning; a test keeps the two equal.
+"""
+
+WRITING, READABLE = 1, 2
+
+SOFT_PIN, HARD_PIN, GROUPED, TASK, UPSERT, DOOMED = 1, 2, 4, 8, 16, 128
+
+OK, NO_SPACE, INVALID_KEY, INVALID_PARAMS = 0, -200, -400, -600
+ILLEGAL_CLIENT, INVALID_WRITE, NOT_READY, NOT_FOUND = -601, -700, -703, -704
+ALREADY_EXISTS, HAS_LEASE, LEASE_EXPIRED, BUSY = -705, -706, -707, -708
+RETRY, SWAP = 1, 2
+"""Internal: clear the row away and ask again; a second generation is complete."""
+
+OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, HOT = 0, 1, 2, 3, 4, 5, 6
+TALLY_WORDS = 8
+
+HOLDERS_MAX = 255
+"""Saturated: nobody can release the lease any more, it runs to its end."""
+HOT_COUNT_BITS = 20
+HOT_COUNT_MASK = (1 << HOT_COUNT_BITS) - 1
+SIZE_MAX = 1 << 48
+NAME_BYTES_MAX = 4096

@@ -1,0 +1,222 @@
+"""Kernels that answer readers: gets with leases, probes, lease upkeep and listing.
+
+Layouts are those of `records.py`. `overflow` holds replicas after the first as chains that begin
+at `ROW.more`; its entry 0 is the head of its free list (`next`) and counts the entries ever used
+(`offset`). `alive[s]` is 1 while replicas on segment s may be read. `tally` and `tenant_use` are
+running totals, because a sum over all rows would be a scan. All kernels are O(n + replicas).
+"""
+
+import numpy as np
+from numba import njit
+
+from mooncake_store.core._codes import (
+    HOLDERS_MAX,
+    HOT,
+    HOT_COUNT_BITS,
+    HOT_COUNT_MASK,
+    LEASE_EXPIRED,
+    NOT_FOUND,
+    NOT_READY,
+    OK,
+    READABLE,
+)
+from mooncake_store.core._kernels_table import find
+
+
+@njit(cache=True, nogil=True)
+def get(
+    head,
+    table_a,
+    table_b,
+    rows,
+    cold,
+    overflow,
+    alive,
+    lease_until,
+    digests,
+    now,
+    ttl,
+    stop_at_miss,
+    hot_window_ns,
+    hot_hits,
+    tally,
+    answers,
+    replicas,
+    touched,
+):
+    """Answer gets: where the replicas are, with a lease of `ttl` if that is above 0.
+
+    `touched` lists the rows read; rows that just became hot are listed from its end backwards,
+    tally[HOT] of them. Returns (replicas written, rows touched).
+    """
+    n = digests.shape[0]
+    found = np.empty(n, np.int32)
+    find(head, table_a, table_b, rows, digests, found)
+    window = 0
+    if hot_hits > 0:
+        window = ((now // hot_window_ns) & 0xFFF) << HOT_COUNT_BITS
+    m = 0
+    count = 0
+    hot = 0
+    missed = False
+    for i in range(n):
+        row = found[i]
+        answers[i].size = 0
+        answers[i].checksum = 0
+        answers[i].lease_ns = 0
+        answers[i].generation = 0
+        answers[i].replicas = 0
+        if row < 0 or missed:
+            answers[i].status = NOT_FOUND
+            missed = missed or stop_at_miss != 0
+            continue
+        if rows[row].state != READABLE:
+            answers[i].status = NOT_READY
+            missed = stop_at_miss != 0
+            continue
+        first = m
+        if alive[rows[row].segment]:
+            replicas[m].segment = rows[row].segment
+            replicas[m].offset = rows[row].offset
+            replicas[m].spare = 0
+            m += 1
+        link = rows[row].more
+        while link >= 0:
+            if overflow[link].state == READABLE and alive[overflow[link].segment]:
+                replicas[m].segment = overflow[link].segment
+                replicas[m].offset = overflow[link].offset
+                replicas[m].spare = 0
+                m += 1
+            link = overflow[link].next
+        if m == first:
+            answers[i].status = NOT_FOUND
+            missed = stop_at_miss != 0
+            continue
+        answers[i].status = OK
+        answers[i].size = rows[row].size
+        answers[i].checksum = rows[row].checksum
+        answers[i].generation = rows[row].generation
+        answers[i].replicas = m - first
+        if ttl > 0:
+            if rows[row].lease_end <= now:
+                rows[row].holders = 1
+            elif rows[row].holders < HOLDERS_MAX:
+                rows[row].holders += 1
+            if now + ttl > rows[row].lease_end:
+                rows[row].lease_end = now + ttl
+            answers[i].lease_ns = rows[row].lease_end - now
+            for j in range(first, m):
+                segment = replicas[j].segment
+                if rows[row].lease_end > lease_until[segment]:
+                    lease_until[segment] = rows[row].lease_end
+        if hot_hits > 0:
+            seen = np.int64(cold[row].hits)
+            if (seen >> HOT_COUNT_BITS) != (window >> HOT_COUNT_BITS):
+                seen = window
+            if seen & HOT_COUNT_MASK < HOT_COUNT_MASK:
+                seen += 1
+            cold[row].hits = seen
+            if (seen & HOT_COUNT_MASK) == hot_hits:
+                hot += 1
+                touched[touched.shape[0] - hot] = row
+        touched[count] = row
+        count += 1
+    tally[HOT] = hot
+    return m, count
+
+
+@njit(cache=True, nogil=True)
+def readable(rows, overflow, alive, found, out):
+    """out[i] = whether the object can be read now."""
+    for i in range(found.shape[0]):
+        row = found[i]
+        out[i] = False
+        if row >= 0 and rows[row].state == READABLE:
+            out[i] = alive[rows[row].segment] != 0
+            link = rows[row].more
+            while not out[i] and link >= 0:
+                out[i] = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
+                link = overflow[link].next
+
+
+@njit(cache=True, nogil=True)
+def exists(head, table_a, table_b, rows, overflow, alive, digests, out):
+    """out[i] = whether digests[i] names an object that can be read now."""
+    found = np.empty(digests.shape[0], np.int32)
+    find(head, table_a, table_b, rows, digests, found)
+    for i in range(found.shape[0]):
+        row = found[i]
+        out[i] = False
+        if row >= 0 and rows[row].state == READABLE:
+            out[i] = alive[rows[row].segment] != 0
+            link = rows[row].more
+            while not out[i] and link >= 0:
+                out[i] = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
+                link = overflow[link].next
+
+
+@njit(cache=True, nogil=True)
+def renew(rows, overflow, alive, found, generations, times, lease_until, status, remaining):
+    """Prolong leases of unchanged objects; times = (now, ttl_ns)."""
+    now, ttl = times[0], times[1]
+    for i in range(found.shape[0]):
+        row = found[i]
+        remaining[i] = 0
+        status[i] = LEASE_EXPIRED
+        if row < 0 or rows[row].state != READABLE or rows[row].generation != generations[i]:
+            continue
+        end = max(rows[row].lease_end, now + ttl)
+        if alive[rows[row].segment]:
+            status[i] = OK
+            lease_until[rows[row].segment] = max(lease_until[rows[row].segment], end)
+        link = rows[row].more
+        while link >= 0:
+            segment = overflow[link].segment
+            if overflow[link].state == READABLE and alive[segment]:
+                status[i] = OK
+                lease_until[segment] = max(lease_until[segment], end)
+            link = overflow[link].next
+        if status[i] == OK:
+            if rows[row].lease_end <= now:
+                rows[row].holders = 1
+            rows[row].lease_end = end
+            remaining[i] = end - now
+
+
+@njit(cache=True, nogil=True)
+def release_leases(rows, found, generations, now, status):
+    """One reader of each object is done; the last one ends the lease."""
+    for i in range(found.shape[0]):
+        row = found[i]
+        if row < 0 or rows[row].state != READABLE or rows[row].generation != generations[i]:
+            status[i] = NOT_FOUND
+            continue
+        status[i] = OK
+        if rows[row].lease_end > now and 0 < rows[row].holders < HOLDERS_MAX:
+            rows[row].holders -= 1
+            if rows[row].holders == 0:
+                rows[row].lease_end = now
+
+
+@njit(cache=True, nogil=True)
+def listing(rows, overflow, alive, cold, span, out):
+    """Readable, named rows of tenant span[2] among rows span[0]..span[1]; returns how many."""
+    count = 0
+    for row in range(span[0], span[1]):
+        if rows[row].state == READABLE and rows[row].tenant == span[2] and cold[row].name_ref != 0:
+            living = alive[rows[row].segment] != 0
+            link = rows[row].more
+            while not living and link >= 0:
+                living = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
+                link = overflow[link].next
+            if living:
+                out[count] = row
+                count += 1
+    return count
+
+
+def warmup() -> None:
+    """Compile every kernel of this file, by running a small shard through every operation."""
+    from mooncake_store.core._exercise import exercise
+
+    exercise()

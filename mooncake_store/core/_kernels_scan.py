@@ -1,0 +1,98 @@
+"""Kernels that judge rows: what may be evicted, what needs attention, what lies where.
+
+Layouts are those of `records.py`. `overflow` holds replicas after the first as chains that begin
+at `ROW.more`; its entry 0 is the head of its free list (`next`) and counts the entries ever used
+(`offset`). `alive[s]` is 1 while replicas on segment s may be read. `tally` and `tenant_use` are
+running totals, because a sum over all rows would be a scan. All kernels are O(n + replicas).
+"""
+
+from numba import njit
+
+from mooncake_store.core._codes import HARD_PIN, READABLE, TASK, UPSERT, WRITING
+
+
+@njit(cache=True, nogil=True)
+def eligible(rows, ids, now, out):
+    """out[i] = whether row ids[i] may be evicted now, groups left aside."""
+    for i in range(ids.shape[0]):
+        row = ids[i]
+        out[i] = (
+            rows[row].state == READABLE
+            and rows[row].lease_end <= now
+            and not rows[row].flags & (HARD_PIN | TASK | UPSERT)
+        )
+
+
+@njit(cache=True, nogil=True)
+def on_segments(rows, overflow, wanted, ids, out):
+    """out[i] = whether row ids[i] has a replica on a segment s with wanted[s]."""
+    for i in range(ids.shape[0]):
+        row = ids[i]
+        out[i] = rows[row].segment >= 0 and wanted[rows[row].segment] != 0
+        link = rows[row].more
+        while not out[i] and link >= 0:
+            out[i] = wanted[overflow[link].segment] != 0
+            link = overflow[link].next
+
+
+@njit(cache=True, nogil=True)
+def row_bytes(rows, ids, out):
+    """out[i] = bytes that row ids[i] occupies in all its replicas."""
+    for i in range(ids.shape[0]):
+        out[i] = rows[ids[i]].size * rows[ids[i]].replicas
+
+
+@njit(cache=True, nogil=True)
+def sweep(rows, overflow, cold, alive, closed, span, out):
+    """Find rows that need attention in rows span[0]..span[1]; returns how many.
+
+    Late writers (span[2] = start before which a put is late), writers whose client is closed, and
+    rows with a replica on a dead segment.
+    """
+    count = 0
+    for row in range(span[0], span[1]):
+        if rows[row].state == 0:
+            continue
+        wanted = False
+        if rows[row].state == WRITING:
+            wanted = rows[row].lease_end <= span[2] or closed[cold[row].owner] != 0
+        wanted = wanted or (rows[row].segment >= 0 and not alive[rows[row].segment])
+        link = rows[row].more
+        while not wanted and link >= 0:
+            wanted = not alive[overflow[link].segment]
+            link = overflow[link].next
+        if wanted:
+            out[count] = row
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def of_tenant(rows, span, out):
+    """Rows in use of tenant span[2] among rows span[0]..span[1]; returns how many."""
+    count = 0
+    for row in range(span[0], span[1]):
+        if rows[row].state != 0 and rows[row].tenant == span[2]:
+            out[count] = row
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def record(ring, rows, chosen, where):
+    """Write one event per chosen row into a ring; where = (first place, length, kind)."""
+    for i in range(chosen.shape[0]):
+        at = (where[0] + i) % where[1]
+        row = chosen[i]
+        ring[at].digest_lo = rows[row].digest_lo
+        ring[at].digest_hi = rows[row].digest_hi
+        ring[at].kind = where[2]
+        ring[at].tenant = rows[row].tenant
+        ring[at].tier = 0
+
+
+def warmup() -> None:
+    """Compile every kernel of this file, by running a small shard through every operation."""
+    from mooncake_store.core._exercise import exercise
+
+    exercise()
