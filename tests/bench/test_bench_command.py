@@ -1,5 +1,7 @@
 """`mooncake bench`: options reach the bench, the report reaches the user, failures are told."""
 
+import importlib
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -9,6 +11,24 @@ import pytest
 
 from mooncake_store.cli import bench
 from mooncake_store.cli.main import main
+
+FOLDER = Path(bench.__file__).parents[1] / "bench"
+WRITTEN = sorted(path.stem for path in FOLDER.glob("[a-z]*.py") if path.stem != "harness")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_bench_module_has_a_subcommand_and_the_common_options(name):
+    assert name in bench.BENCHES
+    module = importlib.import_module(f"mooncake_store.bench.{name}")
+    parameters = inspect.signature(module.run).parameters
+    assert next(iter(parameters)) == "report"
+    common = {"quick", "vs"}
+    own = {"trace", "capacity", "policy"} if name == "eviction" else set()
+    assert set(parameters) == {"report"} | common | own
+    for option in common | own:
+        assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
+        # The command leaves out what the user did not give.
+        assert (parameters[option].default is inspect.Parameter.empty) == (option in common)
 
 
 @pytest.fixture
