@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_engine.errors import RemoteProtocolError
-from transfer_engine.wire import Frame, FrameDecoder, VersionRange, encode_frame
+from transfer_engine.wire import VERSIONS, Frame, FrameDecoder, VersionRange, encode_frame
 from transfer_engine.wire.frame import (
     ERROR,
     HEADER_BYTES,
@@ -23,7 +24,7 @@ from transfer_engine.wire.frame import (
 LIMITS = {16: 100, 17: 5000, 18: 0}
 
 
-def decoder(*, replies=False, versions=VersionRange(1, 1)):
+def decoder(*, replies=False, versions=VERSIONS):
     return FrameDecoder(LIMITS, replies=replies, versions=versions)
 
 
@@ -32,7 +33,7 @@ def decode(stream, cuts=(), **options):
     machine = decoder(**options)
     frames = []
     bounds = [0, *sorted(cuts), len(stream)]
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         if machine.error is None:
             frames += machine.feed(stream[start:end])
             assert machine.pending_bytes <= max(map(frame_bytes, LIMITS.values()))

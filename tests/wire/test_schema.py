@@ -61,9 +61,7 @@ def layouts_with_values(draw):
         width = 1 if kind == "bytes" else draw(st.integers(1, 3))
         columns.append(Column(f"c{i}", kind, width=width, rows=dimension, bytes_max=99))
         if kind == "bytes":
-            values[f"c{i}"] = draw(
-                st.lists(st.binary(max_size=11), min_size=count, max_size=count)
-            )
+            values[f"c{i}"] = draw(st.lists(st.binary(max_size=11), min_size=count, max_size=count))
         else:
             raw = draw(st.binary(min_size=count * width * 8, max_size=count * width * 8))
             array = np.frombuffer(raw, np.uint8)[: count * width].astype(KINDS[kind])

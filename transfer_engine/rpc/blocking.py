@@ -244,7 +244,7 @@ class BlockingConnection:
         waiting = self._waiting
         frame: Frame | None = None
         try:
-            if len(waiting) == 1 and not self._decoder.pending_bytes:
+            if len(waiting) == 1 and not self._arrived and not self._decoder.pending_bytes:
                 # Nothing else can come, so what comes next is nearly always this reply, alone.
                 count = self._receive(start + timeout_s)
                 length = match_reply(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer_engine.errors import ConfigError
 from transfer_engine.rpc.address import Address, is_loopback
-from transfer_engine.rpc.serving import Connection, Handler, ServerLimits
+from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, ServerLimits
 from transfer_engine.wire.frame import VERSIONS, VersionRange
 from transfer_engine.wire.handshake import Identity, ServerHandshake
 
@@ -58,6 +58,10 @@ class Server:
         self.registry = registry
         self.handle = handle
         self.limits = limits or ServerLimits()
+        # Replies up to these lengths are gathered; longer ones leave alone, or not at all.
+        self.short_limits = {
+            opcode: min(limit, WRITE_BYTES) for opcode, limit in registry.reply_limits.items()
+        }
         self.versions = versions
         self.loop = asyncio.get_running_loop()
         self._identity = identity or Identity(registry.service, role="server")

@@ -52,7 +52,7 @@ from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, REFUSED, Session, r
 if TYPE_CHECKING:
     from transfer_engine.rpc.server import Server
 
-__all__ = ["Connection", "Handler", "Reply", "ServerLimits"]
+__all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "ServerLimits"]
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ Reply: TypeAlias = Buffer | None
 # The longest a refused or failed peer may take to read the reason.
 _LINGER_S = 1.0
 # Replies are gathered up to this before they are handed to the transport.
-_WRITE_BYTES = 1 << 16
+WRITE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,7 @@ class Connection(asyncio.Protocol):
         self._handle: Handler = server.handle
         self._limits = server.limits
         self._reply_limits = server.registry.reply_limits
+        self._short_limits = server.short_limits
         self._handshake = server.new_handshake()
         self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=server.versions)
         self._version = server.versions.newest
@@ -228,7 +229,7 @@ class Connection(asyncio.Protocol):
         if self._backlog:
             self._backlog += frames
             return
-        handle, version = self._handle, self._version
+        handle, version, short_limits = self._handle, self._version, self._short_limits
         out: list[bytes] = []
         waiting = 0
         for position, frame in enumerate(frames, 1):
@@ -239,7 +240,7 @@ class Connection(asyncio.Protocol):
             else:
                 if reply is None:
                     continue
-                if type(reply) is bytes and len(reply) <= _WRITE_BYTES:
+                if type(reply) is bytes and len(reply) <= short_limits[frame.opcode]:
                     encoded = encode_frame(frame.opcode, reply, REPLY, frame.request_id, 0, version)
                 else:
                     if out:  # replies leave in the order of their requests
@@ -253,7 +254,7 @@ class Connection(asyncio.Protocol):
                     continue
             out.append(encoded)
             waiting += len(encoded)
-            if waiting >= _WRITE_BYTES:
+            if waiting >= WRITE_BYTES:
                 self._transport.write(b"".join(out))
                 out.clear()
                 waiting = 0

@@ -78,6 +78,8 @@ DEADLINE_MS_MAX = 0xFFFF_FFFF
 # Below this a copy of the body is cheaper than the two memoryviews that avoid it.
 _COPY_BYTES_MAX = 1024
 _PADDING = tuple(bytes(-length % 8) for length in range(8))
+# How web servers and browsers begin, those that answer in HTML without a status included.
+_WEB = (b"http/", b"<!doctype", b"<html", b"get ", b"post ", b"head ")
 _NO_FLAGS = frozenset({0})
 _REPLY_FLAGS = frozenset({REPLY, REPLY | ERROR})
 
@@ -256,7 +258,7 @@ class FrameDecoder:
         """Say which rule a header breaks, in the order in which a reader would check them."""
         start = bytes(header[:16])
         if not start.startswith(MAGIC_BYTES):
-            if start.startswith((b"HTTP/", b"GET ", b"POST ", b"HEAD ")):
+            if start.lower().startswith(_WEB):
                 return RemoteProtocolError(
                     f"the peer speaks HTTP (it sent {start!r})",
                     advice="this is the address of a web server, or a browser was pointed at a "

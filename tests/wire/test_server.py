@@ -1,0 +1,320 @@
+"""The server against peers that are too many, too slow, too fast, rude or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import threading
+import time
+import tracemalloc
+
+import pytest
+
+from tests.wire.helpers import TIMEOUT_S, connect_raw, on_loop, serving, until
+from transfer_engine.errors import (
+    ConfigError,
+    PeerLostError,
+    RemoteProtocolError,
+    StoreError,
+    UnavailableError,
+)
+from transfer_engine.rpc import BlockingConnection, Server, ServerLimits, run
+from transfer_engine.rpc.echo import ECHO, REGISTRY, SLEEP, handle
+from transfer_engine.wire import FrameDecoder, decode_error, encode_frame
+from transfer_engine.wire.frame import frame_bytes
+from transfer_engine.wire.handshake import HANDSHAKE_LIMITS
+
+SMALL = ECHO.request.pack(payload=b"x" * 100)
+
+
+def connect(server, **options):
+    return BlockingConnection.connect(server.address, REGISTRY, **options)
+
+
+def receive_exactly(sock, count):
+    data = bytearray()
+    while len(data) < count:
+        piece = sock.recv(1 << 20)
+        assert piece, f"closed after {len(data)} of {count} bytes"
+        data += piece
+    return bytes(data)
+
+
+def receive_all(sock):
+    data = bytearray()
+    try:
+        while piece := sock.recv(1 << 16):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return bytes(data)
+
+
+def test_pipelined_requests_are_answered_in_order():
+    with serving() as server, connect_raw(server.address) as sock:
+        count = 1000
+        stream = b"".join(encode_frame(16, SMALL, request_id=i) for i in range(1, count + 1))
+        sender = threading.Thread(target=sock.sendall, args=(stream,))
+        sender.start()
+        replies = receive_exactly(sock, count * frame_bytes(len(SMALL)))
+        sender.join(TIMEOUT_S)
+        frames = FrameDecoder(REGISTRY.reply_limits, replies=True).feed(replies)
+        assert [f.request_id for f in frames] == list(range(1, count + 1))
+        assert all(f.body == SMALL for f in frames)
+
+
+def test_a_peer_that_does_not_read_holds_bounded_memory_and_gets_all_in_the_end():
+    """256 MiB of replies are asked for and not read; the server keeps a few of them at most."""
+    big = bytes(1 << 20)
+    count = 256
+    with (
+        serving(lambda connection, frame: big) as server,
+        connect_raw(server.address) as sock,
+    ):
+        tracemalloc.start()
+        try:
+            sock.sendall(
+                b"".join(encode_frame(16, SMALL, request_id=i) for i in range(1, 1 + count))
+            )
+            [connection] = server._connections
+            until(server, lambda: connection._write_paused)
+            on_loop(server, gc.collect)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 8 << 20
+        assert len(connection._backlog) >= count - 16
+        received = receive_exactly(sock, count * frame_bytes(len(big)))
+        assert len(received) == count * frame_bytes(len(big))
+        with connect(server) as other:
+            assert other.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == big
+
+
+def test_open_requests_are_bounded_and_all_answered():
+    limits = ServerLimits(in_flight_max=4)
+    with serving(limits=limits) as server:
+        peak = 0
+
+        async def watched(connection, frame):
+            nonlocal peak
+            peak = max(peak, len(connection._tasks))
+            return await handle(connection, frame)
+
+        server.handle = watched
+        with connect(server) as client:
+            ids = [
+                client.send(SLEEP, SLEEP.request.pack(ms=5), timeout_s=TIMEOUT_S) for _ in range(40)
+            ]
+            for request_id in ids:
+                client.recv(request_id, timeout_s=TIMEOUT_S)
+        assert 1 < peak <= 4
+
+
+def test_a_connection_too_many_is_told_so_and_room_is_reused():
+    with serving(limits=ServerLimits(connections_max=2)) as server:
+        with connect(server), connect(server):
+            with pytest.raises(UnavailableError, match="all its 2 connections"):
+                connect(server)
+            assert server.connections == 2
+        until(server, lambda: server.connections == 0)
+        with connect(server) as client:
+            assert client.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+
+
+def test_a_peer_that_never_says_hello_is_sent_away():
+    limits = ServerLimits(handshake_s=0.1)
+    with (
+        serving(limits=limits) as server,
+        socket.create_connection((server.address.host, server.address.port), TIMEOUT_S) as sock,
+    ):
+        decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False)
+        [frame] = decoder.feed(receive_all(sock))
+        assert "not finished in time" in str(decode_error(frame.body))
+        until(server, lambda: server.connections == 0)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        encode_frame(16, SMALL),
+        b"MC\r\n" + b"\xff" * 40,
+        encode_frame(1, b"\xc1" * 8),
+    ],
+)
+def test_a_stranger_is_refused_with_a_reason_and_the_others_stay(noise):
+    with serving() as server, connect(server) as friend:
+        with socket.create_connection(
+            (server.address.host, server.address.port), TIMEOUT_S
+        ) as stranger:
+            stranger.sendall(noise)
+            frames = FrameDecoder(HANDSHAKE_LIMITS, replies=False).feed(receive_all(stranger))
+            assert isinstance(decode_error(frames[0].body), RemoteProtocolError)
+        assert friend.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+
+
+def test_after_the_handshake_a_violation_is_answered_then_ends_the_connection():
+    with serving() as server, connect_raw(server.address) as sock:
+        sock.sendall(encode_frame(16, SMALL, request_id=1) + encode_frame(999, b"", request_id=2))
+        decoder = FrameDecoder(REGISTRY.reply_limits, replies=True)
+        reply, last = decoder.feed(receive_all(sock))
+        assert reply.body == SMALL
+        assert last.request_id == 0
+        assert "unknown opcode" in str(decode_error(last.body))
+
+
+def test_a_reply_above_the_limit_of_its_operation_becomes_an_error():
+    with (
+        serving(lambda connection, frame: bytes(9000)) as server,
+        connect(server) as client,
+        pytest.raises(StoreError, match="9000 bytes exceeds the limit"),
+    ):
+        client.call(SLEEP, SLEEP.request.pack(ms=0), timeout_s=TIMEOUT_S)
+
+
+def test_a_request_without_reply_and_one_closed_by_the_handler():
+    closed = threading.Event()
+
+    def taciturn(connection, frame):
+        connection.on_close(closed.set)
+        if frame.request_id == 1:
+            return None
+        connection.close()
+        return frame.body
+
+    with serving(taciturn) as server, connect(server) as client:
+        client.send(ECHO, SMALL, timeout_s=TIMEOUT_S)
+        second = client.send(ECHO, SMALL, timeout_s=TIMEOUT_S)
+        assert client.recv(second, timeout_s=TIMEOUT_S) == SMALL
+        assert closed.wait(TIMEOUT_S)
+        with pytest.raises(PeerLostError):
+            client.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+
+
+def test_what_a_lost_peer_had_open_is_cancelled():
+    cancelled, started = threading.Event(), threading.Event()
+
+    async def slow(connection, frame):
+        started.set()
+        try:
+            await asyncio.sleep(TIMEOUT_S)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with serving(slow) as server, connect(server) as client:
+        client.send(ECHO, SMALL, timeout_s=TIMEOUT_S)
+        assert started.wait(TIMEOUT_S)
+        client.close()
+        assert cancelled.wait(TIMEOUT_S)
+        until(server, lambda: server.connections == 0)
+
+
+def test_the_deadline_of_a_caller_ends_the_work_for_it():
+    ended = threading.Event()
+
+    async def slow(connection, frame):
+        try:
+            await asyncio.sleep(TIMEOUT_S)
+        finally:
+            ended.set()
+
+    with serving(slow) as server, connect_raw(server.address) as sock:
+        sock.sendall(encode_frame(16, SMALL, request_id=1, deadline_ms=50))
+        [frame] = FrameDecoder(REGISTRY.reply_limits, replies=True).feed(sock.recv(65536))
+        assert "deadline of its caller" in str(decode_error(frame.body))
+        assert ended.wait(TIMEOUT_S)
+
+
+def test_a_graceful_stop_answers_what_was_read():
+    entered = threading.Event()
+
+    async def slow(connection, frame):
+        entered.set()
+        await asyncio.sleep(0.1)
+        return frame.body
+
+    with serving(slow) as server, connect(server) as client:
+        request = client.send(ECHO, SMALL, timeout_s=TIMEOUT_S)
+        assert entered.wait(TIMEOUT_S)
+        stopping = asyncio.run_coroutine_threadsafe(server.stop(TIMEOUT_S), server.loop)
+        assert client.recv(request, timeout_s=TIMEOUT_S) == SMALL
+        stopping.result(TIMEOUT_S)
+        assert server.connections == 0
+        with pytest.raises(UnavailableError):
+            connect(server)
+
+
+def test_a_stop_does_not_wait_for_ever():
+    entered = threading.Event()
+
+    async def endless(connection, frame):
+        entered.set()
+        await asyncio.Event().wait()
+
+    with serving(endless) as server, connect(server) as client:
+        client.send(ECHO, SMALL, timeout_s=TIMEOUT_S)
+        assert entered.wait(TIMEOUT_S)
+        start = time.monotonic()
+        asyncio.run_coroutine_threadsafe(server.stop(0.1), server.loop).result(TIMEOUT_S)
+        assert time.monotonic() - start < 5
+
+
+def test_a_port_in_use_and_a_path_in_use_are_one_clear_sentence(tmp_path):
+    path = str(tmp_path / "s")
+    with serving() as server, serving(path=path):
+
+        async def again(unix):
+            other = Server(REGISTRY, handle)
+            if unix:
+                await other.listen_unix(path)
+            else:
+                await other.listen(server.address.host, server.address.port)
+
+        for unix in (False, True):
+            with pytest.raises(ConfigError, match="is in use by another process"):
+                run(again(unix))
+
+
+def test_the_socket_file_of_a_dead_server_is_replaced(tmp_path):
+    path = str(tmp_path / "s")
+    left_behind = socket.socket(socket.AF_UNIX)
+    left_behind.bind(path)
+    left_behind.close()
+    with serving(path=path) as server, connect(server) as client:
+        assert client.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+
+
+def test_an_open_door_needs_a_secret_or_a_clear_word():
+    async def listen(secret, **options):
+        async with Server(REGISTRY, handle, secret=secret) as server:
+            await server.listen("0.0.0.0", 0, **options)
+
+    with pytest.raises(ConfigError, match="no secret is set"):
+        run(listen(None))
+    run(listen(b"s"))
+    run(listen(None, insecure=True))
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
+def test_an_address_that_is_not_ours_is_refused(host):
+    async def listen():
+        await Server(REGISTRY, handle, secret=b"s").listen(host, 0)
+
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        run(listen())
+
+
+def test_the_server_runs_on_plain_asyncio_too():
+    async def main():
+        async with Server(REGISTRY, handle) as server:
+            address = await server.listen("127.0.0.1", 0)
+
+            def call():
+                with BlockingConnection.connect(address, REGISTRY) as client:
+                    return client.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+
+            return await asyncio.to_thread(call)
+
+    assert asyncio.run(main()) == SMALL
