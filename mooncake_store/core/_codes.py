@@ -20,7 +20,8 @@ TALLY_WORDS = 8
 
 HOLDERS_MAX = 255
 """Saturated: nobody can release the lease any more, it runs to its end."""
-HOT_COUNT_BITS = 20
+HOT_COUNT_BITS = 12
 HOT_COUNT_MASK = (1 << HOT_COUNT_BITS) - 1
+HOT_WINDOWS = 0xF
 SIZE_MAX = 1 << 48
 NAME_BYTES_MAX = 4096

@@ -14,6 +14,7 @@ from mooncake_store.core._codes import (
     HOT,
     HOT_COUNT_BITS,
     HOT_COUNT_MASK,
+    HOT_WINDOWS,
     LEASE_EXPIRED,
     NOT_FOUND,
     NOT_READY,
@@ -29,7 +30,6 @@ def get(
     table_a,
     table_b,
     rows,
-    cold,
     overflow,
     alive,
     lease_until,
@@ -54,7 +54,7 @@ def get(
     find(head, table_a, table_b, rows, digests, found)
     window = 0
     if hot_hits > 0:
-        window = ((now // hot_window_ns) & 0xFFF) << HOT_COUNT_BITS
+        window = ((now // hot_window_ns) & HOT_WINDOWS) << HOT_COUNT_BITS
     m = 0
     count = 0
     hot = 0
@@ -110,12 +110,12 @@ def get(
                 if rows[row].lease_end > lease_until[segment]:
                     lease_until[segment] = rows[row].lease_end
         if hot_hits > 0:
-            seen = np.int64(cold[row].hits)
+            seen = np.int64(rows[row].hits)
             if (seen >> HOT_COUNT_BITS) != (window >> HOT_COUNT_BITS):
                 seen = window
             if seen & HOT_COUNT_MASK < HOT_COUNT_MASK:
                 seen += 1
-            cold[row].hits = seen
+            rows[row].hits = seen
             if (seen & HOT_COUNT_MASK) == hot_hits:
                 hot += 1
                 touched[touched.shape[0] - hot] = row
@@ -203,7 +203,7 @@ def listing(rows, overflow, alive, cold, span, out):
     """Readable, named rows of tenant span[2] among rows span[0]..span[1]; returns how many."""
     count = 0
     for row in range(span[0], span[1]):
-        if rows[row].state == READABLE and rows[row].tenant == span[2] and cold[row].name_ref != 0:
+        if rows[row].state == READABLE and cold[row].tenant == span[2] and cold[row].name_ref != 0:
             living = alive[rows[row].segment] != 0
             link = rows[row].more
             while not living and link >= 0:

@@ -68,18 +68,18 @@ def sweep(rows, overflow, cold, alive, closed, span, out):
 
 
 @njit(cache=True, nogil=True)
-def of_tenant(rows, span, out):
+def of_tenant(rows, cold, span, out):
     """Rows in use of tenant span[2] among rows span[0]..span[1]; returns how many."""
     count = 0
     for row in range(span[0], span[1]):
-        if rows[row].state != 0 and rows[row].tenant == span[2]:
+        if rows[row].state != 0 and cold[row].tenant == span[2]:
             out[count] = row
             count += 1
     return count
 
 
 @njit(cache=True, nogil=True)
-def record(ring, rows, chosen, where):
+def record(ring, rows, cold, chosen, where):
     """Write one event per chosen row into a ring; where = (first place, length, kind)."""
     for i in range(chosen.shape[0]):
         at = (where[0] + i) % where[1]
@@ -87,7 +87,7 @@ def record(ring, rows, chosen, where):
         ring[at].digest_lo = rows[row].digest_lo
         ring[at].digest_hi = rows[row].digest_hi
         ring[at].kind = where[2]
-        ring[at].tenant = rows[row].tenant
+        ring[at].tenant = cold[row].tenant
         ring[at].tier = 0
 
 

@@ -225,7 +225,7 @@ def give_back_rows(head, free_rows, rows, doomed):
         rows[row].generation = 0
         rows[row].more = -1
         rows[row].segment = -1
-        rows[row].tenant = 0
+        rows[row].hits = 0
         rows[row].state = 0
         rows[row].flags = 0
         rows[row].replicas = 0

@@ -53,10 +53,10 @@ def open_row(rows, cold, row, size, now, client, tenant, wanted, tally):
     rows[row].generation = tally[GENERATION]
     rows[row].more = -1
     rows[row].segment = -1
-    rows[row].tenant = tenant
+    cold[row].tenant = tenant
     rows[row].state = WRITING
     cold[row].created_s = now // 1_000_000_000
-    cold[row].hits = 0
+    rows[row].hits = 0
     cold[row].twin = 0
     cold[row].owner = client
     cold[row].wanted = wanted
@@ -154,7 +154,7 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
 
 
 @njit(cache=True, nogil=True)
-def attach_all(rows, chosen, segment, offsets, tally, tenant_use):
+def attach_all(rows, chosen, segment, offsets, tenant, tally, tenant_use):
     """Give every chosen row, which has none, its one replica; False, with none given, if one
     of the offsets is -1.
     """
@@ -174,12 +174,12 @@ def attach_all(rows, chosen, segment, offsets, tally, tenant_use):
             hard += rows[row].size
     tally[BYTES] += total
     tally[HARD_BYTES] += hard
-    tenant_use[rows[chosen[0]].tenant, 0] += total
+    tenant_use[tenant, 0] += total
     return True
 
 
 @njit(cache=True, nogil=True)
-def attach(rows, overflow, chosen, segments, offsets, tally, tenant_use):
+def attach(rows, overflow, chosen, segments, offsets, tenant, tally, tenant_use):
     """Give each chosen row one more replica (a chain keeps the order of attachment)."""
     for i in range(chosen.shape[0]):
         row = chosen[i]
@@ -206,7 +206,7 @@ def attach(rows, overflow, chosen, segments, offsets, tally, tenant_use):
                 overflow[last].next = link
         rows[row].replicas += 1
         tally[BYTES] += rows[row].size
-        tenant_use[rows[row].tenant, 0] += rows[row].size
+        tenant_use[tenant, 0] += rows[row].size
         if rows[row].flags & HARD_PIN:
             tally[HARD_BYTES] += rows[row].size
 
@@ -370,7 +370,7 @@ def survey(rows, doomed):
 
 
 @njit(cache=True, nogil=True)
-def extents(rows, overflow, doomed, now, release_ns, writer_done, tally, tenant_use, out):
+def extents(rows, cold, overflow, doomed, now, release_ns, writer_done, tally, tenant_use, out):
     """List and unlink all extents of doomed rows.
 
     out[:, j] = (segment, offset, size, until): `until` is 0 when the space may be reused at
@@ -417,8 +417,8 @@ def extents(rows, overflow, doomed, now, release_ns, writer_done, tally, tenant_
             out[3, j] = until
         total += size * (m - first)
         tally[BYTES] -= size * (m - first)
-        tenant_use[rows[row].tenant, 0] -= size * (m - first)
-        tenant_use[rows[row].tenant, 1] -= 1
+        tenant_use[cold[row].tenant, 0] -= size * (m - first)
+        tenant_use[cold[row].tenant, 1] -= 1
         if rows[row].flags & HARD_PIN:
             tally[HARD_BYTES] -= size * (m - first)
     together = True
@@ -428,7 +428,7 @@ def extents(rows, overflow, doomed, now, release_ns, writer_done, tally, tenant_
 
 
 @njit(cache=True, nogil=True)
-def drop_replica(rows, overflow, row, segment, tally, tenant_use):
+def drop_replica(rows, overflow, row, segment, tenant, tally, tenant_use):
     """Unlink the replica of `row` on `segment`; returns its offset or -1. O(replicas)."""
     offset = np.int64(-1)
     link = rows[row].more
@@ -458,7 +458,7 @@ def drop_replica(rows, overflow, row, segment, tally, tenant_use):
         overflow[0].next = link
     rows[row].replicas -= 1
     tally[BYTES] -= rows[row].size
-    tenant_use[rows[row].tenant, 0] -= rows[row].size
+    tenant_use[tenant, 0] -= rows[row].size
     if rows[row].flags & HARD_PIN:
         tally[HARD_BYTES] -= rows[row].size
     return offset

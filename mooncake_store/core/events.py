@@ -28,11 +28,13 @@ class Events:
         self._ring = reserve(max(kept, 1), EVENT)
         self.next_number = 1
 
-    def append(self, kind: EventKind, rows: NDArray[Any], chosen: NDArray[np.int32]) -> None:
+    def append(
+        self, kind: EventKind, rows: NDArray[Any], cold: NDArray[Any], chosen: NDArray[np.int32]
+    ) -> None:
         """Record one event for each chosen row. O(n)."""
         if self._kept and len(chosen):
             where = np.array([self.next_number - 1, self._kept, kind], np.int64)
-            k.record(self._ring, rows, chosen, where)
+            k.record(self._ring, rows, cold, chosen, where)
             self.next_number += len(chosen)
 
     def since(self, number: int, limit: int) -> tuple[int, NDArray[Any], bool]:

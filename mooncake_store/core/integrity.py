@@ -112,6 +112,6 @@ def _check_totals(state: ShardState, live: NDArray[np.int64]) -> None:
             f"total {place} says {state.tally[place]}, it is {value}"
         )
     for tenant in state.tenant_by_number:
-        mine = rows["tenant"] == tenant
+        mine = state.cold["tenant"][live] == tenant
         assert state.tenant_use[tenant, 0] == nbytes[mine].sum(), f"tenant {tenant}: bytes"
         assert state.tenant_use[tenant, 1] == np.count_nonzero(mine), f"tenant {tenant}: objects"

@@ -20,18 +20,12 @@ __all__ = ["release", "reserve"]
 MAP_NORESERVE = 0x4000  # Linux; the mmap module names it only from Python 3.13 on
 
 
-def reserve(count: int, dtype: Any, *, hugepages: bool = False) -> NDArray[Any]:
-    """Return `count` zeroed entries whose memory becomes real page by page, when written.
-
-    `hugepages` suits columns that are accessed at random: fewer TLB misses, at the price of
-    memory rounded up to 2 MiB.
-    """
+def reserve(count: int, dtype: Any) -> NDArray[Any]:
+    """Return `count` zeroed entries whose memory becomes real page by page, when written."""
     dtype = np.dtype(dtype)
     nbytes = max(mmap.PAGESIZE, count * dtype.itemsize)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     region = mmap.mmap(-1, nbytes, flags=flags)
-    if hugepages:
-        region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, dtype=dtype, count=count)
 
 
@@ -40,13 +34,17 @@ def release(column: NDArray[Any], start: int, stop: int) -> None:
 
     Only whole pages are given back, so callers pass multiples of a page or the whole column.
     """
-    region = column.base
-    assert isinstance(region, memoryview)
-    owner = region.obj
-    assert isinstance(owner, mmap.mmap)
+    owner = _owner(column)
     first = -(-start * column.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
     last = stop * column.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
     if stop == len(column):
         last = len(owner) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
         owner.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _owner(column: NDArray[Any]) -> mmap.mmap:
+    region = column.base
+    assert isinstance(region, memoryview)
+    assert isinstance(region.obj, mmap.mmap)
+    return region.obj

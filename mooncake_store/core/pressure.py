@@ -104,7 +104,7 @@ def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
     """Evict the coldest objects of one tenant."""
 
     def of_tenant(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        out: NDArray[np.bool_] = state.rows["tenant"][ids] == tenant
+        out: NDArray[np.bool_] = state.cold["tenant"][ids] == tenant
         return out
 
     return _pass(state, state.policy, needed, of_tenant, VICTIMS_MAX)

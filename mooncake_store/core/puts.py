@@ -285,7 +285,7 @@ def _place(
     if options.replicas == 1 and len(order) == 1 and not limited:
         offsets = order[0].allocator.allocate(sizes)
         segment = order[0].index
-        if k.attach_all(state.rows, rows, segment, offsets, state.tally, state.tenant_use):
+        if k.attach_all(state.rows, rows, segment, offsets, who[1], state.tally, state.tenant_use):
             return None
         state.space.free_on(segment, offsets[offsets >= 0])
     result = (
@@ -303,6 +303,7 @@ def _place(
                 rows[todo[some]],
                 np.ascontiguousarray(got.segments[some, replica]),
                 np.ascontiguousarray(got.offsets[some, replica]),
+                who[1],
                 state.tally,
                 state.tenant_use,
             )
@@ -396,7 +397,7 @@ def _swap_in(state: ShardState, old: int) -> None:
     else:
         state.pin_ends[new] = 0
     if before & c.GROUPED and not after & c.GROUPED:
-        state.groups.add(new, int(rows["tenant"][old]), state.groups.name(old))
+        state.groups.add(new, int(state.cold["tenant"][old]), state.groups.name(old))
         state.set_flag(new, Flag.GROUPED)
     state.names.hand_over(old, new)
     rows["state"][new] = c.READABLE

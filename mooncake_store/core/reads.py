@@ -66,7 +66,6 @@ def get(
         state.table.head,
         *state.table.tables,
         state.rows,
-        state.cold,
         state.overflow,
         state.space.alive,
         state.space.lease_until,
@@ -198,11 +197,11 @@ def stat(state: ShardState, digest: NDArray[np.uint64]) -> ObjectStat | None:
         soft_pin_ns=max(0, int(state.pin_ends[row]) - state.now) if pinned else 0,
         hard_pin=Flag.HARD_PIN in flags,
         group=state.groups.name(row),
-        tenant=int(record["tenant"]),
+        tenant=int(state.cold["tenant"][row]),
         replicas=tuple(replicas_of(state, row)),
         name=state.names.get(row),
         created_ns=int(state.cold["created_s"][row]) * 1_000_000_000,
-        hits=int(state.cold["hits"][row]) & c.HOT_COUNT_MASK,
+        hits=int(record["hits"]) & c.HOT_COUNT_MASK,
     )
 
 

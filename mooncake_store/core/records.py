@@ -120,7 +120,7 @@ ROW = np.dtype(
         ("generation", "<u4"),
         ("more", "<i4"),  # first further replica in the overflow table, or NIL
         ("segment", "<i2"),  # of the first replica; NIL while none is allocated
-        ("tenant", "<u2"),
+        ("hits", "<u2"),  # gets within the current window, and which window that is
         ("state", "u1"),
         ("flags", "u1"),
         ("replicas", "u1"),
@@ -133,11 +133,11 @@ COLD = np.dtype(
     [
         ("name_ref", "<i8"),  # see `_kernels_names.py`; 0 = no name
         ("created_s", "<u4"),
-        ("hits", "<u4"),  # gets within the current window, and which window that is
         ("twin", "<i4"),  # the other generation's row + 1 while an upsert runs, else 0
         ("owner", "<u2"),  # handle of the client that put it
+        ("tenant", "<u2"),
         ("wanted", "u1"),  # replicas asked for
-        ("spare", "u1"),
+        ("spare", "u1", (3,)),
     ]
 )
 """What requests seldom need of a row; 24 bytes."""

@@ -63,7 +63,11 @@ def remove_matching(
     matches = _matcher(pattern, kind)
 
     def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
-        return int(scan.of_tenant(state.rows, np.array([span[0], span[1], tenant], np.int64), out))
+        return int(
+            scan.of_tenant(
+                state.rows, state.cold, np.array([span[0], span[1], tenant], np.int64), out
+            )
+        )
 
     rows, following = state.scan(in_span, max(0, cursor), max(1, min(rows_max, BATCH_MAX)))
     if kind == "prefix":

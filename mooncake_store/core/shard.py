@@ -457,7 +457,7 @@ class Shard:
 
     # -- observation
 
-    def hot_keys(self, now: int) -> tuple[Digests, NDArray[np.uint32]]:
+    def hot_keys(self, now: int) -> tuple[Digests, NDArray[np.uint16]]:
         """Return and forget the keys that became hot since the last call, and their hits."""
         state = self._state
         state.advance(now)
@@ -466,7 +466,7 @@ class Shard:
             np.int32,
         )
         state.hot.clear()
-        hits = state.cold["hits"][rows] & np.uint32(c.HOT_COUNT_MASK)
+        hits = state.rows["hits"][rows] & np.uint16(c.HOT_COUNT_MASK)
         return self._digests(rows), hits
 
     def events_since(self, number: int, limit: int = 65_536) -> tuple[int, NDArray[Any], bool]:

@@ -140,13 +140,14 @@ class ShardState:
             living = doomed
             if self.tally[c.UNFINISHED]:
                 living = doomed[rows["state"][doomed] == c.READABLE]
-            self.events.append(event, rows, living)
+            self.events.append(event, rows, self.cold, living)
         self.policy.remove(doomed)
         if len(self.soft_policy):
             self.soft_policy.remove(doomed)
         out = np.empty((4, replicas), np.int64)
         m, total, waiting, together = k.extents(
             rows,
+            self.cold,
             self.overflow,
             doomed,
             self.now,
@@ -201,7 +202,7 @@ class ShardState:
             self.watch_soft_pins(rows[pins == c.SOFT_PIN])
         else:
             self.policy.insert(rows)
-        self.events.append(EventKind.STORED, self.rows, rows)
+        self.events.append(EventKind.STORED, self.rows, self.cold, rows)
 
     def watch_soft_pins(self, rows: NDArray[np.int32]) -> None:
         """Order soft-pinned rows after all others, until their pins end."""

@@ -41,8 +41,8 @@ class Table:
         slots_max = 1 << max(10, (2 * rows_max - 1).bit_length())
         self._rows = rows
         self.tables = (
-            reserve(slots_max, np.int64, hugepages=True),
-            reserve(slots_max, np.int64, hugepages=True),
+            reserve(slots_max, np.int64),
+            reserve(slots_max, np.int64),
         )
         self.free_rows = reserve(rows_max, np.int32)
         self.head = np.zeros(k.HEAD_WORDS, np.int64)

@@ -254,6 +254,7 @@ class Tasks:
                 np.array([row], np.int32),
                 np.array([where], np.int16),
                 np.array([offset], np.int64),
+                int(state.cold["tenant"][row]),
                 state.tally,
                 state.tenant_use,
             )
@@ -293,7 +294,15 @@ class Tasks:
 def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
     """Unlink one replica of a living object; its space returns at `until` (0: now)."""
     size = int(state.rows["size"][row])
-    offset = k.drop_replica(state.rows, state.overflow, row, segment, state.tally, state.tenant_use)
+    offset = k.drop_replica(
+        state.rows,
+        state.overflow,
+        row,
+        segment,
+        int(state.cold["tenant"][row]),
+        state.tally,
+        state.tenant_use,
+    )
     if offset >= 0:
         state.space.free_or_quarantine(np.array([[segment], [offset], [size], [until]], np.int64))
 
