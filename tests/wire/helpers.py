@@ -8,6 +8,7 @@ import multiprocessing
 import socket
 import threading
 
+from tests.waiting import until_async
 from transfer_engine.rpc import Server, echo, run
 
 TIMEOUT_S = 20
@@ -52,14 +53,9 @@ def on_loop(server, function, *args):
 def until(server, condition):
     """Wait, on the loop of the server, until a condition holds."""
 
-    asyncio.run_coroutine_threadsafe(reached(condition), server.loop).result(TIMEOUT_S + 1)
-
-
-async def reached(condition):
-    """Let the running loop go on until a condition, which has no event of its own, holds."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    asyncio.run_coroutine_threadsafe(until_async(condition, TIMEOUT_S), server.loop).result(
+        TIMEOUT_S + 1
+    )
 
 
 def _echo_process(pipe, port):

@@ -8,7 +8,8 @@ import socket
 
 import pytest
 
-from tests.wire.helpers import TIMEOUT_S, echo_process, greet, impostor, on_loop, reached, serving
+from tests.waiting import until_async
+from tests.wire.helpers import TIMEOUT_S, echo_process, greet, impostor, on_loop, serving
 from transfer_engine.errors import (
     AuthError,
     LocalProtocolError,
@@ -63,7 +64,7 @@ def test_cancelling_a_call_leaves_the_others_and_the_connection(server, runner):
             short = SLEEP.request.pack(ms=30)
             cancelled = asyncio.create_task(aio.call(SLEEP, short, timeout_s=TIMEOUT_S))
             kept = asyncio.create_task(aio.call(SLEEP, short, timeout_s=TIMEOUT_S))
-            await reached(lambda: aio.in_flight == 2)
+            await until_async(lambda: aio.in_flight == 2)
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
@@ -79,7 +80,7 @@ def test_a_call_waits_for_a_free_slot_no_longer_than_its_deadline(server, runner
     async def main():
         async with await AsyncConnection.connect(server.address, REGISTRY, in_flight_max=1) as aio:
             first = asyncio.create_task(aio.call(SLEEP, SLEEPY, timeout_s=TIMEOUT_S))
-            await reached(lambda: aio.in_flight == 1)
+            await until_async(lambda: aio.in_flight == 1)
             with pytest.raises(TransferTimeoutError):
                 await aio.call(ECHO, SMALL, timeout_s=0.05)
             first.cancel()

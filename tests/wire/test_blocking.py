@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from tests import waiting
 from tests.wire.helpers import TIMEOUT_S, echo_process, greet, impostor, serving
 from transfer_engine.errors import (
     AuthError,
@@ -234,10 +235,10 @@ def test_a_killed_server_is_noticed_and_the_pool_comes_back_to_the_next():
         pool = BlockingPool(address, REGISTRY)
         assert pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
         with pool.connection(timeout_s=TIMEOUT_S) as connection:
-            waiting = connection.send(SLEEP, sleep(60_000), timeout_s=TIMEOUT_S)
+            unanswered = connection.send(SLEEP, sleep(60_000), timeout_s=TIMEOUT_S)
             process.kill()
             with pytest.raises(PeerLostError) as caught:
-                connection.recv(waiting, timeout_s=TIMEOUT_S)
+                connection.recv(unanswered, timeout_s=TIMEOUT_S)
         assert caught.value.retryable
         process.join(TIMEOUT_S)
         with pytest.raises(UnavailableError):
@@ -286,8 +287,7 @@ def test_a_released_connection_wakes_a_waiter(server):
             target=lambda: got.append(pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S))
         )
         waiter.start()
-        while not pool._state.waiters:
-            time.sleep(0.001)
+        waiting.until(lambda: pool._state.waiters, TIMEOUT_S)
         pool.release(held)
         waiter.join(TIMEOUT_S)
         assert got == [SMALL]

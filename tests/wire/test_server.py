@@ -198,7 +198,7 @@ def test_what_a_lost_peer_had_open_is_cancelled():
     async def slow(connection, frame):
         started.set()
         try:
-            await asyncio.sleep(TIMEOUT_S)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.set()
             raise
@@ -216,7 +216,7 @@ def test_the_deadline_of_a_caller_ends_the_work_for_it():
 
     async def slow(connection, frame):
         try:
-            await asyncio.sleep(TIMEOUT_S)
+            await asyncio.Event().wait()
         finally:
             ended.set()
 
@@ -228,17 +228,21 @@ def test_the_deadline_of_a_caller_ends_the_work_for_it():
 
 
 def test_a_graceful_stop_answers_what_was_read():
-    entered = threading.Event()
+    entered, leave = threading.Event(), []
 
     async def slow(connection, frame):
+        leave.append(asyncio.Event())
         entered.set()
-        await asyncio.sleep(0.1)
+        await leave[0].wait()
         return frame.body
 
     with serving(slow) as server, connect(server) as client:
         request = client.send(ECHO, SMALL, timeout_s=TIMEOUT_S)
         assert entered.wait(TIMEOUT_S)
+        [connection] = server._connections
         stopping = asyncio.run_coroutine_threadsafe(server.stop(TIMEOUT_S), server.loop)
+        until(server, lambda: connection._draining)
+        on_loop(server, leave[0].set)
         assert client.recv(request, timeout_s=TIMEOUT_S) == SMALL
         stopping.result(TIMEOUT_S)
         assert server.connections == 0
