@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from eviction.base import EvictionPolicy
     from eviction.registry import POLICIES, STORE_POLICIES, create_policy
     from eviction.simulate import HitCount, count_hits
-    from eviction.trace import Trace, read_trace, synthetic_trace
+    from eviction.trace import Trace, parse_trace, read_trace, synthetic_trace
 
 __all__ = [
     "EvictionPolicy",
@@ -19,6 +19,7 @@ __all__ = [
     "HitCount",
     "count_hits",
     "Trace",
+    "parse_trace",
     "read_trace",
     "synthetic_trace",
 ]
@@ -31,6 +32,7 @@ _HOME = {
     "HitCount": "eviction.simulate",
     "count_hits": "eviction.simulate",
     "Trace": "eviction.trace",
+    "parse_trace": "eviction.trace",
     "read_trace": "eviction.trace",
     "synthetic_trace": "eviction.trace",
 }

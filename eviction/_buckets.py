@@ -54,16 +54,6 @@ class BucketPolicy(EvictionPolicy):
             )
         )
 
-    def _done(self, code: int) -> None:
-        """Turn a kernel's refusal into an error; the kernel changed nothing in that case."""
-        if code >= 0:
-            return
-        if code == self._kernels.REFUSED:
-            raise ValueError(
-                f"{self.name}: an id to insert is outside 0 to {self.capacity_ids - 1}"
-            )
-        raise AssertionError(f"{self.name}: neighbours in a ring disagree")
-
     def __len__(self) -> int:
         return int(self._nodes[0, 0])
 
@@ -86,11 +76,10 @@ class BucketPolicy(EvictionPolicy):
         """Become the dumped order and keys."""
         ids, keys = state_columns(state, "ids", "keys")
         if len(keys) and not 0 <= keys.min() <= keys.max() < self._kernels.KEYS:
-            raise ValueError(
-                f"{self.name}: keys of the state are outside 0 to {self._kernels.KEYS}"
-            )
+            raise ValueError(f"{self.name}: a key of the state is not below {self._kernels.KEYS}")
+        ids = self._loadable(ids)
         self._reset()
-        self._move(as_ids(ids), as_ids(keys).astype(np.int64), self._kernels.PLACE)
+        self._move(ids, as_ids(keys).astype(np.int64), self._kernels.PLACE)
 
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         return int(self._kernels.keyed_walk(self._nodes, self._heads, self._words, cursor, out))
@@ -102,7 +91,7 @@ class CountingPolicy(BucketPolicy):
     def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
         """Add `ids` with one use each; those already present count one more."""
         ids = as_ids(ids)
-        depths = NO_DEPTHS if depths is None else np.ascontiguousarray(depths, dtype=np.int32)
+        depths = NO_DEPTHS if depths is None else as_ids(depths)
         if depths.size and depths.shape != ids.shape:
             raise ValueError(f"{self.name}: {len(ids)} ids came with {depths.size} depths")
         self._move(ids, depths, self._kernels.INSERT)

@@ -40,16 +40,6 @@ class ListPolicy(EvictionPolicy):
         """Unlink `ids`; those not present are ignored."""
         self._done(self._kernels.list_remove(self._links, as_ids(ids)))
 
-    def _done(self, code: int) -> None:
-        """Turn a kernel's refusal into an error; the kernel changed nothing in that case."""
-        if code >= 0:
-            return
-        if code == self._kernels.REFUSED:
-            raise ValueError(
-                f"{self.name}: an id to insert is outside 0 to {self.capacity_ids - 1}"
-            )
-        raise AssertionError(f"{self.name}: neighbours in the list disagree")
-
     def __len__(self) -> int:
         return int(self._links[0, 0])
 

@@ -9,6 +9,7 @@ It does not limit or count real memory. Cost: one system call; a page fault per 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from typing import TYPE_CHECKING, Any
@@ -37,9 +38,7 @@ def reserve(shape: tuple[int, ...], dtype: DTypeLike, *, dense: bool = False) ->
     memory = mmap.mmap(-1, max(1, count * kind.itemsize), flags=flags)
     advice = "MADV_HUGEPAGE" if dense and len(memory) >= _HUGE_FROM_BYTES else "MADV_NOHUGEPAGE"
     if hasattr(mmap, advice):
-        try:
+        # A kernel built without huge pages refuses the advice; only speed depends on it.
+        with contextlib.suppress(OSError):
             memory.madvise(getattr(mmap, advice))
-        except OSError:
-            # A kernel built without huge pages refuses the advice; only speed depends on it.
-            pass
     return np.frombuffer(memory, dtype=kind, count=count).reshape(shape)

@@ -131,6 +131,16 @@ class EvictionPolicy(ABC):
         A cursor of two zeros starts at the coldest id. Fewer ids than `out` holds means the end.
         """
 
+    def _done(self, code: int) -> None:
+        """Turn a kernel's refusal into an error; the kernel changed nothing in that case."""
+        if code >= 0:
+            return
+        if code == -1:
+            raise ValueError(
+                f"{self.name}: an id to insert is outside 0 to {self.capacity_ids - 1}"
+            )
+        raise AssertionError(f"{self.name}: neighbours in the order disagree")
+
     def _loadable(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """The ids of a state to load; ValueError unless they are distinct and fit."""
         ids = as_ids(ids).astype(np.int64)

@@ -35,8 +35,7 @@ class LfuPerfectPolicy(CountingPolicy):
     def load(self, state: State) -> None:
         """Become the dumped order, keys and memory."""
         away, counts = state_columns(state, "away_ids", "away_counts")
-        if len(away) and not 0 <= away.min() <= away.max() < self.capacity_ids:
-            raise ValueError(f"{self.name}: ids of the state exceed {self.capacity_ids - 1}")
+        away = self._loadable(away)
         super().load(state)
         self._nodes[away + 1, self._kernels.KEPT] = counts
         highest = max(int(self._nodes[0, 1]), int(away.max(initial=-1)) + 1)

@@ -36,7 +36,7 @@ STORE_POLICIES = tuple(name for name in _HOME if name not in ("lfu_perfect", "op
 def create_policy(name: str, capacity_ids: int) -> EvictionPolicy:
     """Make the policy called `name` for ids 0 to `capacity_ids - 1`.
 
-    "opt" starts without a future and is then as good as lru; `simulate.count_hits` gives it the trace.
+    "opt" starts without a future and is then the same as lru; `count_hits` gives it the trace.
     Raises ValueError for an unknown name, with the nearest known one, or a bad capacity.
     """
     if name not in _HOME:

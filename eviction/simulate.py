@@ -15,6 +15,7 @@ It does not model time, concurrency or several nodes. Cost: O(blocks) steps of t
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -58,12 +59,8 @@ def count_hits(
     "tail_first" uses a request's deepest block first, so that its tail is evicted before its head.
     Raises ValueError for an unknown name, a capacity below 1 or offsets that do not fit.
     """
-    if (
-        len(offsets) < 1
-        or offsets[0] != 0
-        or offsets[-1] != len(ids)
-        or np.any(np.diff(offsets) < 0)
-    ):
+    lengths = np.diff(offsets)
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or np.any(lengths < 0):
         raise ValueError("offsets must rise from 0 to the number of ids")
     if order not in ("tail_first", "head_first"):
         raise ValueError(f"order must be tail_first or head_first, not {order!r}")
@@ -71,7 +68,7 @@ def count_hits(
     capacity = universe if capacity is None else capacity
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1 block, not {capacity}")
-    depths = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
+    depths = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
     kept = depths < capacity
     bounds = np.concatenate(([0], np.cumsum(kept)))[offsets]
     ids_kept, depths_kept = ids[kept], depths[kept].astype(np.int32)
@@ -107,7 +104,7 @@ def _replay(
     evictable = np.ones(pool.capacity_ids, dtype=np.bool_)
     used = 0
     hits = 0
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         blocks = ids[start:end]
         found = resident[blocks]
         present = int(np.count_nonzero(found))
