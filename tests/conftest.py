@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mooncake_store import kernels
+
 ROOT = Path(__file__).resolve().parents[1]
 
 settings.register_profile(
@@ -35,6 +37,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config):
+    """Drop kernel caches that an edit made stale, once, before any worker imports a kernel."""
+    if not hasattr(config, "workerinput"):
+        kernels.forget_stale_caches()
 
 
 @pytest.fixture
