@@ -114,7 +114,7 @@ class Tasks:
 
     def fetch(self, client: int, limit: int) -> list[Task]:
         """Begin up to `limit` pending tasks of this worker and return them."""
-        out = []
+        out: list[Task] = []
         for task in self.unfinished():
             if len(out) >= limit:
                 break
@@ -225,7 +225,7 @@ class Tasks:
             return status
         held = {s for s, _, _ in replicas_of(state, row)}
         size = state.rows["size"][row : row + 1]
-        placed = []
+        placed: list[tuple[int, int]] = []
         for target in task.targets:
             if target in held:
                 continue

@@ -1,0 +1,267 @@
+"""The cluster service: which shards there are, who owns segments, and who is alive.
+
+It is served at the address users know. `MAP` tells a client everything it needs to talk to shards
+and to reach segments. Segment numbers are the master's: the same on every shard. Liveness is a
+service of its own, on its own socket, so that a busy shard never makes a worker look dead.
+
+`ADMIN` is what the master says to its shard processes; a shard takes it only from a connection
+that proved the secret the master made for them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from transfer_engine.wire.cold import Cold
+from transfer_engine.wire.registry import Operation, Registry
+
+__all__ = [
+    "ADMIN",
+    "CLUSTER",
+    "DRAIN",
+    "DRAIN_STATUS",
+    "LIVENESS",
+    "MAP",
+    "MOUNT",
+    "MOUNT_SLICE",
+    "PING",
+    "SEGMENTS",
+    "SEGMENT_STATE",
+    "STATUS",
+    "UNMOUNT",
+    "ClusterMap",
+    "ClusterStatus",
+    "Drain",
+    "DrainReply",
+    "MapRequest",
+    "Mount",
+    "MountSlice",
+    "Mounted",
+    "Ping",
+    "Pong",
+    "SegmentEntry",
+    "SegmentState",
+    "SegmentsReply",
+    "SegmentsRequest",
+    "StatusRequest",
+    "Unmount",
+    "WorkerEntry",
+    "Outcome",
+]
+
+
+class MapRequest(msgspec.Struct, frozen=True, array_like=True, tag="map?"):
+    """Asks how the cluster is made up."""
+
+
+class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
+    """Shard addresses in slot order, and where liveness is served."""
+
+    cluster: str
+    epoch: int
+    """Boot epoch of the master: a change means everybody mounts again."""
+    shards: tuple[str, ...]
+    liveness: str
+    ping_interval_ms: int
+    client_ttl_ms: int
+
+
+class SegmentSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A segment as its owner describes it; `descriptor` is `SegmentDescriptor.encode()`."""
+
+    uuid: bytes
+    name: str
+    nbytes: int
+    descriptor: bytes
+
+
+class Mount(msgspec.Struct, frozen=True, array_like=True, tag="mount"):
+    """Registers a worker (one run of it) and mounts its segments; repeating it is harmless."""
+
+    uuid: bytes
+    epoch: int
+    name: str
+    host: str
+    segments: tuple[SegmentSpec, ...]
+
+
+class Mounted(msgspec.Struct, frozen=True, array_like=True, tag="mounted"):
+    """A status (0, or a `Status` number) and the number of each segment."""
+
+    statuses: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+class Unmount(msgspec.Struct, frozen=True, array_like=True, tag="unmount"):
+    """Unmounts segments at once, or drains them first when `grace_ms` is above 0."""
+
+    uuid: bytes
+    epoch: int
+    segments: tuple[bytes, ...]
+    grace_ms: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="outcome"):
+    """A status; `busy_ms` tells the owner how long readers may still hold its memory."""
+
+    status: int
+    message: str = ""
+    busy_ms: int = 0
+
+
+class SegmentsRequest(msgspec.Struct, frozen=True, array_like=True, tag="segments?"):
+    """Asks for the segments with these numbers; none means all."""
+
+    numbers: tuple[int, ...] = ()
+
+
+class SegmentEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A segment as readers see it; `state` is a `SegmentState` number."""
+
+    number: int
+    uuid: bytes
+    name: str
+    host: str
+    nbytes: int
+    state: int
+    descriptor: bytes
+    used_bytes: int = 0
+    worker: str = ""
+
+
+class SegmentsReply(msgspec.Struct, frozen=True, array_like=True, tag="segments"):
+    """Segments."""
+
+    segments: tuple[SegmentEntry, ...]
+
+
+class StatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="status?"):
+    """Asks for the health of the cluster."""
+
+
+class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A worker and its liveness: "alive", "suspect" or "gone"."""
+
+    name: str
+    host: str
+    state: str
+    silent_ms: int
+    segments: tuple[int, ...]
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, array_like=True, tag="status"):
+    """The health of the cluster. `ready` says whether puts can be taken."""
+
+    ready: bool
+    version: str
+    pid: int
+    uptime_ms: int
+    shards: tuple[str, ...]
+    workers: tuple[WorkerEntry, ...]
+    segments: tuple[SegmentEntry, ...]
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """Starts (`cancel` False) or cancels moving everything off a segment."""
+
+    number: int
+    cancel: bool = False
+
+
+class DrainStatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="drain?"):
+    """Asks how a drain stands."""
+
+    number: int
+
+
+class DrainReply(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
+    """How a drain stands: "running", "done", "failed", "cancelled", "none"."""
+
+    status: int
+    state: str = "none"
+    moved: int = 0
+    message: str = ""
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """A sign of life."""
+
+    uuid: bytes
+    epoch: int
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
+    """Whether the master knows the sender, or it must mount again."""
+
+    known: bool
+    master_epoch: int
+
+
+class MountSlice(msgspec.Struct, frozen=True, array_like=True, tag="slice"):
+    """Gives a shard its slice of a segment, owned by a worker."""
+
+    number: int
+    uuid: bytes
+    name: str
+    host: str
+    base: int
+    nbytes: int
+    worker: bytes
+    worker_epoch: int
+
+
+class SegmentState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
+    """Tells a shard what became of a segment.
+
+    `state` is "suspect", "ok", "gone", "drain" (until `deadline_ms` from now), "cancel" or
+    "query" (nothing changes).
+    """
+
+    number: int
+    state: str
+    deadline_ms: int = 0
+
+
+class SliceReply(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
+    """A shard's answer to its master."""
+
+    status: int
+    used_bytes: int = 0
+    busy_ms: int = 0
+    state: int = 0
+    """A core `SegmentState` number; 0 once the shard has forgotten the segment."""
+    drain: str = "none"
+    moved: int = 0
+    message: str = ""
+
+
+MAP = Operation("map", 0x40, Cold(MapRequest), Cold(ClusterMap), "how the cluster is made up")
+MOUNT = Operation("mount", 0x41, Cold(Mount), Cold(Mounted), "a worker brings segments")
+UNMOUNT = Operation("unmount", 0x42, Cold(Unmount), Cold(Outcome), "a worker takes them away")
+SEGMENTS = Operation(
+    "segments",
+    0x43,
+    Cold(SegmentsRequest),
+    Cold(SegmentsReply, bytes_max=4 << 20),
+    "segments and how to reach them",
+)
+STATUS = Operation(
+    "status",
+    0x44,
+    Cold(StatusRequest),
+    Cold(ClusterStatus, bytes_max=4 << 20),
+    "health of the cluster",
+)
+DRAIN = Operation("drain", 0x45, Cold(Drain), Cold(DrainReply), "moves everything off a segment")
+DRAIN_STATUS = Operation(
+    "drain_status", 0x46, Cold(DrainStatusRequest), Cold(DrainReply), "how a drain stands"
+)
+PING = Operation("ping", 0x48, Cold(Ping), Cold(Pong), "a sign of life")
+MOUNT_SLICE = Operation("mount_slice", 0x50, Cold(MountSlice), Cold(SliceReply), "a new slice")
+SEGMENT_STATE = Operation(
+    "segment_state", 0x51, Cold(SegmentState), Cold(SliceReply), "a segment's fate"
+)
+
+CLUSTER = Registry("mooncake", [MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS])
+LIVENESS = Registry("mooncake-liveness", [PING])
+ADMIN = Registry("mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE])

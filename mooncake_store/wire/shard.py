@@ -1,0 +1,384 @@
+"""The shard service: everything a client does with objects, a batch per request.
+
+A connection opens with `OPEN`, which ties it to a client, a tenant and their handles; no later
+request can speak for somebody else. Arrays of records travel as packed words and are read as the
+dtypes of `mooncake_store.core.records` (`rows.view(GET_ROW)`). Statuses are the `Status` numbers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from transfer_engine.wire.cold import Cold
+from transfer_engine.wire.registry import Operation, Registry
+from transfer_engine.wire.schema import Column, Packed
+
+__all__ = [
+    "EVENTS",
+    "EXISTS",
+    "FETCH_TASKS",
+    "FIND_PREFIX",
+    "FINISH_TASK",
+    "GET",
+    "LIST",
+    "OPEN",
+    "PIN",
+    "PUT_END",
+    "PUT_REVOKE",
+    "PUT_START",
+    "RELEASE",
+    "REMOVE",
+    "REMOVE_MATCHING",
+    "RENEW",
+    "SHARD",
+    "SNAPSHOT",
+    "STAT",
+    "STATS",
+    "SUBMIT_TASK",
+    "TASK",
+    "FetchTasks",
+    "FinishTask",
+    "Opened",
+    "OpenClient",
+    "PutFlag",
+    "Removed",
+    "RemoveMatching",
+    "ShardFigures",
+    "StatReply",
+    "StatRequest",
+    "StatsRequest",
+    "SubmitTask",
+    "TaskList",
+    "TaskReply",
+    "TaskRequest",
+    "TaskWork",
+    "TaskOutcome",
+]
+
+BATCH_MAX = 16_384
+"""Keys in one request; clients split longer batches."""
+NAME_BLOB_MAX = 8 << 20
+LIST_BYTES_MAX = 1 << 20
+"""Bytes of names in one page of a listing."""
+
+
+class PutFlag:
+    """Bits of PUT_START's `flags`."""
+
+    UPSERT = 1
+    HARD_PIN = 2
+
+
+class OpenClient(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """Who speaks on this connection. `uuid` and `epoch` name one run of one client."""
+
+    uuid: bytes
+    epoch: int
+    host: str
+    namespace: str
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
+    """What the shard grants. `shard` of `shards` is the slice of the key space it serves."""
+
+    shard: int
+    shards: int
+    lease_ttl_ms: int
+    lease_ttl_max_ms: int
+    batch_max: int
+
+
+class StatRequest(msgspec.Struct, frozen=True, array_like=True, tag="stat?"):
+    """Asks for everything known of one object."""
+
+    digest: bytes
+
+
+class StatReply(msgspec.Struct, frozen=True, array_like=True, tag="stat"):
+    """Everything known of one object; `found` False leaves the rest empty."""
+
+    found: bool
+    name: bytes = b""
+    size: int = 0
+    state: int = 0
+    generation: int = 0
+    checksum: int = 0
+    lease_ms: int = 0
+    soft_pin_ms: int = 0
+    hard_pin: bool = False
+    group: str = ""
+    age_ms: int = 0
+    hits: int = 0
+    replicas: tuple[tuple[int, int, int], ...] = ()
+    """(segment, offset, state) each."""
+
+
+class RemoveMatching(msgspec.Struct, frozen=True, array_like=True, tag="remove?"):
+    """Removes by name within a bounded number of rows from `cursor`."""
+
+    pattern: str
+    kind: str
+    force: bool = False
+    cursor: int = 0
+    rows_max: int = 65_536
+
+
+class Removed(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
+    """How many went; `cursor` 0 says that all rows were seen."""
+
+    removed: int
+    cursor: int
+
+
+class StatsRequest(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
+    """Asks for the totals of a shard."""
+
+
+class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
+    """Totals of a shard, and of this connection's tenant."""
+
+    objects: int
+    writing: int
+    bytes_used: int
+    bytes_allocated: int
+    bytes_total: int
+    quarantined_bytes: int
+    soft_pinned: int
+    hard_pinned_bytes: int
+    evicted_objects: int
+    evicted_bytes: int
+    expired_puts: int
+    lost_objects: int
+    tasks_unfinished: int
+    tenant_objects: int
+    tenant_bytes: int
+    requests: int
+    keys: int
+    clients: int
+    cpu_s: float
+    rss_bytes: int
+    event_number: int
+
+
+class SubmitTask(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """Queues a copy (kind 0) or a move (kind 1); `source` -1 leaves the choice to the shard."""
+
+    kind: int
+    digest: bytes
+    targets: tuple[int, ...]
+    source: int = -1
+
+
+class TaskRequest(msgspec.Struct, frozen=True, array_like=True, tag="task?"):
+    """Asks how a task stands."""
+
+    number: int
+
+
+class TaskReply(msgspec.Struct, frozen=True, array_like=True, tag="task"):
+    """How a task stands; `status` other than 0 says why there is none."""
+
+    status: int
+    number: int = 0
+    kind: int = 0
+    state: int = 0
+    message: str = ""
+    created_ms_ago: int = 0
+    updated_ms_ago: int = 0
+
+
+class FetchTasks(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+    """Takes up to `limit` pending tasks of this client, which must then finish them."""
+
+    limit: int = 16
+
+
+class TaskWork(msgspec.Struct, frozen=True, array_like=True):
+    """What to move: `size` bytes from (segment, offset) to each target (segment, offset)."""
+
+    number: int
+    size: int
+    source: tuple[int, int]
+    targets: tuple[tuple[int, int], ...]
+
+
+class TaskList(msgspec.Struct, frozen=True, array_like=True, tag="tasks"):
+    """Tasks taken."""
+
+    tasks: tuple[TaskWork, ...]
+
+
+class FinishTask(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
+    """Ends a task this client took."""
+
+    number: int
+    ok: bool
+    message: str = ""
+
+
+class TaskOutcome(msgspec.Struct, frozen=True, array_like=True, tag="outcome"):
+    """A status."""
+
+    status: int
+
+
+_DIGESTS = Column("digests", "u8", width=2)
+_GENERATIONS = Column("generations", "u4")
+_STATUSES = Packed(columns=[Column("statuses", "i2")], rows_max=BATCH_MAX)
+
+
+def _packed(scalars: list[tuple[str, str]], *columns: Column, rows: int = BATCH_MAX) -> Packed:
+    return Packed(scalars, columns, rows_max=rows)
+
+
+OPEN = Operation("open", 0x20, Cold(OpenClient), Cold(Opened), "names the client and its tenant")
+PUT_START = Operation(
+    "put_start",
+    0x21,
+    _packed(
+        [
+            ("flags", "u4"),
+            ("replicas", "u2"),
+            ("replicas_min", "u2"),
+            ("soft_pin", "u1"),
+            ("placement", "i1"),  # -1: the shard's default
+            ("soft_pin_ttl_ms", "i8"),  # -1: the shard's default
+            ("wait_ms", "u4"),  # how long to wait for space before answering NO_SPACE
+        ],
+        _DIGESTS,
+        Column("sizes", "i8"),
+        Column("names", "bytes", bytes_max=NAME_BLOB_MAX),
+        Column("groups", "bytes", rows="g"),  # none, or one per key
+        Column("preferred", "bytes", rows="p"),
+        Column("excluded", "bytes", rows="x"),
+    ),
+    # PUT_ROW is one word, REPLICA two.
+    _packed(
+        [],
+        Column("rows", "u8"),
+        Column("replicas", "u8", width=2, rows="m"),
+        rows=64 * BATCH_MAX,
+    ),
+    "begins objects: generation, status, replica count per key; then the replicas",
+)
+PUT_END = Operation(
+    "put_end",
+    0x22,
+    _packed([], _DIGESTS, _GENERATIONS, Column("checksums", "u8")),
+    _STATUSES,
+    "makes written objects readable",
+)
+PUT_REVOKE = Operation(
+    "put_revoke", 0x23, _packed([], _DIGESTS, _GENERATIONS), _STATUSES, "gives unfinished puts up"
+)
+GET = Operation(
+    "get",
+    0x24,
+    _packed([("ttl_ms", "u4"), ("stop_at_miss", "u1")], _DIGESTS),
+    # GET_ROW is four words, REPLICA two.
+    _packed(
+        [],
+        Column("rows", "u8", width=4),
+        Column("replicas", "u8", width=2, rows="m"),
+        rows=64 * BATCH_MAX,
+    ),
+    "where objects are; ttl_ms above 0 grants a lease",
+)
+EXISTS = Operation(
+    "exists",
+    0x25,
+    _packed([], _DIGESTS),
+    _packed([], Column("present", "u1")),
+    "which objects can be read; neither leases nor touches",
+)
+FIND_PREFIX = Operation(
+    "find_prefix",
+    0x26,
+    _packed([], _DIGESTS),
+    _packed([("length", "u4")]),
+    "length of the leading run of readable objects",
+)
+RENEW = Operation(
+    "renew",
+    0x27,
+    _packed([("ttl_ms", "u4")], _DIGESTS, _GENERATIONS),
+    _packed([], Column("statuses", "i2"), Column("remaining_ns", "i8")),
+    "prolongs leases of unchanged objects",
+)
+RELEASE = Operation(
+    "release", 0x28, _packed([], _DIGESTS, _GENERATIONS), _STATUSES, "gives leases back"
+)
+REMOVE = Operation(
+    "remove", 0x29, _packed([("force", "u1")], _DIGESTS), _STATUSES, "removes objects"
+)
+PIN = Operation(
+    "pin",
+    0x2A,
+    _packed([("soft_pin", "i1"), ("hard_pin", "i1"), ("ttl_ms", "i8")], _DIGESTS),
+    _STATUSES,
+    "changes pins: soft_pin 0 keep, 1 set, 2 clear; hard_pin -1 keep, 0 clear, 1 set",
+)
+LIST = Operation(
+    "list",
+    0x2B,
+    _packed([("cursor", "u8"), ("limit", "u4")], Column("prefix", "u1")),
+    # LISTED is four words.
+    _packed(
+        [("cursor", "u8")],
+        Column("rows", "u8", width=4),
+        Column("names", "u1", rows="b"),
+        rows=LIST_BYTES_MAX,
+    ),
+    "named objects of this tenant; only a cursor of 0 means the end",
+)
+EVENTS = Operation(
+    "events",
+    0x2C,
+    _packed([("number", "u8"), ("limit", "u4"), ("wait_ms", "u4")]),
+    # EVENT is three words.
+    _packed([("first", "u8"), ("gap", "u1")], Column("events", "u8", width=3)),
+    "events from a number on; waits up to wait_ms for the first",
+)
+SNAPSHOT = Operation(
+    "snapshot",
+    0x2D,
+    _packed([("cursor", "u8")]),
+    _packed([("cursor", "u8"), ("next_event", "u8")], _DIGESTS, rows=65_536),
+    "digests of readable objects, to replay events upon",
+)
+STAT = Operation("stat", 0x30, Cold(StatRequest), Cold(StatReply), "everything about one object")
+REMOVE_MATCHING = Operation(
+    "remove_matching", 0x31, Cold(RemoveMatching), Cold(Removed), "removes by name, in steps"
+)
+STATS = Operation("stats", 0x32, Cold(StatsRequest), Cold(ShardFigures), "totals")
+SUBMIT_TASK = Operation("submit_task", 0x33, Cold(SubmitTask), Cold(TaskReply), "copy or move")
+TASK = Operation("task", 0x34, Cold(TaskRequest), Cold(TaskReply), "how a task stands")
+FETCH_TASKS = Operation("fetch_tasks", 0x35, Cold(FetchTasks), Cold(TaskList), "takes work")
+FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome), "ends work")
+
+SHARD = Registry(
+    "mooncake-shard",
+    [
+        OPEN,
+        PUT_START,
+        PUT_END,
+        PUT_REVOKE,
+        GET,
+        EXISTS,
+        FIND_PREFIX,
+        RENEW,
+        RELEASE,
+        REMOVE,
+        PIN,
+        LIST,
+        EVENTS,
+        SNAPSHOT,
+        STAT,
+        REMOVE_MATCHING,
+        STATS,
+        SUBMIT_TASK,
+        TASK,
+        FETCH_TASKS,
+        FINISH_TASK,
+    ],
+)
