@@ -88,7 +88,7 @@ def echo(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = Fa
 
 @app.command(
     epilog=examples(
-        ("mooncake bench eviction --quick", "cache hits of every policy on the built-in trace"),
+        ("mooncake bench eviction --quick", "cache hits of every policy on a synthetic trace"),
         (
             "mooncake bench eviction --trace trace.jsonl --capacity 1000,inf --policy lru,opt",
             "chosen policies on a trace of your own",
@@ -120,14 +120,15 @@ def eviction(
     as_json: JsonOption = False,
 ) -> None:
     """Count the cache hits of the eviction policies on a trace of requests."""
-    own: dict[str, Any] = {}
-    if trace is not None:
-        own["trace"] = trace
-    if capacity:
-        own["capacity"] = tuple(_blocks(text) for text in _names(capacity))
-    if policy:
-        own["policy"] = _names(policy)
-    _bench("eviction", quick, vs, as_json, **own)
+    given = {"trace": trace and str(trace), "capacity": capacity, "policy": policy}
+    own = {name: value for name, value in given.items() if value}
+    try:
+        _bench("eviction", quick, vs, as_json, **own)
+    except ValueError as error:
+        # The bench checks its options and the trace before it measures anything.
+        raise InvalidArgumentError(
+            str(error), operation="bench eviction", advice="see `mooncake bench eviction --help`"
+        ) from error
 
 
 @app.command(
@@ -235,15 +236,3 @@ def _number(value: float | None) -> str:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _blocks(text: str) -> int | None:
-    """A capacity in blocks; None is a cache without limit."""
-    if text == "inf":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise InvalidArgumentError(
-            f"--capacity {text!r} is not a number of blocks",
-            advice="give whole numbers above zero, or inf, separated by commas",
-        )
-    return int(text)
