@@ -1,0 +1,172 @@
+"""OffsetAllocator: extents of any size, two-level bins of holes, immediate coalescing.
+
+Every hole is in one of 32 bins per power of two of its size, so finding one that fits is a few
+bit operations; both neighbours of a freed extent are known, so holes merge at once and an empty
+pool is always one hole. Extents start at multiples of 64 bytes and are rounded up to 64.
+
+With `best_fit` (the default) up to 16 holes of a bin are compared and the remainder of a split
+is left beside its larger neighbour; without, the first hole in the bin is taken. Best fit costs
+some 10 ns and gains 3 points of utilisation on random sizes (docs/internals/alloc.md).
+
+Good for few, large or ever-changing sizes; 36 bytes of memory per allocation. What it does not
+do: keep small objects of one size from fragmenting the pool for large ones; see `slab`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from alloc import _kernels_extents as kernels
+from alloc._memory import reserve_array
+from alloc.base import Allocator, AllocatorStats
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CAPACITY_MAX = 1 << 47
+ALIGNMENT_MAX = 1 << 21
+_NODES_MAX = 1 << 28
+_BEST_FIT_SCAN = 16
+_INT64 = np.dtype(np.int64)
+
+
+def check_geometry(capacity: int, alignment: int) -> None:
+    """Raise ValueError unless an allocator can have this capacity and alignment."""
+    if not 1 <= capacity <= CAPACITY_MAX:
+        raise ValueError(f"capacity must be in 1..{CAPACITY_MAX} bytes, not {capacity}")
+    if not 1 <= alignment <= ALIGNMENT_MAX or alignment & (alignment - 1):
+        raise ValueError(f"alignment must be a power of two in 1..{ALIGNMENT_MAX}, not {alignment}")
+
+
+def as_int64(values: Any) -> NDArray[np.int64]:
+    """A one-dimensional, contiguous int64 array; ValueError for anything but integers."""
+    array = np.asarray(values)
+    if array.dtype is _INT64 and array.ndim == 1 and array.flags.c_contiguous:
+        return array
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"sizes and offsets must be integers, not {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"sizes and offsets must be one-dimensional, not {array.ndim}-dimensional")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def refuse_size(sizes: NDArray[np.int64], index: int) -> ValueError:
+    """The error for a size that is not positive."""
+    return ValueError(f"size {sizes[index]} at position {index} is not positive")
+
+
+def sorted_ranges(
+    offsets: Any, sizes: Any
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Offsets and sizes in ascending order of offset, and that order; checks both."""
+    offsets, sizes = as_int64(offsets), as_int64(sizes)
+    if offsets.size != sizes.size:
+        raise ValueError(f"{offsets.size} offsets but {sizes.size} sizes")
+    if sizes.size and sizes.min() <= 0:
+        raise refuse_size(sizes, int(sizes.argmin()))
+    order = np.argsort(offsets, kind="stable")
+    return offsets[order], sizes[order], order
+
+
+class OffsetAllocator(Allocator):
+    """Allocates extents of any size in O(1); see the module for when to use it.
+
+    Raises ValueError for a capacity or alignment it cannot have.
+    """
+
+    def __init__(self, capacity: int, alignment: int = 1, *, best_fit: bool = True) -> None:
+        check_geometry(capacity, alignment)
+        self.capacity = capacity
+        self.alignment = alignment
+        self.granule = max(64, alignment)
+        nodes = min(capacity // 4 + 8, _NODES_MAX)
+        span = reserve_array(nodes, 4, np.int64)
+        bucket = reserve_array(len(span), 1, np.int32)
+        head = np.zeros(kernels.HEAD_WORDS, np.int64)
+        head[kernels.CAPACITY] = capacity
+        head[kernels.GRANULE] = self.granule
+        head[kernels.SHIFT] = self.granule.bit_length() - 1
+        head[kernels.NODE_SPARE] = kernels.NIL
+        head[kernels.NODE_LEFT] = len(span)
+        head[kernels.BUCKET_MAX] = len(bucket)
+        head[kernels.SCAN] = _BEST_FIT_SCAN if best_fit else 1
+        self._head = head
+        self._state = (head, span, span.view(np.int32), bucket)
+        kernels.format_pool(self._state)
+
+    def allocate(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Offset per size, -1 where nothing fits. O(batch)."""
+        sizes = as_int64(sizes)
+        offsets = np.empty(sizes.size, np.int64)
+        refused = kernels.allocate_batch(self._state, sizes, offsets)
+        if refused != kernels.NIL:
+            raise refuse_size(sizes, refused)
+        return offsets
+
+    def free(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether an extent started at each offset; it is freed. O(batch)."""
+        offsets = as_int64(offsets)
+        freed = np.empty(offsets.size, np.bool_)
+        kernels.free_batch(self._state, offsets, freed)
+        return freed
+
+    def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Re-create extents of exactly these bytes. O(batch log batch + nodes walked)."""
+        offsets, sizes, order = sorted_ranges(offsets, sizes)
+        done = np.empty(order.size, np.bool_)
+        kernels.reserve_batch(self._state, offsets, sizes, done)
+        result = np.empty_like(done)
+        result[order] = done
+        return result
+
+    def largest_free(self) -> int:
+        """Bytes of the largest extent to be had at once, to within one bin (3 %). O(1)."""
+        return int(kernels.largest_free(self._state))
+
+    def nodes_left(self) -> int:
+        """Ranges, allocated or free, that the table can still take. O(1)."""
+        return int(self._head[kernels.NODE_LEFT])
+
+    def stats(self) -> AllocatorStats:
+        """Current figures, in O(1)."""
+        head = self._head
+        return AllocatorStats(
+            capacity=self.capacity,
+            allocated_bytes=int(head[kernels.ALLOCATED]),
+            allocations=int(head[kernels.LIVE]),
+            largest_free=self.largest_free(),
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless nodes tile the pool and every index agrees. O(n)."""
+        from alloc._integrity import check_extents
+
+        check_extents(self._state)
+
+    def dump(self) -> dict[str, Any]:
+        """The whole state; copies what is in use. O(n)."""
+        head, span, _, bucket = self._state
+        return {
+            "kind": "offset",
+            "capacity": self.capacity,
+            "alignment": self.alignment,
+            "rows": len(span),
+            "head": head.copy(),
+            "span": span[: head[kernels.NODE_TOP]].copy(),
+            "bucket": bucket[: head[kernels.BUCKETS]].copy(),
+        }
+
+    @classmethod
+    def load(cls, state: dict[str, Any]) -> Self:
+        """An allocator that continues exactly as the dumped one would. O(n)."""
+        self = cls(int(state["capacity"]), int(state["alignment"]))
+        head, span, _, bucket = self._state
+        head[:] = state["head"]
+        # This system may let us reserve more or fewer rows than the one the dump was made on.
+        head[kernels.NODE_LEFT] += len(span) - int(state["rows"])
+        head[kernels.BUCKET_MAX] = len(bucket)
+        span[: len(state["span"])] = state["span"]
+        bucket[: len(state["bucket"])] = state["bucket"]
+        return self

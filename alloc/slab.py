@@ -1,0 +1,242 @@
+"""SlabAllocator: one size class per size asked for, in slabs taken from an offset allocator.
+
+A slab is an extent cut into equal slots of exactly one size, so objects of that size leave no gaps
+between them, cost about two bits of memory each, and never fragment the pool for others. Sizes
+are learned, not configured: the stride of a class is the size itself (above 8 KiB rounded up
+to 64 bytes), so 32 KiB + 17 wastes as little as 32 KiB.
+
+No class can hold memory for ever, because nothing belongs to a class:
+
+- an empty slab goes back to the extents at once, for any size to use;
+- a class takes slabs in proportion to what it already uses (an eighth), cut smaller when the
+  pool is nearly full, and single extents when not even a small slab fits;
+- when a request finds no room, slabs that are three quarters empty are dissolved: their live
+  objects stay where they are but become extents, and the gaps between them become holes.
+
+A pool smaller than 64 slabs' worth of a size serves that size as extents.
+
+`SlabAllocator` makes a class of every size at its first use; `composite.CompositeAllocator` is
+the same code with patience. Allocation and freeing are O(1) an object, plus O(slots / 32) when a
+slab is opened and O(slots) when one is dissolved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from alloc import _kernels_slabs as kernels
+from alloc._memory import reserve_array
+from alloc.base import Allocator, AllocatorStats
+from alloc.offset import OffsetAllocator, as_int64, refuse_size, sorted_ranges
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PAGES = 1 << 14  # pages of a pool, so that their table stays a few dozen KiB ...
+_PAGE_BYTES_MAX = 1 << 19  # ... except that no class of a huge pool should start with a huge slab
+_SLABS_PER_POOL = 64  # no slab takes more than this share of the pool
+_BITS_MAX = 1 << 30
+
+
+class SlabAllocator(Allocator):
+    """Allocates slots of exactly the size asked for; see the module for how.
+
+    Raises ValueError for a capacity or alignment it cannot have.
+    """
+
+    kind: ClassVar[str] = "slab"
+    learn: ClassVar[int] = 1  # asks before a size becomes a class
+    slots_min: ClassVar[int] = 1  # smallest slab
+
+    def __init__(self, capacity: int, alignment: int = 1) -> None:
+        self._extents = OffsetAllocator(capacity, alignment)
+        self.capacity = capacity
+        self.alignment = alignment
+        page_shift = min(max(capacity // _PAGES, 64), _PAGE_BYTES_MAX).bit_length() - 1
+        slabs = (capacity >> page_shift) + 2
+        slab = reserve_array(slabs, 8, np.int64)
+        bits = reserve_array(min(capacity // 64 + 64, _BITS_MAX), 1, np.uint32)
+        page = reserve_array(slabs + 1, 1, np.int32)
+        cls = reserve_array(kernels.CLASS_SETS * kernels.CLASS_WAYS, 6, np.int64)
+        cls[:, kernels.C_PARTIAL] = kernels.NIL
+        head = np.zeros(kernels.HEAD_WORDS, np.int64)
+        head[kernels.SLAB_SPARE] = kernels.NIL
+        head[kernels.SLAB_MAX] = len(slab)
+        head[kernels.BITS_TOP] = 1
+        head[kernels.BITS_MAX] = len(bits)
+        head[kernels.CAPACITY] = capacity
+        head[kernels.ALIGN] = alignment
+        head[kernels.GRANULE] = self._extents.granule
+        head[kernels.PAGE_SHIFT] = page_shift
+        head[kernels.SLAB_BYTES_MAX] = capacity // _SLABS_PER_POOL
+        head[kernels.SLOTS_MIN] = self.slots_min
+        head[kernels.LEARN] = self.learn
+        self._head = head
+        self._state = (head, slab, bits, page, cls)
+
+    def allocate(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Offset per size, -1 where nothing fits. O(batch), plus the opening of slabs."""
+        sizes = as_int64(sizes)
+        offsets = np.empty(sizes.size, np.int64)
+        owners = np.empty(sizes.size, np.int64)
+        wanting, singles = kernels.take_batch(self._state, sizes, offsets, False, owners)
+        if wanting < 0:
+            raise refuse_size(sizes, -wanting - 1)
+        while wanting:
+            self._open_slabs(owners[:wanting])
+            wanting, singles = kernels.take_batch(self._state, sizes, offsets, True, owners)
+        if singles:
+            self._take_extents(sizes, offsets, singles)
+        return offsets
+
+    def _open_slabs(self, owners: NDArray[np.int64]) -> None:
+        """Take extents for the slabs these classes want, smaller ones where those do not fit."""
+        sizes, least = np.empty_like(owners), np.empty_like(owners)
+        kernels.size_batch(self._state, owners, sizes, least)
+        starts = self._extents.allocate(sizes)
+        failed = np.flatnonzero(starts < 0)
+        if failed.size:
+            stride = self._state[4][owners[failed], kernels.C_STRIDE]
+            room = np.minimum(sizes[failed], self._extents.largest_free()) // stride * stride
+            enough = room >= least[failed]
+            failed, room = failed[enough], room[enough]
+            sizes[failed] = room
+            starts[failed] = self._extents.allocate(room)
+        extents = starts.copy()
+        if kernels.open_batch(self._state, owners, starts, sizes):
+            self._extents.free(extents[starts == kernels.PENDING])
+
+    def _take_extents(
+        self, sizes: NDArray[np.int64], offsets: NDArray[np.int64], count: int
+    ) -> None:
+        """Serve what is marked EXTENT, dissolving sparse slabs once when there is no room."""
+        if count == sizes.size:
+            offsets[:] = self._extents.allocate(sizes)
+        else:
+            single = np.flatnonzero(offsets == kernels.EXTENT)
+            offsets[single] = self._extents.allocate(sizes[single])
+        if not self._head[kernels.SLABS]:
+            return
+        failed = np.flatnonzero((offsets < 0) & (sizes <= self.capacity))
+        if failed.size:
+            # Slabs opened for later entries of this batch may have slots to spare by now.
+            offsets[failed] = kernels.PENDING
+            kernels.take_batch(self._state, sizes, offsets, True, np.empty_like(offsets))
+            failed = failed[offsets[failed] < 0]
+            offsets[failed] = kernels.NIL
+        if failed.size and self._reclaim():
+            offsets[failed] = self._extents.allocate(sizes[failed])
+
+    def _reclaim(self) -> bool:
+        """Dissolve what is sparse among the next few slabs; whether there was any."""
+        sparse = np.empty(kernels.SPARSE_LOOK, np.int64)
+        count = kernels.sparse_slabs(self._state, sparse)
+        for index in sparse[:count].tolist():
+            self._dissolve(index)
+        return bool(count)
+
+    def _dissolve(self, index: int) -> None:
+        """Turn a slab's live objects into extents where they are, its gaps into holes."""
+        _, slab, _, _, _ = self._state
+        start, stride, slots = slab[index, : kernels.S_SLOTS + 1].tolist()
+        if self._extents.nodes_left() < 2 * slots + 2:
+            return
+        live = np.empty(slots, np.int64)
+        count = kernels.dissolve(self._state, index, live)
+        self._extents.free(np.array([start]))
+        done = self._extents.reserve(live[:count], np.full(count, stride))
+        assert done.all(), f"lost {count - done.sum()} objects of the slab at {start}"
+
+    def free(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether an object started at each offset; it is freed. O(batch)."""
+        offsets = as_int64(offsets)
+        freed = np.empty(offsets.size, np.bool_)
+        rest, emptied = np.empty((2, offsets.size), np.int64)
+        others, empty = kernels.give_batch(self._state, offsets, freed, rest, emptied)
+        if empty:
+            # First of all: a second free of an object of a slab that is empty now is looked up
+            # among the extents, and must not find the slab's own.
+            self._extents.free(emptied[:empty])
+        if others == offsets.size:
+            return self._extents.free(offsets)
+        if others:
+            freed[rest[:others]] = self._extents.free(offsets[rest[:others]])
+        return freed
+
+    def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Re-create objects as extents, dissolving slabs in the way. See `Allocator.reserve`."""
+        offsets, sizes, order = sorted_ranges(offsets, sizes)
+        done = self._extents.reserve(offsets, sizes)
+        if not done.all() and self._head[kernels.SLABS]:
+            failed = np.flatnonzero(~done)
+            for index in self._slabs_between(offsets[failed], sizes[failed]):
+                self._dissolve(index)
+            done[failed] = self._extents.reserve(offsets[failed], sizes[failed])
+        result = np.empty_like(done)
+        result[order] = done
+        return result
+
+    def _slabs_between(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[int]:
+        """Slabs that share a byte with any of these ranges, which come in ascending order."""
+        slab = self._state[1][: self._head[kernels.SLAB_TOP]]
+        used = np.flatnonzero(slab[:, kernels.S_SLOTS])
+        start = slab[used, kernels.S_START]
+        end = start + slab[used, kernels.S_STRIDE] * slab[used, kernels.S_SLOTS]
+        # Ranges may overlap each other, so the furthest end so far decides, not the last one.
+        reach = np.maximum.accumulate(offsets + np.minimum(sizes, self.capacity))
+        before = np.searchsorted(offsets, end) - 1
+        inside = (before >= 0) & (reach[before] > start)
+        return [int(index) for index in used[inside]]
+
+    def stats(self) -> AllocatorStats:
+        """Current figures, in O(1)."""
+        head, extents = self._head, self._extents.stats()
+        return AllocatorStats(
+            capacity=self.capacity,
+            allocated_bytes=extents.allocated_bytes
+            + int(head[kernels.ALLOCATED] - head[kernels.HELD]),
+            allocations=extents.allocations + int(head[kernels.LIVE] - head[kernels.SLABS]),
+            largest_free=extents.largest_free,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless extents and slabs agree on who owns every byte. O(n)."""
+        from alloc._integrity import check_extents, check_slabs
+
+        check_extents(self._extents._state)
+        check_slabs(self._state, self._extents._state)
+
+    def dump(self) -> dict[str, Any]:
+        """The whole state; copies what is in use. O(n)."""
+        head, slab, bits, page, cls = self._state
+        return {
+            **{f"extents_{name}": value for name, value in self._extents.dump().items()},
+            "kind": self.kind,
+            "capacity": self.capacity,
+            "alignment": self.alignment,
+            "head": head.copy(),
+            "slab": slab[: head[kernels.SLAB_TOP]].copy(),
+            "bits": bits[: head[kernels.BITS_TOP]].copy(),
+            "page": page.copy(),
+            "cls": cls.copy(),
+        }
+
+    @classmethod
+    def load(cls, state: dict[str, Any]) -> Self:
+        """An allocator that continues exactly as the dumped one would. O(n)."""
+        self = cls(int(state["capacity"]), int(state["alignment"]))
+        prefix = "extents_"
+        self._extents = OffsetAllocator.load(
+            {name[len(prefix) :]: state[name] for name in state if name.startswith(prefix)}
+        )
+        head, slab, bits, page, classes = self._state
+        limits = head[[kernels.SLAB_MAX, kernels.BITS_MAX]]
+        head[:] = state["head"]
+        head[[kernels.SLAB_MAX, kernels.BITS_MAX]] = limits
+        slab[: len(state["slab"])] = state["slab"]
+        bits[: len(state["bits"])] = state["bits"]
+        page[:] = state["page"]
+        classes[:] = state["cls"]
+        return self

@@ -1,0 +1,103 @@
+"""Kernels do the same compiled and as plain Python, byte for byte of their state."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from alloc import Allocator, _kernels_extents, _kernels_slabs, create_allocator
+from alloc.testing import ints
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+MODULES = (_kernels_extents, _kernels_slabs)
+
+
+def trace(allocator: Allocator) -> list[int]:
+    """A course of calls that opens, empties and dissolves slabs, and splits hash buckets."""
+    rng = random.Random(11)
+    live: list[int] = []
+    seen: list[int] = []
+    for step in range(60):
+        size = rng.choice([15, 64, 700, 3000])
+        sizes = [size] * 30 + [rng.randrange(1, 30_000) for _ in range(3)]
+        got = allocator.allocate(ints(*sizes)).tolist()
+        seen += got
+        live += [offset for offset in got if offset >= 0]
+        rng.shuffle(live)
+        gone = live[: len(live) // (2 if step % 9 else 1)]
+        live = live[len(gone) :]
+        seen += allocator.free(ints(*gone, 3, -5)).tolist()
+        seen += allocator.reserve(ints(rng.randrange(1 << 18)), ints(40)).tolist()
+    return [int(value) for value in seen]
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Replace every kernel of a module by the function it was compiled from."""
+    for name, value in list(vars(module).items()):
+        if hasattr(value, "py_func"):
+            monkeypatch.setattr(module, name, value.py_func)
+
+
+@pytest.mark.parametrize("kind", ["offset", "slab", "composite"])
+def test_compiled_and_interpreted_kernels_agree(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = create_allocator(kind, 1 << 18)
+    expected = trace(compiled)
+    for module in MODULES:
+        in_python(monkeypatch, module)
+    interpreted = create_allocator(kind, 1 << 18)
+    assert trace(interpreted) == expected
+    one, two = compiled.dump(), interpreted.dump()
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert np.array_equal(value, two[name]), name
+
+
+@pytest.mark.parametrize("kind", ["offset", "composite"])
+def test_the_warm_up_compiles_all_that_an_allocator_calls(kind: str) -> None:
+    for module in MODULES:
+        module.warmup()
+    before = signatures()
+    trace(create_allocator(kind, 1 << 18))
+    assert signatures() == before
+
+
+def signatures() -> dict[str, list[object]]:
+    """The argument types each kernel is compiled for."""
+    return {
+        f"{module.__name__}.{name}": list(value.signatures)
+        for module in MODULES
+        for name, value in vars(module).items()
+        if hasattr(value, "py_func")
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_bits(module: ModuleType) -> None:
+    for bit in range(62):
+        assert module.log2_floor(1 << bit) == bit
+        assert module.log2_floor((1 << (bit + 1)) - 1) == bit
+        if bit < 32:
+            assert module.low_bit(1 << bit) == bit
+            assert module.low_bit((0xFFFFFFFF << bit) & 0xFFFFFFFF) == bit
+
+
+def test_both_files_repeat_the_same_helpers() -> None:
+    for name in ("low_bit", "log2_floor", "mix"):
+        one, two = (getattr(module, name).py_func.__code__ for module in MODULES)
+        assert one.co_code == two.co_code
+        assert one.co_consts == two.co_consts
+
+
+def test_bins_are_ordered_and_narrow() -> None:
+    sizes = sorted({*range(1, 3000), *(int(1.1**power) for power in range(1, 300))})
+    bins = [_kernels_extents.bin_of(units) for units in sizes if units < 1 << 40]
+    assert bins == sorted(bins)
+    assert max(bins) < _kernels_extents.LEVELS * _kernels_extents.BINS
+    first: dict[int, int] = {}
+    for units, index in zip(sizes, bins, strict=False):
+        assert units < first.setdefault(index, units) * 33 / 32 + 1
