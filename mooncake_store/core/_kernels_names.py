@@ -18,7 +18,8 @@ CLASSES = 4096 // 8 + 1
 def store(words, blob, heads, cold, chosen, status, names, lengths):
     """Keep the name of each chosen row; `names` holds them one after the other. O(bytes).
 
-    A name whose status is not 0 is passed over. Returns the number of names for which no room was left.
+    A name whose status is not 0 is passed over.
+    Returns the number of names for which no room was left.
     """
     lost = 0
     start = 0
@@ -101,8 +102,10 @@ def warmup() -> None:
     blob = words.view(np.uint8)
     heads, cold = np.zeros(CLASSES, np.int64), np.zeros(2, COLD)
     rows = np.zeros(1, np.int32)
-    name = np.frombuffer(b"name", np.uint8)
-    store(words, blob, heads, cold, rows, np.zeros(1, np.int16), name, np.array([4], np.uint16))
+    name = np.frombuffer(b"name", np.uint8)  # read-only, as names from the network are
+    lengths = np.array([4], np.uint32)
+    lengths.flags.writeable = False
+    store(words, blob, heads, cold, rows, np.zeros(1, np.int16), name, lengths)
     with_prefix(blob, cold, rows, name, np.zeros(1, np.int32))
     gather(blob, cold, rows, np.zeros(1, np.uint16), np.zeros(4, np.uint8))
     drop(words, heads, cold, rows)

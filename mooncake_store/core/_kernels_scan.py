@@ -68,6 +68,17 @@ def sweep(rows, overflow, cold, alive, closed, span, out):
 
 
 @njit(cache=True, nogil=True)
+def late_puts(rows, span, out):
+    """Unfinished puts begun by span[2] among rows span[0]..span[1]; returns how many."""
+    count = 0
+    for row in range(span[0], span[1]):
+        if rows[row].state == WRITING and rows[row].lease_end <= span[2]:
+            out[count] = row
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
 def of_tenant(rows, cold, span, out):
     """Rows in use of tenant span[2] among rows span[0]..span[1]; returns how many."""
     count = 0

@@ -89,8 +89,8 @@ def find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, out
     """Find rows, and give a new row to every missing digest whose status is 0. O(n) expected.
 
     A digest that occurs twice gets its row at the first occurrence, so the second finds it.
-    out[i] is -1 where nothing was found and the status forbade a new row, or where no row is left. A new row
-    carries its digest and is otherwise empty; inserted[i] tells it apart.
+    out[i] is -1 where nothing was found and the status forbade a new row, or where no row is
+    left. A new row carries its digest and is otherwise empty; inserted[i] tells it apart.
     """
     n = digests.shape[0]
     if head[ACTIVE] == 0:

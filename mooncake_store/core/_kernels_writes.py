@@ -130,7 +130,11 @@ def claim(
             while not living and link >= 0:
                 living = alive[overflow[link].segment] != 0 and overflow[link].state == READABLE
                 link = overflow[link].next
-            status[i] = ALREADY_EXISTS if living else RETRY
+            status[i] = RETRY
+            if living:
+                status[i] = ALREADY_EXISTS
+            elif rows[row].flags & TASK:
+                status[i] = BUSY  # its writer must be stopped first; the janitor does
         else:
             status[i] = RETRY if now - rows[row].lease_end >= discard_ns else ALREADY_EXISTS
         if status[i] == RETRY:

@@ -44,9 +44,8 @@ def _check_table(state: ShardState, live: NDArray[np.int64]) -> None:
     )
     for row in live[(rows["flags"] & Flag.UPSERT) != 0]:
         twin = int(state.cold["twin"][row]) - 1
-        assert twin >= 0 and state.cold["twin"][twin] - 1 == row, (
-            f"row {row}: its other half denies it"
-        )
+        assert twin >= 0, f"row {row} lost its other half"
+        assert state.cold["twin"][twin] - 1 == row, f"row {row}: its other half denies it"
     assert not (rows["flags"] & Flag.DOOMED).any(), "a doomed row survived"
 
 

@@ -30,8 +30,10 @@ __all__ = ["DrainJob", "DrainState", "Janitor", "TickReport"]
 
 SWEEP_ROWS = 4096
 """Rows looked at per tick when nothing is urgent."""
-SWEEP_ROWS_URGENT = 65_536
+SWEEP_ROWS_URGENT = 16_384
 """Rows looked at per tick while a segment or a writer is known to be gone."""
+ATTENDED_MAX = 256
+"""Objects with several replicas that one sweep step looks at one by one."""
 DRAIN_IN_FLIGHT = 64
 DRAIN_RETRIES = 3
 
@@ -78,6 +80,7 @@ class Janitor:
         self._tasks = tasks
         self._cursor = 0
         self._sweeping: set[int] = set()  # segments gone before the running sweep began
+        self._closed_before: set[int] = set()
         self._writers = False  # a client was closed since the running sweep began
         self._jobs: dict[int, DrainJob] = {}
 
@@ -85,6 +88,7 @@ class Janitor:
         """Do a share of everything that is due."""
         state = self._state
         state.space.release_quarantine(state.now)
+        state.space.expire_memories(state.now)
         self._end_soft_pins()
         self._tasks.expire()
         for segment in state.space.all():
@@ -118,6 +122,7 @@ class Janitor:
         """Look at the next rows; returns how many were seen."""
         state = self._state
         if self._cursor == 0:
+            self._closed_before = set(np.flatnonzero(state.closed[1:]) + 1)
             self._sweeping = {s.index for s in state.space.all() if s.state == SegmentState.GONE}
         late = state.now - state.config.put_release_ns
 
@@ -138,8 +143,12 @@ class Janitor:
         start = self._cursor
         found, self._cursor = state.scan(in_span, start, rows)
         if len(found):
-            self._attend(found, late)
+            left = self._attend(found, late)
+            if left is not None:
+                self._cursor = left
         if self._cursor == 0:
+            if self._writers:
+                state.closed[list(self._closed_before)] = 0  # no row names them any more
             self._writers = False
             for index in self._sweeping:
                 segment = state.space.get(index)
@@ -148,8 +157,11 @@ class Janitor:
             self._sweeping = set()
         return (self._cursor or state.table.rows_high) - start
 
-    def _attend(self, rows: NDArray[np.int32], late: int) -> None:
-        """Reclaim late puts and drop dead replicas of the rows a sweep found."""
+    def _attend(self, rows: NDArray[np.int32], late: int) -> int | None:
+        """Reclaim late puts and drop dead replicas of the rows a sweep found.
+
+        Returns the row to go on with when there were too many to look at one by one.
+        """
         state = self._state
         writing = state.rows["state"][rows] == State.WRITING
         closed = state.closed[state.cold["owner"][rows]]
@@ -158,25 +170,32 @@ class Janitor:
         state.totals.expired_puts += int(np.count_nonzero(overdue | fenced))
         state.dispose(rows[fenced], writer_done=True)
         state.dispose(rows[overdue & ~fenced])
-        doomed = []
-        for row in rows[~(overdue | fenced)].tolist():
-            if state.rows["state"][row] == State.FREE:
-                continue  # went as the second generation of an earlier one
+        rest = rows[~(overdue | fenced)]
+        rest = rest[state.rows["state"][rest] != State.FREE]  # second generations went along
+        only = state.rows["replicas"][rest] == 1
+        only &= (state.flags(rest) & Flag.TASK) == 0
+        several = rest[~only]
+        for row in several[:ATTENDED_MAX].tolist():
             self._drop_dead_replicas(row)
-            if state.rows["segment"][row] < 0:
-                doomed.append(row)
-            elif state.rows["replicas"][row] < state.cold["wanted"][row]:
-                self._replace_replica(row)
+        emptied = several[:ATTENDED_MAX]
+        doomed = np.concatenate([rest[only], emptied[state.rows["segment"][emptied] < 0]])
         state.totals.lost_objects += len(doomed)
-        state.dispose(np.array(doomed, np.int32))
+        state.dispose(doomed)
+        for row in emptied[state.rows["segment"][emptied] >= 0].tolist():
+            if state.rows["replicas"][row] < state.cold["wanted"][row]:
+                self._replace_replica(row)
+        return int(several[ATTENDED_MAX]) if len(several) > ATTENDED_MAX else None
 
     def _drop_dead_replicas(self, row: int) -> None:
         state = self._state
+        dead = {s for s, _, _ in replicas_of(state, row) if not state.space.alive[s]}
         if int(state.rows["flags"][row]) & Flag.TASK:
-            self._tasks.abandon(row, "a replica of the object was lost")
-        for segment, _, _ in replicas_of(state, row):
-            if not state.space.alive[segment]:
-                drop_replica(state, row, segment, 0)
+            self._tasks.abandon(row, dead, "a replica of the object was lost")
+        until = 0
+        if state.rows["state"][row] == State.WRITING:
+            until = int(state.rows["lease_end"][row]) + state.config.put_release_ns
+        for segment in dead:
+            drop_replica(state, row, segment, until)
 
     def _replace_replica(self, row: int) -> None:
         """Ask for a copy of an object that has fewer replicas than it was put with."""

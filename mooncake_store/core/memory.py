@@ -44,7 +44,6 @@ def release(column: NDArray[Any], start: int, stop: int) -> None:
 
 
 def _owner(column: NDArray[Any]) -> mmap.mmap:
-    region = column.base
-    assert isinstance(region, memoryview)
+    region: Any = column.base
     assert isinstance(region.obj, mmap.mmap)
     return region.obj

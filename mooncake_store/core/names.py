@@ -26,13 +26,20 @@ ARENA_BYTES_PER_ROW = 64
 class Names:
     """The names of a batch: one blob and the length of each."""
 
-    blob: bytes
-    lengths: NDArray[np.uint16]
+    blob: bytes | memoryview
+    lengths: NDArray[np.uint32]
 
     @classmethod
     def of(cls, names: list[bytes]) -> Names:
         """Pack a list of names."""
-        return cls(b"".join(names), np.array([len(name) for name in names], np.uint16))
+        return cls(b"".join(names), np.array([len(name) for name in names], np.uint32))
+
+
+def as_lengths(lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """View the lengths read-only: the one type the kernels are compiled for."""
+    out = lengths.view()
+    out.flags.writeable = False
+    return out
 
 
 class NameArena:
@@ -56,7 +63,7 @@ class NameArena:
                 rows,
                 status,
                 blob,
-                names.lengths,
+                as_lengths(names.lengths),
             )
         )
 

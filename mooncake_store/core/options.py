@@ -75,3 +75,10 @@ class ShardConfig:
     seed: int = 0
     debug_integrity: bool = False
     """Check every invariant after every request; slow, for tests."""
+
+    def __post_init__(self) -> None:
+        if self.put_release_ns <= self.put_discard_ns:
+            raise ValueError(
+                f"put_release ({self.put_release_ns} ns) must be longer than put_discard "
+                f"({self.put_discard_ns} ns): a writer is late before its space is reused"
+            )

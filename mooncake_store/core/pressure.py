@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_scan as k
-from mooncake_store.core.records import Flag
+from mooncake_store.core.records import Flag, SegmentState
 
 if TYPE_CHECKING:
     from eviction.base import EvictionPolicy
@@ -28,6 +28,9 @@ __all__ = ["ATTEMPTS_MAX", "EvictReport", "evict", "evict_tenant", "make_room", 
 ATTEMPTS_MAX = 8
 VICTIMS_MAX = 16_384
 """Most objects evicted on the way of one request, or in one tick."""
+
+RECLAIM_ROWS = 65_536
+"""Rows searched for late puts in one eviction."""
 
 Filter = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 
@@ -44,8 +47,11 @@ def evict(
     state: ShardState, ratio: float, floor: float | None = None, limit: int | None = None
 ) -> EvictReport:
     """Evict `ratio` of the bytes in use; soft-pinned objects only up to `floor` of them."""
+    if not 0 <= ratio <= 1 or not (floor is None or 0 <= floor <= 1):
+        raise ValueError(f"evict: ratio {ratio} and floor {floor} must be between 0 and 1")
+    _reclaim_late_puts(state)
     used = int(state.tally[c.BYTES])
-    if used == 0:
+    if used == 0 or ratio == 0:
         return EvictReport()
     target = _share(ratio, used)
     least = _share(ratio / 2 if floor is None else floor, used)
@@ -59,20 +65,57 @@ def evict(
 
 def _share(ratio: float, used: int) -> int:
     """Return ratio of used, rounded up; a hair of float error does not make a further victim."""
-    return max(1, int(np.ceil(ratio * used - 1e-6 * used / max(1, used))))
+    return max(1, int(np.ceil(ratio * used - 1e-6)))
 
 
 def relieve(state: ShardState) -> EvictReport:
-    """Evict a bounded number of objects if the pool is above its high watermark."""
+    """Evict a bounded number of objects from the segments above their high watermark."""
     config = state.config
-    total = state.space.total_bytes()
-    if total == 0:
+    full = []
+    target = 0
+    for segment in state.space.all():
+        share = segment.used / segment.nbytes
+        if share > config.high_watermark and segment.state != SegmentState.GONE:
+            full.append(segment)
+            excess = share - config.high_watermark + config.eviction_ratio
+            target += _share(min(1.0, max(config.eviction_ratio, excess)), segment.used)
+    if not full:
         return EvictReport()
-    share = state.space.used_bytes() / total
-    if share <= config.high_watermark:
-        return EvictReport()
-    ratio = max(config.eviction_ratio, share - config.high_watermark + config.eviction_ratio)
-    return evict(state, ratio, limit=VICTIMS_MAX)
+    _reclaim_late_puts(state)
+    where = _on_segments(state, full)
+    first = _pass(state, state.policy, target, where, VICTIMS_MAX)
+    if 2 * first.bytes >= target or not config.evict_soft_pinned:
+        return first
+    second = _pass(state, state.soft_policy, target // 2 - first.bytes, where, VICTIMS_MAX)
+    return EvictReport(first.objects + second.objects, first.bytes + second.bytes)
+
+
+def _on_segments(state: ShardState, segments: list[Segment]) -> Filter | None:
+    """Return a filter for objects with a replica on one of `segments`; None if that is all."""
+    if len(segments) == len(state.space):
+        return None
+    wanted = state.space.mask(lambda s: s in segments)
+
+    def on_these(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        out = np.empty(len(ids), np.bool_)
+        k.on_segments(state.rows, state.overflow, wanted, ids, out)
+        return out
+
+    return on_these
+
+
+def _reclaim_late_puts(state: ShardState) -> None:
+    """Give up unfinished puts past their deadline; a late writer's space is quarantined."""
+    if state.tally[c.UNFINISHED] == 0:
+        return
+    late = state.now - state.config.put_discard_ns
+
+    def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
+        return int(k.late_puts(state.rows, np.array([span[0], span[1], late], np.int64), out))
+
+    found, state.late_cursor = state.scan(in_span, state.late_cursor, RECLAIM_ROWS)
+    state.totals.expired_puts += len(found)
+    state.dispose(found)
 
 
 def make_room(state: ShardState, order: list[Segment], needed: int, attempt: int) -> bool:
@@ -82,16 +125,9 @@ def make_room(state: ShardState, order: list[Segment], needed: int, attempt: int
     """
     if not order:
         return False
+    _reclaim_late_puts(state)
     released = state.space.release_quarantine(state.now)
-    wanted = state.space.mask(lambda s: s in order)
-    everywhere = len(order) == len(state.space)
-
-    def on_these(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        out = np.empty(len(ids), np.bool_)
-        k.on_segments(state.rows, state.overflow, wanted, ids, out)
-        return out
-
-    where = None if everywhere else on_these
+    where = _on_segments(state, order)
     target = max(needed << attempt, 1)
     report = _pass(state, state.policy, target, where, VICTIMS_MAX)
     if report.bytes < needed and state.config.evict_soft_pinned:

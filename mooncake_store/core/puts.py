@@ -10,6 +10,7 @@ from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_writes as k
 from mooncake_store.core import pressure
 from mooncake_store.core._kernels_reads import readable
+from mooncake_store.core.names import as_lengths
 from mooncake_store.core.options import PutOptions, SoftPin
 from mooncake_store.core.records import (
     BATCH_MAX,
@@ -18,7 +19,7 @@ from mooncake_store.core.records import (
     Flag,
     Status,
 )
-from mooncake_store.core.state import ShardState, as_words
+from mooncake_store.core.state import ShardState, as_column, as_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["put_end", "put_revoke", "put_start", "upsert_start"]
 
 REPLICAS_MAX = 64
-NO_LENGTHS = np.empty(0, np.uint16)
+NO_LENGTHS = as_lengths(np.empty(0, np.uint32))
 DISABLE_PIN = -1
 """In `pin_ends` of a second generation: do not inherit the soft pin."""
 
@@ -43,6 +44,7 @@ def put_start(
     options: PutOptions,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin objects that do not exist yet; see `Shard.put_start`."""
+    sizes = as_column(sizes, np.int64)
     status = _admit(state, client, tenant, len(digests), sizes, names, options)
     if status is None:
         return _all_refused(len(digests), _why_whole(state, client, tenant))
@@ -55,7 +57,16 @@ def put_start(
         late = np.flatnonzero(status == c.RETRY)
         state.dispose(np.unique(found[late]))
         again, rows = np.zeros(len(late), np.int16), np.empty(len(late), np.int32)
-        more, _ = _claim(state, who, words[late], sizes[late], options, discard, again, rows)
+        more, _ = _claim(
+            state,
+            who,
+            as_words(words[late]),
+            as_column(sizes[late], np.int64),
+            options,
+            discard,
+            again,
+            rows,
+        )
         found[late], status[late] = rows, again
         claimed += more
     return _fill(state, who, found, claimed, sizes, names, options, status)
@@ -71,6 +82,7 @@ def upsert_start(
     options: PutOptions,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin new generations; a readable one stays readable until its successor is complete."""
+    sizes = as_column(sizes, np.int64)
     status = _admit(state, client, tenant, len(digests), sizes, names, options)
     if status is None:
         return _all_refused(len(digests), _why_whole(state, client, tenant))
@@ -110,7 +122,7 @@ def _admit(
     ):
         return None
     status = np.empty(n, np.int16)
-    lengths = NO_LENGTHS if names is None else names.lengths
+    lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     _, name_bytes = k.admit(sizes, lengths, status)
     if names is not None and name_bytes != len(names.blob):
         return None
@@ -175,9 +187,10 @@ def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int
     living = np.empty(len(rows), np.bool_)
     readable(state.rows, state.overflow, state.space.alive, rows, living)
     flags = state.flags(rows)
-    busy = living & ((flags & Flag.TASK) != 0)
+    busy = (flags & Flag.TASK) != 0
+    living |= busy
     status[asked[busy]] = Status.BUSY
-    running = rows[living & ((flags & Flag.UPSERT) != 0)]
+    running = rows[living & ~busy & ((flags & Flag.UPSERT) != 0)]
     twins = state.cold["twin"][running] - 1
     state.dispose(np.concatenate([rows[~living], twins]))
 
@@ -203,7 +216,7 @@ def _second_generations(
         state.cold,
         found[beside],
         new,
-        sizes[beside],
+        as_column(sizes[beside], np.int64),
         state.now,
         who,
         options.replicas,
@@ -229,7 +242,7 @@ def _fill(
         rows, accepted = found, None
         if claimed < len(found):
             accepted = np.flatnonzero(status == c.OK)
-            rows, sizes = found[accepted], sizes[accepted]
+            rows, sizes = found[accepted], as_column(sizes[accepted], np.int64)
         _mark(state, who[1], rows, accepted, options)
         failed = _place(state, who, rows, sizes, options)
         if failed is not None:
@@ -291,6 +304,8 @@ def _place(
     result = (
         _within_limits(state, who[1], sizes, options) if limited else np.zeros(len(rows), np.int16)
     )
+    largest = max((segment.nbytes for segment in order), default=0)
+    result[sizes > largest] = c.NO_SPACE  # for which nobody else shall be evicted
     todo = np.flatnonzero(result == c.OK)
     for attempt in range(pressure.ATTEMPTS_MAX):
         got = state.space.place(order, sizes[todo], options.replicas, not options.preferred)
@@ -324,20 +339,29 @@ def _place(
 def _within_limits(
     state: ShardState, tenant: int, sizes: NDArray[np.int64], options: PutOptions
 ) -> NDArray[np.int16]:
-    """Refuse what a tenant's quota or the share of hard pins does not allow, in order."""
+    """Refuse, in order, what a tenant's quota or the share of hard pins does not allow."""
     result = np.zeros(len(sizes), np.int16)
-    ahead = np.cumsum(sizes) * options.replicas
+    needs = [size * options.replicas for size in sizes.tolist()]  # no fixed width to overflow
     quota = state.tenant_by_number[tenant].quota_bytes
     if quota is not None:
-        over = int(state.tenant_use[tenant, 0]) + int(ahead[-1]) - quota
+        over = sum(n for n in needs if n <= quota) + int(state.tenant_use[tenant, 0]) - quota
         if over > 0:
             pressure.evict_tenant(state, tenant, over)
-        result[ahead > quota - int(state.tenant_use[tenant, 0])] = Status.TENANT_QUOTA
+        _refuse_over(needs, quota - int(state.tenant_use[tenant, 0]), result, Status.TENANT_QUOTA)
     if options.hard_pin:
         room = int(state.config.hard_pin_share * state.space.total_bytes())
-        over_share = ahead > room - int(state.tally[c.HARD_BYTES])
-        result[(result == c.OK) & over_share] = c.NO_SPACE
+        _refuse_over(needs, room - int(state.tally[c.HARD_BYTES]), result, Status.NO_SPACE)
     return result
+
+
+def _refuse_over(needs: list[int], room: int, result: NDArray[np.int16], status: Status) -> None:
+    """Refuse every need that does not fit into what those accepted before it left."""
+    for at, need in enumerate(needs):
+        if result[at] == c.OK:
+            if need > room:
+                result[at] = status
+            else:
+                room -= need
 
 
 def put_end(
@@ -359,8 +383,8 @@ def put_end(
         state.rows,
         state.cold,
         words,
-        generations,
-        checksums,
+        as_column(generations, np.uint32),
+        as_column(checksums, np.uint64),
         state.now,
         client,
         state.pin_ends,
@@ -420,6 +444,8 @@ def put_revoke(
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     found = state.table.find(as_words(digests))
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
-    count = k.revoke(state.rows, state.cold, found, generations, client, status, doomed)
+    count = k.revoke(
+        state.rows, state.cold, found, as_column(generations, np.uint32), client, status, doomed
+    )
     state.dispose(doomed[:count], writer_done=True)
     return status

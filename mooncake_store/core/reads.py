@@ -18,7 +18,7 @@ from mooncake_store.core.records import (
     State,
     Status,
 )
-from mooncake_store.core.state import ShardState, as_words
+from mooncake_store.core.state import ShardState, as_column, as_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -131,7 +131,7 @@ def renew(
         state.overflow,
         state.space.alive,
         found,
-        generations,
+        as_column(generations, np.uint32),
         times,
         state.space.lease_until,
         status,
@@ -150,7 +150,7 @@ def release(
         status[:] = Status.INVALID_PARAMS
         return status
     found = state.table.find(as_words(digests))
-    k.release_leases(state.rows, found, generations, state.now, status)
+    k.release_leases(state.rows, found, as_column(generations, np.uint32), state.now, status)
     return status
 
 

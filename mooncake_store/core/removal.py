@@ -74,9 +74,11 @@ def remove_matching(
         rows = state.names.with_prefix(rows, pattern.encode())
     elif matches is not None:
         rows = rows[[bool(matches(state.names.get(int(row)))) for row in rows]]
-    hidden = (state.flags(rows) & Flag.UPSERT != 0) & (state.rows["state"][rows] == State.WRITING)
+    begun = state.now - state.config.put_discard_ns
+    writing = (state.rows["state"][rows] == State.WRITING) & (state.rows["lease_end"][rows] > begun)
+    rows = rows[~writing & ((state.flags(rows) & c.UPSERT) == 0)]
     event = EventKind.CLEARED if kind == "all" else EventKind.REMOVED
-    status = _remove_rows(state, rows[~hidden], force, event)
+    status = _remove_rows(state, rows, force, event)
     return int(np.count_nonzero(status == Status.OK)), following
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["SegmentInfo", "Shard", "ShardStats"]
 
 Digests = NDArray[np.uint64]
+DEFAULTS = PutOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +110,18 @@ class Shard:
         return Status.OK
 
     def open_client(self, now: int, uuid: bytes, epoch: int, host: str = "") -> int:
-        """Return the handle of a client; a new epoch of a known uuid closes the old one."""
+        """Return the handle of a client; a new epoch of a known uuid closes the old one.
+
+        Returns -1 when there are too many clients.
+        """
         state = self._state
         state.advance(now)
         known = state.clients.get(uuid)
         if known is not None and known.epoch == epoch:
             return known.handle
-        handle = next(
-            h
-            for h in range(1, CLIENTS_MAX)
-            if h not in state.client_by_handle and not state.closed[h]
-        )
+        handle = self._free_handle()
+        if handle < 0:
+            return handle
         if known is not None:
             for segment in state.space.all():
                 if segment.owner == known.handle:
@@ -127,6 +129,14 @@ class Shard:
             self.close_client(now, known.handle)
         state.clients[uuid] = state.client_by_handle[handle] = Client(handle, uuid, epoch, host)
         return handle
+
+    def _free_handle(self) -> int:
+        state = self._state
+        for _ in range(CLIENTS_MAX):
+            state.handle = (state.handle + 1) % CLIENTS_MAX
+            if state.handle not in state.client_by_handle and not state.closed[state.handle]:
+                return state.handle
+        return -1
 
     def close_client(self, now: int, client: int, fenced: bool = False) -> None:
         """End a client: its unfinished puts are given up, its segments stay."""
@@ -227,7 +237,7 @@ class Shard:
         digests: Digests,
         sizes: NDArray[np.int64],
         names: Names | None = None,
-        options: PutOptions = PutOptions(),
+        options: PutOptions = DEFAULTS,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Begin objects: (PUT_ROW per key, REPLICA per replica of the accepted keys, in order).
 
@@ -247,7 +257,7 @@ class Shard:
         digests: Digests,
         sizes: NDArray[np.int64],
         names: Names | None = None,
-        options: PutOptions = PutOptions(),
+        options: PutOptions = DEFAULTS,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Begin new generations beside readable ones; put_end swaps them in."""
         self._state.advance(now)
@@ -511,7 +521,7 @@ class Shard:
             evicted_bytes=state.totals.evicted_bytes,
             expired_puts=state.totals.expired_puts,
             lost_objects=state.totals.lost_objects,
-            tasks_unfinished=len(self._tasks.unfinished()),
+            tasks_unfinished=self._tasks.count(),
             table_slots=state.table.slots,
         )
 

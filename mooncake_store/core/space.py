@@ -51,6 +51,8 @@ class Segment:
     """Leases on an earlier life of the same memory end here."""
     gone_at: int = NEVER
     """Deadline of a graceful unmount."""
+    busy_until: int = 0
+    """When the last late writer or reader of a GONE segment's memory is out of time."""
     quarantined: int = 0
 
     @property
@@ -77,6 +79,7 @@ class Space:
         self._segments: dict[int, Segment] = {}
         self._by_uuid: dict[bytes, Segment] = {}
         self._cycle: list[Segment] | None = None
+        self._earlier: dict[bytes, int] = {}  # uuid of a forgotten segment -> its busy_until
         self.alive = np.zeros(config.segments_max, np.uint8)
         self.lease_until = np.zeros(config.segments_max, np.int64)
         self.quarantine = Wheel(3)
@@ -110,14 +113,27 @@ class Space:
         segment = Segment(
             index, uuid, name, host, nbytes, owner, create_allocator(self._config.allocator, nbytes)
         )
-        earlier = [s for s in self._segments.values() if s.uuid == uuid]
-        segment.usable_from = max((int(self.lease_until[s.index]) for s in earlier), default=0)
+        segment.usable_from = self._busy_until(uuid)
         self._segments[index] = segment
         self._by_uuid[uuid] = segment
         self.alive[index] = 1
         self.lease_until[index] = segment.usable_from
         self._cycle = None
         return segment
+
+    def _busy_until(self, uuid: bytes) -> int:
+        """Return when readers and late writers of earlier lives of a memory are out of time."""
+        times = [self._earlier.get(uuid, 0)]
+        for segment in self._segments.values():
+            if segment.uuid == uuid:
+                times += [segment.busy_until, int(self.lease_until[segment.index])]
+                times.append(self.quarantine.latest(0, segment.index))
+        return max(times)
+
+    def expire_memories(self, now: int) -> None:
+        """Forget busy times that have passed."""
+        if self._earlier:
+            self._earlier = {u: t for u, t in self._earlier.items() if t > now}
 
     def set_state(self, segment: Segment, state: SegmentState) -> None:
         """Change a segment's state; GONE hides its replicas at once."""
@@ -130,7 +146,12 @@ class Space:
 
     def forget(self, segment: Segment) -> None:
         """Drop a GONE segment that no row refers to any more."""
-        self.quarantine.discard(0, segment.index)
+        segment.busy_until = max(
+            segment.busy_until,
+            int(self.lease_until[segment.index]),
+            self.quarantine.discard(0, segment.index),
+        )
+        self._earlier[segment.uuid] = max(segment.busy_until, self._earlier.get(segment.uuid, 0))
         del self._segments[segment.index]
         self._cycle = None
 
@@ -203,6 +224,11 @@ class Space:
         if not waiting.any():
             return
         held = extents[:, waiting].T
+        for index in np.unique(held[:, 0]):
+            segment = self._segments.get(int(index))
+            if segment is not None and segment.state == SegmentState.GONE:
+                latest = int(held[held[:, 0] == index, 3].max())
+                segment.busy_until = max(segment.busy_until, latest)
         self.quarantine.add(held[:, 3], held[:, :3])
         self._count_quarantine(held, 1)
 
@@ -245,7 +271,6 @@ def _interleave_hosts(segments: list[Segment]) -> list[Segment]:
     out: list[Segment] = []
     queues = list(by_host.values())
     while queues:
-        for queue in queues:
-            out.append(queue.pop(0))
+        out += [queue.pop(0) for queue in queues]
         queues = [queue for queue in queues if queue]
     return out

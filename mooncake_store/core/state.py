@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.core.options import ShardConfig
 
-__all__ = ["Client", "ShardState", "Tenant", "Totals", "as_words"]
+__all__ = ["Client", "ShardState", "Tenant", "Totals", "as_column", "as_words"]
 
 CLIENTS_MAX = 1 << 16
 TENANTS_MAX = 1 << 16
@@ -96,6 +96,8 @@ class ShardState:
         self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
         self.closed[0] = 1  # handle 0 is nobody
         self.totals = Totals()
+        self.late_cursor = 0  # where the search for late puts goes on
+        self.handle = 0  # of the client opened last
         self.replicas_most = 1  # replicas of one object, at most, ever
         self.hot: dict[int, int] = {}  # row -> generation
 
@@ -226,5 +228,15 @@ class ShardState:
 
 def as_words(digests: NDArray[Any]) -> NDArray[np.int64]:
     """View digests (n, 2) as the signed words rows are made of, without copying."""
-    words: NDArray[np.int64] = np.ascontiguousarray(digests).view(np.int64)
-    return words
+    return as_column(digests, np.int64)
+
+
+def as_column(values: NDArray[Any], kind: Any) -> NDArray[Any]:
+    """View input of a request as kernels take it: contiguous and read-only.
+
+    What arrives from the network is read-only, and for numba that is a type of its own; with
+    every input made so, each kernel is compiled once.
+    """
+    out: NDArray[Any] = np.ascontiguousarray(values).view(kind)
+    out.flags.writeable = False
+    return out

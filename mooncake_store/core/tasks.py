@@ -7,6 +7,7 @@ goes silent times out; its space is quarantined as a late writer's.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ class Tasks:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._tasks: dict[int, Task] = {}
-        self._finished: list[int] = []
+        self._open: dict[int, Task] = {}
+        self._finished: deque[int] = deque()
         self._last = 0
 
     def get(self, number: int) -> Task | None:
@@ -78,7 +80,11 @@ class Tasks:
 
     def unfinished(self) -> list[Task]:
         """Return the tasks that are pending or running, oldest first."""
-        return [t for t in self._tasks.values() if t.state < TaskState.FAILED]
+        return list(self._open.values())
+
+    def count(self) -> int:
+        """Return how many tasks are pending or running."""
+        return len(self._open)
 
     def submit(
         self, kind: TaskKind, digest: NDArray[np.uint64], source: int | None, targets: list[int]
@@ -153,10 +159,11 @@ class Tasks:
                     self._end(task, ok=False, writer_done=bool(state.closed[task.worker] == 2))
                 self._close(task, TaskState.FAILED, "its worker did not finish in time")
 
-    def abandon(self, row: int, reason: str) -> None:
-        """Fail the running task of an object that is about to change under it."""
+    def abandon(self, row: int, segments: set[int], reason: str) -> None:
+        """Fail the running task of an object that reads from or writes to lost segments."""
         for task in self.unfinished():
-            if task.row == row and task.state == TaskState.PROCESSING:
+            touched = segments & {task.source, *task.targets}
+            if task.row == row and task.state == TaskState.PROCESSING and touched:
                 self._end(task, ok=False, writer_done=False)
                 self._close(task, TaskState.FAILED, reason)
 
@@ -206,14 +213,14 @@ class Tasks:
         worker: int,
         row: int,
     ) -> tuple[Status, int]:
-        if len(self.unfinished()) >= self._state.config.tasks_max:
+        if len(self._open) >= self._state.config.tasks_max:
             return Status.TASK_LIMIT, 0
         self._last += 1
         now = self._state.now
         key = (int(digest.reshape(2)[0]), int(digest.reshape(2)[1]))
         task = Task(self._last, kind, key, source, tuple(targets), worker, now, now)
         task.row, task.generation = row, int(self._state.rows["generation"][row])
-        self._tasks[task.number] = task
+        self._tasks[task.number] = self._open[task.number] = task
         return Status.OK, task.number
 
     def _begin(self, task: Task) -> Status:
@@ -286,9 +293,10 @@ class Tasks:
 
     def _close(self, task: Task, outcome: TaskState, message: str) -> None:
         task.state, task.message, task.updated_ns = outcome, message, self._state.now
+        del self._open[task.number]
         self._finished.append(task.number)
         if len(self._finished) > FINISHED_KEPT:
-            del self._tasks[self._finished.pop(0)]
+            del self._tasks[self._finished.popleft()]
 
 
 def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:

@@ -66,15 +66,23 @@ class Wheel:
             return np.empty((0, self._columns), np.int64)
         return np.concatenate(batches)
 
-    def discard(self, column: int, value: int) -> NDArray[np.int64]:
-        """Remove and return the entries whose `column` equals `value`."""
-        gone = []
-        for batches in self._slots.values():
+    def latest(self, column: int, value: int) -> int:
+        """Return when the last entry whose `column` equals `value` comes due, 0 if none is."""
+        slots = [
+            slot
+            for slot, batches in self._slots.items()
+            if any((batch[:, column] == value).any() for batch in batches)
+        ]
+        return max(slots, default=0) * SLOT_NS
+
+    def discard(self, column: int, value: int) -> int:
+        """Remove the entries whose `column` equals `value`; return when the last came due."""
+        latest = 0
+        for slot, batches in self._slots.items():
             for i, batch in enumerate(batches):
                 match = batch[:, column] == value
                 if match.any():
-                    gone.append(batch[match])
+                    latest = max(latest, slot * SLOT_NS)
+                    self._count -= int(np.count_nonzero(match))
                     batches[i] = batch[~match]
-        out = np.concatenate(gone) if gone else np.empty((0, self._columns), np.int64)
-        self._count -= len(out)
-        return out
+        return latest
