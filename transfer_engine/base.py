@@ -174,6 +174,8 @@ class Batch:
     addresses: Columns
     statuses: Statuses
     total_bytes: int
+    # Requests whose status was not 0 on entry.
+    bad: int = 0
     fence: int = 0
     checksums: NDArray[np.uint64] | None = None
     # Non-zero once cancelled; kernels look at it before each request.

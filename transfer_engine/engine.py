@@ -44,6 +44,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.memory import load_kernels
 from transfer_engine.segment import Segment, flat_view
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
@@ -218,6 +219,7 @@ class TransferEngine:
     ) -> None:
         if not transports:
             raise ConfigError("transports: an engine needs at least one", advice="leave it out")
+        load_kernels()
         self._transports = sorted(
             (create_transport(name, secret=secret) for name in dict.fromkeys(transports)),
             key=lambda transport: transport.cost,
@@ -399,8 +401,9 @@ class TransferEngine:
         if not 0 <= fence < 1 << 64:
             raise InvalidArgumentError(f"fence {fence} does not fit in 64 bits")
         statuses = np.empty(at.size, dtype=np.int32)
-        starts, ends = self._ranges if ranges is None else ranges
-        total, _, stray = _kernels.check_batch(at, size, local, target.size, starts, ends, statuses)
+        total, bad, stray = _kernels.check_batch(
+            at, size, local, target.size, *(ranges or self._ranges), statuses
+        )
         if stray >= 0:
             raise InvalidArgumentError(
                 f"request {stray}: local memory [{local[stray]:#x}, + {size[stray]}) is not "
@@ -408,7 +411,7 @@ class TransferEngine:
                 advice="register the buffer, and keep it registered until the transfer ends",
             )
         sums = np.zeros(at.size, dtype=np.uint64) if checksums else None
-        return Batch(at, size, local, statuses, total, fence, sums)
+        return Batch(at, size, local, statuses, total, bad, fence, sums)
 
     def _single(
         self,

@@ -37,6 +37,7 @@ __all__ = [
     "Prefaulter",
     "create_file",
     "host_identity",
+    "load_kernels",
     "map_file",
 ]
 
@@ -71,6 +72,14 @@ def thp_policy() -> str:
     except OSError:
         return "never"
     return text.partition("[")[2].partition("]")[0]
+
+
+@functools.cache
+def load_kernels() -> None:
+    """Load or compile the kernels now, once, so that no deadline ever runs while that happens."""
+    from transfer_engine import _kernels
+
+    _kernels.warmup()
 
 
 class Mapping:

@@ -129,6 +129,10 @@ class Segment:
             raise NotFoundError(f"segment {self.name!r} is closed", advice="open it again")
         return self._mapping
 
+    def held(self) -> Mapping | None:
+        """Return the memory, or None once the segment is closed."""
+        return self._mapping
+
     @property
     def address(self) -> int:
         """Where the segment starts in this process."""

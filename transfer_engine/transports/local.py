@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine.base import UNKNOWN_SEGMENT, Operation, RemoteSegment, Transport
+from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Operation, RemoteSegment, Transport
 from transfer_engine.errors import NotFoundError
 from transfer_engine.segment import Segment, find_segment
 from transfer_engine.transports.copying import move_batch
@@ -46,11 +46,14 @@ class LocalTransport(Transport):
         self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
     ) -> None:
         """Copy the batch; all requests fail with a status once the segment is closed."""
-        try:
-            # Held here, so that a concurrent close does not unmap it under the copy.
-            mapping = self._find(target.descriptor).mapping
-        except NotFoundError:
+        segment = find_segment(target.descriptor.uuid)
+        # Held here, so that a concurrent close does not unmap it under the copy.
+        mapping = None if segment is None else segment.held()
+        if mapping is None:
             batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
+            return
+        if operation is Operation.WRITE and not mapping.writable:
+            batch.statuses[batch.statuses == 0] = REFUSED
             return
         move_batch(mapping, operation, batch, deadline, str(target.descriptor))
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundError
-from transfer_engine.memory import host_identity
+from transfer_engine.memory import host_identity, load_kernels
 from transfer_engine.transports import forking
 from transfer_engine.transports.shm_server import ShmServer
 from transfer_engine.transports.tcp_server import TcpServer
@@ -75,6 +75,7 @@ class TransferServer:
         connections_max: int = 256,
         patience_s: float = 30.0,
     ) -> None:
+        load_kernels()
         self.instance = secrets.token_bytes(16)
         self.secret = secret
         self._authorize = authorize

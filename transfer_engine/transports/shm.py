@@ -36,6 +36,7 @@ from transfer_engine.errors import (
     NotFoundError,
     PeerLostError,
     RemoteProtocolError,
+    StoreError,
     TransferTimeoutError,
 )
 from transfer_engine.memory import Mapping, host_identity, map_file
@@ -101,6 +102,8 @@ class _Peer:
                 message = self._understand(data, fds)
                 if message.kind != WITHDRAWN:
                     return message, fds[0]
+        except StoreError:  # some of them are OSErrors as well
+            raise
         except TimeoutError as error:
             self.disconnect("it did not answer")  # its late answer would confuse the next one
             raise TransferTimeoutError(
@@ -150,10 +153,11 @@ class _Peer:
                 self._hear()
 
     def _hear(self) -> None:
+        self._sock.setblocking(False)
         while not self.lost:
             try:
-                data = self._sock.recv(MESSAGE_BYTES + 1, socket.MSG_DONTWAIT)
-            except (BlockingIOError, TimeoutError):
+                data = self._sock.recv(MESSAGE_BYTES + 1)
+            except BlockingIOError:
                 return
             except OSError as error:
                 self.disconnect(error.strerror or "the connection failed")

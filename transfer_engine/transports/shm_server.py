@@ -48,6 +48,7 @@ _JOIN_S = 1.0
 class _Client:
     sock: socket.socket
     peer: str
+    refused: bool
     mapped: set[bytes] = field(default_factory=set)
 
 
@@ -98,17 +99,16 @@ class ShmServer:
         sock.setblocking(False)
         pid, uid = peer_credentials(sock)
         peer = f"uid {uid} pid {pid}"
-        try:
-            check_uid(uid, peer)
-            if len(self._clients) >= self._connections_max:
-                raise AuthError(f"{self._connections_max} shared-memory clients are connected")
-        except AuthError as error:
-            _log.warning("refused a shared-memory client: %s", error)
-            with contextlib.suppress(OSError):
-                sock.send(self._message(REFUSED, code=REFUSED_STATUS).pack())
+        if len(self._clients) >= self._connections_max:
+            _log.warning("refused %s: %d shared-memory clients", peer, self._connections_max)
             sock.close()
             return
-        client = _Client(sock, peer)
+        client = _Client(sock, peer, refused=False)
+        try:
+            check_uid(uid, peer)
+        except AuthError as error:
+            _log.warning("refused a shared-memory client: %s", error)
+            client.refused = True  # it learns so when it asks: a closed socket would not say why
         with self._lock:
             self._clients.add(client)
         self._selector.register(sock, selectors.EVENT_READ, client)
@@ -131,6 +131,10 @@ class ShmServer:
 
     def _map(self, client: _Client, message: Message) -> None:
         uuid = message.uuid
+        if client.refused:
+            self._send(client, self._message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
+            self._drop(client)
+            return
         with self._lock:  # a withdrawal now either hides the segment or is announced afterwards
             segment = self._owner.find(uuid)
             if segment is not None:

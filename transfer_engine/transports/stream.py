@@ -36,6 +36,8 @@ from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSIONS, FrameDecod
 from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transfer_engine.base import Columns, Statuses
     from transfer_engine.wire.frame import Frame
 
@@ -62,7 +64,10 @@ REQUEST = struct.Struct("<IBBHIIQ16sQQ")
 REPLY = struct.Struct("<IBBHIIQQQ")
 REQUEST_BODY_BYTES = REQUEST.size - HEADER_BYTES
 REPLY_BODY_BYTES = REPLY.size - HEADER_BYTES
-HEADER_WORDS = REQUEST.size // 8
+REQUEST_AT = 8 * _kernels.REPLY_WORDS
+COLUMNS_AT = 8 * _kernels.COLUMNS_AT
+assert REPLY.size == REQUEST_AT
+assert REQUEST_AT + REQUEST.size == COLUMNS_AT
 
 _TIMEVAL = struct.Struct("@ll")
 _RETRY = frozenset({_kernels.MOVED_PART, errno.EINTR, errno.EAGAIN})
@@ -81,16 +86,16 @@ def padded(length: int) -> int:
 class Link:
     """One data connection: a blocking socket, its deadline, and the iovecs of its batches.
 
-    Used by one thread at a time; only `abort` may be called from another. With `patience_s` the
-    deadline moves on with every byte (a server waits for progress); otherwise it stands.
+    Used by one thread at a time; only `abort` may be called from another. Once `patience_s` is
+    set the deadline moves on with every byte (a server waits for progress); until then it stands.
     """
 
     __slots__ = (
-        "_armed_s", "_fd", "_iov", "_patience_s", "_state", "address", "deadline", "message",
+        "_armed_s", "_fd", "_iov", "_state", "address", "deadline", "message", "patience_s",
         "peer", "serving", "sock", "view",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, peer: str, *, patience_s: float = 0.0) -> None:
+    def __init__(self, sock: socket.socket, peer: str) -> None:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -98,35 +103,35 @@ class Link:
         self.peer = peer
         self.deadline = 0.0
         self.serving = b""  # the uuid of the segment that the owner is moving bytes of
-        self._patience_s = patience_s
+        self.patience_s = 0.0
         self._fd = sock.fileno()
         self._armed_s = 0.0
         self._iov = np.zeros(2 * 1032, dtype=np.int64)
-        self._state = np.zeros(3, dtype=np.int64)
-        self.message: Columns = np.zeros(HEADER_WORDS, dtype=np.int64)
+        self._state = np.zeros(5, dtype=np.int64)
+        self.message: Columns = np.zeros(_kernels.COLUMNS_AT, dtype=np.int64)
         self.reserve(256)
 
     def reserve(self, count: int) -> None:
         """Make room for a message of `count` requests, keeping its header.
 
-        Header and columns lie in one array, at `address`, so that they are one iovec.
+        Reply header, request header and columns lie in one array, at `address`.
         """
-        memory = np.zeros(HEADER_WORDS + 2 * count, dtype=np.int64)
-        memory[:HEADER_WORDS] = self.message[:HEADER_WORDS]
+        if self.message.size - _kernels.COLUMNS_AT >= 2 * count:
+            return
+        memory = np.zeros(_kernels.COLUMNS_AT + 2 * count, dtype=np.int64)
+        memory[: _kernels.COLUMNS_AT] = self.message[: _kernels.COLUMNS_AT]
         self.message = memory
         self.address = int(memory.ctypes.data)
         self.view = memory.data.cast("B")
 
     def columns(self, count: int) -> tuple[Columns, Columns]:
         """Return the offsets and lengths of the message, as views."""
-        middle = HEADER_WORDS + count
-        if middle + count > self.message.size:
-            self.reserve(max(count, min(COUNT_MAX, 2 * count)))
-        return self.message[HEADER_WORDS:middle], self.message[middle : middle + count]
+        middle = _kernels.COLUMNS_AT + count
+        return self.message[_kernels.COLUMNS_AT : middle], self.message[middle : middle + count]
 
     def expect_progress(self) -> None:
         """Start waiting anew, for `patience_s`."""
-        self.deadline = time.monotonic() + self._patience_s
+        self.deadline = time.monotonic() + self.patience_s
 
     def _arm(self) -> None:
         """Give the kernel a timeout that ends at the deadline or, cheaply, somewhat before."""
@@ -140,26 +145,21 @@ class Link:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
-    def receive(self, target: memoryview, *, idle: bool = False) -> None:
-        """Fill a buffer. Raises PeerLostError at the end of the stream, TransferTimeoutError.
-
-        With `idle` the wait for the first byte may last for ever: nothing has been asked yet.
-        """
+    def receive(self, target: memoryview) -> None:
+        """Fill a buffer. Raises PeerLostError at the end of the stream, TransferTimeoutError."""
         done, size = 0, len(target)
         while done < size:
             self._arm()
             try:
                 got = self.sock.recv_into(target[done:] if done else target, 0, socket.MSG_WAITALL)
             except BlockingIOError:
-                if idle and done == 0:
-                    self.expect_progress()
                 continue
             except OSError as error:
                 raise self._lost(os.strerror(error.errno or 0)) from error
             if got == 0:
                 raise self._lost("it closed the connection")
             done += got
-            if self._patience_s and done < size:
+            if self.patience_s and done < size:
                 self.expect_progress()
 
     def send(self, data: bytes) -> None:
@@ -218,21 +218,56 @@ class Link:
 
     def move(self, count: int, *, receive: bool) -> None:
         """Send, or receive into, the first `count` iovecs. Raises as `receive` does."""
+        self._state[:] = (0, count, 0, 0, 0)
+        self._drive(_kernels.move_iov, self._iov, 1 if receive else 0)
+
+    def exchange(
+        self,
+        columns: tuple[Columns, Columns, Columns, Statuses],
+        expected: Columns,
+        *,
+        writing: bool,
+    ) -> bool:
+        """Send the request whose header is set, and its data; receive reply and data.
+
+        Returns False when the reply is not `expected`: its header lies at the start of `view`,
+        what follows it is still to be received.
+        """
+        needed = 2 * (columns[0].size + 1)
+        if self._iov.size < needed:
+            self._iov = np.zeros(needed, dtype=np.int64)
+        self._state[:] = 0
+        code = self._drive(
+            _kernels.exchange, *columns, self.message, self._iov, expected, 1 if writing else 0
+        )
+        return code == _kernels.MOVED_ALL
+
+    def take_request(self) -> bool:
+        """Receive a request header, however long that takes, and its columns.
+
+        Returns False when the columns were not received: they do not fit, or make no sense.
+        """
+        self._state[:] = 0
+        code = self._drive(_kernels.take_request, self.message, REQUEST_BODY_BYTES)
+        return code == _kernels.MOVED_ALL
+
+    def _drive(self, kernel: Callable[..., int], *arguments: object) -> int:
+        """Call a socket kernel until it has moved everything or stopped for a closer look."""
         state = self._state
-        state[0], state[1], state[2] = 0, count, 0
-        moved = 0
         while True:
             self._arm()
-            code = _kernels.move_iov(self._fd, self._iov, state, 1 if receive else 0)
-            if code == _kernels.MOVED_ALL:
-                return
+            before = (int(state[2]), int(state[3])) if self.patience_s else ()
+            code = kernel(self._fd, *arguments, state)
+            if code in (_kernels.MOVED_ALL, _kernels.UNEXPECTED):
+                return code
             if code == _kernels.PEER_CLOSED:
                 raise self._lost("it closed the connection")
             if code not in _RETRY:
                 raise self._lost(os.strerror(code))
-            if self._patience_s and state[2] != moved:
-                moved = int(state[2])
-                self.expect_progress()
+            if self.patience_s:
+                idle = kernel is _kernels.take_request and not state[2] and not state[3]
+                if idle or before != (int(state[2]), int(state[3])):
+                    self.expect_progress()
 
     def abort(self) -> None:
         """End the connection from any thread: a thread that waits in it wakes with an error."""

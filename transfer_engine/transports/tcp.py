@@ -44,6 +44,7 @@ from transfer_engine.transports.stream import (
     REPLY,
     REPLY_BODY_BYTES,
     REQUEST,
+    REQUEST_AT,
     REQUEST_BODY_BYTES,
     WRITE,
     Link,
@@ -64,8 +65,6 @@ __all__ = ["TcpTransport"]
 
 _OPCODES = {Operation.READ: READ, Operation.WRITE: WRITE}
 _CONNECT_S = 5.0
-_NONE = np.zeros(0, dtype=np.int64)
-_NO_STATUS = np.zeros(0, dtype=np.int32)
 
 
 class _Pool:
@@ -214,6 +213,16 @@ class TcpTransport(Transport):
     def __init__(self, *, secret: bytes | None = None, connections_max: int = 16) -> None:
         self._secret = secret
         self._connections_max = connections_max
+        # The first words of the reply to a batch that succeeds, but for its number.
+        self._expected = {
+            operation: np.frombuffer(
+                bytearray(
+                    REPLY.pack(MAGIC, VERSION, REPLY_FLAG, opcode, REPLY_BODY_BYTES, 0, 0, 0, 0)
+                ),
+                dtype=np.int64,
+            )
+            for operation, opcode in _OPCODES.items()
+        }
         self._lock = threading.Lock()
         self._pools: dict[tuple[str, int, bytes], _Pool] = {}
         forking.register(self)
@@ -274,7 +283,7 @@ class TcpTransport(Transport):
             statuses[statuses == 0] = CANCELLED
             return
         columns = (batch.offsets[part], batch.lengths[part], batch.addresses[part], statuses)
-        if not statuses.any():
+        if not batch.bad:
             self._message(target, operation, columns, batch.fence, deadline, batch)
             return
         # Only the good requests travel; the verdict on the others stands.
@@ -337,56 +346,54 @@ class TcpTransport(Transport):
         columns: tuple[Columns, Columns, Columns, Statuses],
         fence: int,
     ) -> None:
-        offsets, lengths, addresses, statuses = columns
-        count = offsets.size
-        target.number = number = (target.number + 1) & 0xFFFF_FFFF_FFFF_FFFF
+        count = columns[0].size
+        target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
         opcode = _OPCODES[operation]
-        sent_offsets, sent_lengths = link.columns(count)
-        sent_offsets[:] = offsets
-        sent_lengths[:] = lengths
+        link.reserve(count)
         REQUEST.pack_into(
-            link.view, 0, MAGIC, VERSION, 0, opcode, REQUEST_BODY_BYTES + 16 * count, 0, number,
-            target.descriptor.uuid, fence, count,
+            link.view, REQUEST_AT, MAGIC, VERSION, 0, opcode, REQUEST_BODY_BYTES + 16 * count, 0,
+            number, target.descriptor.uuid, fence, count,
         )  # fmt: skip
-        lead = (link.address, REQUEST.size + 16 * count)
-        if operation is Operation.WRITE:
-            entries, _ = link.entries(0, addresses, lengths, statuses, lead=(lead,))
-        else:
-            entries = link.lead(lead)
-        link.move(entries, receive=False)
-        expected = self._reply(link, opcode, number, statuses)
-        if operation is Operation.READ:
-            entries, asked = link.entries(0, addresses, lengths, statuses)
-            if asked != expected:
-                raise RemoteProtocolError(
-                    f"{link.peer} sends {expected} bytes, {asked} were asked for", peer=link.peer
-                )
-            link.move(entries, receive=True)
+        expected = self._expected[operation].copy()
+        expected[2] = number
+        if not link.exchange(columns, expected, writing=operation is Operation.WRITE):
+            self._unexpected(link, opcode, number, columns)
 
-    def _reply(self, link: Link, opcode: int, number: int, statuses: Statuses) -> int:
-        """Receive the reply up to its data; return how many bytes of data follow."""
-        link.receive(link.view[: REPLY.size])
+    def _unexpected(
+        self,
+        link: Link,
+        opcode: int,
+        number: int,
+        columns: tuple[Columns, Columns, Columns, Statuses],
+    ) -> None:
+        """Receive the rest of a reply that reports refusals, or raise what it says."""
+        _, lengths, addresses, statuses = columns
         magic, version, flags, answered, body, _, repeated, data, refused = REPLY.unpack_from(
             link.view
         )
         check_header(magic, version, link)
         body -= REPLY_BODY_BYTES
-        if flags == REPLY_FLAG | ERROR and 0 < body <= padded(ERROR_BYTES_MAX):
+        if flags == REPLY_FLAG | ERROR and refused <= body <= padded(ERROR_BYTES_MAX):
             text = bytearray(body)
             link.receive(memoryview(text))
             raise decode_error(bytes(text[:refused]))
-        told = padded(4 * statuses.size) if refused else 0
-        if flags != REPLY_FLAG or answered != opcode or repeated != number or body != told:
+        told = padded(4 * statuses.size)
+        if (flags, answered, repeated, body) != (REPLY_FLAG, opcode, number, told):
             raise RemoteProtocolError(
                 f"{link.peer} answered request {number} ({opcode:#x}) with {repeated} "
                 f"({answered:#x}), flags {flags:#x}, {body} bytes",
                 peer=link.peer,
             )
-        if refused:
-            column = np.empty(told // 4, dtype=np.int32)
-            link.receive(column.data.cast("B"))
-            statuses[:] = column[: statuses.size]
-        return int(data)
+        column = np.empty(told // 4, dtype=np.int32)
+        link.receive(column.data.cast("B"))
+        statuses[:] = column[: statuses.size]
+        if opcode == READ:
+            entries, asked = link.entries(0, addresses, lengths, statuses)
+            if asked != data:
+                raise RemoteProtocolError(
+                    f"{link.peer} sends {data} bytes, {asked} were asked for", peer=link.peer
+                )
+            link.move(entries, receive=True)
 
     def close(self) -> None:
         """Close all connections. Idempotent."""

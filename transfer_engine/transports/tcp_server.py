@@ -25,17 +25,18 @@ from transfer_engine import _kernels
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Access, Operation
 from transfer_engine.errors import (
     ConfigError,
-    NotFoundError,
     RemoteProtocolError,
     StoreError,
     UnavailableError,
 )
 from transfer_engine.transports.stream import (
+    COLUMNS_AT,
     COUNT_MAX,
     DATA_BYTES_MAX,
     READ,
     REPLY,
     REQUEST,
+    REQUEST_AT,
     REQUEST_BODY_BYTES,
     WRITE,
     Link,
@@ -108,7 +109,7 @@ class TcpServer:
             with self._lock:
                 full = len(self._links) >= self._connections_max
                 if not full and not self._closing:
-                    link = Link(sock, peer, patience_s=self._patience_s)
+                    link = Link(sock, peer)
                     self._links.add(link)
             if full or self._closing:
                 self._turn_away(sock, peer)
@@ -130,6 +131,7 @@ class TcpServer:
     def _serve(self, link: Link) -> None:
         try:
             self._greet(link)
+            link.patience_s = self._patience_s
             while not self._closing:
                 self._answer(link)
         except StoreError as error:
@@ -163,18 +165,18 @@ class TcpServer:
     def _answer(self, link: Link) -> None:
         """Serve one message, or raise what ends the connection."""
         link.expect_progress()
-        link.receive(link.view[: REQUEST.size], idle=True)
+        whole = link.take_request()
         try:
-            self._batch(link)
+            self._batch(link, whole)
         except RemoteProtocolError as error:
             self._refuse(link, error)
             raise
         finally:
             link.serving = b""
 
-    def _batch(self, link: Link) -> None:
+    def _batch(self, link: Link, whole: bool) -> None:
         magic, version, flags, opcode, length, _, number, uuid, fence, count = REQUEST.unpack_from(
-            link.view
+            link.view, REQUEST_AT
         )
         check_header(magic, version, link)
         operation = _OPERATIONS.get(opcode)
@@ -184,27 +186,29 @@ class TcpServer:
             )
         if length != REQUEST_BODY_BYTES + 16 * count:
             raise RemoteProtocolError(f"a body of {length} bytes cannot hold {count} ranges")
-        offsets, lengths = link.columns(count)
-        if count:
-            link.receive(link.view[REQUEST.size : REQUEST.size + 16 * count])
+        if not whole:
+            link.reserve(count)
+            link.receive(link.view[COLUMNS_AT : COLUMNS_AT + 16 * count])
         # Named before it is looked up, so that `quiesce` cannot miss it.
         link.serving = uuid
+        offsets, lengths = link.columns(count)
         statuses = np.zeros(count + (count & 1), dtype=np.int32)
+        verdicts = statuses[:count]
         access = Access(link.peer, operation, uuid, offsets, lengths, fence)
-        mapping = self._judge(access, statuses[:count])
+        mapping, refused = self._judge(access, verdicts)
         base = 0 if mapping is None else mapping.address
-        refused = int(np.count_nonzero(statuses)) if statuses.any() else 0
         if operation is Operation.WRITE:
             sink = (int(self._sink.ctypes.data), _SINK_BYTES) if refused else (0, 0)
-            entries, _ = link.entries(base, offsets, lengths, statuses[:count], sink=sink)
+            entries, _ = link.entries(base, offsets, lengths, verdicts, sink=sink)
             link.expect_progress()
             link.move(entries, receive=True)
-        body = _REPLY_BODY + (4 * statuses.size if refused else 0)
+        body = _REPLY_BODY
         lead: tuple[tuple[int, int], ...] = ((link.address, REPLY.size),)
         if refused:
+            body += 4 * statuses.size
             lead += ((int(statuses.ctypes.data), 4 * statuses.size),)
         if operation is Operation.READ:
-            entries, data = link.entries(base, offsets, lengths, statuses[:count], lead=lead)
+            entries, data = link.entries(base, offsets, lengths, verdicts, lead=lead)
         else:
             entries, data = link.lead(*lead), 0
         REPLY.pack_into(
@@ -213,29 +217,26 @@ class TcpServer:
         link.expect_progress()
         link.move(entries, receive=False)
 
-    def _judge(self, access: Access, statuses: Statuses) -> Mapping | None:
-        """Set the status of every range and return the memory, None if there is none."""
+    def _judge(self, access: Access, statuses: Statuses) -> tuple[Mapping | None, int]:
+        """Set the status of every range; return the memory and how many were refused."""
         segment = self._owner.find(access.segment)
-        size = 0 if segment is None else segment.size
-        named, _ = _kernels.check_ranges(access.offsets, access.lengths, size, statuses)
+        mapping = None if segment is None else segment.held()
+        size = 0 if mapping is None else mapping.bytes
+        named, bad = _kernels.check_ranges(access.offsets, access.lengths, size, statuses)
         if not 0 <= named <= DATA_BYTES_MAX:
             raise RemoteProtocolError(
                 f"the ranges of one message add up to more than {DATA_BYTES_MAX} bytes, or below 0"
             )
-        if segment is None:
+        if mapping is None:
             statuses[:] = UNKNOWN_SEGMENT
-            return None
-        try:
-            mapping = segment.mapping
-        except NotFoundError:  # closed since it was found
-            statuses[:] = UNKNOWN_SEGMENT
-            return None
+            return None, statuses.size
         allowed = self._owner.permits(access)
-        if access.operation is Operation.WRITE and not segment.writable:
+        if access.operation is Operation.WRITE and not mapping.writable:
             allowed = False
         if allowed is not True:
             statuses[(statuses == 0) & np.logical_not(allowed)] = REFUSED
-        return mapping
+            bad = int(np.count_nonzero(statuses))
+        return mapping, bad
 
     def _refuse(self, link: Link, error: RemoteProtocolError) -> None:
         """Tell the peer why its connection ends, and give it the time to read that."""
