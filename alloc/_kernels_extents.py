@@ -23,6 +23,7 @@ from numba import njit
 # Kernels allocate nothing, so numba need not count references to their arrays. It would do so with
 # an atomic instruction per array and inner call: without it, a batch takes a fifth of the time.
 KERNEL = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+HELPER = {**KERNEL, "forceinline": True}
 
 NIL = -1
 UNBINNED = -2  # PREV of a hole that cannot hold one aligned granule
@@ -56,13 +57,13 @@ _LOW_BIT[[0x077CB531 << bit >> 27 & 31 for bit in range(32)]] = range(32)
 # --- bits -----------------------------------------------------------------------------------------
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def low_bit(word):
     """Index of the lowest set bit of a non-zero 32-bit word, by a de Bruijn sequence. O(1)."""
     return _LOW_BIT[(((word & -word) * 0x077CB531) >> 27) & 31]
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def log2_floor(value):
     """Index of the highest set bit of a positive number below 2**62, without branches. O(1)."""
     step = int(value > 0xFFFFFFFF) << 5
@@ -82,13 +83,13 @@ def log2_floor(value):
     return index + (value >> step >> 1)
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def round_up(value, power):
     """Smallest multiple of a power of two that is not below `value`. O(1)."""
     return (value + power - 1) & -power
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def mix(value):
     """Spread a non-negative number over 31 bits, without leaving 62 bits. O(1)."""
     value ^= value >> 31
@@ -101,7 +102,7 @@ def mix(value):
 # --- hash table: grows by one bucket per insertion, so nobody pays for a whole rehash -------------
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def bucket_of(buckets, mask, start):
     """Bucket of `start` when `buckets` are in use and `mask` covers the last of them. O(1)."""
     index = mix(start) & mask
@@ -110,7 +111,7 @@ def bucket_of(buckets, mask, start):
     return index
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def hash_find(head, span, link, bucket, start):
     """Allocated node that starts at `start`, or NIL. O(1) expected."""
     node = bucket[bucket_of(head[BUCKETS], head[BUCKET_MASK], start)]
@@ -119,7 +120,7 @@ def hash_find(head, span, link, bucket, start):
     return node
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def hash_insert(head, span, link, bucket, node):
     """Enter an allocated node, then split at most one bucket. O(1) expected."""
     index = bucket_of(head[BUCKETS], head[BUCKET_MASK], span[node, START])
@@ -146,7 +147,7 @@ def hash_insert(head, span, link, bucket, node):
         node = following
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def hash_remove(head, span, link, bucket, node):
     """Take an allocated node out of the table. O(1) expected."""
     index = bucket_of(head[BUCKETS], head[BUCKET_MASK], span[node, START])
@@ -163,7 +164,7 @@ def hash_remove(head, span, link, bucket, node):
 # --- bins: holes by the aligned bytes they can hold -----------------------------------------------
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def bin_of(units):
     """Bin of a hole of `units` >= 1 granules. O(1)."""
     if units < BINS:
@@ -172,7 +173,7 @@ def bin_of(units):
     return level * BINS + (units >> (level - 1)) - BINS
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def usable(head, span, node):
     """Bytes between the first and the last granule boundary inside a node. O(1)."""
     low = round_up(span[node, START], head[GRANULE])
@@ -180,7 +181,7 @@ def usable(head, span, node):
     return max(high - low, 0)
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def bin_insert(head, span, link, node):
     """Enter a hole at the front of its bin. O(1)."""
     units = usable(head, span, node) >> head[SHIFT]
@@ -199,7 +200,7 @@ def bin_insert(head, span, link, node):
     head[BIN_LEVELS] |= 1 << (index // BINS)
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def bin_remove(head, span, link, node):
     """Take a hole out of its bin; its START and SIZE must be those it was entered with. O(1)."""
     before = link[node, PREV]
@@ -219,7 +220,7 @@ def bin_remove(head, span, link, node):
             head[BIN_LEVELS] ^= 1 << (index // BINS)
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def bin_above(head, index):
     """First non-empty bin after `index`, or NIL. O(1)."""
     level = index // BINS
@@ -237,7 +238,7 @@ def bin_above(head, index):
     return level * BINS + low_bit(head[BIN_MAP + level])
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def hole_find(head, span, link, size):
     """Hole for `size` bytes (a multiple of the granule): the best of a few, or NIL. O(SCAN).
 
@@ -275,7 +276,7 @@ def hole_find(head, span, link, size):
     return best
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def hole_largest(head, span, link):
     """The largest of the first holes in the topmost bin; NIL when there is no hole. O(1)."""
     if head[BIN_LEVELS] == 0:
@@ -296,7 +297,7 @@ def hole_largest(head, span, link):
 # --- nodes: the pool as a linked sequence of ranges; node 0 is always the leftmost ----------------
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def node_new(head, span, link, start, size, left, right):
     """Create a node between two neighbours; the caller has checked NODE_LEFT. O(1)."""
     node = head[NODE_SPARE]
@@ -317,7 +318,7 @@ def node_new(head, span, link, start, size, left, right):
     return node
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def node_absorb(head, span, link, node):
     """Merge the right neighbour (already out of every index) into a hole. O(1)."""
     right = link[node, RIGHT]
@@ -332,7 +333,7 @@ def node_absorb(head, span, link, node):
     head[NODE_LEFT] += 1
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def carve(head, span, link, bucket, hole, start, size):
     """Allocate [start, start + size) inside a hole and return its node. O(1).
 
@@ -357,7 +358,7 @@ def carve(head, span, link, bucket, hole, start, size):
     return node
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def release(head, span, link, bucket, node):
     """Turn an allocated node into a hole, merge it with its neighbours, return it. O(1)."""
     hash_remove(head, span, link, bucket, node)
@@ -375,7 +376,7 @@ def release(head, span, link, bucket, node):
     return node
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def extent_take(head, span, link, bucket, size):
     """Allocate an extent of `size` bytes (a multiple of the granule): its node, or NIL. O(SCAN).
 

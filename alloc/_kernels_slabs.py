@@ -23,6 +23,7 @@ from numba import njit
 # Kernels allocate nothing, so numba need not count references to their arrays. It would do so with
 # an atomic instruction per array and inner call: without it, a batch takes a fifth of the time.
 KERNEL = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+HELPER = {**KERNEL, "forceinline": True}
 
 NIL = -1
 EXTENT = -2  # in offsets: to be served as an extent of its own
@@ -68,13 +69,13 @@ _LOW_BIT[[0x077CB531 << bit >> 27 & 31 for bit in range(32)]] = range(32)
 # --- bits -----------------------------------------------------------------------------------------
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def low_bit(word):
     """Index of the lowest set bit of a non-zero 32-bit word, by a de Bruijn sequence. O(1)."""
     return _LOW_BIT[(((word & -word) * 0x077CB531) >> 27) & 31]
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def log2_floor(value):
     """Index of the highest set bit of a positive number below 2**62, without branches. O(1)."""
     step = int(value > 0xFFFFFFFF) << 5
@@ -94,7 +95,7 @@ def log2_floor(value):
     return index + (value >> step >> 1)
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def mix(value):
     """Spread a non-negative number over 31 bits, without leaving 62 bits. O(1)."""
     value ^= value >> 31
@@ -107,7 +108,7 @@ def mix(value):
 # --- bitmaps --------------------------------------------------------------------------------------
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def bits_words(slots):
     """(summary words, all words) of the bitmap of a slab. O(1)."""
     leaves = (slots + 31) >> 5
@@ -115,7 +116,7 @@ def bits_words(slots):
     return summary, summary + leaves
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def bits_take(head, bits, slots):
     """A bitmap with all slots free: its first word, or 0 when there is no room. O(slots / 32)."""
     summary, words = bits_words(slots)
@@ -138,7 +139,7 @@ def bits_take(head, bits, slots):
     return base
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def bits_give(head, bits, base, slots):
     """Return a bitmap to the free list of its size. O(1)."""
     _, words = bits_words(slots)
@@ -150,7 +151,7 @@ def bits_give(head, bits, base, slots):
 # --- slabs ----------------------------------------------------------------------------------------
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def slab_at(head, slab, page, offset):
     """Slab whose slots cover `offset`, or NIL. O(1).
 
@@ -167,7 +168,7 @@ def slab_at(head, slab, page, offset):
     return NIL
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def partial_push(slab, cls, index):
     """Enter a slab at the front of its class's list of slabs with free slots. O(1)."""
     owner = slab[index, S_CLASS]
@@ -179,7 +180,7 @@ def partial_push(slab, cls, index):
     cls[owner, C_PARTIAL] = index
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def partial_remove(slab, cls, index):
     """Take a slab out of its class's list of slabs with free slots. O(1)."""
     before = slab[index, S_PREV]
@@ -192,7 +193,7 @@ def partial_remove(slab, cls, index):
         cls[slab[index, S_CLASS], C_PARTIAL] = after
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def slot_take(head, slab, bits, cls, index):
     """Lowest free slot of a slab that has one: its offset. O(1): at most 64 summary words."""
     at = slab[index, S_BITS]
@@ -216,7 +217,7 @@ def slot_take(head, slab, bits, cls, index):
     return slab[index, S_START] + slot * slab[index, S_STRIDE]
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def slot_is_free(slab, bits, index, slot):
     """Whether a slot is free. O(1)."""
     summary, _ = bits_words(slab[index, S_SLOTS])
@@ -224,7 +225,7 @@ def slot_is_free(slab, bits, index, slot):
     return (word >> (slot & 31)) & 1 == 1
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def slot_give(head, slab, bits, cls, index, offset):
     """Free the slot at `offset`; False where no live object starts. O(1)."""
     stride = slab[index, S_STRIDE]
@@ -245,7 +246,7 @@ def slot_give(head, slab, bits, cls, index, offset):
     return True
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def slab_close(head, slab, bits, cls, index):
     """Forget a slab that is in its class's partial list. O(1)."""
     partial_remove(slab, cls, index)
@@ -259,7 +260,7 @@ def slab_close(head, slab, bits, cls, index):
     head[SLAB_SPARE] = index
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def slab_open(head, slab, bits, page, cls, owner, start, size):
     """Cut an extent into slots; False when the bitmaps or rows run out. O(slots / 32 + pages)."""
     stride = cls[owner, C_STRIDE]
@@ -296,7 +297,7 @@ def slab_open(head, slab, bits, page, cls, owner, start, size):
 # --- classes: a set-associative table of fixed size -----------------------------------------------
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def class_of(head, cls, stride):
     """Class of a stride if it is (or now becomes) worth slabs, else NIL; counts the ask. O(1).
 
@@ -326,7 +327,7 @@ def class_of(head, cls, stride):
     return victim if head[LEARN] <= 1 else NIL
 
 
-@njit(**KERNEL)
+@njit(**HELPER)
 def slab_size(head, cls, owner, wanted):
     """Bytes of the next slab of a class that lacks `wanted` slots, and the least of use. O(1).
 

@@ -151,6 +151,8 @@ class SlabAllocator(Allocator):
 
     def free(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether an object started at each offset; it is freed. O(batch)."""
+        if not self._head[kernels.SLABS]:
+            return self._extents.free(offsets)
         offsets = as_int64(offsets)
         freed = np.empty(offsets.size, np.bool_)
         rest, emptied = np.empty((2, offsets.size), np.int64)
