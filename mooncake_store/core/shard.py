@@ -155,9 +155,19 @@ class Shard:
     # -- segments
 
     def mount(
-        self, now: int, client: int, uuid: bytes, name: str, nbytes: int, host: str = ""
+        self,
+        now: int,
+        client: int,
+        uuid: bytes,
+        name: str,
+        nbytes: int,
+        host: str = "",
+        number: int | None = None,
     ) -> tuple[Status, int]:
-        """Add a segment; mounting the same uuid again changes nothing but its owner's handle."""
+        """Add a segment; mounting the same uuid again changes nothing but its owner's handle.
+
+        `number` is for masters that number the segments of several shards alike; it must be free.
+        """
         state = self._state
         state.advance(now)
         if client not in state.client_by_handle:
@@ -174,7 +184,7 @@ class Shard:
             if known.state == SegmentState.SUSPECT:
                 state.space.set_state(known, SegmentState.OK)
             return Status.OK, known.index
-        segment = state.space.mount(now, uuid, name, nbytes, host, client)
+        segment = state.space.mount(now, uuid, name, nbytes, host, client, number)
         if segment is None:
             return Status.NO_SPACE, -1
         return Status.OK, segment.index

@@ -103,13 +103,20 @@ class Space:
         return list(self._segments.values())
 
     def mount(
-        self, now: int, uuid: bytes, name: str, nbytes: int, host: str, owner: int
+        self,
+        now: int,
+        uuid: bytes,
+        name: str,
+        nbytes: int,
+        host: str,
+        owner: int,
+        number: int | None = None,
     ) -> Segment | None:
-        """Add a segment; None when no number is left."""
+        """Add a segment; None when no number is left, or `number` is not free."""
         free = np.flatnonzero(~np.isin(np.arange(len(self.alive)), list(self._segments)))
-        if len(free) == 0:
+        if len(free) == 0 or (number is not None and number not in free):
             return None
-        index = int(free[0])
+        index = int(free[0]) if number is None else number
         segment = Segment(
             index, uuid, name, host, nbytes, owner, create_allocator(self._config.allocator, nbytes)
         )
