@@ -26,7 +26,8 @@ def exercise() -> None:
     options = PutOptions(replicas=2, soft_pin=SoftPin.ENABLE)
     answers, _ = shard.put_start(1, client, 0, digests, sizes, names, options)
     shard.put_start(2, client, 0, digests, sizes, names)
-    answers, _ = shard.put_start(4, client, 0, digests, sizes, names)
+    only_a = PutOptions(excluded=("b",))
+    answers, _ = shard.put_start(4, client, 0, digests, sizes, names, only_a)
     generations = np.ascontiguousarray(answers["generation"])
     shard.put_end(5, client, digests, generations, checksums)
     shard.get(6, digests, 10)
@@ -34,10 +35,7 @@ def exercise() -> None:
     shard.release(6, digests, generations)
     shard.exists(6, digests)
     shard.list_objects(6, 0, b"t")
-    segments = shard.segments()
-    _, task, _ = shard.move_start(
-        7, client, digests[0], None, segments[1].index if answers["replicas"][0] else 0
-    )
+    _, task, _ = shard.move_start(7, client, digests[0], None, 1)
     shard.finish_task(7, client, task, True)
     answers, _ = shard.upsert_start(8, client, 0, digests, sizes, names)
     generations = np.ascontiguousarray(answers["generation"])
@@ -46,4 +44,5 @@ def exercise() -> None:
     shard.evict(1 << 40, 0.3)
     shard.remove(1 << 41, digests)
     shard.remove_matching(1 << 41, 0, "t", "prefix")
+    shard.drain(1 << 41, 0)
     shard.tick(1 << 42)

@@ -24,101 +24,101 @@ from mooncake_store.core._codes import (
 from mooncake_store.core._kernels_table import find
 
 
+@njit(cache=True, nogil=True, inline="always")
+def living_replicas(rows, overflow, alive, row, replicas, first):
+    """Write the readable replicas of a row from place `first` on; return the next place."""
+    m = first
+    if alive[rows[row].segment]:
+        replicas[m].segment = rows[row].segment
+        replicas[m].offset = rows[row].offset
+        replicas[m].spare = 0
+        m += 1
+    link = rows[row].more
+    while link >= 0:
+        if overflow[link].state == READABLE and alive[overflow[link].segment]:
+            replicas[m].segment = overflow[link].segment
+            replicas[m].offset = overflow[link].offset
+            replicas[m].spare = 0
+            m += 1
+        link = overflow[link].next
+    return m
+
+
+@njit(cache=True, nogil=True, inline="always")
+def lease(rows, row, now, ttl):
+    """Grant one more reader a lease; it never gets shorter by that."""
+    if rows[row].lease_end <= now:
+        rows[row].holders = 1
+    elif rows[row].holders < HOLDERS_MAX:
+        rows[row].holders += 1
+    if now + ttl > rows[row].lease_end:
+        rows[row].lease_end = now + ttl
+
+
+@njit(cache=True, nogil=True, inline="always")
+def count_hit(rows, row, window):
+    """Count a get in the current window; return the hits so far."""
+    seen = np.int64(rows[row].hits)
+    if (seen >> HOT_COUNT_BITS) != (window >> HOT_COUNT_BITS):
+        seen = window
+    if seen & HOT_COUNT_MASK < HOT_COUNT_MASK:
+        seen += 1
+    rows[row].hits = seen
+    return seen & HOT_COUNT_MASK
+
+
 @njit(cache=True, nogil=True)
 def get(
-    head,
-    table_a,
-    table_b,
-    rows,
-    overflow,
-    alive,
-    lease_until,
-    digests,
-    now,
-    ttl,
-    stop_at_miss,
-    hot_window_ns,
-    hot_hits,
-    tally,
-    answers,
-    replicas,
-    touched,
+    table, rows, overflow, alive, lease_until, digests, wish, tally, answers, replicas, touched
 ):
     """Answer gets: where the replicas are, with a lease of `ttl` if that is above 0.
 
+    table = (head, table_a, table_b), wish = (now, ttl, stop_at_miss, hot_window_ns, hot_hits).
     `touched` lists the rows read; rows that just became hot are listed from its end backwards,
     tally[HOT] of them. Returns (replicas written, rows touched).
     """
+    now, ttl, stop_at_miss, hot_window_ns, hot_hits = wish
     n = digests.shape[0]
     found = np.empty(n, np.int32)
-    find(head, table_a, table_b, rows, digests, found)
+    find(table[0], table[1], table[2], rows, digests, found)
     window = 0
     if hot_hits > 0:
         window = ((now // hot_window_ns) & HOT_WINDOWS) << HOT_COUNT_BITS
-    m = 0
-    count = 0
-    hot = 0
+    m, count, hot = 0, 0, 0
     missed = False
     for i in range(n):
         row = found[i]
-        answers[i].size = 0
-        answers[i].checksum = 0
-        answers[i].lease_ns = 0
-        answers[i].generation = 0
-        answers[i].replicas = 0
-        if row < 0 or missed:
-            answers[i].status = NOT_FOUND
+        status = NOT_FOUND
+        first = m
+        if row >= 0 and not missed:
+            if rows[row].state != READABLE:
+                status = NOT_READY
+            else:
+                m = living_replicas(rows, overflow, alive, row, replicas, first)
+        answers[i].replicas = m - first
+        if m == first:
+            answers[i].size = 0
+            answers[i].checksum = 0
+            answers[i].lease_ns = 0
+            answers[i].generation = 0
+            answers[i].status = status
             missed = missed or stop_at_miss != 0
             continue
-        if rows[row].state != READABLE:
-            answers[i].status = NOT_READY
-            missed = stop_at_miss != 0
-            continue
-        first = m
-        if alive[rows[row].segment]:
-            replicas[m].segment = rows[row].segment
-            replicas[m].offset = rows[row].offset
-            replicas[m].spare = 0
-            m += 1
-        link = rows[row].more
-        while link >= 0:
-            if overflow[link].state == READABLE and alive[overflow[link].segment]:
-                replicas[m].segment = overflow[link].segment
-                replicas[m].offset = overflow[link].offset
-                replicas[m].spare = 0
-                m += 1
-            link = overflow[link].next
-        if m == first:
-            answers[i].status = NOT_FOUND
-            missed = stop_at_miss != 0
-            continue
-        answers[i].status = OK
         answers[i].size = rows[row].size
         answers[i].checksum = rows[row].checksum
         answers[i].generation = rows[row].generation
-        answers[i].replicas = m - first
+        answers[i].status = OK
+        answers[i].lease_ns = 0
         if ttl > 0:
-            if rows[row].lease_end <= now:
-                rows[row].holders = 1
-            elif rows[row].holders < HOLDERS_MAX:
-                rows[row].holders += 1
-            if now + ttl > rows[row].lease_end:
-                rows[row].lease_end = now + ttl
+            lease(rows, row, now, ttl)
             answers[i].lease_ns = rows[row].lease_end - now
             for j in range(first, m):
                 segment = replicas[j].segment
                 if rows[row].lease_end > lease_until[segment]:
                     lease_until[segment] = rows[row].lease_end
-        if hot_hits > 0:
-            seen = np.int64(rows[row].hits)
-            if (seen >> HOT_COUNT_BITS) != (window >> HOT_COUNT_BITS):
-                seen = window
-            if seen & HOT_COUNT_MASK < HOT_COUNT_MASK:
-                seen += 1
-            rows[row].hits = seen
-            if (seen & HOT_COUNT_MASK) == hot_hits:
-                hot += 1
-                touched[touched.shape[0] - hot] = row
+        if hot_hits > 0 and count_hit(rows, row, window) == hot_hits:
+            hot += 1
+            touched[touched.shape[0] - hot] = row
         touched[count] = row
         count += 1
     tally[HOT] = hot

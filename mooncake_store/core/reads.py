@@ -62,19 +62,21 @@ def get(
     answers = np.empty(n, GET_ROW)
     replicas = np.empty(n * state.replicas_most, REPLICA)
     touched = np.empty(2 * n, np.int32)
-    m, count = k.get(
-        state.table.head,
-        *state.table.tables,
-        state.rows,
-        state.overflow,
-        state.space.alive,
-        state.space.lease_until,
-        as_words(digests),
+    wish = (
         state.now,
         min(ttl_ns, config.lease_ttl_max_ns),
         int(stop_at_miss),
         config.hot_window_ns,
         config.hot_hits,
+    )
+    m, count = k.get(
+        state.table.parts,
+        state.rows,
+        state.overflow,
+        state.space.alive,
+        state.space.lease_until,
+        as_words(digests),
+        wish,
         state.tally,
         answers,
         replicas,

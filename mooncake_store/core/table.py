@@ -32,7 +32,7 @@ RELEASE_STEP = 1 << 19
 class Table:
     """Digest -> row with incremental growth, over a fixed address range of rows.
 
-    `head`, `tables` and `free_rows` are what kernels of other files need to look up and insert;
+    `parts` (head and both tables) and `free_rows` are what kernels of other files look up in;
     before inserting n keys, call `maintain(n)`.
     """
 
@@ -48,6 +48,7 @@ class Table:
         self.head = np.zeros(k.HEAD_WORDS, np.int64)
         self.head[k.MASK] = SLOTS_MIN - 1
         self.head[k.OLD_MASK] = k.DELETED
+        self.parts = (self.head, *self.tables)
         self._touched = 0  # entries of the inactive array made real ahead of growth
         self._to_release = 0  # entries of the inactive array whose pages go back, from the end
 
@@ -127,6 +128,7 @@ class Table:
         if self._to_release:  # a resize right after another one: rare, and only then in one go
             release(inactive, 0, self._to_release)
             self._to_release = 0
+        self.parts = (self.head, *self.tables)
         self._touched = 0
         head[k.ACTIVE] = 1 - head[k.ACTIVE]
         head[k.OLD_MASK] = head[k.MASK]
