@@ -463,9 +463,6 @@ class TransferEngine:
         self._submitter.close()
         for transport in self._transports:
             transport.close()
-        with self._lock:
-            self._regions = {}
-            self._ranges = merge_ranges([])
 
     def after_fork(self) -> None:
         """Leave running submissions to the parent; registered memory stays registered."""

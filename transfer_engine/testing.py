@@ -94,7 +94,7 @@ class OwnerProcess:
         self.ask("withdraw", uuid=descriptor.uuid.hex())
 
     def close(self) -> None:
-        """End the process, whatever state it is in."""
+        """End the process, whatever state it is in. Idempotent."""
         self.process.kill()
         self.process.wait(_START_S)
         for stream in (self.process.stdin, self.process.stdout):
@@ -115,7 +115,7 @@ class TransportCase:
 
     def check_segment(self) -> None:
         """Compare every byte of the segment, as its owner sees it, with the model."""
-        assert self.digest() == xxhash.xxh3_128_hexdigest(self.model)
+        assert self.digest() == xxhash.xxh3_128_hexdigest(self.model.data)
 
 
 class TransportContract:

@@ -10,17 +10,19 @@ MEMORY_BYTES = 18 << 20
 
 
 @pytest.fixture(scope="session")
-def shared_owner():
-    owner = OwnerProcess()
-    yield owner
-    owner.close()
+def _owners():
+    owners = []
+    yield owners
+    for owner in owners:
+        owner.close()
 
 
 @pytest.fixture
-def owner():
-    owner = OwnerProcess()
-    yield owner
-    owner.close()
+def owner(_owners):
+    """An owner process: that of the test before, or a new one if the test before ended it."""
+    if not _owners or _owners[-1].process.poll() is not None:
+        _owners.append(OwnerProcess())
+    return _owners[-1]
 
 
 @pytest.fixture
@@ -50,13 +52,13 @@ def remote_case(owner, engine, memory, transport):
 
 
 @pytest.fixture
-def shm_case(shared_owner, engine, memory):
-    yield from remote_case(shared_owner, engine, memory, "shm")
+def shm_case(owner, engine, memory):
+    yield from remote_case(owner, engine, memory, "shm")
 
 
 @pytest.fixture
-def tcp_case(shared_owner, engine, memory):
-    yield from remote_case(shared_owner, engine, memory, "tcp")
+def tcp_case(owner, engine, memory):
+    yield from remote_case(owner, engine, memory, "tcp")
 
 
 @pytest.fixture

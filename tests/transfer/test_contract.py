@@ -36,3 +36,4 @@ def test_moves_one_gibibyte_in_one_request(owner, engine):
         target = engine.open(descriptor, require=transport)
         engine.read_batch(target, [0], [size], [region.address], timeout_s=60).check()
         assert np.array_equal(memory, expected)
+    owner.withdraw(descriptor)

@@ -1,0 +1,236 @@
+"""Segments, registration, choice of paths, background batches, servers: what a caller relies on."""
+
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from transfer_engine import (
+    Operation,
+    Segment,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferServer,
+)
+from transfer_engine.errors import (
+    AlreadyExistsError,
+    BusyError,
+    ConfigError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from transfer_engine.memory import thp_policy
+from transfer_engine.testing import content
+
+
+def test_a_segment_is_zeroed_shared_and_sealed():
+    with Segment.create(100_001, name="pool") as segment:
+        assert (segment.size, segment.shareable, segment.writable) == (100_001, True, True)
+        assert not any(segment.view(0, 100_001))
+        fd = segment.share(writable=True)
+        for size in (1, 1 << 20):
+            with pytest.raises(OSError, match="not permitted"):
+                os.ftruncate(fd, size)
+        os.close(fd)
+        fd = segment.share(writable=False)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(fd, b"x")
+        os.close(fd)
+    with pytest.raises(NotFoundError):
+        segment.buffer  # noqa: B018
+    segment.close()
+
+
+def test_a_named_segment_survives_its_process(tmp_path):
+    path = tmp_path / "segment"
+    pid = os.fork()
+    if pid == 0:
+        segment = Segment.create(8192, path=path, uuid=b"u" * 16)
+        segment.buffer[5:8] = b"abc"
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with Segment.attach(path, uuid=b"u" * 16) as segment:
+        assert segment.uuid == b"u" * 16
+        assert bytes(segment.view(5, 3)) == b"abc"
+    with pytest.raises(FileExistsError):
+        Segment.create(10, path=path)
+    with pytest.raises(NotFoundError):
+        Segment.attach(tmp_path / "none", uuid=b"u" * 16)
+
+
+def test_prefaulting_changes_no_byte():
+    with Segment.create(40 << 20) as segment:
+        segment.buffer[7] = 9
+        assert segment.prefault(threads=2).wait(30)
+        assert bytes(segment.view(6, 3)) == b"\0\x09\0"
+
+
+def test_required_huge_pages_are_had_or_refused_with_the_setting():
+    try:
+        with Segment.create(4 << 20, hugepages="require") as segment:
+            kind = segment.page_kind
+    except ConfigError as error:
+        kind = str(error)
+    if thp_policy() in ("never", "deny"):
+        assert kind == "hugetlb" or ("shmem_enabled" in kind and "vm.nr_hugepages" in kind)
+    else:
+        assert kind == "thp"
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_impossible_segments_are_refused(size):
+    with pytest.raises(InvalidArgumentError):
+        Segment.create(size)
+    with pytest.raises(InvalidArgumentError):
+        Segment.wrap(bytearray())
+    with pytest.raises(InvalidArgumentError):
+        Segment.create(10, name="new\nline")
+    with pytest.raises(InvalidArgumentError):
+        Segment.create(10, uuid=b"short")
+
+
+def test_a_wrapped_buffer_is_served_over_tcp_only(engine):
+    data = np.arange(1000, dtype=np.int32)
+    with Segment.wrap(data) as segment, TransferServer() as server:
+        descriptor = server.publish(segment)
+        assert descriptor.transports == ("tcp",)
+        target = engine.open(descriptor, require="tcp")
+        out = np.zeros(1000, np.int32)
+        engine.read_into(target, 0, out)
+        assert np.array_equal(out, data)
+        engine.write_from(target, 8, b"\xff" * 4)
+        assert data[2] == -1
+        fixed = server.publish(Segment.wrap(b"constant"))
+        with pytest.raises(PermissionError):
+            engine.write_from(engine.open(fixed, require="tcp"), 0, b"x")
+
+
+def test_local_is_preferred_and_the_reasons_are_told(engine):
+    with Segment.create(4096) as segment, TransferServer() as server:
+        descriptor = server.publish(segment)
+        report = engine.explain(descriptor)
+        assert [(path.transport, path.chosen) for path in report] == [
+            ("local", True), ("shm", False), ("tcp", False),
+        ]  # fmt: skip
+        assert engine.open(descriptor).transport == "local"
+        assert engine.open(descriptor, require="shm").transport == "shm"
+        with pytest.raises(ConfigError, match="rdma"):
+            engine.open(descriptor, require="rdma")
+
+
+def test_a_required_path_is_never_replaced(owner):
+    descriptor = owner.publish(4096, 1)
+    with TransferEngine(transports=["tcp"]) as engine:
+        assert engine.open(descriptor).transport == "tcp"
+        with pytest.raises(ConfigError, match="shm"):
+            engine.open(descriptor, require="shm")
+    elsewhere = SegmentDescriptor(**{
+        **{name: getattr(descriptor, name) for name in descriptor.__struct_fields__},
+        "host": "another boot",
+    })  # fmt: skip
+    with TransferEngine() as engine:
+        with pytest.raises(UnavailableError, match="another host"):
+            engine.open(elsewhere, require="shm")
+        assert engine.open(elsewhere).transport == "tcp"
+
+
+def test_a_failing_path_gives_way_to_the_next_once(owner, caplog):
+    descriptor = owner.publish(1 << 20, 1)
+    fields = {name: getattr(descriptor, name) for name in descriptor.__struct_fields__}
+    broken = SegmentDescriptor(**{**fields, "unix_address": "@nobody-listens-here"})
+    memory = np.zeros(1 << 20, np.uint8)
+    with TransferEngine() as engine, caplog.at_level(logging.WARNING):
+        region = engine.register(memory)
+        target = engine.open(broken)
+        for _ in range(3):
+            assert engine.read_batch(target, [0], [1 << 20], [region.address]).transport == "tcp"
+        assert np.array_equal(memory, content(1, 1 << 20))
+        assert [path.chosen for path in target.report] == [False, False, True]
+        assert "refused" in target.report[1].reason
+    assert len([record for record in caplog.records if "over tcp" in record.message]) == 1
+
+
+def test_registration_is_counted_by_range(engine):
+    with Segment.create(1 << 16) as segment, TransferServer() as server:
+        target = engine.open(server.publish(segment))
+        data = bytearray(b"abcdefgh")
+        region, part = engine.register(data), engine.register(memoryview(data)[2:4])
+        engine.write_batch(target, [0], [8], [region.address]).check()
+        engine.unregister(region)
+        engine.write_batch(target, [100], [2], [part.address]).check()
+        with pytest.raises(InvalidArgumentError):
+            engine.write_batch(target, [0], [8], [region.address])
+        with pytest.raises(NotFoundError):
+            engine.unregister(region)
+        assert bytes(segment.view(0, 8)) == b"abcdefgh"
+        assert bytes(segment.view(100, 2)) == b"cd"
+
+
+def test_arguments_that_do_not_match_are_refused(engine):
+    with Segment.create(4096) as segment, TransferServer() as server:
+        target = engine.open(server.publish(segment))
+        for columns in (([0], [1, 2], [3]), ([[0]], [[1]], [[2]])):
+            with pytest.raises(InvalidArgumentError):
+                engine.read_batch(target, *columns)
+        with pytest.raises(InvalidArgumentError):
+            engine.read_into(target, 0, b"read only")
+        with pytest.raises(InvalidArgumentError):
+            engine.read_into(target, 4090, bytearray(7))
+        target.close()
+        with pytest.raises(NotFoundError):
+            engine.read_into(target, 0, bytearray(7))
+
+
+def test_a_full_queue_refuses_at_once(owner):
+    descriptor = owner.publish(1 << 20, 1)
+    memory = np.zeros(1 << 20, np.uint8)
+    with TransferEngine(threads=1, queue_max=2) as engine:
+        region = engine.register(memory)
+        target = engine.open(descriptor, require="tcp")
+        batch = (Operation.READ, target, [0], [1 << 20], [region.address])
+        first = engine.submit(*batch)
+        with pytest.raises(BusyError):
+            all(engine.submit(*batch) for _ in range(10_000))
+        assert not first.result().any()
+    with pytest.raises(UnavailableError):
+        engine.read_batch(target, [0], [1], [region.address])
+
+
+def test_non_loopback_needs_a_secret():
+    with pytest.raises(ConfigError, match="secret"):
+        TransferServer(tcp="0.0.0.0:0", advertise_host="10.0.0.1")
+    with pytest.raises(ConfigError, match="advertise_host"):
+        TransferServer(tcp="0.0.0.0:0", secret=b"s")
+    for address in ("nonsense", "127.0.0.1:", "127.0.0.1:70000", ":1"):
+        with pytest.raises(ConfigError):
+            TransferServer(tcp=address)
+    with TransferServer(tcp="0.0.0.0:0", secret=b"s", advertise_host="10.0.0.1") as server:
+        assert server.tcp_address[0] == "10.0.0.1"
+
+
+def test_closing_a_server_is_clean_and_idempotent(engine):
+    before = threading.active_count()
+    segment = Segment.create(4096)
+    server = TransferServer()
+    descriptor = server.publish(segment)
+    assert server.publish(segment) == descriptor
+    with pytest.raises(AlreadyExistsError):
+        server.publish(Segment.create(4096, uuid=segment.uuid))
+    engine.open(descriptor, require="tcp")
+    engine.open(descriptor, require="shm")
+    server.close()
+    server.close()
+    assert threading.active_count() == before
+    with pytest.raises(ConnectionError):
+        engine.open(descriptor, require="tcp")
+
+
+def test_descriptors_survive_the_wire_and_reject_nonsense(owner):
+    descriptor = owner.publish(4096, 1)
+    assert SegmentDescriptor.decode(descriptor.encode()) == descriptor
+    for data in (b"", b"\xc1", b"\x93\x01\x02\x03", descriptor.encode()[:-3]):
+        with pytest.raises(InvalidArgumentError):
+            SegmentDescriptor.decode(data)

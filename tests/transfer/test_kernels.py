@@ -1,0 +1,203 @@
+"""Every kernel, compiled and as plain Python, against what it must compute."""
+
+import ctypes
+import socket
+
+import numpy as np
+import pytest
+
+from transfer_engine import _kernels
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+INT64_MAX = (1 << 63) - 1
+
+
+def _bare(name, result, *arguments):
+    function = getattr(_LIBC, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+@pytest.fixture(params=["compiled", "python"])
+def kernels(request, monkeypatch):
+    """The kernels; as plain Python they reach libc, and each other, without numba."""
+    if request.param == "compiled":
+        return _kernels
+    long, size, number = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
+    memmove = _bare("memmove", long, long, long, size)
+    monkeypatch.setattr(_kernels, "_memmove", lambda *values: memmove(*map(int, values)))
+    for name in ("sendmsg", "recvmsg"):
+        call = _bare(name, ctypes.c_ssize_t, number, long, number)
+        monkeypatch.setattr(
+            _kernels, f"_{name}", lambda *values, call=call: call(*map(int, values))
+        )
+    recv = _bare("recv", ctypes.c_ssize_t, number, long, size, number)
+    monkeypatch.setattr(_kernels, "_recv", lambda *values: recv(*map(int, values)))
+    errno_at = _bare("__errno_location", long)
+    monkeypatch.setattr(_kernels, "_errno_location", errno_at)
+    for name in ("check_batch", "check_ranges", "copy_batch", "build_iov", "move_iov", "_errno",
+                 "_fill", "exchange", "take_request"):  # fmt: skip
+        monkeypatch.setattr(_kernels, name, getattr(_kernels, name).py_func)
+    return _kernels
+
+
+def column(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def statuses(count, value=99):
+    return np.full(count, value, dtype=np.int32)
+
+
+def test_check_batch_judges_ranges_and_addresses(kernels):
+    starts, ends = column(1000, 3000), column(2000, 3100)
+    offsets = column(0, 90, 91, -1, 0, INT64_MAX, 100, 5)
+    lengths = column(100, 10, 10, 1, -1, 1, 0, INT64_MAX)
+    addresses = column(1000, 1990, 0, 0, 0, 0, 7, 1000)
+    verdicts = statuses(8)
+    result = kernels.check_batch(offsets, lengths, addresses, 100, starts, ends, verdicts)
+    assert tuple(map(int, result)) == (110, 5, -1)
+    assert verdicts.tolist() == [0, 0, -600, -600, -600, -600, 0, -600]
+
+
+@pytest.mark.parametrize("address", [999, 1951, 2000, 2500, 3051, 3100, -5, INT64_MAX, 0])
+def test_check_batch_names_the_first_stray_address(kernels, address):
+    starts, ends = column(1000, 3000), column(2000, 3100)
+    result = kernels.check_batch(
+        column(0, 0), column(50, 50), column(3000, address), 100, starts, ends, statuses(2)
+    )
+    assert int(result[2]) == 1
+    none = column()
+    result = kernels.check_batch(column(0), column(1), column(1000), 9, none, none, statuses(1))
+    assert int(result[2]) == 0
+
+
+def test_check_ranges_cannot_overflow(kernels):
+    verdicts = statuses(4)
+    named, bad = kernels.check_ranges(column(0, 8, 9, INT64_MAX), column(9, 1, 1, 9), 9, verdicts)
+    assert (int(named), int(bad)) == (20, 2)
+    assert verdicts.tolist() == [0, 0, -600, -600]
+    for lengths in (column(1 << 62, 1), column(INT64_MAX, INT64_MAX), column(1, -1)):
+        named, _ = kernels.check_ranges(column(0, 0), lengths, 9, statuses(2))
+        assert int(named) == -1
+
+
+def test_copy_batch_copies_any_window_of_a_batch(kernels):
+    rng = np.random.default_rng(3)
+    segment = rng.integers(0, 256, 5000, dtype=np.uint8)
+    lengths = rng.integers(0, 90, 40)
+    offsets = rng.integers(0, 4900, 40)
+    verdicts = statuses(40, 0)
+    verdicts[::7] = -600
+    good = verdicts == 0
+    total = int(lengths[good].sum())
+    expected = np.concatenate(
+        [segment[o : o + n] for o, n in zip(offsets[good], lengths[good], strict=True)]
+    )
+    local = np.zeros(total, np.uint8)
+    ends = np.cumsum(np.where(good, lengths, 0))
+    addresses = local.ctypes.data + ends - np.where(good, lengths, 0)
+    cancel = column(0)
+    base = segment.ctypes.data
+    cuts = [0, 1, 100, 101, total // 2, total]
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        args = (base, offsets, lengths, addresses, verdicts, begin, end)
+        assert kernels.copy_batch(*args, 0, cancel) == 0
+        assert np.array_equal(local[:end], expected[:end])
+        assert not local[end:].any()
+    assert (
+        kernels.copy_batch(
+            base, column(7), column(50), column(local.ctypes.data), statuses(1, 0), 0, 50, 1, cancel
+        )
+        == 0
+    )
+    assert np.array_equal(segment[7:57], local[:50])
+    cancel[0] = 1
+    assert kernels.copy_batch(*args, 0, cancel) == 1
+
+
+def test_build_iov_merges_neighbours_and_drains_refusals(kernels):
+    positions, lengths = column(0, 10, 30, 40, 50, 90), column(10, 20, 5, 0, 7, 1)
+    verdicts = np.array([0, 0, 0, 0, -600, 0], np.int32)
+    iov = np.zeros(20, np.int64)
+    count, total = kernels.build_iov(1000, positions, lengths, verdicts, iov, 0, 0)
+    assert (int(count), int(total)) == (2, 36)
+    assert iov[:4].tolist() == [1000, 35, 1090, 1]
+    count, total = kernels.build_iov(1000, positions, lengths, verdicts, iov, 5, 3)
+    assert (int(count), int(total)) == (5, 43)
+    assert iov[:10].tolist() == [1000, 35, 5, 3, 5, 3, 5, 1, 1090, 1]
+    count, _ = kernels.build_iov(1000, positions, lengths, verdicts, iov[:4], 5, 3)
+    assert int(count) == -5
+
+
+def test_move_iov_resumes_where_it_was_interrupted(kernels):
+    rng = np.random.default_rng(4)
+    source = rng.integers(0, 256, 400_000, dtype=np.uint8)
+    target = np.zeros_like(source)
+    lengths = np.full(4000, 100)  # several system calls of 1024 entries
+    gaps = np.arange(4000) * 100
+    order = rng.permutation(4000)
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        other.setblocking(False)
+        sides = []
+        for memory, end, receive in ((source, one, 0), (target, other, 1)):
+            iov = np.zeros(8000, np.int64)
+            count, _ = kernels.build_iov(
+                memory.ctypes.data, gaps[order], lengths, statuses(4000, 0), iov, 0, 0
+            )
+            sides.append((end.fileno(), iov, receive, column(0, count, 0, 0, 0)))
+        codes = [1, 1]
+        for _ in range(10_000):
+            codes = [int(kernels.move_iov(*side)) for side in sides]
+            if codes == [0, 0]:
+                break
+        assert codes == [0, 0]
+        assert np.array_equal(source, target)
+        one.close()
+        side = (other.fileno(), iov, 1, column(0, 1, 0, 0, 0))
+        assert int(kernels.move_iov(*side)) == kernels.PEER_CLOSED
+
+
+def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        other.setblocking(False)
+        local = np.zeros(64, np.uint8)
+        columns = (column(5, 9), column(30, 4), column(0, 40) + local.ctypes.data)
+        message = np.zeros(_kernels.COLUMNS_AT + 4, np.int64)
+        message[_kernels.REPLY_WORDS + 1] = 16 * 2
+        message[_kernels.COLUMNS_AT - 1] = 2
+        expected = column(11, 22, 33)
+        state = column(0, 0, 0, 0, 0)
+        args = (one.fileno(), *columns, statuses(2, 0), message, np.zeros(6, np.int64), expected)
+        assert int(kernels.exchange(*args, 0, state)) == 11  # EAGAIN: the reply is not there yet
+        heard = np.zeros_like(message)
+        assert int(kernels.take_request(other.fileno(), heard, 0, column(0, 0, 0, 0, 0))) == 0
+        assert heard[_kernels.COLUMNS_AT :].tolist() == [5, 9, 30, 4]
+        data = np.arange(34, dtype=np.uint8)
+        other.send(column(11, 22, 33, 34, 0).tobytes() + data[:10].tobytes())
+        assert int(kernels.exchange(*args, 0, state)) == kernels.MOVED_PART
+        other.send(data[10:].tobytes())
+        assert int(kernels.exchange(*args, 0, state)) == kernels.MOVED_ALL
+        assert np.array_equal(np.concatenate([local[:30], local[40:44]]), data)
+        # A reply that is not the expected one stops the exchange before its data.
+        state[:] = 0
+        other.send(column(11, 22, 34, 34, 0).tobytes() + b"rest")
+        assert int(kernels.exchange(*args, 0, state)) == kernels.UNEXPECTED
+        assert message[:5].tolist() == [11, 22, 34, 34, 0]
+        assert one.recv(100) == b"rest"
+        # A count that the body length contradicts is not believed.
+        one.send(column(0, 16, 0, 0, 0, 0, 1 << 40).tobytes())
+        other.recv(88)
+        code = kernels.take_request(other.fileno(), heard, 0, column(0, 0, 0, 0, 0))
+        assert int(code) == kernels.UNEXPECTED
+
+
+def test_warmup_compiles_every_kernel():
+    _kernels.warmup()
+    for name in ("check_batch", "check_ranges", "copy_batch", "build_iov", "move_iov", "exchange",
+                 "take_request"):  # fmt: skip
+        assert len(getattr(_kernels, name).signatures) >= 1
