@@ -279,12 +279,15 @@ def complete(
         if rows[row].state == READABLE and rows[row].flags & UPSERT:
             twin = cold[row].twin - 1
             if rows[twin].generation == generations[i]:
-                if cold[twin].owner == client:
+                if cold[twin].owner != client:
+                    status[i] = ILLEGAL_CLIENT
+                elif rows[twin].flags & DOOMED:
+                    status[i] = OK  # ended by an earlier entry of this batch
+                else:
                     rows[twin].checksum = checksums[i]
+                    rows[twin].flags |= DOOMED
                     status[i] = SWAP
                     special = True
-                else:
-                    status[i] = ILLEGAL_CLIENT
                 continue
         if cold[row].owner != client:
             status[i] = ILLEGAL_CLIENT
@@ -322,6 +325,9 @@ def revoke(rows, cold, found, generations, client, status, doomed):
         if rows[row].state == READABLE and rows[row].flags & UPSERT:
             twin = cold[row].twin - 1
             if rows[twin].generation == generations[i]:
+                if rows[twin].flags & DOOMED:
+                    status[i] = NOT_FOUND
+                    continue
                 row = twin
         if cold[row].owner != client:
             status[i] = ILLEGAL_CLIENT

@@ -37,6 +37,12 @@ class Events:
             k.record(self._ring, rows, cold, chosen, where)
             self.next_number += len(chosen)
 
+    def cleared(self, tenant: int) -> None:
+        """Record that a tenant has no objects left."""
+        if self._kept:
+            self._ring[(self.next_number - 1) % self._kept] = (0, 0, EventKind.CLEARED, tenant, 0)
+            self.next_number += 1
+
     def since(self, number: int, limit: int) -> tuple[int, NDArray[Any], bool]:
         """Return (number of the first, events, gap): those from `number` on, at most `limit`.
 

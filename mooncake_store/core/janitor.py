@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_store.core import _kernels_scan as k
-from mooncake_store.core import pressure
+from mooncake_store.core import pressure, puts
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.removal import unpin
@@ -180,6 +180,8 @@ class Janitor:
         emptied = several[:ATTENDED_MAX]
         doomed = np.concatenate([rest[only], emptied[state.rows["segment"][emptied] < 0]])
         state.totals.lost_objects += len(doomed)
+        for row in doomed[(state.flags(doomed) & Flag.UPSERT) != 0].tolist():
+            puts.continue_alone(state, row)
         state.dispose(doomed)
         for row in emptied[state.rows["segment"][emptied] >= 0].tolist():
             if state.rows["replicas"][row] < state.cold["wanted"][row]:

@@ -267,6 +267,7 @@ def _mark(
     """Write what the options say into the columns of new rows."""
     if options.hard_pin:
         state.set_flag(rows, Flag.HARD_PIN)
+    state.pins_used |= options.soft_pin != SoftPin.PRESERVE
     if options.soft_pin == SoftPin.DISABLE:
         state.pin_ends[rows] = DISABLE_PIN
     elif options.soft_pin == SoftPin.ENABLE:
@@ -275,7 +276,8 @@ def _mark(
             ttl = min(options.soft_pin_ttl_ns, state.config.soft_pin_ttl_max_ns)
         if ttl > 0:
             state.set_flag(rows, Flag.SOFT_PIN)
-            state.pin_ends[rows] = ttl  # counts from the moment the object is readable
+        # The time counts from the moment the object is readable.
+        state.pin_ends[rows] = ttl if ttl > 0 else DISABLE_PIN
     if options.groups is not None:
         keys = range(len(rows)) if accepted is None else accepted.tolist()
         for row, at in zip(rows.tolist(), keys, strict=True):
@@ -407,7 +409,7 @@ def _swap_in(state: ShardState, old: int) -> None:
     rows, new = state.rows, int(state.cold["twin"][old]) - 1
     state.cold["twin"][old] = state.cold["twin"][new] = 0
     for row in (old, new):
-        state.clear_flag(row, Flag.UPSERT)
+        state.clear_flag(row, Flag.UPSERT | Flag.DOOMED)
     before, after = int(rows["flags"][old]), int(rows["flags"][new])
     if before & c.HARD_PIN and not after & c.HARD_PIN:
         state.set_flag(new, Flag.HARD_PIN)
@@ -433,6 +435,18 @@ def _swap_in(state: ShardState, old: int) -> None:
     state.table.swap(old, new)
     state.dispose(np.array([old], np.int32), event=None)
     state.become_readable(np.array([new], np.int32), special=True)
+
+
+def continue_alone(state: ShardState, old: int) -> None:
+    """Let the unfinished second generation of a lost object go on as an ordinary put."""
+    new = int(state.cold["twin"][old]) - 1
+    if new < 0:
+        return
+    state.cold["twin"][old] = state.cold["twin"][new] = 0
+    for row in (old, new):
+        state.clear_flag(row, Flag.UPSERT)
+    state.names.hand_over(old, new)
+    state.table.swap(old, new)
 
 
 def put_revoke(

@@ -104,7 +104,7 @@ class EventKind(IntEnum):
 
     STORED = 1
     REMOVED = 2
-    CLEARED = 3
+    CLEARED = 3  # a tenant has no objects left; the digest is zero
     TIER_CHANGED = 4
 
 
@@ -179,8 +179,8 @@ LISTED = np.dtype(
 
 EVENT = np.dtype(
     [
-        ("digest_lo", "<i8"),
-        ("digest_hi", "<i8"),
+        ("digest_lo", "<u8"),
+        ("digest_hi", "<u8"),
         ("kind", "<u2"),
         ("tenant", "<u2"),
         ("tier", "<u4"),

@@ -13,7 +13,7 @@ from mooncake_store.core import _kernels_scan as scan
 from mooncake_store.core import _kernels_writes as k
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.options import SoftPin
-from mooncake_store.core.records import BATCH_MAX, EventKind, Flag, State, Status
+from mooncake_store.core.records import BATCH_MAX, Flag, State, Status
 from mooncake_store.core.state import ShardState, as_words
 
 if TYPE_CHECKING:
@@ -33,16 +33,14 @@ def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArr
     n = len(digests)
     if n > BATCH_MAX:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
-    return _remove_rows(state, state.table.find(as_words(digests)), force, EventKind.REMOVED)
+    return _remove_rows(state, state.table.find(as_words(digests)), force)
 
 
-def _remove_rows(
-    state: ShardState, rows: NDArray[np.int32], force: bool, event: EventKind
-) -> NDArray[np.int16]:
+def _remove_rows(state: ShardState, rows: NDArray[np.int32], force: bool) -> NDArray[np.int16]:
     status, doomed = np.empty(len(rows), np.int16), np.empty(len(rows), np.int32)
     discard = state.config.put_discard_ns
     count = k.check_remove(state.rows, rows, state.now, discard, int(force), status, doomed)
-    state.dispose(doomed[:count], event=event)
+    state.dispose(doomed[:count])
     return status
 
 
@@ -77,9 +75,10 @@ def remove_matching(
     begun = state.now - state.config.put_discard_ns
     writing = (state.rows["state"][rows] == State.WRITING) & (state.rows["lease_end"][rows] > begun)
     rows = rows[~writing & ((state.flags(rows) & c.UPSERT) == 0)]
-    event = EventKind.CLEARED if kind == "all" else EventKind.REMOVED
-    status = _remove_rows(state, rows, force, event)
-    return int(np.count_nonzero(status == Status.OK)), following
+    removed = int(np.count_nonzero(_remove_rows(state, rows, force) == Status.OK))
+    if kind == "all" and removed and state.tenant_use[tenant, 1] == 0:
+        state.events.cleared(tenant)
+    return removed, following
 
 
 def _matcher(pattern: str, kind: str) -> Callable[[bytes], object] | None:
@@ -121,6 +120,7 @@ def pin(
     if soft_pin == SoftPin.ENABLE and ttl > 0:
         state.set_flag(rows, Flag.SOFT_PIN)
         state.pin_ends[rows] = state.now + ttl
+        state.pins_used = True
         state.tally[c.SOFT_PINNED] += len(rows)
         plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
         state.policy.remove(plain)

@@ -539,6 +539,10 @@ class Shard:
         """Return the bytes a tenant's objects occupy."""
         return int(self._state.tenant_use[tenant, 0])
 
+    def tenant_objects(self, tenant: int) -> int:
+        """Return how many objects a tenant has."""
+        return int(self._state.tenant_use[tenant, 1])
+
     def check_integrity(self) -> None:
         """Check every invariant of the state; AssertionError names the one that is broken."""
         integrity.check(self._state)

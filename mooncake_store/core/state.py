@@ -96,6 +96,7 @@ class ShardState:
         self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
         self.closed[0] = 1  # handle 0 is nobody
         self.totals = Totals()
+        self.pins_used = False  # whether `pin_ends` was ever written
         self.late_cursor = 0  # where the search for late puts goes on
         self.handle = 0  # of the client opened last
         self.replicas_most = 1  # replicas of one object, at most, ever
@@ -165,7 +166,7 @@ class ShardState:
             self.space.free_on(int(out[0, 0]), out[1, :m])
         else:
             self.space.free(out[0, :m], out[1, :m])
-        if flags & c.SOFT_PIN:
+        if self.pins_used:
             self.pin_ends[doomed] = 0
         self.names.drop(doomed)
         if self.hot:

@@ -197,7 +197,11 @@ class Tasks:
 
     def _placeable(self, index: int) -> bool:
         segment = self._state.space.get(index)
-        return segment is not None and segment.state == SegmentState.OK
+        return (
+            segment is not None
+            and segment.state == SegmentState.OK
+            and segment.usable_from <= self._state.now
+        )
 
     def _source_lives(self, task: Task) -> bool:
         return self._alive(task.source) and any(
