@@ -1,0 +1,691 @@
+"""A shard and its reference model side by side: every call goes to both, every reply is compared.
+
+Keys are small numbers. `Checked` holds the arguments' translation to arrays, the comparison, and
+the following of free choices; what is legal is the model's business (`model.py`), what to call
+next is the rules' (`rules.py`).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.core import Shard, ShardConfig
+from mooncake_store.core.records import Flag, SegmentState, State, Status
+from mooncake_store.core.state import as_words
+from mooncake_store.core.tasks import TaskKind, TaskState
+from tests.core.lab import START, digest_of, digests_of, names_of
+from tests.core.model import NO_ROOM, OK, Object, Reference, Segment, Task, Tenant, Version
+from tests.core.space import Extent, Mismatch, Space
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mooncake_store.core.options import PutOptions
+
+WRONG_WRITER = {Status.INVALID_WRITE, Status.ILLEGAL_CLIENT}
+
+
+def expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise Mismatch(message)
+
+
+class Checked:
+    """Calls both, compares, and keeps the last calls for the failure report."""
+
+    def __init__(self, config: ShardConfig, slack: int) -> None:
+        self.shard = Shard(config)
+        self.model = Reference(config, slack)
+        self.now = START
+        self.log: deque[str] = deque(maxlen=40)
+
+    def note(self, what: str, *details: object) -> None:
+        self.log.append(f"t={self.now - START} {what} {' '.join(map(str, details))}")
+
+    def at(self, nanoseconds: int) -> None:
+        """Let time pass."""
+        self.now += nanoseconds
+        self.model.advance(self.now)
+
+    def probe(self, keys: list[int]) -> list[bool]:
+        return [bool(there) for there in self.shard.exists(self.now, digests_of(keys))]
+
+    def stat(self, key: int) -> Any:
+        return self.shard.stat(self.now, digests_of([key])[0])
+
+    def still_writing(self, key: int) -> bool:
+        """Whether the core still knows the unfinished put that the model knows."""
+        found = self.stat(key)
+        version = self.model.objects[key].writing
+        assert version is not None
+        return found is not None and found.state == State.WRITING
+
+    def upsert_runs(self, key: int) -> bool:
+        """Whether a second generation is still known; no reply tells, so this looks inside."""
+        state = self.shard._state
+        row = int(state.table.find(as_words(digests_of([key])))[0])
+        return row >= 0 and bool(int(state.rows["flags"][row]) & Flag.UPSERT)
+
+    def follow_upserts(self) -> None:
+        """Follow second generations that were given up after their deadline, never before."""
+        for key, item in list(self.model.objects.items()):
+            version = item.writing
+            if version is None or item.current is None or not self.model.expired(version):
+                continue
+            if not self.upsert_runs(key):
+                self.model.forget_writing(item, fenced=False)
+
+    # Cluster
+
+    def tenant(self, name: str, quota: int | None) -> int:
+        number = self.shard.tenant(name, quota)
+        self.model.tenants.setdefault(number, Tenant()).quota = quota
+        return number
+
+    def open_client(self, uuid: int, epoch: int) -> int:
+        self.note("open_client", uuid, epoch)
+        client = self.shard.open_client(self.now, uuid.to_bytes(16, "big"), epoch, f"host{uuid}")
+        self.model.clients.add(client)
+        return client
+
+    def restart_client(self, old: int, uuid: int, epoch: int) -> int:
+        """The same program under a new epoch: its segments are still its own."""
+        client = self.open_client(uuid, epoch)
+        expect(client != old, "a new epoch has the handle of the old one")
+        self._closed(old, fenced=False)
+        for segment in self.model.segments.values():
+            if segment.owner == old:
+                segment.owner = client
+        return client
+
+    def close_client(self, client: int, fenced: bool) -> None:
+        self.note("close_client", client, fenced)
+        self.shard.close_client(self.now, client, fenced)
+        self._closed(client, fenced)
+
+    def _closed(self, client: int, fenced: bool) -> None:
+        for number, task in list(self.model.tasks.items()):
+            if task.client == client:
+                self.model.copy_ends(number, ok=False, fenced=fenced)
+        self.model.close_client(client, fenced=fenced)
+        self.follow_tasks()
+
+    def mount(self, client: int, number: int, nbytes: int, host: str) -> None:
+        self.note("mount", client, number, nbytes, host)
+        uuid = number.to_bytes(16, "big")
+        status, index = self.shard.mount(self.now, client, uuid, f"s{number}", nbytes, host)
+        present = [
+            at
+            for at, segment in self.model.segments.items()
+            if segment.uuid == uuid and segment.state != SegmentState.GONE
+        ]
+        if present:
+            expect(index == present[0], f"mounting again gave {index}, not {present[0]}")
+            known = self.model.segments[index]
+            if known.owner != client and known.owner in self.model.clients:
+                expect(status == Status.ILLEGAL_CLIENT, f"mount by a stranger: {status!r}")
+                return
+            expect(status == OK, f"mounting again answered {status!r}")
+            known.owner = client
+            if known.state == SegmentState.SUSPECT:
+                known.state = SegmentState.OK
+            return
+        expect(status == OK, f"mount answered {status!r}")
+        self.model.mount(index, Segment(uuid, f"s{number}", host, client, Space(nbytes)))
+
+    def unmount(self, client: int, index: int, force: bool) -> None:
+        self.note("unmount", client, index, force)
+        segment = self.model.segments[index]
+        status = self.shard.unmount(self.now, client, segment.uuid, force)
+        if segment.state == SegmentState.GONE:
+            expect(status == Status.SEGMENT_NOT_FOUND, f"unmount of a gone segment: {status}")
+        elif client != segment.owner and not force:
+            expect(status == Status.ILLEGAL_CLIENT, f"unmount by a stranger: {status}")
+        else:
+            expect(status == OK, f"unmount: {status}")
+            self.model.segments[index].state = SegmentState.GONE
+            self.follow_tasks()
+            self.model.lose_dead()
+
+    def suspect(self, index: int, suspect: bool) -> None:
+        self.note("set_suspect", index, suspect)
+        self.shard.set_suspect(self.now, index, suspect)
+        segment = self.model.segments[index]
+        if segment.state in (SegmentState.OK, SegmentState.SUSPECT):
+            segment.state = SegmentState.SUSPECT if suspect else SegmentState.OK
+
+    # Put
+
+    def put_start(
+        self,
+        client: int,
+        keys: Sequence[int],
+        sizes: Sequence[int],
+        options: PutOptions,
+        tenants: Callable[[int], int],
+        names: Callable[[int], str],
+        *,
+        upsert: bool = False,
+    ) -> None:
+        """One batch; all its keys belong to one tenant."""
+        self.note("upsert" if upsert else "put", client, list(keys), list(sizes), options)
+        model = self.model
+        call = self.shard.upsert_start if upsert else self.shard.put_start
+        rows, replicas = call(
+            self.now,
+            client,
+            tenants(keys[0]) if keys else 0,
+            digests_of(keys),
+            np.array(sizes, np.int64),
+            names_of([names(key) for key in keys]),
+            options,
+        )
+        statuses = [Status(int(row["status"])) for row in rows]
+        self.note("  ->", [int(status) for status in statuses])
+        self._check_put_statuses(client, keys, sizes, options, statuses, upsert)
+        granted = {key for key, status in zip(keys, statuses, strict=True) if status == OK}
+        stolen = set()
+        if not upsert:
+            stolen = {key for key in granted if model.readable(key)}
+        known = [key for key in model.objects if model.readable(key)]
+        there = dict(zip(known, self.probe(known), strict=True))
+        gone = [key for key in known if key in stolen or not there[key]]
+        model.follow_evicted(gone, "put_start")
+        self.follow_upserts()
+        self._follow_preempted(keys, statuses)
+        self._begin(client, keys, sizes, options, rows, replicas, tenants, names)
+        model.follow_reclaimed(self._may_be_there(granted))
+        for key, size, status in zip(keys, sizes, statuses, strict=True):
+            if status in NO_ROOM:
+                model.check_refused(tenants(key), key, size, options, status)
+
+    def _follow_preempted(self, keys: Sequence[int], statuses: Sequence[Status]) -> None:
+        """Writers that were in the way are gone; they may be gone even if there was no room."""
+        for key, status in zip(keys, statuses, strict=True):
+            item = self.model.objects.get(key)
+            if item is None or item.writing is None:
+                continue
+            found = item.current is None and self.stat(key)
+            lost = status in NO_ROOM and not (found or self.upsert_runs(key))
+            if status == OK or lost:
+                self.model.forget_writing(item, fenced=False)
+
+    def _may_be_there(self, granted: set[int]) -> Callable[[int], bool]:
+        """Ask the core only about puts past their deadline: others are audited now and then."""
+
+        def there(key: int) -> bool:
+            version = self.model.objects[key].writing
+            assert version is not None
+            if key in granted or not self.model.expired(version):
+                return True
+            return self.still_writing(key)
+
+        return there
+
+    def _check_put_statuses(
+        self,
+        client: int,
+        keys: Sequence[int],
+        sizes: Sequence[int],
+        options: PutOptions,
+        statuses: list[Status],
+        upsert: bool,
+    ) -> None:
+        first: dict[int, Status] = {}
+        for key, size, status in zip(keys, sizes, statuses, strict=True):
+            if not self.model.valid_size(size) or not options.replicas:
+                allowed = {Status.INVALID_PARAMS}
+            elif key in first:
+                allowed = {Status.ALREADY_EXISTS, first[key]} - {OK}
+                if first[key] in NO_ROOM:
+                    allowed |= NO_ROOM | {OK}
+            else:
+                allowed = self.model.expect_put(key, client, upsert=upsert)
+                first[key] = status
+            expect(status in allowed, f"put of {key}: {status!r}, allowed {allowed}")
+
+    def _begin(
+        self,
+        client: int,
+        keys: Sequence[int],
+        sizes: Sequence[int],
+        options: PutOptions,
+        rows: Any,
+        replicas: Any,
+        tenants: Callable[[int], int],
+        names: Callable[[int], str],
+    ) -> None:
+        at = 0
+        for place, (key, size, row) in enumerate(zip(keys, sizes, rows, strict=True)):
+            count = int(row["replicas"])
+            if row["status"] != OK:
+                expect(count == 0, f"refused put of {key} lists {count} replicas")
+                continue
+            extents = [
+                Extent(int(replica["segment"]), int(replica["offset"]), size)
+                for replica in replicas[at : at + count]
+            ]
+            at += count
+            version = Version(int(row["generation"]), size, client, self.now, options, extents)
+            item = self.model.objects.get(key)
+            if item is None:
+                item = Object(key, tenants(key), names(key))
+                if options.groups is not None:
+                    item.group = options.groups[place]
+            self.model.begin(item, version)
+        expect(at == len(replicas), f"{len(replicas)} replicas listed, {at} announced")
+
+    def put_end(
+        self, client: int, keys: Sequence[int], generations: Sequence[int], *, revoke: bool = False
+    ) -> None:
+        """Commit or revoke a batch."""
+        self.note("revoke" if revoke else "put_end", client, list(keys), list(generations))
+        stamps = np.array(generations, np.uint32)
+        checksums = np.arange(len(keys), dtype=np.uint64) + np.uint64(self.now & 0xFFFF)
+        if revoke:
+            out = self.shard.put_revoke(self.now, client, digests_of(keys), stamps)
+        else:
+            out = self.shard.put_end(self.now, client, digests_of(keys), stamps, checksums)
+        seen: set[int] = set()
+        plain: list[Object] = []
+        swapped: list[Object] = []
+        for key, generation, checksum, code in zip(keys, generations, checksums, out, strict=True):
+            status = Status(int(code))
+            allowed = self.model.expect_end(key, client, generation, revoke=revoke)
+            if key in seen and allowed & WRONG_WRITER:
+                allowed |= WRONG_WRITER  # which owner it meets depends on the order inside
+            seen.add(key)
+            expect(
+                status in allowed,
+                f"{'revoke' if revoke else 'put_end'} of {key}: {status!r}, allowed {allowed}",
+            )
+            item = self.model.objects.get(key)
+            if item is None or item.writing is None or item.writing.generation != generation:
+                continue
+            if revoke and status == OK:
+                self.model.forget_writing(item, fenced=True)
+            elif status == OK:
+                (plain if item.current is None else swapped).append(item)
+                self.model.commit(key, int(checksum))
+                self._adopt(item)
+        for item in (*plain, *swapped):  # the order in which one batch becomes readable
+            self.model.touch(item)
+        self.model.lose_dead()
+
+    def _adopt(self, item: Object) -> None:
+        """Follow what a new generation may take over or set anew: hard pin and group."""
+        found = self.stat(item.key)
+        if found is not None:
+            expect(
+                found.hard_pin or not (item.current and item.current.options.hard_pin),
+                f"hard pin of {item.key} was lost",
+            )
+            item.hard_pin = found.hard_pin
+
+    # Read
+
+    def get(self, keys: Sequence[int], ttl: int, stop_at_miss: bool) -> None:
+        self.note("get", list(keys), ttl, stop_at_miss)
+        rows, replicas = self.shard.get(self.now, digests_of(keys), ttl, stop_at_miss)
+        at, missed = 0, False
+        for key, row in zip(keys, rows, strict=True):
+            wanted = self.model.expect_get(key)
+            status, count = Status(int(row["status"])), int(row["replicas"])
+            if missed and stop_at_miss:
+                expect(status != OK and count == 0, f"get of {key} went on after a miss")
+                continue
+            expect(status == wanted, f"get of {key}: {status!r}, not {wanted!r}")
+            missed = missed or status != OK
+            if status != OK:
+                expect(count == 0, f"get of {key}: {status!r} with replicas")
+                continue
+            item = self.model.objects[key]
+            version = item.current
+            assert version is not None
+            told = (int(row["size"]), int(row["checksum"]), int(row["generation"]))
+            known = (version.size, version.checksum, version.generation)
+            expect(told == known, f"get of {key} told {told}, not {known}")
+            places = {(int(r["segment"]), int(r["offset"])) for r in replicas[at : at + count]}
+            at += count
+            alive = {(e.segment, e.offset) for e in self.model.alive(version)}
+            expect(places == alive, f"get of {key} lists {places}, not {alive}")
+            left, remaining = int(row["lease_ns"]), self.model.lease(item, ttl)
+            expect(left == remaining, f"get of {key} leases {left} ns, not {remaining}")
+        expect(at == len(replicas), "get lists replicas of nobody")
+
+    def exists(self, keys: Sequence[int]) -> None:
+        self.note("exists", list(keys))
+        wanted = [self.model.readable(key) is not None for key in keys]
+        found = self.probe(list(keys))
+        expect(found == wanted, f"exists {list(keys)}: {found}, not {wanted}")
+        run = next((at for at, there in enumerate(wanted) if not there), len(wanted))
+        prefix = self.shard.find_prefix(self.now, digests_of(keys))
+        expect(prefix == run, f"find_prefix {prefix}, not {run}")
+
+    def renew(self, keys: Sequence[int], generations: Sequence[int], ttl: int) -> None:
+        self.note("renew", list(keys), list(generations), ttl)
+        out, left = self.shard.renew(
+            self.now, digests_of(keys), np.array(generations, np.uint32), ttl
+        )
+        for key, generation, code, ns in zip(keys, generations, out, left, strict=True):
+            told, known = (int(code), int(ns)), self.model.renew(key, generation, ttl)
+            expect(told == known, f"renew of {key}: {told}, not {known}")
+
+    def release(self, keys: Sequence[int], generations: Sequence[int]) -> None:
+        self.note("release", list(keys), list(generations))
+        out = self.shard.release(self.now, digests_of(keys), np.array(generations, np.uint32))
+        for key, generation, code in zip(keys, generations, out, strict=True):
+            known = self.model.release(key, generation)
+            expect(int(code) == known, f"release of {key}: {int(code)}, not {known!r}")
+
+    # Remove and evict
+
+    def remove(self, keys: Sequence[int], force: bool) -> None:
+        self.note("remove", list(keys), force)
+        out = self.shard.remove(self.now, digests_of(keys), force=force)
+        for key, code in zip(keys, out, strict=True):
+            status = Status(int(code))
+            allowed = self.model.expect_remove(key, force=force)
+            expect(status in allowed, f"remove of {key}: {status!r}, allowed {allowed}")
+            if status == OK:
+                self.model.removed(key)
+
+    def remove_matching(self, tenant: int, pattern: str, kind: str, force: bool, page: int) -> None:
+        self.note("remove_matching", tenant, repr(pattern), kind, force, page)
+        removed, cursor = 0, 0
+        for _ in range(100_000):
+            some, cursor = self.shard.remove_matching(
+                self.now, tenant, pattern, kind, force=force, cursor=cursor, rows_max=page
+            )
+            removed += some
+            if not cursor:
+                break
+        went = 0
+        for item in list(self.model.objects.values()):
+            if item.tenant != tenant or not _matches(item.name, pattern, kind):
+                continue
+            takes = self.model.expect_match(item, force=force)
+            if takes is None:
+                takes = not self._known(item.key)
+            if takes:
+                self.model.removed(item.key)
+                went += 1
+        expect(removed == went, f"remove_matching took {removed}, not {went}")
+
+    def _known(self, key: int) -> bool:
+        return self.stat(key) is not None
+
+    def evict(self, ratio: float, floor: float | None) -> None:
+        self.note("evict", ratio, floor)
+        model = self.model
+        before = dict(model.objects)
+        pinned = {key for key, item in before.items() if model.soft_pinned(item)}
+        report = self.shard.evict(self.now, ratio, floor)
+        victims = model.reconcile(self.probe, "evict")
+        self.follow_upserts()
+        model.follow_reclaimed(self._may_be_there(set()))
+        expect(
+            report.objects == len(victims),
+            f"evict reports {report.objects}, {len(victims)} objects left",
+        )
+        self._check_order([v for v in victims if not v.group], pinned)
+        stay = [item for item in model.objects.values() if model.readable(item.key)]
+        if ratio >= 1.0:
+            left = [
+                item.key
+                for item in stay
+                if item.key not in pinned
+                and all(map(model.evictable, model.unit(item)))
+                and not any(mate.key in pinned for mate in model.unit(item))
+            ]
+            expect(not left, f"evict of everything left {left}")
+
+    def _check_order(self, victims: list[Object], pinned: set[int]) -> None:
+        """Coldest first among the objects that belong to no group."""
+        model = self.model
+        rest = [
+            item
+            for item in model.objects.values()
+            if model.readable(item.key) and not item.group and model.evictable(item)
+        ]
+        plain = [item for item in rest if item.key not in pinned]
+        coldest = min((item.stamp for item in plain), default=model.clock + 1)
+        for victim in victims:
+            if victim.key in pinned:
+                expect(not plain, f"soft-pinned {victim.key} left before plain objects")
+            else:
+                expect(
+                    victim.stamp <= coldest,
+                    f"{victim.key} left though colder objects stayed: {victim.stamp} > {coldest}",
+                )
+
+    def tick(self) -> None:
+        self.note("tick")
+        model = self.model
+        crowded = any(
+            info.used > model.config.high_watermark * info.nbytes
+            for info in self.shard.segments()
+            if info.state != SegmentState.GONE
+        )
+        self.shard.tick(self.now)
+        model.end_soft_pins()
+        for segment in model.segments.values():
+            if segment.deadline is not None and self.now >= segment.deadline:
+                segment.state, segment.deadline = SegmentState.GONE, None
+        model.lose_dead()
+        self.follow_tasks()
+        victims = model.reconcile(self.probe, "tick")
+        self.follow_upserts()
+        expect(crowded or not victims, f"tick evicted {len(victims)} though nothing was crowded")
+        for item in list(model.objects.values()):
+            version = item.writing
+            if version is not None and model.released(version):
+                expect(
+                    item.current is not None or not self.still_writing(item.key),
+                    f"put of {item.key} outlived its release",
+                )
+                model.forget_writing(item, fenced=False)
+        model.follow_reclaimed(self._may_be_there(set()))
+
+    # Pins
+
+    def pin(self, keys: Sequence[int], enable: bool, ttl: int | None) -> None:
+        from mooncake_store.core.options import SoftPin
+
+        self.note("pin", list(keys), enable, ttl)
+        action = SoftPin.ENABLE if enable else SoftPin.DISABLE
+        out = self.shard.pin(self.now, digests_of(keys), action, ttl)
+        config = self.model.config
+        self.model.clock += 1
+        for key, code in zip(keys, out, strict=True):
+            item = self.model.readable(key)
+            if item is None:
+                expect(int(code) != OK, f"pin of unreadable {key} answered OK")
+                continue
+            expect(int(code) == OK, f"pin of {key} answered {int(code)}")
+            wanted = config.soft_pin_ttl_ns if ttl is None else ttl
+            until = self.now + min(wanted, config.soft_pin_ttl_max_ns)
+            if item.soft_pin_end and not (enable and wanted):
+                item.stamp = self.model.clock
+            item.soft_pin_end = until if enable and wanted else 0
+
+    def hard_pin(self, keys: Sequence[int], pinned: bool) -> None:
+        self.note("hard_pin", list(keys), pinned)
+        out = self.shard.set_hard_pin(self.now, digests_of(keys), pinned)
+        for key, code in zip(keys, out, strict=True):
+            item = self.model.readable(key)
+            if item is None:
+                expect(int(code) != OK, f"hard pin of unreadable {key} answered OK")
+            elif int(code) == OK:
+                if item.hard_pin and not pinned:
+                    self.model.touch(item)
+                item.hard_pin = pinned
+            else:
+                expect(pinned and int(code) == Status.NO_SPACE, f"hard pin: {int(code)}")
+
+    # Copy and move
+
+    def copy(
+        self, client: int, key: int, source: int | None, targets: list[int], move: bool
+    ) -> None:
+        self.note("move" if move else "copy", client, key, source, targets)
+        digest = digests_of([key])[0]
+        if move:
+            reply = self.shard.move_start(self.now, client, digest, source, targets[0])
+        else:
+            reply = self.shard.copy_start(self.now, client, digest, source, targets)
+        status, number, replicas = reply
+        allowed = self.model.expect_copy(key, source, targets)
+        expect(status in allowed, f"copy of {key}: {status!r}, allowed {allowed}")
+        victims = self.model.reconcile(self.probe, "copy_start")
+        if status != OK:
+            return
+        expect(key not in {victim.key for victim in victims}, "copy evicted its own source")
+        item = self.model.objects[key]
+        assert item.current is not None
+        extents = [
+            Extent(int(r["segment"]), int(r["offset"]), item.current.size, readable=False)
+            for r in replicas
+        ]
+        expect({e.segment for e in extents} <= set(targets), "copy went elsewhere")
+        if source is None and move:
+            source = next(iter(self.model.alive(item.current))).segment
+        self.model.copy_begins(number, Task(key, client, move, source, extents, self.now))
+
+    def copy_end(self, client: int, number: int, ok: bool) -> None:
+        self.note("copy_end", client, number, ok)
+        task = self.model.tasks.get(number)
+        status = self.shard.finish_task(self.now, client, number, ok)
+        if task is None:
+            expect(status != OK, f"end of unknown task {number}: {status!r}")
+        elif client != task.client:
+            expect(status == Status.ILLEGAL_CLIENT, f"end by a stranger: {status!r}")
+        else:
+            arrived = any(
+                self.model.segments[extent.segment].state != SegmentState.GONE
+                for extent in task.targets
+            )
+            if arrived or not ok:
+                expect(status == OK, f"end of task {number}: {status!r}")
+            self.model.copy_ends(number, ok=ok)
+
+    def submit(self, key: int, targets: list[int]) -> None:
+        """Queue a copy; it begins when the owner of its source fetches it."""
+        self.note("submit", key, targets)
+        status, _ = self.shard.submit_copy(self.now, digests_of([key])[0], targets)
+        allowed = self.model.expect_copy(key, None, targets)
+        expect(status in allowed, f"submit of {key}: {status!r}, allowed {allowed}")
+
+    def fetch(self, client: int, keys: Sequence[int]) -> None:
+        """A worker takes its tasks: submitted ones, and those that replace lost replicas."""
+        self.note("fetch", client)
+        by_digest = {digest_of(key): key for key in keys}
+        for task in self.shard.fetch_tasks(self.now, client, 3):
+            key = by_digest[task.digest]
+            self.note("  task", task.number, key, task.source, task.targets)
+            item = self.model.readable(key)
+            expect(item is not None and item.task is None, f"task of {key}: {item}")
+            assert item is not None
+            assert item.current is not None
+            sources = [extent.segment for extent in self.model.alive(item.current)]
+            expect(task.source in sources, f"task of {key} reads from {task.source}: {sources}")
+            size = item.current.size
+            extents = [
+                Extent(int(r["segment"]), int(r["offset"]), size, readable=False)
+                for r in task.replicas
+            ]
+            move = task.kind == TaskKind.MOVE
+            begun = Task(key, client, move, task.source, extents, self.now)
+            self.model.copy_begins(task.number, begun)
+
+    def follow_tasks(self) -> None:
+        """Follow the tasks that the core gave up: late ones, and those that lost a replica."""
+        for number, task in list(self.model.tasks.items()):
+            found = self.shard.task(number)
+            if found is None or found.state == TaskState.FAILED:
+                late = self.now - task.started >= self.model.config.task_timeout_ns
+                current = self.model.objects[task.key].current
+                lost = current is None or any(
+                    self.model.segments[extent.segment].state == SegmentState.GONE
+                    for extent in current.extents
+                )
+                expect(late or lost, f"task {number} was given up for no reason: {found}")
+                self.model.copy_ends(number, ok=False, fenced=False)
+
+    # Audit
+
+    def check(self) -> None:
+        """Cheap comparison after each step: the core's own invariants."""
+        self.shard.check_integrity()
+
+    def audit(self, keys: Sequence[int], tenants: Sequence[int]) -> None:
+        """Compare everything that can be asked, key by key."""
+        model = self.model
+        self.note("audit")
+        for key in keys:
+            found, item = self.stat(key), model.objects.get(key)
+            if item is None or (not model.readable(key) and not self._placed(item)):
+                expect(
+                    found is None or found.state != State.READABLE,
+                    f"{key} is unknown to the model: {found}",
+                )
+                continue
+            expect(found is not None, f"the core forgot {key}: {item}")
+            self._compare(item, found)
+        for tenant in tenants:
+            self._compare_listing(tenant)
+        stats = self.shard.stats()
+        readable = sum(model.readable(key) is not None for key in model.objects)
+        expect(stats.objects >= readable, f"stats.objects {stats.objects} < {readable}")
+
+    def _placed(self, item: Object) -> bool:
+        return item.writing is not None and self.model.placed_somewhere(item.writing)
+
+    def _compare(self, item: Object, found: Any) -> None:
+        model, version = self.model, item.current
+        if version is None or not model.alive(version):
+            expect(found.state == State.WRITING, f"{item.key} is readable too early: {found}")
+            return
+        expect(found.state == State.READABLE, f"{item.key} is not readable: {found}")
+        told = (found.size, found.generation, found.checksum, found.hard_pin, found.tenant)
+        known = (version.size, version.generation, version.checksum, item.hard_pin, item.tenant)
+        expect(told == known, f"stat of {item.key} tells {told}, not {known}")
+        lease = max(item.lease_end - self.now, 0)
+        expect(found.lease_ns == lease, f"lease of {item.key}: {found.lease_ns}, not {lease}")
+        pin = max(item.soft_pin_end - self.now, 0)
+        expect(found.soft_pin_ns == pin, f"soft pin of {item.key}: {found.soft_pin_ns}, not {pin}")
+
+    def _compare_listing(self, tenant: int) -> None:
+        names: set[bytes] = set()
+        cursor = 0
+        for _ in range(10_000):
+            rows, blob, cursor = self.shard.list_objects(self.now, tenant, b"", cursor, 7)
+            at = 0
+            for row in rows:
+                name = bytes(blob[at : at + int(row["name_bytes"])])
+                expect(name not in names, f"{name!r} is listed twice")
+                names.add(name)
+                at += len(name)
+            if not cursor:
+                break
+        known = {
+            item.name.encode()
+            for item in self.model.objects.values()
+            if item.tenant == tenant and self.model.readable(item.key)
+        }
+        expect(names == known, f"listing differs: {names ^ known}")
+
+
+def _matches(name: str, pattern: str, kind: str) -> bool:
+    if kind == "prefix":
+        return name.startswith(pattern)
+    if kind == "glob":
+        return fnmatch.fnmatchcase(name, pattern)
+    if kind == "regex":
+        return re.search(pattern, name) is not None
+    return True

@@ -1,0 +1,309 @@
+"""What may happen to a shard next: each rule draws its arguments from a `random.Random`.
+
+The soak draws from a seeded generator, the Hypothesis machine from one whose every draw it
+controls and shrinks; both run the same rules against the same `Checked` pair. Pools are small, so
+that most runs work under pressure, and times are odd, so that no deadline is hit exactly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mooncake_store.core.options import Placement, PutOptions, ShardConfig, SoftPin
+from mooncake_store.core.records import SIZE_MAX, SegmentState
+from tests.core.checked import Checked
+from tests.core.lab import MIB, SECOND
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+KEYS = 120
+SEGMENT_BYTES = 1 * MIB
+SLACK = SEGMENT_BYTES // 2
+SMALL = (1, 100, 4096, 5000, 16_384)
+LARGE = (40_000, 65_536, 131_072)
+
+
+def tenant_of(key: int) -> int:
+    return 1 if key % 8 == 7 else 0
+
+
+def name_of(key: int) -> str:
+    return f"model{key % 3}/layer{key % 5}/{key}"
+
+
+def group_of(key: int) -> str:
+    return f"group{key // 20}" if key % 10 < 3 and tenant_of(key) == 0 else ""
+
+
+class Rules:
+    """One run: a checked shard, its clients and segments, and a weighted choice of rules."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        config = ShardConfig(
+            seed=rng.randrange(1 << 30),
+            placement=rng.choice(list(Placement)),
+            evict_soft_pinned=rng.random() < 0.8,
+            allocator=rng.choice(("composite", "offset")),
+            objects_max=100_000,
+        )
+        self.checked = Checked(config, SLACK)
+        self.model = self.checked.model
+        self.checked.tenant("guest", 3 * SEGMENT_BYTES // 2)
+        self.clients = [self.checked.open_client(number, 1) for number in range(3)]
+        self.epochs = [1, 1, 1]
+        for number in range(4):
+            self._mount(number)
+        self.steps = 0
+        self.rules: dict[Callable[[], None], int] = {
+            self.put: 18,
+            self.upsert: 6,
+            self.put_end: 22,
+            self.put_revoke: 4,
+            self.get: 14,
+            self.exists: 4,
+            self.renew: 4,
+            self.release: 8,
+            self.remove: 8,
+            self.remove_matching: 1,
+            self.evict: 2,
+            self.tick: 6,
+            self.sleep: 6,
+            self.pin: 3,
+            self.hard_pin: 2,
+            self.copy: 4,
+            self.copy_end: 5,
+            self.fetch: 2,
+            self.restart_client: 1,
+            self.change_segment: 2,
+            self.audit: 2,
+        }
+
+    def step(self) -> None:
+        """Run one rule, chosen by weight, and check the core's own invariants."""
+        (rule,) = self.rng.choices(list(self.rules), list(self.rules.values()))
+        self.run(rule)
+
+    def run(self, rule: Callable[[], None]) -> None:
+        """Run one rule after a short while."""
+        self.steps += 1
+        self.checked.at(self.rng.randrange(1, 50_000_000))
+        rule()
+        self.checked.check()
+
+    # Drawing arguments
+
+    def _keys(self, most: int = 8) -> list[int]:
+        """Keys of one tenant; sometimes twice the same, now and then a whole page of them."""
+        count = self.rng.randrange(0, most + 1)
+        tenant = 1 if self.rng.random() < 0.15 else 0
+        keys = [key for key in range(KEYS) if tenant_of(key) == tenant]
+        return [self.rng.choice(keys) for _ in range(count)]
+
+    def _some_client(self) -> int:
+        return self.rng.choice(self.clients)
+
+    def _generations(self, keys: list[int]) -> list[int]:
+        """Mostly the current generation, at times another one."""
+        out = []
+        for key in keys:
+            item = self.model.objects.get(key)
+            version = item and (item.current or item.writing)
+            known = version.generation if version else self.rng.randrange(100)
+            out.append(known if self.rng.random() < 0.9 else (known + 1) % (1 << 32))
+        return out
+
+    def _ttl(self) -> int:
+        seconds = self.rng.choice((0.5, 2, 10, 10, 30, 1000))
+        return int(seconds * SECOND) + self.rng.randrange(1000)
+
+    def _options(self, keys: list[int]) -> PutOptions:
+        rng = self.rng
+        replicas = rng.choice((1, 1, 1, 2, 3))
+        names = [segment.name for segment in self.model.segments.values()]
+        return PutOptions(
+            replicas=replicas,
+            replicas_min=rng.choice((1, 1, 1, replicas)),
+            soft_pin=rng.choice((SoftPin.PRESERVE, SoftPin.PRESERVE, *SoftPin)),
+            soft_pin_ttl_ns=rng.choice((None, 0, 5 * SECOND + 1, 100_000 * SECOND)),
+            hard_pin=rng.random() < 0.03,
+            preferred=(rng.choice(names),) if rng.random() < 0.2 else (),
+            excluded=(rng.choice(names),) if rng.random() < 0.1 else (),
+            groups=tuple(map(group_of, keys)),
+        )
+
+    def _sizes(self, keys: list[int]) -> list[int]:
+        odd = (0, -1, SIZE_MAX, SEGMENT_BYTES * 5)
+        draw = self.rng.random
+        return [
+            self.rng.choice(odd)
+            if draw() < 0.01
+            else self.rng.choice(LARGE if draw() < 0.3 else SMALL)
+            for _ in keys
+        ]
+
+    # Rules
+
+    def put(self) -> None:
+        keys = self._keys()
+        self.checked.put_start(
+            self._some_client(), keys, self._sizes(keys), self._options(keys), tenant_of, name_of
+        )
+
+    def upsert(self) -> None:
+        keys = self._keys(4)
+        self.checked.put_start(
+            self._some_client(),
+            keys,
+            self._sizes(keys),
+            self._options(keys),
+            tenant_of,
+            name_of,
+            upsert=True,
+        )
+
+    def _finish(self, *, revoke: bool) -> None:
+        """Commit or revoke what one client writes, with strangers and stale numbers mixed in."""
+        client = self._some_client()
+        own = [
+            (item.key, item.writing.generation)
+            for item in self.model.objects.values()
+            if item.writing and (item.writing.owner == client or self.rng.random() < 0.05)
+        ]
+        self.rng.shuffle(own)
+        if revoke:
+            own = own[:2]
+        strays = self._keys(1)
+        own += zip(strays, self._generations(strays), strict=True)
+        if own and self.rng.random() < 0.1:
+            own.append(own[0])
+        keys, generations = [key for key, _ in own], [generation for _, generation in own]
+        self.checked.put_end(client, keys, generations, revoke=revoke)
+
+    def put_end(self) -> None:
+        self._finish(revoke=False)
+
+    def put_revoke(self) -> None:
+        self._finish(revoke=True)
+
+    def get(self) -> None:
+        ttl = 0 if self.rng.random() < 0.3 else self._ttl()
+        self.checked.get(self._keys(12), ttl, self.rng.random() < 0.2)
+
+    def exists(self) -> None:
+        self.checked.exists(self._keys(12))
+
+    def renew(self) -> None:
+        keys = self._keys(4)
+        self.checked.renew(keys, self._generations(keys), self._ttl())
+
+    def release(self) -> None:
+        leased = [item.key for item in self.model.objects.values() if self.model.leased(item)]
+        keys = self._keys(2) + self.rng.sample(leased, min(len(leased), 4))
+        self.checked.release(keys, self._generations(keys))
+
+    def remove(self) -> None:
+        self.checked.remove(self._keys(4), self.rng.random() < 0.3)
+
+    def remove_matching(self) -> None:
+        kind, pattern = self.rng.choice(
+            (
+                ("prefix", "model1/"),
+                ("prefix", "nothing"),
+                ("glob", "model?/layer2/*"),
+                ("regex", "^model[02]/layer[1-3]/"),
+                ("all", ""),
+            )
+        )
+        if kind == "all" and self.rng.random() < 0.8:
+            return
+        page = self.rng.choice((5, 50, 65_536))
+        force = self.rng.random() < 0.2
+        self.checked.remove_matching(self.rng.choice((0, 0, 1)), pattern, kind, force, page)
+
+    def evict(self) -> None:
+        ratio = self.rng.choice((0.0, 0.05, 0.1, 0.3, 0.8, 1.0))
+        self.checked.evict(ratio, self.rng.choice((None, ratio)))
+
+    def tick(self) -> None:
+        self.checked.tick()
+
+    def sleep(self) -> None:
+        seconds = self.rng.choice((0.1, 1, 1, 3, 11, 11, 31, 61, 300, 601))
+        self.checked.note("sleep", seconds)
+        self.checked.at(int(seconds * SECOND) + self.rng.randrange(1000))
+        if self.rng.random() < 0.7:
+            self.checked.tick()
+
+    def pin(self) -> None:
+        ttl = self.rng.choice((None, 0, 7 * SECOND + 3, 200_000 * SECOND))
+        self.checked.pin(self._keys(4), self.rng.random() < 0.7, ttl)
+
+    def hard_pin(self) -> None:
+        self.checked.hard_pin(self._keys(3), self.rng.random() < 0.4)
+
+    def copy(self) -> None:
+        readable = [key for key in self.model.objects if self.model.readable(key)]
+        if not readable or self.rng.random() < 0.1:
+            key, held = self.rng.randrange(KEYS), []
+        else:
+            key = self.rng.choice(readable)
+            held = [extent.segment for extent in self.model.alive(self.model.objects[key].current)]
+        move = self.rng.random() < 0.4
+        source = self.rng.choice([None, *held, *held, *list(self.model.segments)[:1]])
+        count = 1 if move else self.rng.choice((1, 1, 2))
+        targets = self.rng.sample(list(self.model.segments), min(count, len(self.model.segments)))
+        self.checked.copy(self._some_client(), key, source, targets, move)
+
+    def copy_end(self) -> None:
+        if not self.model.tasks:
+            return
+        number, task = self.rng.choice(list(self.model.tasks.items()))
+        client = task.client if self.rng.random() < 0.9 else self._some_client()
+        self.checked.copy_end(client, number, self.rng.random() < 0.7)
+
+    def fetch(self) -> None:
+        """Workers take tasks, at times newly submitted ones."""
+        if self.rng.random() < 0.5:
+            targets = self.rng.sample(list(self.model.segments), 1)
+            self.checked.submit(self.rng.randrange(KEYS), targets)
+        self.checked.fetch(self._some_client(), range(KEYS))
+
+    def restart_client(self) -> None:
+        """A client leaves, or comes back under a new epoch; its unfinished puts are over."""
+        place = self.rng.randrange(len(self.clients))
+        old = self.clients[place]
+        self.epochs[place] += 1
+        if self.rng.random() < 0.5:
+            self.checked.close_client(old, self.rng.random() < 0.5)
+            self.clients[place] = self.checked.open_client(place, self.epochs[place])
+        else:
+            self.clients[place] = self.checked.restart_client(old, place, self.epochs[place])
+
+    def _mount(self, number: int) -> None:
+        self.checked.mount(self.clients[0], number, SEGMENT_BYTES, f"host{number % 3}")
+
+    def change_segment(self) -> None:
+        number = self.rng.randrange(5)
+        there = [
+            index
+            for index, segment in self.model.segments.items()
+            if segment.uuid == number.to_bytes(16, "big") and segment.state != SegmentState.GONE
+        ]
+        if not there:
+            self._mount(number)
+            return
+        draw = self.rng.random()
+        if draw < 0.2:
+            self._mount(number)
+        elif draw < 0.6:
+            self.checked.suspect(there[0], self.rng.random() < 0.4)
+        elif draw < 0.8:
+            self.checked.unmount(self._some_client(), there[0], force=False)
+        else:
+            self.checked.unmount(self.clients[1], there[0], force=True)
+
+    def audit(self) -> None:
+        self.checked.audit(range(KEYS), (0, 1))

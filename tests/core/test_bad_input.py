@@ -1,0 +1,314 @@
+"""Bad input: an error code per key, nothing raised, nothing changed, every invariant intact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mooncake_store.core.options import PutOptions
+from mooncake_store.core.records import BATCH_MAX, SIZE_MAX, Status
+from tests.core.lab import SECOND, Lab, digests_of
+
+S = Status
+NO_CLIENT = {int(S.ILLEGAL_CLIENT), int(S.CLIENT_NOT_FOUND)}
+
+
+def pool() -> Lab:
+    lab = Lab(segments=2)
+    lab.put(range(10))
+    return lab
+
+
+@pytest.mark.parametrize(
+    "size", [0, -1, -(1 << 40), SIZE_MAX, SIZE_MAX + 1, (1 << 63) - 1, -(1 << 63)]
+)
+@pytest.mark.parametrize("upsert", [False, True])
+def test_sizes_out_of_range(size: int, upsert: bool) -> None:
+    lab = pool()
+    before = lab.shard.stats()
+    rows, replicas = lab.start([100], [size], upsert=upsert)
+    assert rows["status"].tolist() == [S.INVALID_PARAMS]
+    assert len(replicas) == 0
+    assert lab.shard.stats() == before
+
+
+def test_one_bad_size_spoils_only_its_own_key() -> None:
+    lab = pool()
+    rows, _ = lab.start([100, 101, 102], [4096, 0, 4096])
+    assert rows["status"].tolist() == [S.OK, S.INVALID_PARAMS, S.OK]
+
+
+def test_a_size_that_fits_nowhere_is_no_space_and_evicts_nobody_leased() -> None:
+    lab = pool()
+    lab.get(range(10), ttl=10)
+    rows, _ = lab.start([100, 101], [SIZE_MAX - 1, 4096])
+    assert rows["status"].tolist() == [S.NO_SPACE, S.OK]
+    assert all(lab.exists(range(10)))
+
+
+def test_a_size_that_fits_nowhere_does_not_empty_the_pool() -> None:
+    """No amount of eviction makes a segment larger, so evicting for it is only harm."""
+    lab = pool()
+    rows, _ = lab.start([100], [1 << 40])
+    assert rows["status"].tolist() == [S.NO_SPACE]
+    assert all(lab.exists(range(10)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 0},
+        {"replicas": -1},
+        {"replicas": 65, "replicas_min": 1},
+        {"replicas": 1 << 40},
+        {"replicas": 2, "replicas_min": 3},
+    ],
+)
+def test_absurd_replica_counts(options: dict[str, int]) -> None:
+    lab = pool()
+    before = lab.shard.stats()
+    rows, _ = lab.start([100, 101], **options)
+    assert rows["status"].tolist() == [S.INVALID_PARAMS] * 2
+    assert lab.shard.stats() == before
+
+
+def test_a_batch_above_the_limit_is_refused_whole() -> None:
+    lab = pool()
+    n = BATCH_MAX + 1
+    digests, sizes = digests_of(range(n)), np.full(n, 64, np.int64)
+    before = lab.shard.stats()
+    rows, _ = lab.shard.put_start(lab.now, lab.client, 0, digests, sizes, None)
+    assert (rows["status"] == S.INVALID_PARAMS).all()
+    assert len(rows) == n
+    generations = np.zeros(n, np.uint32)
+    for out in (
+        lab.shard.put_end(lab.now, lab.client, digests, generations, np.zeros(n, np.uint64)),
+        lab.shard.put_revoke(lab.now, lab.client, digests, generations),
+        lab.shard.get(lab.now, digests, SECOND)[0]["status"],
+        lab.shard.renew(lab.now, digests, generations, SECOND)[0],
+        lab.shard.release(lab.now, digests, generations),
+        lab.shard.remove(lab.now, digests),
+    ):
+        assert (np.asarray(out) == S.INVALID_PARAMS).all()
+    assert lab.shard.stats() == before
+    lab.check()
+
+
+def test_empty_batches() -> None:
+    lab = pool()
+    before = lab.shard.stats()
+    rows, replicas = lab.start([])
+    assert (len(rows), len(replicas)) == (0, 0)
+    assert lab.start([], upsert=True)[0].tolist() == []
+    assert lab.end([], []) == []
+    assert lab.revoke([], []) == []
+    assert len(lab.get([], ttl=10)[0]) == 0
+    assert lab.exists([]) == []
+    assert lab.shard.find_prefix(lab.now, digests_of([])) == 0
+    assert lab.remove([]) == []
+    assert lab.renew([], [], 1)[0] == []
+    assert lab.release([], []) == []
+    assert lab.shard.stats() == before
+
+
+def test_duplicate_keys_in_one_batch_first_wins() -> None:
+    lab = pool()
+    rows, replicas = lab.start([100, 101, 100, 100], [4096, 4096, 8192, 1])
+    assert rows["status"].tolist() == [S.OK, S.OK, S.ALREADY_EXISTS, S.ALREADY_EXISTS]
+    assert len(replicas) == 2
+    assert lab.stat(100).size == 4096
+
+
+def test_duplicate_keys_in_one_upsert_first_wins() -> None:
+    lab = pool()
+    rows, replicas = lab.start([1, 2, 1, 100, 100], [4096, 4096, 8192, 50, 60], upsert=True)
+    assert rows["status"].tolist() == [S.OK, S.OK, S.ALREADY_EXISTS, S.OK, S.ALREADY_EXISTS]
+    assert len(replicas) == 3
+    assert lab.end([1, 2, 100], rows["generation"][[0, 1, 3]]) == [S.OK] * 3
+    assert lab.get([1, 2, 100])[0]["size"].tolist() == [4096, 4096, 50]
+
+
+def test_a_duplicate_whose_first_is_refused_may_win() -> None:
+    lab = pool()
+    rows, _ = lab.start([100, 100], [0, 4096])
+    assert rows["status"].tolist() == [S.INVALID_PARAMS, S.OK]
+
+
+def test_batch_order_is_preserved() -> None:
+    lab = Lab(segments=3)
+    keys = list(range(50, 0, -1))
+    sizes = [key * 100 for key in keys]
+    rows, replicas = lab.start(keys, sizes, replicas=2)
+    assert rows["replicas"].tolist() == [2] * 50
+    lab.end(keys, rows["generation"])
+    got, where = lab.get(keys)
+    assert got["size"].tolist() == sizes
+    assert got["generation"].tolist() == rows["generation"].tolist()
+    for at in range(50):
+        told = {(int(r["segment"]), int(r["offset"])) for r in replicas[2 * at : 2 * at + 2]}
+        assert told == {(int(r["segment"]), int(r["offset"])) for r in where[2 * at : 2 * at + 2]}
+
+
+@pytest.mark.parametrize("client", [-1, 77, 1 << 20, (1 << 31) - 1])
+def test_unknown_clients(client: int) -> None:
+    lab = Lab()
+    # Lab reads a negative client as "mine", so the shard is called directly here.
+    rows, _ = lab.shard.put_start(
+        lab.now, client, 0, digests_of([1]), np.array([64], np.int64), None, PutOptions()
+    )
+    assert set(rows["status"].tolist()) <= NO_CLIENT
+    status, _ = lab.shard.mount(lab.now, client, b"x" * 16, "x", 1 << 20)
+    assert int(status) in NO_CLIENT
+    assert int(lab.shard.unmount(lab.now, client, lab.uuid(0))) in NO_CLIENT
+    lab.check()
+
+
+def test_a_closed_client_writes_nothing_more() -> None:
+    lab = Lab()
+    client = lab.open(7)
+    rows, _ = lab.start([1], client=client)
+    lab.shard.close_client(lab.now, client)
+    assert lab.end([1], rows["generation"], client=client)[0] != S.OK
+    assert lab.get_status(1) == S.NOT_FOUND
+    assert int(lab.start([2], client=client)[0]["status"][0]) in NO_CLIENT
+
+
+@pytest.mark.parametrize("tenant", [-1, 5, 1 << 16, 1 << 30])
+def test_unknown_tenants(tenant: int) -> None:
+    lab = pool()
+    before = lab.shard.stats()
+    rows, _ = lab.start([100], tenant=tenant)
+    assert rows["status"].tolist() == [S.TENANT_NOT_REGISTERED]
+    assert lab.shard.drop_tenant(tenant) == S.TENANT_NOT_REGISTERED
+    assert lab.shard.stats() == before
+
+
+def test_unknown_segments() -> None:
+    lab = pool()
+    digest = digests_of([1])[0]
+    assert lab.shard.unmount(lab.now, lab.client, b"?" * 16) == S.SEGMENT_NOT_FOUND
+    graceful = lab.shard.unmount_gracefully(lab.now, lab.client, b"?" * 16, lab.now + SECOND)
+    assert graceful == S.SEGMENT_NOT_FOUND
+    for target in (-1, 99, 4095, 1 << 40):
+        status = lab.shard.copy_start(lab.now, lab.client, digest, None, [target])[0]
+        assert status == S.SEGMENT_NOT_FOUND
+    assert lab.shard.drain(lab.now, 99)[0] == S.SEGMENT_NOT_FOUND
+    lab.check()
+
+
+def test_no_segment_is_mounted() -> None:
+    lab = Lab(segments=0)
+    rows, _ = lab.start([1, 2])
+    assert rows["status"].tolist() == [S.NO_SPACE] * 2
+    assert lab.exists([1, 2]) == [False, False]
+    assert lab.evict(1.0).objects == 0
+    lab.tick()
+    assert lab.shard.stats().bytes_total == 0
+    lab.mount(0)
+    lab.put([1, 2])
+
+
+def test_time_going_backwards_is_clamped() -> None:
+    lab = pool()
+    lab.get([1], ttl=10)
+    lab.now -= 100 * SECOND
+    assert lab.remove([1]) == [S.HAS_LEASE]
+    left = int(lab.get([1], ttl=1)[0]["lease_ns"][0])
+    assert left == 10 * SECOND
+    lab.tick()
+    lab.now += 111 * SECOND
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_time_leaping_far_ahead() -> None:
+    lab = pool()
+    lab.start([100])
+    lab.get([1], ttl=10)
+    lab.now = 1 << 61
+    lab.tick()
+    assert lab.get_status(100) == S.NOT_FOUND
+    assert all(lab.exists(range(10)))
+
+
+@pytest.mark.parametrize("ttl_ns", [-1, -(1 << 62)])
+def test_negative_leases_grant_nothing(ttl_ns: int) -> None:
+    lab = pool()
+    rows, _ = lab.shard.get(lab.now, digests_of([1]), ttl_ns)
+    assert int(rows["lease_ns"][0]) == 0
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_an_endless_lease_is_cut_to_the_maximum() -> None:
+    lab = pool()
+    rows, _ = lab.shard.get(lab.now, digests_of([1]), (1 << 63) - 1)
+    assert int(rows["lease_ns"][0]) == 300 * SECOND
+    _, left = lab.shard.renew(
+        lab.now, digests_of([1]), rows["generation"].astype(np.uint32), (1 << 63) - 1
+    )
+    assert left.tolist() == [300 * SECOND]
+
+
+def test_names_too_long() -> None:
+    lab = pool()
+    rows, _ = lab.start([100, 101], names=["x" * 4097, "y" * 4096])
+    assert rows["status"].tolist() == [S.INVALID_KEY, S.OK]
+
+
+@pytest.mark.parametrize("pattern", ["(", "a" * 257, "(a+)+$", "[", "*", "(?P<x>a)(?P=x)"])
+def test_hostile_regular_expressions_are_refused(pattern: str) -> None:
+    lab = pool()
+    with pytest.raises(ValueError, match=r"."):
+        lab.shard.remove_matching(lab.now, 0, pattern, "regex")
+    lab.check()
+
+
+@pytest.mark.parametrize("ratio", [-1.0, 2.0, 1e300, float("nan"), float("inf")])
+def test_absurd_eviction_ratios_break_nothing(ratio: float) -> None:
+    lab = pool()
+    lab.get([1], ttl=10)
+    try:
+        lab.shard.evict(lab.now, ratio)
+    except ValueError:
+        assert all(lab.exists(range(10)))
+    lab.check()
+    assert lab.exists([1]) == [True]
+
+
+@pytest.mark.parametrize("task", [-1, 0, 12345, 1 << 62])
+def test_unknown_tasks_and_jobs(task: int) -> None:
+    lab = pool()
+    assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.TASK_NOT_FOUND
+    assert lab.shard.cancel_drain(lab.now, task) == S.JOB_NOT_FOUND
+    lab.check()
+
+
+@pytest.mark.parametrize("nbytes", [0, -1, 1 << 62])
+def test_absurd_segments(nbytes: int) -> None:
+    lab = pool()
+    before: Any = lab.shard.stats()
+    status, _ = lab.shard.mount(lab.now, lab.client, b"z" * 16, "z", nbytes)
+    assert status == S.INVALID_PARAMS
+    assert lab.shard.stats() == before
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    """Kernels do not check bounds, so the layer above them must."""
+    lab = pool()
+    digests = digests_of([1, 2, 3])
+    short = np.zeros(2, np.uint32)
+    before = lab.shard.stats()
+    rows, _ = lab.shard.put_start(lab.now, lab.client, 0, digests, np.full(2, 64, np.int64), None)
+    zeros = np.zeros(3, np.uint64)
+    for out in (
+        rows["status"],
+        lab.shard.put_end(lab.now, lab.client, digests, short, zeros),
+        lab.shard.put_end(lab.now, lab.client, digests, np.zeros(3, np.uint32), zeros[:1]),
+        lab.shard.put_revoke(lab.now, lab.client, digests, short),
+        lab.shard.release(lab.now, digests, short),
+        lab.shard.renew(lab.now, digests, short, SECOND)[0],
+    ):
+        assert np.asarray(out).tolist() == [S.INVALID_PARAMS] * 3
+    assert lab.shard.stats() == before
+    lab.check()

@@ -1,0 +1,217 @@
+"""Section 3 of the semantics: leases, their holders, and what they protect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mooncake_store.core.records import Status
+from tests.core.lab import MIB, SECOND, Lab, digests_of
+
+S = Status
+
+
+def leased(ttl: float = 10) -> tuple[Lab, Any]:
+    lab = Lab()
+    generation = lab.put([1])
+    rows, _ = lab.get([1], ttl=ttl)
+    assert rows["lease_ns"].tolist() == [int(ttl * SECOND)]
+    return lab, generation
+
+
+def test_a_leased_remove_is_refused_then_allowed() -> None:
+    lab, _ = leased()
+    assert lab.remove([1]) == [S.HAS_LEASE]
+    lab.sleep(10)
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_the_answer_carries_what_remains_of_the_longest_lease() -> None:
+    lab, _ = leased(10)
+    lab.sleep(4)
+    assert lab.get([1], ttl=1)[0]["lease_ns"].tolist() == [6 * SECOND]
+    assert lab.get([1], ttl=9)[0]["lease_ns"].tolist() == [9 * SECOND]
+
+
+def test_a_query_grants_nothing() -> None:
+    lab = Lab()
+    lab.put([1])
+    assert lab.get([1])[0]["lease_ns"].tolist() == [0]
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_the_maximum_is_configured() -> None:
+    lab = Lab(lease_ttl_max_ns=5 * SECOND)
+    lab.put([1])
+    assert lab.get([1], ttl=60)[0]["lease_ns"].tolist() == [5 * SECOND]
+
+
+def test_release_by_the_last_holder_ends_the_lease() -> None:
+    lab, generation = leased()
+    lab.get([1], ttl=10)
+    assert lab.release([1], generation) == [S.OK]
+    assert lab.remove([1]) == [S.HAS_LEASE]
+    assert lab.release([1], generation) == [S.OK]
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_one_batch_may_lease_a_key_twice() -> None:
+    lab = Lab()
+    (generation,) = lab.put([1])
+    lab.get([1, 1], ttl=10)
+    lab.release([1], [generation])
+    assert lab.remove([1]) == [S.HAS_LEASE]
+    lab.release([1], [generation])
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_more_readers_than_can_be_counted_keep_their_lease() -> None:
+    lab = Lab()
+    (generation,) = lab.put([1])
+    lab.get([1] * 300, ttl=10)
+    lab.release([1] * 299, [generation] * 299)
+    assert lab.remove([1]) == [S.HAS_LEASE]
+    lab.sleep(10)
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_releasing_too_often_is_harmless() -> None:
+    lab, generation = leased()
+    for _ in range(3):
+        assert lab.release([1], generation)[0] in (S.OK, S.NOT_FOUND)
+    lab.get([1], ttl=10)
+    assert lab.remove([1]) == [S.HAS_LEASE]
+
+
+def test_a_release_of_another_generation_frees_nobody() -> None:
+    lab, generation = leased()
+    assert lab.release([1], generation + 1) == [S.NOT_FOUND]
+    assert lab.remove([1]) == [S.HAS_LEASE]
+
+
+def test_readers_of_a_lapsed_lease_do_not_count() -> None:
+    lab, generation = leased(1)
+    lab.sleep(2)
+    lab.get([1], ttl=10)
+    assert lab.release([1], generation) == [S.OK]
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_renew_extends_a_running_lease() -> None:
+    lab, generation = leased(10)
+    lab.sleep(5)
+    statuses, left = lab.renew([1], generation, 10)
+    assert (statuses, left.tolist()) == ([S.OK], [10 * SECOND])
+    statuses, left = lab.renew([1], generation, 1)
+    assert (statuses, left.tolist()) == ([S.OK], [10 * SECOND])
+
+
+def test_renew_after_the_lease_grants_anew_if_nothing_changed() -> None:
+    lab, generation = leased(1)
+    lab.sleep(5)
+    statuses, left = lab.renew([1], generation, 10)
+    assert (statuses, left.tolist()) == ([S.OK], [10 * SECOND])
+    assert lab.remove([1]) == [S.HAS_LEASE]
+
+
+def test_a_slow_reader_outliving_its_lease_is_told() -> None:
+    lab, generation = leased(1)
+    lab.sleep(5)
+    lab.remove([1])
+    assert lab.renew([1], generation, 10)[0] == [S.LEASE_EXPIRED]
+    lab.put([1])
+    assert lab.renew([1], generation, 10)[0] == [S.LEASE_EXPIRED]
+
+
+def test_renew_refuses_an_object_whose_replicas_are_gone() -> None:
+    """Its bytes may be somebody else's by now: it must not look unchanged to a slow reader."""
+    lab, generation = leased(1)
+    lab.sleep(5)
+    assert lab.shard.unmount(lab.now, lab.client, lab.uuid(0)) == S.OK
+    assert lab.renew([1], generation, 10)[0] == [S.LEASE_EXPIRED]
+
+
+def test_force_remove_under_a_lease_quarantines_the_bytes() -> None:
+    lab = Lab(nbytes=MIB)
+    lab.put([1], 700_000)
+    lab.get([1], ttl=10)
+    assert lab.remove([1], force=True) == [S.OK]
+    assert lab.get_status(1) == S.NOT_FOUND
+    assert lab.shard.stats().quarantined_bytes >= 700_000
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.NO_SPACE]
+    lab.sleep(10)
+    lab.tick()
+    assert lab.shard.stats().quarantined_bytes == 0
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.OK]
+
+
+def test_an_upsert_under_a_lease_quarantines_the_old_bytes() -> None:
+    lab = Lab(nbytes=MIB)
+    lab.put([1], 300_000)
+    lab.get([1], ttl=10)
+    lab.put([1], 300_000, upsert=True)
+    assert lab.shard.stats().quarantined_bytes >= 300_000
+    assert lab.remove([1]) == [S.OK]
+    lab.sleep(10)
+    lab.tick()
+    assert lab.shard.stats().quarantined_bytes == 0
+    assert lab.shard.stats().bytes_used == 0
+
+
+def test_unmount_under_a_lease_keeps_the_bytes_when_the_segment_comes_back() -> None:
+    lab = Lab(nbytes=MIB)
+    lab.put([1], 700_000)
+    lab.get([1], ttl=10)
+    assert lab.shard.unmount(lab.now, lab.client, lab.uuid(0)) == S.OK
+    status, _ = lab.shard.mount(lab.now, lab.client, lab.uuid(0), "segment0", MIB, "host0")
+    assert status == S.OK
+    lab.check()
+    assert lab.get_status(1) == S.NOT_FOUND
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.NO_SPACE]
+    lab.sleep(11)
+    lab.tick()
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.OK]
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_renewed_lease_protects_every_replica_across_an_unmount(second: bool) -> None:
+    lab = Lab(segments=2, nbytes=MIB)
+    generation = lab.put([1], 700_000, replicas=2)
+    lab.get([1], ttl=1)
+    lab.renew([1], generation, 100)
+    lab.sleep(5)
+    number = int(second)
+    assert lab.shard.unmount(lab.now, lab.client, lab.uuid(number)) == S.OK
+    lab.check()
+    lab.mount(number, MIB, host=f"host{number}")
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.NO_SPACE]
+
+
+def test_unmount_while_a_writer_writes_keeps_the_bytes_too() -> None:
+    lab = Lab(nbytes=MIB)
+    lab.start([1], 700_000)
+    lab.shard.unmount(lab.now, lab.client, lab.uuid(0))
+    lab.mount(0, MIB, host="host0")
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.NO_SPACE]
+    lab.sleep(601)
+    lab.tick()
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.OK]
+
+
+def test_leases_of_a_stopped_batch_end_at_the_miss() -> None:
+    lab = Lab()
+    lab.put([1, 2, 4])
+    rows, _ = lab.shard.get(lab.now, digests_of([1, 2, 3, 4]), 10 * SECOND, True)
+    assert rows["status"].tolist()[:2] == [S.OK, S.OK]
+    assert (rows["status"][2:] != S.OK).all()
+    assert lab.remove([1, 2, 4]) == [S.HAS_LEASE, S.HAS_LEASE, S.OK]
+
+
+def test_probing_neither_leases_nor_pins() -> None:
+    lab = Lab()
+    lab.put([1, 2])
+    assert lab.exists([1, 2, 3]) == [True, True, False]
+    assert lab.shard.find_prefix(lab.now, digests_of([1, 2, 3, 1])) == 2
+    lab.stat(1)
+    assert lab.remove([1, 2]) == [S.OK] * 2

@@ -1,0 +1,213 @@
+"""Section 6 of the semantics: tasks that workers fetch, drains, and replicas made anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from mooncake_store.core.janitor import DrainState
+from mooncake_store.core.records import SegmentState, Status
+from tests.core.lab import Lab, digests_of
+
+S = Status
+
+
+def where(lab: Lab, key: int) -> set[int]:
+    return {int(replica["segment"]) for replica in lab.get([key])[1]}
+
+
+def state_of(lab: Lab, index: int) -> SegmentState:
+    return next(info.state for info in lab.shard.segments() if info.index == index)
+
+
+# Asynchronous tasks
+
+
+def crew() -> tuple[Lab, list[int]]:
+    """Two workers with a segment each, and one object on the first."""
+    lab = Lab(segments=0)
+    workers = [lab.open(20), lab.open(21)]
+    lab.segments = [lab.mount(n, client=workers[n], host=f"host{n}") for n in range(2)]
+    lab.put([1], preferred=("segment0",))
+    return lab, workers
+
+
+def test_tasks_are_fetched_by_their_worker_only() -> None:
+    lab, workers = crew()
+    status, task = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
+    assert status == S.OK
+    assert list(lab.shard.fetch_tasks(lab.now, workers[1], 10)) == []
+    mine = list(lab.shard.fetch_tasks(lab.now, workers[0], 10))
+    assert len(mine) == 1
+    assert list(lab.shard.fetch_tasks(lab.now, workers[0], 10)) == []
+    wrong = lab.shard.finish_task(lab.now, workers[1], task, True, "")
+    assert wrong == S.ILLEGAL_CLIENT
+    assert lab.shard.task(task) is not None
+    lab.check()
+
+
+def test_submitting_for_what_is_not_there() -> None:
+    lab, _ = crew()
+    target = lab.segments[1]
+    assert lab.shard.submit_copy(lab.now, digests_of([9])[0], [target])[0] == S.NOT_FOUND
+    assert lab.shard.submit_copy(lab.now, digests_of([1])[0], [77])[0] == S.SEGMENT_NOT_FOUND
+    assert lab.shard.submit_move(lab.now, digests_of([9])[0], target)[0] == S.NOT_FOUND
+
+
+def test_tasks_are_bounded() -> None:
+    lab = Lab(segments=2, tasks_max=10)
+    lab.put(range(20), preferred=("segment0",))
+    statuses = [
+        int(lab.shard.submit_copy(lab.now, digests_of([key])[0], lab.segments[1:])[0])
+        for key in range(20)
+    ]
+    assert statuses == [S.OK] * 10 + [S.TASK_LIMIT] * 10
+
+
+def work(lab: Lab, workers: list[int], *, ok: bool = True) -> int:
+    """Let every worker do the tasks assigned to it; returns how many were done."""
+    done = 0
+    for worker in workers:
+        for task in lab.shard.fetch_tasks(lab.now, worker, 100):
+            assert task.worker == worker
+            status = lab.shard.finish_task(lab.now, worker, task.number, ok, "" if ok else "broken")
+            assert status == S.OK
+            done += 1
+    lab.check()
+    return done
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_a_submitted_task_is_done_by_its_worker(move: bool) -> None:
+    lab, workers = crew()
+    digest, target = digests_of([1])[0], lab.segments[1]
+    if move:
+        status, number = lab.shard.submit_move(lab.now, digest, target)
+    else:
+        status, number = lab.shard.submit_copy(lab.now, digest, [target])
+    assert status == S.OK
+    assert where(lab, 1) == {lab.segments[0]}
+    assert work(lab, workers) == 1
+    assert where(lab, 1) == ({target} if move else set(lab.segments))
+    task = lab.shard.task(number)
+    assert task is not None
+    assert task.state.name == "SUCCESS"
+
+
+def test_a_task_whose_object_is_gone_is_not_run() -> None:
+    lab, workers = crew()
+    _, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
+    assert lab.remove([1]) == [S.OK]
+    assert work(lab, workers) == 0
+    task = lab.shard.task(number)
+    assert task is None or task.state.name == "FAILED"
+    assert lab.shard.stats().bytes_used == 0
+
+
+def test_a_pending_task_of_a_vanished_worker_fails() -> None:
+    lab, workers = crew()
+    _, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
+    lab.shard.close_client(lab.now, workers[0])
+    lab.tick()
+    task = lab.shard.task(number)
+    assert task is None or task.state.name == "FAILED"
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_a_lost_replica_is_made_anew() -> None:
+    lab = Lab(segments=3)
+    lab.put(range(20), replicas=2)
+    lost = lab.segments[0]
+    affected = [key for key in range(20) if lost in where(lab, key)]
+    assert affected
+    lab.shard.unmount(lab.now, lab.client, lab.uuid(0))
+    for _ in range(10):
+        lab.sleep(0.01)
+        lab.tick()
+        work(lab, [lab.client])
+    for key in range(20):
+        assert where(lab, key) == set(lab.segments[1:])
+
+
+def test_a_drain_converges() -> None:
+    lab = Lab(segments=3)
+    lab.put(range(300), preferred=("segment0",))
+    status, job = lab.shard.drain(lab.now, lab.segments[0])
+    assert status == S.OK
+    assert state_of(lab, lab.segments[0]) == SegmentState.DRAINING
+    for _ in range(100):
+        lab.sleep(0.01)
+        lab.tick()
+        work(lab, [lab.client])
+        found = lab.shard.drain_job(job)
+        assert found is not None
+        if found.state != DrainState.RUNNING:
+            break
+    assert found.state == DrainState.DONE
+    assert found.moved == 300
+    assert state_of(lab, lab.segments[0]) == SegmentState.DRAINED
+    assert all(lab.exists(range(300)))
+    info = next(info for info in lab.shard.segments() if info.index == lab.segments[0])
+    assert info.used == 0
+
+
+def test_a_drain_waits_for_readers_and_writers() -> None:
+    lab = Lab(segments=2)
+    lab.put([1], preferred=("segment0",))
+    rows, _ = lab.start([2], preferred=("segment0",))
+    lab.get([1], ttl=10)
+    _, job = lab.shard.drain(lab.now, lab.segments[0])
+    for _ in range(10):
+        lab.sleep(0.01)
+        lab.tick()
+        work(lab, [lab.client])
+    assert lab.end([2], rows["generation"]) == [S.OK]
+    for _ in range(10):
+        lab.sleep(2)
+        lab.tick()
+        work(lab, [lab.client])
+    found = lab.shard.drain_job(job)
+    assert found is not None
+    assert found.state == DrainState.DONE
+    assert where(lab, 1) == where(lab, 2) == {lab.segments[1]}
+
+
+def test_a_cancelled_drain_restores_the_segment() -> None:
+    lab = Lab(segments=2)
+    lab.put(range(300), preferred=("segment0",))
+    _, job = lab.shard.drain(lab.now, lab.segments[0])
+    lab.tick()
+    assert lab.shard.cancel_drain(lab.now, job) == S.OK
+    assert state_of(lab, lab.segments[0]) == SegmentState.OK
+    assert lab.shard.cancel_drain(lab.now, job) == S.JOB_NOT_FOUND
+    work(lab, [lab.client])
+    lab.put([1000], preferred=("segment0",))
+    assert where(lab, 1000) == {lab.segments[0]}
+
+
+def test_a_drain_fails_after_retries() -> None:
+    lab = Lab(segments=2)
+    lab.put(range(3), preferred=("segment0",))
+    _, job = lab.shard.drain(lab.now, lab.segments[0])
+    for _ in range(50):
+        lab.sleep(0.01)
+        lab.tick()
+        work(lab, [lab.client], ok=False)
+    found = lab.shard.drain_job(job)
+    assert found is not None
+    assert found.state == DrainState.FAILED
+    assert "broken" in found.message
+    assert state_of(lab, lab.segments[0]) == SegmentState.OK
+    assert all(lab.exists(range(3)))
+
+
+def test_a_graceful_unmount_ends_early_when_drained() -> None:
+    lab = Lab(segments=2)
+    lab.put(range(20), preferred=("segment0",))
+    later = lab.now + 3600 * 10**9
+    assert lab.shard.unmount_gracefully(lab.now, lab.client, lab.uuid(0), later) == S.OK
+    for _ in range(50):
+        lab.sleep(0.01)
+        lab.tick()
+        work(lab, [lab.client])
+    assert all(lab.exists(range(20)))
+    assert all(info.index != lab.segments[0] for info in lab.shard.segments())
