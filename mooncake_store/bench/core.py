@@ -21,7 +21,7 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,7 +48,8 @@ SECOND = 1_000_000_000
 LEASE_NS = 10 * SECOND
 GROW_BATCH = 128
 GROW_DEADLINE_S = 600
-OPERATIONS = ("put_start", "put_end", "get", "exists", "remove")
+WRITES = ("put_start", "put_end", "remove")
+READS = ("get", "exists")
 
 
 class Side(Protocol):
@@ -193,23 +194,31 @@ def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
     repeats = REPEATS_QUICK if quick else REPEATS
     crews = {side: _Crew.of(SIDES[side]()) for side in sides}
     for batch in BATCHES:
-        for operation in OPERATIONS:
-            _rates(report, f"{operation}/b{batch}", crews, repeats, operation, batch)
+        _rates(report, WRITES, crews, repeats, batch)
+        for operation in READS:
+            _rates(report, (operation,), crews, repeats, batch)
     for batch in BATCHES:
-        _rates(report, f"evict/b{batch}", crews, repeats, "evict", batch)
+        _rates(report, ("evict",), crews, repeats, batch)
     crews.clear()
     _growth(report, sides, quick=quick)
 
 
 def _rates(
-    report: Report, row: str, crews: dict[str, _Crew], repeats: int, operation: str, batch: int
+    report: Report,
+    operations: tuple[str, ...],
+    crews: dict[str, _Crew],
+    repeats: int,
+    batch: int,
 ) -> None:
-    samples = alternate(
-        {side: functools.partial(crew.sample, operation, batch) for side, crew in crews.items()},
+    """Add a row for each of some operations that are measured in one go."""
+    alternate(
+        {side: functools.partial(crew.sample, operations, batch) for side, crew in crews.items()},
         repeats,
     )
-    ours = samples.pop("ours")
-    report.row(row, "M ops/s", ours, vs=samples)
+    for operation in operations:
+        samples = {side: crew.rates(operation, repeats) for side, crew in crews.items()}
+        ours = samples.pop("ours")
+        report.row(f"{operation}/b{batch}", "M ops/s", ours, vs=samples)
 
 
 @dataclass(slots=True)
@@ -220,6 +229,7 @@ class _Crew:
     rng: np.random.Generator
     live: NDArray[np.uint64]
     now: int = SECOND
+    measured: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, side: Side) -> _Crew:
@@ -236,21 +246,27 @@ class _Crew:
     def _end(self, keys: Any, answer: Any) -> None:
         self.side.put_end(self.now, keys, self.side.generations(answer))
 
-    def sample(self, operation: str, batch: int) -> float:
-        """Millions of keys per second of one operation, in batches of that size."""
+    def sample(self, operations: tuple[str, ...], batch: int) -> float:
+        """Measure some operations in batches of that size; the rates are fetched by `rates`."""
         self.now += 60 * SECOND  # past every lease of the sample before
-        if operation == "evict":
-            return self._evict(batch)
-        count = KEYS_PER_SAMPLE // batch
-        reads = operation in ("get", "exists")
-        made = (
-            self.live[self.rng.integers(0, LIVE, count * batch)]
-            if reads
-            else _digests(self.rng, count * batch)
-        )
-        batches = [self.side.keys(made[at : at + batch]) for at in range(0, len(made), batch)]
-        run: Callable[[str, list[Any]], float] = self._reads if reads else self._writes
-        return count * batch / run(operation, batches) / 1e6
+        count = KEYS_PER_SAMPLE // batch * batch
+        if operations == WRITES:
+            seconds = self._writes(self._batches(_digests(self.rng, count), batch))
+        elif operations == ("evict",):
+            count, *seconds = self._evict(batch)
+        else:
+            picked = self.live[self.rng.integers(0, LIVE, count)]
+            seconds = [self._reads(operations[0], self._batches(picked, batch))]
+        for operation, elapsed in zip(operations, seconds, strict=True):
+            self.measured.setdefault(operation, []).append(count / elapsed / 1e6)
+        return sum(seconds)
+
+    def rates(self, operation: str, repeats: int) -> list[float]:
+        """Millions of keys per second in the last rounds, the warm-up left out."""
+        return self.measured.pop(operation)[-repeats:]
+
+    def _batches(self, digests: NDArray[np.uint64], batch: int) -> list[Any]:
+        return [self.side.keys(digests[at : at + batch]) for at in range(0, len(digests), batch)]
 
     def _reads(self, operation: str, batches: list[Any]) -> float:
         """Seconds for all batches; what they hit stays."""
@@ -260,31 +276,28 @@ class _Crew:
             call(now, keys)
         return time.perf_counter() - started
 
-    def _writes(self, wanted: str, batches: list[Any]) -> float:
-        """Put and remove all batches; seconds of the wanted step."""
+    def _writes(self, batches: list[Any]) -> list[float]:
+        """Put and remove all batches; seconds of each of the three steps."""
         side, now = self.side, self.now
-        marks = [time.perf_counter()]
+        began = time.perf_counter()
         answers = [side.put_start(now, keys, None) for keys in batches]
-        marks.append(time.perf_counter())
+        started = time.perf_counter()
         stamped = list(zip(batches, map(side.generations, answers), strict=True))
-        restart = time.perf_counter()
+        resumed = time.perf_counter()
         for keys, generations in stamped:
             side.put_end(now, keys, generations)
-        marks.append(time.perf_counter())
+        ended = time.perf_counter()
         for keys in batches:
             side.remove(now, keys)
-        marks.append(time.perf_counter())
-        if wanted == "put_start":
-            return marks[1] - marks[0]
-        return marks[2] - restart if wanted == "put_end" else marks[3] - marks[2]
+        return [started - began, ended - resumed, time.perf_counter() - ended]
 
-    def _evict(self, batch: int) -> float:
-        """Millions of objects per second that leave, about a batch of them per call."""
+    def _evict(self, batch: int) -> tuple[int, float]:
+        """Evict about a batch per call; how many left, and the seconds."""
         left = 0
         started = time.perf_counter()
         for _ in range(KEYS_PER_EVICTION // batch):
             left += self.side.evict(self.now, batch)
-        return left / (time.perf_counter() - started) / 1e6
+        return left, time.perf_counter() - started
 
 
 def _digests(rng: np.random.Generator, count: int) -> NDArray[np.uint64]:
@@ -292,27 +305,27 @@ def _digests(rng: np.random.Generator, count: int) -> NDArray[np.uint64]:
 
 
 def _growth(report: Report, sides: list[str], *, quick: bool) -> None:
-    """Memory and pauses, each side in a process of its own."""
-    small = {side: _in_child(side, LIVE) for side in sides}
-    large = {
-        side: _in_child(side, 5 * LIVE) if side == "ours" or not quick else None for side in sides
+    """Memory and pauses, each side in a process of its own.
+
+    A quick run grows the baseline to a million only: five million Python objects take a while.
+    """
+    grown = {
+        side: _in_child(side, LIVE if quick and side != "ours" else 5 * LIVE) for side in sides
     }
-    for label, grown in (("1M", small), ("5M", large)):
-        _growth_row(report, f"bytes_per_object/{label}", "bytes", grown, "bytes")
-    _growth_row(report, "worst_ms/grow/5M", "ms", large, "worst_ms")
+    _growth_row(report, "bytes_per_object/1M", "bytes", grown)
+    _growth_row(report, "bytes_per_object/5M", "bytes", grown)
+    _growth_row(report, "worst_ms/grow/5M", "ms", grown)
 
 
-def _growth_row(
-    report: Report, row: str, unit: str, grown: dict[str, dict[str, float] | None], field: str
-) -> None:
-    samples = {side: [found[field]] if found else [] for side, found in grown.items()}
+def _growth_row(report: Report, row: str, unit: str, grown: dict[str, dict[str, float]]) -> None:
+    samples = {side: [found[row]] if row in found else [] for side, found in grown.items()}
     ours = samples.pop("ours")
     why = None if ours else "the measuring process failed or ran out of time or memory"
     report.row(row, unit, ours, vs=samples, higher_is_better=False, why=why)
 
 
-def _in_child(side: str, objects: int) -> dict[str, float] | None:
-    """Grow one side in a fresh interpreter; None when it did not finish."""
+def _in_child(side: str, objects: int) -> dict[str, float]:
+    """Grow one side in a fresh interpreter; values by row name, none when it did not finish."""
     code = f"from mooncake_store.bench import core; core.grow({side!r}, {objects})"
     try:
         done = subprocess.run(
@@ -323,7 +336,7 @@ def _in_child(side: str, objects: int) -> dict[str, float] | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return {}
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
@@ -335,22 +348,26 @@ def grow(side_name: str, objects: int) -> None:
     shard of the same kind goes through every call first, so that compiling and importing count
     neither as memory nor as a pause.
     """
-    _grow(SIDES[side_name](), 4 * GROW_BATCH)
+    _grow(SIDES[side_name](), range(4 * GROW_BATCH))
     side = SIDES[side_name]()
+    found = {}
+    worst_s = 0.0
     before = _resident_bytes()
-    worst_s = _grow(side, objects)
-    grown = _resident_bytes() - before - NAME_BYTES * objects
-    found = {"bytes": grown / objects, "worst_ms": worst_s * 1e3}
+    for millions in range(1, objects // LIVE + 1):
+        worst_s = max(worst_s, _grow(side, range((millions - 1) * LIVE, millions * LIVE)))
+        net = _resident_bytes() - before - NAME_BYTES * millions * LIVE
+        found[f"bytes_per_object/{millions}M"] = net / (millions * LIVE)
+    found[f"worst_ms/grow/{objects // LIVE}M"] = worst_s * 1e3
     sys.stdout.write(json.dumps(found))
 
 
-def _grow(side: Side, objects: int) -> float:
-    """Put and get all objects in batches; return the seconds of the slowest single call."""
-    rng = np.random.default_rng(2)
-    worst, now = 0.0, SECOND
-    for first in range(0, objects, GROW_BATCH):
+def _grow(side: Side, numbers: range) -> float:
+    """Put and get objects in batches; return the seconds of the slowest single call."""
+    rng = np.random.default_rng(numbers.start)
+    worst, now = 0.0, SECOND + numbers.start * 10_000
+    for first in numbers[::GROW_BATCH]:
         now += 1_000_000
-        n = min(GROW_BATCH, objects - first)
+        n = min(GROW_BATCH, numbers.stop - first)
         keys = side.keys(_digests(rng, n))
         names = b"".join(b"model/layer-%028d" % at for at in range(first, first + n))
         marks = [time.perf_counter()]
