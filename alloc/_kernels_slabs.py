@@ -53,8 +53,8 @@ CLASS_WAYS = 8
 
 STRIDE_MIN = 8
 EXACT_MAX = 8192  # above this, rounding a stride up to the granule of 64 loses less than 1 %
-SLAB_SLOTS = 64  # a grown class takes slabs of this many slots ...
-SLAB_BYTES = 1 << 18  # ... or this many bytes, whichever is more
+SLAB_SLOTS = 1024  # a grown class takes slabs of this many slots ...
+SLAB_BYTES = 1 << 23  # ... or this many bytes, whichever is more
 SLOTS_MAX = 1 << 16
 ASKS_MAX = 64  # so that a size that is no longer asked for is soon forgotten
 SPARSE_LOOK = 16  # slabs looked at by one call of sparse_slabs

@@ -5,6 +5,10 @@ costs a microsecond on Python 3.11: hot Python code uses these too. `records.py`
 with their meaning; a test keeps the two equal.
 """
 
+KERNEL = {"cache": True, "nogil": True, "_nrt": False}
+"""How every kernel is compiled: they allocate nothing, so numba need not count references, which
+it would do with an atomic instruction per array and call."""
+
 WRITING, READABLE = 1, 2
 
 SOFT_PIN, HARD_PIN, GROUPED, TASK, UPSERT, DOOMED = 1, 2, 4, 8, 16, 128
@@ -15,7 +19,7 @@ ALREADY_EXISTS, HAS_LEASE, LEASE_EXPIRED, BUSY = -705, -706, -707, -708
 RETRY, SWAP = 1, 2
 """Internal: clear the row away and ask again; a second generation is complete."""
 
-OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, HOT = 0, 1, 2, 3, 4, 5, 6
+OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, HOT, SINK = 0, 1, 2, 3, 4, 5, 6, 7
 TALLY_WORDS = 8
 
 HOLDERS_MAX = 255

@@ -9,12 +9,14 @@ run of c blocks (0 = none); a free run holds the next one's number in its first 
 import numpy as np
 from numba import njit
 
+from mooncake_store.core._codes import KERNEL
+
 LENGTH_BITS = 13
 LENGTH_MASK = (1 << LENGTH_BITS) - 1
 CLASSES = 4096 // 8 + 1
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def store(words, blob, heads, cold, chosen, status, names, lengths):
     """Keep the name of each chosen row; `names` holds them one after the other. O(bytes).
 
@@ -45,9 +47,13 @@ def store(words, blob, heads, cold, chosen, status, names, lengths):
     return lost
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def drop(words, heads, cold, doomed):
     """Give the names of doomed rows back. O(n)."""
+    sink = 0
+    for i in range(doomed.shape[0]):  # first touch all of them: the cache misses overlap
+        sink ^= words[cold[doomed[i]].name_ref >> LENGTH_BITS]
+    words[0] = sink
     for i in range(doomed.shape[0]):
         ref = cold[doomed[i]].name_ref
         if ref != 0:
@@ -58,7 +64,7 @@ def drop(words, heads, cold, doomed):
             cold[doomed[i]].name_ref = 0
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def with_prefix(blob, cold, rows, prefix, out):
     """List the rows whose name starts with `prefix`; returns how many. O(n * prefix)."""
     count = 0
@@ -79,7 +85,7 @@ def with_prefix(blob, cold, rows, prefix, out):
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def gather(blob, cold, rows, lengths, out):
     """Copy the names of rows one after the other into `out`; returns the bytes written."""
     at = 0

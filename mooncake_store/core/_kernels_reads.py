@@ -15,6 +15,7 @@ from mooncake_store.core._codes import (
     HOT_COUNT_BITS,
     HOT_COUNT_MASK,
     HOT_WINDOWS,
+    KERNEL,
     LEASE_EXPIRED,
     NOT_FOUND,
     NOT_READY,
@@ -24,7 +25,7 @@ from mooncake_store.core._codes import (
 from mooncake_store.core._kernels_table import find
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**KERNEL, inline="always")
 def living_replicas(rows, overflow, alive, row, replicas, first):
     """Write the readable replicas of a row from place `first` on; return the next place."""
     m = first
@@ -44,7 +45,7 @@ def living_replicas(rows, overflow, alive, row, replicas, first):
     return m
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**KERNEL, inline="always")
 def lease(rows, row, now, ttl):
     """Grant one more reader a lease; it never gets shorter by that."""
     if rows[row].lease_end <= now:
@@ -55,7 +56,7 @@ def lease(rows, row, now, ttl):
         rows[row].lease_end = now + ttl
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**KERNEL, inline="always")
 def count_hit(rows, row, window):
     """Count a get in the current window; return the hits so far."""
     seen = np.int64(rows[row].hits)
@@ -67,9 +68,20 @@ def count_hit(rows, row, window):
     return seen & HOT_COUNT_MASK
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def get(
-    table, rows, overflow, alive, lease_until, digests, wish, tally, answers, replicas, touched
+    table,
+    found,
+    rows,
+    overflow,
+    alive,
+    lease_until,
+    digests,
+    wish,
+    tally,
+    answers,
+    replicas,
+    touched,
 ):
     """Answer gets: where the replicas are, with a lease of `ttl` if that is above 0.
 
@@ -79,7 +91,6 @@ def get(
     """
     now, ttl, stop_at_miss, hot_window_ns, hot_hits = wish
     n = digests.shape[0]
-    found = np.empty(n, np.int32)
     find(table[0], table[1], table[2], rows, digests, found)
     window = 0
     if hot_hits > 0:
@@ -125,7 +136,7 @@ def get(
     return m, count
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def readable(rows, overflow, alive, found, out):
     """out[i] = whether the object can be read now."""
     for i in range(found.shape[0]):
@@ -139,10 +150,9 @@ def readable(rows, overflow, alive, found, out):
                 link = overflow[link].next
 
 
-@njit(cache=True, nogil=True)
-def exists(head, table_a, table_b, rows, overflow, alive, digests, out):
+@njit(**KERNEL)
+def exists(head, table_a, table_b, found, rows, overflow, alive, digests, out):
     """out[i] = whether digests[i] names an object that can be read now."""
-    found = np.empty(digests.shape[0], np.int32)
     find(head, table_a, table_b, rows, digests, found)
     for i in range(found.shape[0]):
         row = found[i]
@@ -155,7 +165,7 @@ def exists(head, table_a, table_b, rows, overflow, alive, digests, out):
                 link = overflow[link].next
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def renew(rows, overflow, alive, found, generations, times, lease_until, status, remaining):
     """Prolong leases of unchanged objects; times = (now, ttl_ns)."""
     now, ttl = times[0], times[1]
@@ -183,7 +193,7 @@ def renew(rows, overflow, alive, found, generations, times, lease_until, status,
             remaining[i] = end - now
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def release_leases(rows, found, generations, now, status):
     """One reader of each object is done; the last one ends the lease."""
     for i in range(found.shape[0]):
@@ -198,7 +208,7 @@ def release_leases(rows, found, generations, now, status):
                 rows[row].lease_end = now
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def listing(rows, overflow, alive, cold, span, out):
     """Readable, named rows of tenant span[2] among rows span[0]..span[1]; returns how many."""
     count = 0

@@ -8,10 +8,10 @@ running totals, because a sum over all rows would be a scan. All kernels are O(n
 
 from numba import njit
 
-from mooncake_store.core._codes import HARD_PIN, READABLE, TASK, UPSERT, WRITING
+from mooncake_store.core._codes import HARD_PIN, KERNEL, READABLE, TASK, UPSERT, WRITING
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def eligible(rows, ids, now, out):
     """out[i] = whether row ids[i] may be evicted now, groups left aside."""
     for i in range(ids.shape[0]):
@@ -23,7 +23,7 @@ def eligible(rows, ids, now, out):
         )
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def on_segments(rows, overflow, wanted, ids, out):
     """out[i] = whether row ids[i] has a replica on a segment s with wanted[s]."""
     for i in range(ids.shape[0]):
@@ -35,14 +35,14 @@ def on_segments(rows, overflow, wanted, ids, out):
             link = overflow[link].next
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def row_bytes(rows, ids, out):
     """out[i] = bytes that row ids[i] occupies in all its replicas."""
     for i in range(ids.shape[0]):
         out[i] = rows[ids[i]].size * rows[ids[i]].replicas
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def sweep(rows, overflow, cold, alive, closed, span, out):
     """Find rows that need attention in rows span[0]..span[1]; returns how many.
 
@@ -67,7 +67,7 @@ def sweep(rows, overflow, cold, alive, closed, span, out):
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def late_puts(rows, span, out):
     """Unfinished puts begun by span[2] among rows span[0]..span[1]; returns how many."""
     count = 0
@@ -78,7 +78,7 @@ def late_puts(rows, span, out):
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def of_tenant(rows, cold, span, out):
     """Rows in use of tenant span[2] among rows span[0]..span[1]; returns how many."""
     count = 0
@@ -89,7 +89,7 @@ def of_tenant(rows, cold, span, out):
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def record(ring, rows, cold, chosen, where):
     """Write one event per chosen row into a ring; where = (first place, length, kind)."""
     for i in range(chosen.shape[0]):

@@ -13,13 +13,15 @@ need, without acting on it: those loads are independent, so their cache misses o
 import numpy as np
 from numba import njit
 
+from mooncake_store.core._codes import KERNEL
+
 ACTIVE, MASK, USED, OLD_MASK, CURSOR, FREE_ROWS, ROWS_HIGH, SINK = 0, 1, 2, 3, 4, 5, 6, 7
 HEAD_WORDS = 8
 LOW = 0xFFFFFFFF
 DELETED = -1
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def _find_in_old(head, old, rows, lo, hi):
     """Look among the entries that were not moved yet; the row or -1. O(1) expected."""
     mask = head[OLD_MASK]
@@ -40,7 +42,7 @@ def _find_in_old(head, old, rows, lo, hi):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def find(head, table_a, table_b, rows, digests, out):
     """out[i] = row of digests[i] or -1. O(n) expected.
 
@@ -84,7 +86,7 @@ def find(head, table_a, table_b, rows, digests, out):
                 out[i] = _find_in_old(head, old, rows, digests[i, 0], digests[i, 1])
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, out, inserted):
     """Find rows, and give a new row to every missing digest whose status is 0. O(n) expected.
 
@@ -137,7 +139,7 @@ def find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, out
         out[i] = row
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def take_rows(head, free_rows, rows_max, out):
     """Give rows that are in no table (second generations). out[i] = -1 when none is left. O(n)."""
     for i in range(out.shape[0]):
@@ -151,7 +153,7 @@ def take_rows(head, free_rows, rows_max, out):
             out[i] = -1
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def _position_in_old(head, old, tag, row):
     """Where (tag, row) stands among the entries not moved yet, or -1. O(1) expected."""
     mask = head[OLD_MASK]
@@ -169,7 +171,7 @@ def _position_in_old(head, old, tag, row):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def delete(head, table_a, table_b, rows, doomed):
     """Remove the entries of these rows from the table; a row in no table is passed over. O(n).
 
@@ -211,7 +213,7 @@ def delete(head, table_a, table_b, rows, doomed):
                 head[USED] -= 1
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def give_back_rows(head, free_rows, rows, doomed):
     """Zero rows and put them on the free stack. O(n)."""
     for i in range(doomed.shape[0]):
@@ -234,7 +236,7 @@ def give_back_rows(head, free_rows, rows, doomed):
         head[FREE_ROWS] += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def swap_row(head, table_a, table_b, rows, old_row, new_row):
     """Let the entry of `old_row` name `new_row`, which has the same digest. O(1) expected."""
     if head[ACTIVE] == 0:
@@ -258,7 +260,7 @@ def swap_row(head, table_a, table_b, rows, old_row, new_row):
     return False
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def drain(head, table_a, table_b, count):
     """Move the next `count` positions of the old array into the active one. O(count)."""
     old_mask = head[OLD_MASK]
@@ -284,7 +286,7 @@ def drain(head, table_a, table_b, count):
         head[OLD_MASK] = -1
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def touch_pages(table, start, stop):
     """Make the pages of entries start..stop real ahead of use. O(stop - start)."""
     step = 4096 // 8

@@ -23,6 +23,7 @@ from mooncake_store.core._codes import (
     INVALID_KEY,
     INVALID_PARAMS,
     INVALID_WRITE,
+    KERNEL,
     NAME_BYTES_MAX,
     NO_SPACE,
     NOT_FOUND,
@@ -31,6 +32,7 @@ from mooncake_store.core._codes import (
     OK,
     READABLE,
     RETRY,
+    SINK,
     SIZE_MAX,
     SOFT_PIN,
     SOFT_PINNED,
@@ -40,10 +42,10 @@ from mooncake_store.core._codes import (
     UPSERT,
     WRITING,
 )
-from mooncake_store.core._kernels_table import find, find_or_insert
+from mooncake_store.core._kernels_table import FREE_ROWS, find, find_or_insert
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**KERNEL, inline="always")
 def open_row(rows, cold, row, size, now, client, tenant, wanted, tally):
     """Make a fresh row that of an unfinished put."""
     tally[GENERATION] = (tally[GENERATION] + 1) & 0xFFFFFFFF
@@ -62,7 +64,7 @@ def open_row(rows, cold, row, size, now, client, tenant, wanted, tally):
     cold[row].wanted = wanted
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def admit(sizes, lengths, status):
     """Refuse keys whose size or name is out of range.
 
@@ -83,7 +85,7 @@ def admit(sizes, lengths, status):
     return accepted, name_bytes
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def claim(
     head,
     table_a,
@@ -103,6 +105,7 @@ def claim(
     tenant_use,
     status,
     found,
+    inserted,
 ):
     """Start puts: missing keys get a row in state WRITING, others an answer that says why not.
 
@@ -110,7 +113,11 @@ def claim(
     whose writer is late, or whose replicas are all gone. Returns (rows claimed, RETRY answers).
     """
     n = digests.shape[0]
-    inserted = np.empty(n, np.bool_)
+    sink = 0
+    for i in range(min(n, head[FREE_ROWS])):  # the rows that will be taken, so that they are near
+        row = free_rows[head[FREE_ROWS] - 1 - i]
+        sink ^= rows[row].size ^ cold[row].name_ref
+    tally[SINK] = sink
     find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, found, inserted)
     tenant = who[1]
     claimed = 0
@@ -143,7 +150,7 @@ def claim(
     return claimed, retries
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
     """Open a hidden second generation new[i] of each readable row old[i]."""
     for i in range(old.shape[0]):
@@ -157,7 +164,7 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
     tenant_use[who[1], 1] += old.shape[0]
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def attach_all(rows, chosen, segment, offsets, tenant, tally, tenant_use):
     """Give every chosen row, which has none, its one replica; False, with none given, if one
     of the offsets is -1.
@@ -182,7 +189,7 @@ def attach_all(rows, chosen, segment, offsets, tenant, tally, tenant_use):
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def attach(rows, overflow, chosen, segments, offsets, tenant, tally, tenant_use):
     """Give each chosen row one more replica (a chain keeps the order of attachment)."""
     for i in range(chosen.shape[0]):
@@ -215,7 +222,7 @@ def attach(rows, overflow, chosen, segments, offsets, tenant, tally, tenant_use)
             tally[HARD_BYTES] += rows[row].size
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def put_reply(rows, overflow, found, status, answers, replicas):
     """Write the answer to a put_start; return how many replicas were written."""
     m = 0
@@ -242,11 +249,12 @@ def put_reply(rows, overflow, found, status, answers, replicas):
     return m
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def complete(
     head,
     table_a,
     table_b,
+    found,
     rows,
     cold,
     digests,
@@ -266,8 +274,6 @@ def complete(
     SWAP marks a completed second generation: the caller swaps it in. The second result says that
     there is one, or that a done row has a flag.
     """
-    n = digests.shape[0]
-    found = np.empty(n, np.int32)
     find(head, table_a, table_b, rows, digests, found)
     count = 0
     special = False
@@ -313,7 +319,7 @@ def complete(
     return count, special
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def revoke(rows, cold, found, generations, client, status, doomed):
     """Decide revocations; `doomed` are the rows to give up. Returns their number."""
     count = 0
@@ -341,7 +347,7 @@ def revoke(rows, cold, found, generations, client, status, doomed):
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def check_remove(rows, found, now, discard_ns, force, status, doomed):
     """Decide removals. Returns how many rows are doomed.
 
@@ -368,18 +374,25 @@ def check_remove(rows, found, now, discard_ns, force, status, doomed):
     return count
 
 
-@njit(cache=True, nogil=True)
-def survey(rows, doomed):
-    """Return (all flags of doomed rows or-ed, number of their replicas)."""
+@njit(**KERNEL)
+def survey(rows, cold, tally, doomed):
+    """Return (all flags of doomed rows or-ed, number of their replicas).
+
+    Touches everything the kernels after it will need of these rows: loads that depend on nothing
+    overlap their cache misses.
+    """
     flags = 0
     replicas = 0
+    sink = 0
     for i in range(doomed.shape[0]):
         flags |= rows[doomed[i]].flags
         replicas += rows[doomed[i]].replicas
+        sink ^= cold[doomed[i]].name_ref
+    tally[SINK] = sink
     return flags, replicas
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def extents(rows, cold, overflow, doomed, now, release_ns, writer_done, tally, tenant_use, out):
     """List and unlink all extents of doomed rows.
 
@@ -437,7 +450,7 @@ def extents(rows, cold, overflow, doomed, now, release_ns, writer_done, tally, t
     return m, total, waiting, together
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def drop_replica(rows, overflow, row, segment, tenant, tally, tenant_use):
     """Unlink the replica of `row` on `segment`; returns its offset or -1. O(replicas)."""
     offset = np.int64(-1)

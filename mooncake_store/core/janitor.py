@@ -180,7 +180,10 @@ class Janitor:
         emptied = several[:ATTENDED_MAX]
         doomed = np.concatenate([rest[only], emptied[state.rows["segment"][emptied] < 0]])
         state.totals.lost_objects += len(doomed)
-        for row in doomed[(state.flags(doomed) & Flag.UPSERT) != 0].tolist():
+        first = (state.flags(doomed) & Flag.UPSERT) != 0
+        first &= state.rows["state"][doomed] == State.READABLE
+        first &= ~np.isin(state.cold["twin"][doomed] - 1, doomed)
+        for row in doomed[first].tolist():
             puts.continue_alone(state, row)
         state.dispose(doomed)
         for row in emptied[state.rows["segment"][emptied] >= 0].tolist():

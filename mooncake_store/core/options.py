@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["Placement", "PutOptions", "ShardConfig", "SoftPin"]
+__all__ = ["DEFAULTS", "Placement", "PutOptions", "ShardConfig", "SoftPin"]
 
 SECOND = 1_000_000_000
 
@@ -44,6 +44,9 @@ class PutOptions:
     """One group name per key ("" for none): members are evicted together."""
     placement: Placement | None = None
     """None means the shard's default."""
+
+
+DEFAULTS = PutOptions()
 
 
 @dataclass(frozen=True, slots=True)

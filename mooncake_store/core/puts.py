@@ -173,6 +173,7 @@ def _claim(
         state.tenant_use,
         status,
         found,
+        np.empty(len(words), np.bool_),
     )
     return claimed, retries
 
@@ -382,6 +383,7 @@ def put_end(
     count, special = k.complete(
         state.table.head,
         *state.table.tables,
+        np.empty(n, np.int32),
         state.rows,
         state.cold,
         words,
@@ -440,8 +442,6 @@ def _swap_in(state: ShardState, old: int) -> None:
 def continue_alone(state: ShardState, old: int) -> None:
     """Let the unfinished second generation of a lost object go on as an ordinary put."""
     new = int(state.cold["twin"][old]) - 1
-    if new < 0:
-        return
     state.cold["twin"][old] = state.cold["twin"][new] = 0
     for row in (old, new):
         state.clear_flag(row, Flag.UPSERT)

@@ -71,6 +71,7 @@ def get(
     )
     m, count = k.get(
         state.table.parts,
+        np.empty(n, np.int32),
         state.rows,
         state.overflow,
         state.space.alive,
@@ -99,6 +100,7 @@ def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
     k.exists(
         state.table.head,
         *state.table.tables,
+        np.empty(len(digests), np.int32),
         state.rows,
         state.overflow,
         state.space.alive,

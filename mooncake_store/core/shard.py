@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mooncake_store.core import _codes as c
 from mooncake_store.core import integrity, pressure, puts, reads, removal
 from mooncake_store.core.janitor import DrainJob, Janitor, TickReport
-from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
+from mooncake_store.core.options import DEFAULTS, PutOptions, ShardConfig, SoftPin
 from mooncake_store.core.records import SegmentState, State, Status
 from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["SegmentInfo", "Shard", "ShardStats"]
 
 Digests = NDArray[np.uint64]
-DEFAULTS = PutOptions()
 
 
 @dataclass(frozen=True, slots=True)

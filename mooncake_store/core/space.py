@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alloc import create_allocator
-from mooncake_store.core.options import Placement, PutOptions, ShardConfig
+from mooncake_store.core.options import DEFAULTS, Placement, PutOptions, ShardConfig
 from mooncake_store.core.records import SegmentState
 from mooncake_store.core.wheel import Wheel
 
@@ -169,6 +169,8 @@ class Space:
                 [s for s in self._segments.values() if s.state == SegmentState.OK]
             )
         cycle = self._cycle
+        if len(cycle) == 1 and options is DEFAULTS and cycle[0].usable_from <= now:
+            return cycle
         if len(cycle) > 1:
             start = self._rng.randrange(len(cycle))
             cycle = cycle[start:] + cycle[:start]

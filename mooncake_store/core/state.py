@@ -135,10 +135,10 @@ class ShardState:
         if len(doomed) == 0:
             return 0
         rows = self.rows
-        flags, replicas = k.survey(rows, doomed)
+        flags, replicas = k.survey(rows, self.cold, self.tally, doomed)
         if flags & (c.UPSERT | c.GROUPED):
             doomed = self._untied(doomed)
-            flags, replicas = k.survey(rows, doomed)
+            flags, replicas = k.survey(rows, self.cold, self.tally, doomed)
         if event is not None:
             living = doomed
             if self.tally[c.UNFINISHED]:

@@ -190,6 +190,8 @@ class Tasks:
             return Status.SEGMENT_NOT_FOUND, row, -1
         if all(t in living for t in targets):
             return Status.REPLICA_ALREADY_EXISTS, row, -1
+        if any(self._still_read(t) for t in targets):
+            return Status.NO_SPACE, row, -1
         return Status.OK, row, living[0] if source is None else source
 
     def _alive(self, segment: int) -> bool:
@@ -197,11 +199,12 @@ class Tasks:
 
     def _placeable(self, index: int) -> bool:
         segment = self._state.space.get(index)
-        return (
-            segment is not None
-            and segment.state == SegmentState.OK
-            and segment.usable_from <= self._state.now
-        )
+        return segment is not None and segment.state == SegmentState.OK
+
+    def _still_read(self, index: int) -> bool:
+        """Whether leases on an earlier life of the segment's memory still run."""
+        segment = self._state.space.get(index)
+        return segment is not None and segment.usable_from > self._state.now
 
     def _source_lives(self, task: Task) -> bool:
         return self._alive(task.source) and any(
