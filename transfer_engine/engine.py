@@ -11,7 +11,7 @@ only transport that will do. Batches run on the calling thread (`read_batch`, `w
 a bounded pool (`submit`). Everything is thread-safe; a forked child makes its own connections.
 
 Every batch is checked before it moves: remote ranges against the segment, local addresses
-against what was registered. It knows nothing of objects, keys, leases.
+against what was registered, unless the caller vouches for them (`trusted`). It knows nothing of objects, keys, leases.
 Cost: about 3 us of Python a batch besides the transport; nothing per request.
 """
 
@@ -314,14 +314,20 @@ class TransferEngine:
         timeout_s: float | None = None,
         checksums: bool = False,
         fence: int = 0,
+        trusted: bool = False,
     ) -> BatchResult:
         """Read ranges of a segment into registered memory.
 
         Raises InvalidArgumentError for an unregistered address (nothing moves then),
         TransferTimeoutError, PeerLostError. A request that is refused has a status and leaves
         its memory as it was. The order of overlapping requests is not defined.
+
+        `trusted` says that the caller holds the buffers behind the addresses until the transfer
+        has ended, and vouches for their bounds: they need not be registered, which for a buffer
+        used once costs more than a small transfer.
         """
-        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums)
+        ranges = _ANYWHERE if trusted else None
+        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums, ranges)
         return self._run(target, Operation.READ, batch, timeout_s)
 
     def write_batch(
@@ -334,13 +340,15 @@ class TransferEngine:
         timeout_s: float | None = None,
         checksums: bool = False,
         fence: int = 0,
+        trusted: bool = False,
     ) -> BatchResult:
         """Write registered memory into ranges of a segment. Raises as `read_batch` does.
 
         After an error an unknown part was written. `fence` reaches the access hook of the owner
         where the owner takes part (tcp).
         """
-        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums)
+        ranges = _ANYWHERE if trusted else None
+        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums, ranges)
         return self._run(target, Operation.WRITE, batch, timeout_s)
 
     def read_into(
@@ -369,12 +377,14 @@ class TransferEngine:
         timeout_s: float | None = None,
         checksums: bool = False,
         fence: int = 0,
+        trusted: bool = False,
     ) -> Submission:
         """Start a batch in the background. Its deadline counts from now, queueing included.
 
         Raises BusyError when `queue_max` submissions wait already.
         """
-        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums)
+        ranges = _ANYWHERE if trusted else None
+        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums, ranges)
         if timeout_s is None:
             timeout_s = default_timeout_s(batch.total_bytes)
         deadline = time.monotonic() + timeout_s
@@ -482,6 +492,9 @@ class TransferEngine:
 
 
 create_transport = transports.create
+
+# Where memory may lie that a caller vouches for; address 0 never does.
+_ANYWHERE = (np.array([1], dtype=np.int64), np.array([1 << 62], dtype=np.int64))
 
 
 def as_column(values: ArrayLike) -> Columns:

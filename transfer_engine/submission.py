@@ -40,6 +40,18 @@ class Submission:
         self._state = WAITING
         self._done = threading.Event()
         self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], object]] = []
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once the statuses are final: on the thread that ends the batch, or now.
+
+        It must be quick and must not raise; an event loop hands its `call_soon_threadsafe` over.
+        """
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
 
     @property
     def checksums(self) -> NDArray[np.uint64] | None:
@@ -94,9 +106,12 @@ class Submission:
             if self._done.is_set():
                 return False
             self._batch.stop()
-            if self._state == WAITING:
+            waiting = self._state == WAITING
+            if waiting:
                 self._finish(CANCELLED)
-            return True
+        if waiting:
+            self._tell()
+        return True
 
     def _run(self) -> None:
         with self._lock:
@@ -114,6 +129,8 @@ class Submission:
             raise
         else:
             self._done.set()
+        finally:
+            self._tell()
 
     def _expire(self) -> bool:
         """End a batch whose deadline passed in the queue."""
@@ -123,7 +140,15 @@ class Submission:
         with self._lock:
             if not self._done.is_set():
                 self._finish(TIMED_OUT)
+        self._tell()
         return True
+
+    def _tell(self) -> None:
+        """Call back, each callback once."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
 
     def _finish(self, status: int) -> None:
         self._batch.statuses[self._batch.statuses >= 0] = status

@@ -1,6 +1,7 @@
 """Every kernel, compiled and as plain Python, against what it must compute."""
 
 import ctypes
+import itertools
 import socket
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_copy_batch_copies_any_window_of_a_batch(kernels):
     cancel = column(0)
     base = segment.ctypes.data
     cuts = [0, 1, 100, 101, total // 2, total]
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         args = (base, offsets, lengths, addresses, verdicts, begin, end)
         assert kernels.copy_batch(*args, 0, cancel) == 0
         assert np.array_equal(local[:end], expected[:end])
