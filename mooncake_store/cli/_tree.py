@@ -16,7 +16,7 @@ from mooncake_store.cli._app import EXIT_MEANINGS, guarded
 
 __all__ = ["COMMANDS", "root", "run"]
 
-COMMANDS = ("version", "config", "warmup", "bench")
+COMMANDS = ("version", "config", "master", "worker", "warmup", "bench")
 
 
 class _LazyGroup(TyperGroup):

@@ -27,6 +27,7 @@ __all__ = [
     "PING",
     "SEGMENTS",
     "SEGMENT_STATE",
+    "SLICES",
     "STATUS",
     "UNMOUNT",
     "ClusterMap",
@@ -235,6 +236,16 @@ class SliceReply(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
     message: str = ""
 
 
+class SlicesRequest(msgspec.Struct, frozen=True, array_like=True, tag="slices?"):
+    """Asks for all slices of a shard."""
+
+
+class SlicesReply(msgspec.Struct, frozen=True, array_like=True, tag="slices"):
+    """Every slice the shard has not forgotten: (number, used bytes, core `SegmentState`)."""
+
+    slices: tuple[tuple[int, int, int], ...]
+
+
 MAP = Operation("map", 0x40, Cold(MapRequest), Cold(ClusterMap), "how the cluster is made up")
 MOUNT = Operation("mount", 0x41, Cold(Mount), Cold(Mounted), "a worker brings segments")
 UNMOUNT = Operation("unmount", 0x42, Cold(Unmount), Cold(Outcome), "a worker takes them away")
@@ -261,7 +272,14 @@ MOUNT_SLICE = Operation("mount_slice", 0x50, Cold(MountSlice), Cold(SliceReply),
 SEGMENT_STATE = Operation(
     "segment_state", 0x51, Cold(SegmentState), Cold(SliceReply), "a segment's fate"
 )
+SLICES = Operation(
+    "slices",
+    0x52,
+    Cold(SlicesRequest),
+    Cold(SlicesReply, bytes_max=4 << 20),
+    "all slices of a shard",
+)
 
 CLUSTER = Registry("mooncake", [MAP, MOUNT, UNMOUNT, SEGMENTS, STATUS, DRAIN, DRAIN_STATUS])
 LIVENESS = Registry("mooncake-liveness", [PING])
-ADMIN = Registry("mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE])
+ADMIN = Registry("mooncake-admin", [MOUNT_SLICE, SEGMENT_STATE, SLICES])

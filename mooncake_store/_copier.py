@@ -1,0 +1,164 @@
+"""Running copies and moves: fetched from every shard, written to the target, reported back.
+
+All tasks of one fetch that go to the same target segment leave in one batch. A task whose target
+cannot be reached is reported as failed, with the reason; the shard then takes its space back. The
+bytes of a source do not change while its task runs, so reading them needs no lease.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.wire import cluster as wire
+from mooncake_store.wire import shard as shard_wire
+from transfer_engine.base import SegmentDescriptor
+from transfer_engine.engine import TransferEngine
+from transfer_engine.errors import NotFoundError, StoreError
+from transfer_engine.rpc.blocking import BlockingConnection
+
+if TYPE_CHECKING:
+    from mooncake_store.worker import Worker
+    from transfer_engine.engine import SegmentHandle
+    from transfer_engine.segment import Segment
+
+__all__ = ["Copier"]
+
+log = logging.getLogger(__name__)
+
+CALL_S = 5.0
+FETCH = 64
+MESSAGE_CHARS_MAX = 500
+
+
+class Copier:
+    """Copies from segments of this process into those of others; used by one thread."""
+
+    def __init__(self, segments: list[Segment], secret: bytes | None) -> None:
+        self._segments = {segment.uuid: segment for segment in segments}
+        self._secret = secret
+        self._engine = TransferEngine(secret=secret)
+        for segment in segments:
+            self._engine.register(segment)
+        self._connections: dict[str, BlockingConnection] = {}
+        self._targets: dict[int, SegmentHandle] = {}
+        self._epoch = 0
+
+    def work(self, worker: Worker, cluster: wire.ClusterMap) -> bool:
+        """Run what every shard has for this worker; return whether there was anything."""
+        if cluster.epoch != self._epoch:
+            self._reset(cluster.epoch)
+        worked = False
+        for address in cluster.shards:
+            connection = self._shard(worker, address)
+            body = shard_wire.FETCH_TASKS.request.pack(shard_wire.FetchTasks(FETCH))
+            reply = connection.call(shard_wire.FETCH_TASKS, body, timeout_s=CALL_S)
+            tasks = shard_wire.FETCH_TASKS.reply.unpack(reply).tasks
+            if tasks:
+                worked = True
+                failures = self._run(worker, tasks)
+                self._finish(connection, tasks, failures)
+        return worked
+
+    def _shard(self, worker: Worker, address: str) -> BlockingConnection:
+        connection = self._connections.get(address)
+        if connection is None or connection.closed or connection.stale():
+            connection = BlockingConnection.connect(
+                address, shard_wire.SHARD, secret=self._secret, timeout_s=CALL_S
+            )
+            opening = shard_wire.OpenClient(worker.uuid, worker.epoch, worker.host, "default")
+            connection.call(
+                shard_wire.OPEN, shard_wire.OPEN.request.pack(opening), timeout_s=CALL_S
+            )
+            self._connections[address] = connection
+        return connection
+
+    def _run(self, worker: Worker, tasks: tuple[shard_wire.TaskWork, ...]) -> dict[int, str]:
+        """Copy; return the number of each task that failed, and why."""
+        failures: dict[int, str] = {}
+        by_target: dict[int, list[tuple[shard_wire.TaskWork, int]]] = {}
+        for task in tasks:
+            for segment, offset in task.targets:
+                by_target.setdefault(segment, []).append((task, offset))
+        numbers = dict(zip(worker.numbers, worker.segments, strict=True))
+        for number, parts in by_target.items():
+            try:
+                statuses = self._copy(worker, numbers, number, parts)
+            except StoreError as error:
+                self._drop(number)
+                failures |= {task.number: str(error) for task, _ in parts}
+                continue
+            for (task, _), status in zip(parts, statuses, strict=True):
+                if status:
+                    failures[task.number] = f"segment {number} answered with status {status}"
+        return failures
+
+    def _copy(
+        self,
+        worker: Worker,
+        numbers: dict[int, Segment],
+        target: int,
+        parts: list[tuple[shard_wire.TaskWork, int]],
+    ) -> list[int]:
+        for task, _ in parts:
+            if task.source[0] not in numbers:
+                raise NotFoundError(f"segment {task.source[0]} is not of this worker", advice="")
+        result = self._engine.write_batch(
+            self._target(worker, target),
+            np.array([offset for _, offset in parts], np.int64),
+            np.array([task.size for task, _ in parts], np.int64),
+            np.array(
+                [numbers[task.source[0]].address + task.source[1] for task, _ in parts], np.int64
+            ),
+        )
+        statuses: list[int] = result.statuses.tolist()
+        return statuses
+
+    def _target(self, worker: Worker, number: int) -> SegmentHandle:
+        handle = self._targets.get(number)
+        if handle is None:
+            found: Any = worker.describe((number,))
+            if not found:
+                raise NotFoundError(f"segment {number} is not mounted any more", advice="")
+            descriptor = SegmentDescriptor.decode(found[0].descriptor)
+            handle = self._targets[number] = self._engine.open(descriptor)
+        return handle
+
+    def _finish(
+        self,
+        connection: BlockingConnection,
+        tasks: tuple[shard_wire.TaskWork, ...],
+        failures: dict[int, str],
+    ) -> None:
+        """Report all tasks in one write and one read."""
+        ids = []
+        for task in tasks:
+            message = failures.get(task.number, "")
+            outcome = shard_wire.FinishTask(
+                task.number, task.number not in failures, message[:MESSAGE_CHARS_MAX]
+            )
+            body = shard_wire.FINISH_TASK.request.pack(outcome)
+            ids.append(connection.send(shard_wire.FINISH_TASK, body, timeout_s=CALL_S))
+        for request_id in ids:
+            connection.recv(request_id, timeout_s=CALL_S)
+
+    def _drop(self, number: int) -> None:
+        handle = self._targets.pop(number, None)
+        if handle is not None:
+            handle.close()
+
+    def _reset(self, epoch: int) -> None:
+        """Forget what belonged to a former run of the master."""
+        self._epoch = epoch
+        for number in list(self._targets):
+            self._drop(number)
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self._reset(0)
+        self._engine.close()

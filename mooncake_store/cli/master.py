@@ -1,0 +1,90 @@
+"""`mooncake master`: serve the metadata of a pool."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+
+app = make_app()
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Read this file; without it, the one that MOONCAKE_CONFIG names.",
+        show_default=False,
+    ),
+]
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake master", "on 127.0.0.1:50051, for programs of this machine"),
+        ("mooncake master --port 0 --port-file master.json", "on a free port, told in a file"),
+        ("mooncake master --shards 4", "with four shard processes, for many clients"),
+        (
+            "mooncake master --host 10.0.0.5 --secret-file secret",
+            "for other machines that know the secret",
+        ),
+    )
+)
+def master(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default=False)
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Number of shard processes.", show_default=False)
+    ] = None,
+    secret_file: Annotated[
+        str | None, typer.Option(help="File with the shared secret.", show_default=False)
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Accept other machines without a secret.", show_default=False
+        ),
+    ] = False,
+    port_file: Annotated[
+        str | None,
+        typer.Option(help="Write the addresses in use to this file.", show_default=False),
+    ] = None,
+    file: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the metadata of a pool until SIGTERM or Ctrl-C.
+
+    All settings can also stand in a file or the environment: see `mooncake config show`.
+    """
+    from mooncake_store import config, logs
+    from mooncake_store.master.running import run_master
+
+    given = {
+        "host": host,
+        "port": port,
+        "shards": shards,
+        "secret_file": secret_file,
+        "insecure": insecure or None,
+        "port_file": port_file,
+    }
+    settings = config.load(config.MasterConfig, file=file, overrides=given).value
+    logs.configure(settings.log_level, as_json=settings.log_json)
+    secret = config.read_secret(settings.secret_file).reveal() if settings.secret_file else None
+
+    def ready(facts: dict[str, Any]) -> None:
+        count = len(facts["shards"])
+        plural = "" if count == 1 else "s"
+        emit(
+            {"ready": True, **facts},
+            as_json=as_json,
+            human=lambda: f"mooncake master is ready at {facts['address']} ({count} shard{plural})",
+        )
+        sys.stdout.flush()
+
+    run_master(settings, secret, ready)

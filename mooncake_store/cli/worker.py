@@ -1,0 +1,104 @@
+"""`mooncake worker`: lend memory of this machine to a pool."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+
+app = make_app()
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake worker --segment 16GiB", "lend 16 GiB to the master on this machine"),
+        (
+            "mooncake worker --segment 64GiB --segment 64GiB --master 10.0.0.5:50051",
+            "two segments, for a pool of several machines",
+        ),
+        ("mooncake worker --drain 60s", "move everything away before leaving"),
+    )
+)
+def worker(
+    master: Annotated[
+        str | None, typer.Option(help="Address of the master.", show_default=False)
+    ] = None,
+    segment: Annotated[
+        list[str] | None,
+        typer.Option(help="Size of a segment; may be given several times.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name in listings and logs.", show_default=False)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to serve data on.", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to serve data on; 0 picks a free one.", show_default=False),
+    ] = None,
+    secret_file: Annotated[
+        str | None, typer.Option(help="File with the shared secret.", show_default=False)
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Accept other machines without a secret.", show_default=False
+        ),
+    ] = False,
+    port_file: Annotated[
+        str | None,
+        typer.Option(help="Write the port in use to this file.", show_default=False),
+    ] = None,
+    drain: Annotated[
+        str, typer.Option(help="When told to stop, move objects away for at most this long.")
+    ] = "0s",
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Read this file; without it, the one that MOONCAKE_CONFIG names.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lend memory to a pool until SIGTERM or Ctrl-C.
+
+    Memory is kept until the leases of readers have ended. All settings can also stand in a file
+    or the environment: see `mooncake config show --program worker`.
+    """
+    from mooncake_store import config, logs
+    from mooncake_store.units import format_size, parse_duration
+    from mooncake_store.worker_program import run_worker
+
+    given = {
+        "master": master,
+        "segments": ",".join(segment) if segment else None,
+        "name": name,
+        "host": host,
+        "port": port,
+        "secret_file": secret_file,
+        "insecure": insecure or None,
+        "port_file": port_file,
+    }
+    settings = config.load(config.WorkerConfig, file=file, overrides=given).value
+    drain_s = parse_duration(drain)
+    logs.configure(settings.log_level, as_json=settings.log_json)
+    secret = config.read_secret(settings.secret_file).reveal() if settings.secret_file else None
+
+    def ready(facts: dict[str, Any]) -> None:
+        lent = format_size(sum(settings.segments_bytes))
+        emit(
+            {"ready": True, **facts},
+            as_json=as_json,
+            human=lambda: (
+                f"mooncake worker {facts['name']} lends {lent} to the master at {facts['master']}"
+            ),
+        )
+        sys.stdout.flush()
+
+    run_worker(settings, secret, ready, drain_s=drain_s)

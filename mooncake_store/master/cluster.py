@@ -1,0 +1,488 @@
+"""The cluster service: which segments there are, whose they are, and how clients reach the shards.
+
+The master keeps no metadata of objects; it hands every segment out to all shards, one slice each,
+and takes it back from all when its worker leaves, dies or is replaced by a newer run. A segment's
+number is the master's and equal on all shards. Numbers are handed out in turn, and one is used
+again only when every shard has forgotten it, so whoever still holds an old number holds no new
+segment by mistake.
+
+Changes are made one after the other (a lock), each in a task of its own, so that a peer that goes
+away in the middle leaves nothing half done. A change costs one round trip to the shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mooncake_store.core.records import SegmentState, Status
+from mooncake_store.logs import StateLog
+from mooncake_store.master.slices import slice_of
+from mooncake_store.wire import cluster as wire
+from transfer_engine.errors import UnavailableError
+from transfer_engine.rpc.address import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from mooncake_store.clock import Clock
+    from mooncake_store.master.liveness import Liveness
+    from mooncake_store.master.slices import ShardLink
+    from transfer_engine.rpc.serving import Connection, Reply
+    from transfer_engine.wire.frame import Frame
+
+__all__ = ["Cluster", "ClusterFacts", "SEGMENT_NUMBERS"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SEGMENT_NUMBERS = 32_000
+"""Numbers of segments; rows of the core have 15 bits for them."""
+GONE_WORKERS_KEPT = 256
+NAME_CHARS_MAX = 128
+DESCRIPTOR_BYTES_MAX = 4096
+SWEEP_S = 0.05
+DRAIN_POLL_S = 0.02
+WILDCARDS = ("0.0.0.0", "::")
+MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What stays the same as long as the master runs."""
+
+    cluster: str
+    epoch: int
+    version: str
+    shards: tuple[Address, ...]
+    liveness: Address
+    ping_interval_ms: int
+    client_ttl_ms: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    uuid: bytes
+    epoch: int
+    name: str
+    host: str
+    state: str = "alive"
+    numbers: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Segment:
+    number: int
+    worker: _Worker
+    spec: wire.SegmentSpec
+    state: SegmentState = SegmentState.OK
+
+
+class Cluster:
+    """Workers and segments; belongs to one event loop. `begin` makes it answer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._now = clock.now_ns
+        self._started_ns = clock.now_ns()
+        self._facts: ClusterFacts | None = None
+        self._links: Sequence[ShardLink] = ()
+        self._liveness: Liveness | None = None
+        self._workers: dict[bytes, _Worker] = {}
+        self._segments: dict[int, _Segment] = {}
+        self._by_uuid: dict[bytes, int] = {}
+        self._leaving: set[int] = set()  # numbers that some shard may still know
+        self._last_number = -1
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._states = StateLog(log)
+        self._handlers: dict[int, Callable[[Connection, Any], Any]] = {
+            wire.MAP.opcode: self._map,
+            wire.MOUNT.opcode: lambda _, request: self._apart(self._mount(request)),
+            wire.UNMOUNT.opcode: lambda _, request: self._apart(self._unmount(request)),
+            wire.SEGMENTS.opcode: self._list_segments,
+            wire.STATUS.opcode: self._status,
+            wire.DRAIN.opcode: lambda _, request: self._apart(self._drain(request)),
+            wire.DRAIN_STATUS.opcode: self._drain_status,
+        }
+
+    def begin(self, facts: ClusterFacts, links: Sequence[ShardLink], liveness: Liveness) -> None:
+        """Answer requests from now on: the shards are up."""
+        self._facts, self._links, self._liveness = facts, links, liveness
+
+    async def stop(self) -> None:
+        """Give up what is under way. Idempotent."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- requests
+
+    def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
+        """Answer one request."""
+        operation = wire.CLUSTER.by_opcode[frame.opcode]
+        request = operation.request.unpack(frame.body)
+        if self._facts is None and frame.opcode != wire.STATUS.opcode:
+            raise UnavailableError("the master is starting", advice="try again in a second")
+        answer = self._handlers[frame.opcode](connection, request)
+        if isinstance(answer, tuple):
+            raise TypeError("a handler returns a message")
+        if asyncio.iscoroutine(answer):
+            return _packed(operation, answer)
+        body: bytes = operation.reply.pack(answer)
+        return body
+
+    @property
+    def _known(self) -> tuple[ClusterFacts, Liveness]:
+        assert self._facts is not None
+        assert self._liveness is not None
+        return self._facts, self._liveness
+
+    def _map(self, connection: Connection, request: wire.MapRequest) -> wire.ClusterMap:
+        facts, _ = self._known
+
+        def reachable(address: Address) -> str:
+            # Bound to every address of the machine: name the one this peer came to.
+            if address.host not in WILDCARDS:
+                return str(address)
+            local = connection._transport.get_extra_info("sockname")[0]
+            return str(Address(local, address.port))
+
+        return wire.ClusterMap(
+            facts.cluster,
+            facts.epoch,
+            tuple(reachable(shard) for shard in facts.shards),
+            reachable(facts.liveness),
+            facts.ping_interval_ms,
+            facts.client_ttl_ms,
+        )
+
+    async def _list_segments(
+        self, connection: Connection, request: wire.SegmentsRequest
+    ) -> wire.SegmentsReply:
+        if request.numbers:
+            # The way of a get: answered from what is here, without asking the shards.
+            chosen = [self._segments[n] for n in request.numbers if n in self._segments]
+            return wire.SegmentsReply(tuple(self._entry(segment) for segment in chosen))
+        return wire.SegmentsReply(await self._entries())
+
+    async def _entries(self) -> tuple[wire.SegmentEntry, ...]:
+        used: dict[int, int] = {}
+        for reply in await self._everywhere(lambda _, link: link.slices()):
+            for number, nbytes, _state in reply.slices:
+                used[number] = used.get(number, 0) + nbytes
+        segments = sorted(self._segments.values(), key=lambda s: s.number)
+        return tuple(self._entry(s, used.get(s.number, 0)) for s in segments)
+
+    def _entry(self, segment: _Segment, used: int = 0) -> wire.SegmentEntry:
+        spec, worker = segment.spec, segment.worker
+        return wire.SegmentEntry(
+            segment.number,
+            spec.uuid,
+            spec.name,
+            worker.host,
+            spec.nbytes,
+            int(segment.state),
+            spec.descriptor,
+            used,
+            worker.name,
+        )
+
+    async def _status(
+        self, connection: Connection, request: wire.StatusRequest
+    ) -> wire.ClusterStatus:
+        uptime_ms = (self._now() - self._started_ns) // MS
+        if self._facts is None:
+            return wire.ClusterStatus(False, "", os.getpid(), uptime_ms, (), (), ())
+        facts, liveness = self._known
+        return wire.ClusterStatus(
+            any(s.state == SegmentState.OK for s in self._segments.values()),
+            facts.version,
+            os.getpid(),
+            uptime_ms,
+            self._map(connection, wire.MapRequest()).shards,
+            tuple(
+                wire.WorkerEntry(
+                    worker.name,
+                    worker.host,
+                    worker.state,
+                    liveness.silent_ns(worker.uuid) // MS,
+                    tuple(sorted(worker.numbers)),
+                )
+                for worker in self._workers.values()
+            ),
+            await self._entries(),
+        )
+
+    # -- changes
+
+    async def _apart(self, change: Coroutine[Any, Any, T]) -> T:
+        """Run a change to its end, whatever becomes of the peer that asked for it."""
+        return await asyncio.shield(self._spawn(change))
+
+    def _spawn(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(change)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a change of the cluster failed: %s", task.exception())
+
+    async def _everywhere(self, ask: Callable[[int, ShardLink], Coroutine[Any, Any, T]]) -> list[T]:
+        """Ask all shards at once."""
+        if len(self._links) == 1:
+            return [await ask(0, self._links[0])]
+        return await asyncio.gather(*(ask(i, link) for i, link in enumerate(self._links)))
+
+    async def _tell(self, number: int, state: str, deadline_ms: int = 0) -> list[wire.SliceReply]:
+        request = wire.SegmentState(number, state, deadline_ms)
+        return await self._everywhere(lambda _, link: link.segment_state(request))
+
+    async def _mount(self, request: wire.Mount) -> wire.Mounted:
+        if len(request.uuid) != 16 or not 0 < len(request.name) <= NAME_CHARS_MAX:
+            return _refused(request, Status.INVALID_PARAMS)
+        async with self._lock:
+            worker = self._workers.get(request.uuid)
+            if worker is not None and worker.epoch > request.epoch:
+                return _refused(request, Status.ILLEGAL_CLIENT)
+            if worker is not None and worker.epoch < request.epoch:
+                await self._replace_run(worker, request)
+            if worker is None:
+                worker = _Worker(request.uuid, request.epoch, request.name, request.host)
+                self._workers[request.uuid] = worker
+            worker.state = "alive"
+            worker.name, worker.host = request.name, request.host
+            results = [await self._mount_one(worker, spec) for spec in request.segments]
+            self._known[1].watch(worker.uuid, worker.epoch)
+            if any(status == Status.OK for status, _ in results) or not results:
+                numbers = ", ".join(map(str, sorted(worker.numbers)))
+                self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")
+            self._drop_old_workers()
+        return wire.Mounted(
+            tuple(int(status) for status, _ in results), tuple(number for _, number in results)
+        )
+
+    async def _replace_run(self, worker: _Worker, request: wire.Mount) -> None:
+        """Let a newer run take over: segments it does not bring died with the old one."""
+        log.info("worker %s: a newer run takes over", worker.name)
+        brought = {spec.uuid for spec in request.segments}
+        for number in sorted(worker.numbers):
+            if self._segments[number].spec.uuid not in brought:
+                await self._take_away(number)
+        worker.epoch = request.epoch
+
+    async def _mount_one(self, worker: _Worker, spec: wire.SegmentSpec) -> tuple[int, int]:
+        """Return (status, number) of one segment."""
+        shards = len(self._links)
+        if (
+            len(spec.uuid) != 16
+            or not 0 < len(spec.name) <= NAME_CHARS_MAX
+            or len(spec.descriptor) > DESCRIPTOR_BYTES_MAX
+            or not 0 < spec.nbytes < 1 << 62
+            or any(slice_of(spec.nbytes, i, shards)[1] <= 0 for i in range(shards))
+        ):
+            return Status.INVALID_PARAMS, -1
+        number = self._by_uuid.get(spec.uuid, -1)
+        known = self._segments.get(number)
+        if known is not None and known.worker is not worker:
+            return Status.ILLEGAL_CLIENT, -1
+        if known is not None and (known.spec.nbytes, known.spec.name) != (spec.nbytes, spec.name):
+            return Status.SEGMENT_ALREADY_EXISTS, number
+        if known is None:
+            number = self._free_number()
+            if number < 0:
+                return Status.NO_SPACE, -1
+        replies = await self._everywhere(
+            lambda i, link: link.mount_slice(
+                wire.MountSlice(
+                    number,
+                    spec.uuid,
+                    spec.name,
+                    worker.host,
+                    *slice_of(spec.nbytes, i, shards),
+                    worker.uuid,
+                    worker.epoch,
+                )
+            )
+        )
+        refused = next((reply.status for reply in replies if reply.status), 0)
+        if refused and known is None:
+            await self._forget_number(number)
+        if refused:
+            return refused, -1
+        state = SegmentState.OK if known is None or _silent(known) else known.state
+        self._segments[number] = _Segment(number, worker, spec, state)
+        self._by_uuid[spec.uuid] = number
+        worker.numbers.add(number)
+        return Status.OK, number
+
+    def _free_number(self) -> int:
+        for step in range(1, SEGMENT_NUMBERS + 1):
+            number = (self._last_number + step) % SEGMENT_NUMBERS
+            if number not in self._segments and number not in self._leaving:
+                self._last_number = number
+                return number
+        return -1
+
+    async def _take_away(self, number: int) -> int:
+        """Unmount a segment everywhere; return for how many ms readers may hold its memory."""
+        segment = self._segments.pop(number)
+        del self._by_uuid[segment.spec.uuid]
+        segment.worker.numbers.discard(number)
+        return await self._forget_number(number)
+
+    async def _forget_number(self, number: int) -> int:
+        self._leaving.add(number)
+        replies = await self._tell(number, "gone")
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = self._spawn(self._sweep())
+        return max((reply.busy_ms for reply in replies), default=0)
+
+    async def _sweep(self) -> None:
+        """Free numbers that no shard knows any more."""
+        while self._leaving:
+            await asyncio.sleep(SWEEP_S)
+            asked = set(self._leaving)
+            known: set[int] = set()
+            for reply in await self._everywhere(lambda _, link: link.slices()):
+                known.update(number for number, _, _ in reply.slices)
+            self._leaving -= asked - known
+
+    async def _unmount(self, request: wire.Unmount) -> wire.Outcome:
+        worker = self._workers.get(request.uuid)
+        if worker is None or worker.epoch != request.epoch:
+            return wire.Outcome(int(Status.ILLEGAL_CLIENT), "this run of a worker is not mounted")
+        numbers = []
+        for uuid in request.segments or [self._segments[n].spec.uuid for n in worker.numbers]:
+            number = self._by_uuid.get(uuid, -1)
+            if number < 0:
+                return wire.Outcome(int(Status.SEGMENT_NOT_FOUND), f"no segment {uuid.hex()}")
+            if number not in worker.numbers:
+                return wire.Outcome(int(Status.ILLEGAL_CLIENT), "the segment is another worker's")
+            numbers.append(number)
+        message = ""
+        if request.grace_ms > 0:
+            message = await self._empty(numbers, request.grace_ms)
+        busy_ms = 0
+        async with self._lock:
+            for number in numbers:
+                if number in self._segments:
+                    busy_ms = max(busy_ms, await self._take_away(number))
+            if not worker.numbers and self._workers.get(worker.uuid) is worker:
+                del self._workers[worker.uuid]
+                self._known[1].forget(worker.uuid)
+                self._states.change(f"worker {worker.name}", "left")
+                self._states.forget(f"worker {worker.name}")
+        return wire.Outcome(0, message, busy_ms)
+
+    async def _empty(self, numbers: list[int], grace_ms: int) -> str:
+        """Move everything off segments until they are empty or the time is over."""
+        deadline = self._now() + grace_ms * MS
+        for number in numbers:
+            async with self._lock:
+                if number in self._segments:
+                    self._segments[number].state = SegmentState.DRAINING
+                    await self._tell(number, "drain", grace_ms)
+        waiting = set(numbers)
+        message = ""
+        while waiting and self._now() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+            for number in list(waiting):
+                replies = await self._tell(number, "query")
+                failed = [reply.message for reply in replies if reply.drain == "failed"]
+                if all(reply.state in (0, SegmentState.GONE) for reply in replies):
+                    waiting.discard(number)
+                elif failed:
+                    # What is left cannot be moved, so waiting longer would change nothing.
+                    message = failed[0]
+                    waiting.discard(number)
+        return message or ("the time was over before all was moved" if waiting else "")
+
+    def _drop_old_workers(self) -> None:
+        gone = [worker for worker in self._workers.values() if worker.state == "gone"]
+        for worker in gone[: max(0, len(gone) - GONE_WORKERS_KEPT)]:
+            del self._workers[worker.uuid]
+
+    # -- liveness
+
+    def changed(self, uuid: bytes, epoch: int, state: str) -> None:
+        """Act on what the liveness thread saw; called on the loop."""
+        self._spawn(self._settle(uuid, epoch, state))
+
+    async def _settle(self, uuid: bytes, epoch: int, state: str) -> None:
+        async with self._lock:
+            worker = self._workers.get(uuid)
+            if worker is None or worker.epoch != epoch or worker.state == "gone":
+                return
+            worker.state = state
+            why = f"silent for {self._known[0].client_ttl_ms} ms" if state == "gone" else ""
+            level = logging.INFO if state == "alive" else logging.WARNING
+            self._states.change(f"worker {worker.name}", state, why, level)
+            for number in sorted(worker.numbers):
+                segment = self._segments[number]
+                if state == "gone":
+                    await self._take_away(number)
+                elif segment.state in (SegmentState.OK, SegmentState.SUSPECT):
+                    alive = state == "alive"
+                    segment.state = SegmentState.OK if alive else SegmentState.SUSPECT
+                    await self._tell(number, "ok" if alive else "suspect")
+
+    # -- drains
+
+    async def _drain(self, request: wire.Drain) -> wire.DrainReply:
+        async with self._lock:
+            segment = self._segments.get(request.number)
+            if segment is None:
+                return _no_segment(request.number)
+            replies = await self._tell(request.number, "cancel" if request.cancel else "drain")
+            return self._drained(segment, replies)
+
+    async def _drain_status(
+        self, connection: Connection, request: wire.DrainStatusRequest
+    ) -> wire.DrainReply:
+        segment = self._segments.get(request.number)
+        if segment is None:
+            return _no_segment(request.number)
+        return self._drained(segment, await self._tell(request.number, "query"))
+
+    def _drained(self, segment: _Segment, replies: list[wire.SliceReply]) -> wire.DrainReply:
+        """Sum the drains of all shards up: the one that stands worst decides."""
+        states = {reply.drain for reply in replies}
+        order = ("failed", "running", "cancelled", "done")
+        state = next((state for state in order if state in states), "none")
+        # The shards know best; the one with the least finished business speaks for the segment.
+        found = [SegmentState(reply.state) for reply in replies if reply.state]
+        for candidate in (SegmentState.DRAINING, SegmentState.OK, SegmentState.DRAINED):
+            if candidate in found and segment.state != SegmentState.SUSPECT:
+                segment.state = candidate
+                break
+        status = next((reply.status for reply in replies if reply.status), 0)
+        message = next((reply.message for reply in replies if reply.message), "")
+        return wire.DrainReply(status, state, sum(reply.moved for reply in replies), message)
+
+
+async def _packed(operation: Any, answer: Awaitable[Any]) -> bytes:
+    body: bytes = operation.reply.pack(await answer)
+    return body
+
+
+def _refused(request: wire.Mount, status: Status) -> wire.Mounted:
+    count = len(request.segments)
+    return wire.Mounted((int(status),) * max(1, count), (-1,) * max(1, count))
+
+
+def _no_segment(number: int) -> wire.DrainReply:
+    return wire.DrainReply(
+        int(Status.SEGMENT_NOT_FOUND), message=f"no segment has the number {number}"
+    )
+
+
+def _silent(segment: _Segment) -> bool:
+    return segment.state == SegmentState.SUSPECT

@@ -1,0 +1,179 @@
+"""Who is alive: a listener and a loop of their own, on their own thread.
+
+A worker that was silent for some pings is suspect (its segments take no new objects), after
+`client_ttl` it is gone (its segments are unmounted). Answering here never waits for data work:
+while the master's loop is busy with a long request, pings are answered and counted.
+
+Nor does a master that stood still blame its workers: when the check comes late by more than an
+interval, everybody's last sign of life is moved forward by the time lost (invariant 8).
+
+Changes are reported through one callback, on this thread, in the order in which they happen.
+Cost: O(workers) per interval, O(1) per ping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mooncake_store.wire.cluster import LIVENESS, PING, Pong
+from transfer_engine.rpc.server import Server, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncake_store.clock import Clock
+    from transfer_engine.rpc.address import Address
+    from transfer_engine.rpc.serving import Connection
+    from transfer_engine.wire.frame import Frame
+
+__all__ = ["LivenessTimes", "Liveness"]
+
+START_S = 10.0
+CHECKS_PER_INTERVAL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessTimes:
+    """When silence means something, in ns."""
+
+    ping_interval_ns: int
+    suspect_ns: int
+    gone_ns: int
+
+
+@dataclass(slots=True)
+class _Watched:
+    epoch: int
+    seen_ns: int
+    state: str = "alive"
+
+
+class Liveness:
+    """Watches workers from a thread; `report(uuid, epoch, state)` is called on that thread."""
+
+    def __init__(
+        self,
+        times: LivenessTimes,
+        master_epoch: int,
+        clock: Clock,
+        report: Callable[[bytes, int, str], object],
+    ) -> None:
+        self._times = times
+        self._master_epoch = master_epoch
+        self._now = clock.now_ns
+        self._report = report
+        self._lock = threading.Lock()
+        self._watched: dict[bytes, _Watched] = {}
+        self._checked_ns = 0
+        self._thread: threading.Thread | None = None
+        self._stop: Callable[[], object] | None = None
+
+    # -- from any thread
+
+    def watch(self, uuid: bytes, epoch: int) -> None:
+        """Count a run of a worker as alive from now on."""
+        with self._lock:
+            self._watched[uuid] = _Watched(epoch, self._now())
+
+    def forget(self, uuid: bytes) -> None:
+        """Watch a worker no more: it left."""
+        with self._lock:
+            self._watched.pop(uuid, None)
+
+    def silent_ns(self, uuid: bytes) -> int:
+        """Return for how long a worker has been silent."""
+        with self._lock:
+            watched = self._watched.get(uuid)
+            return 0 if watched is None else max(0, self._now() - watched.seen_ns)
+
+    async def start(
+        self, host: str, port: int = 0, *, secret: bytes | None, insecure: bool
+    ) -> Address:
+        """Start the thread and return where it listens."""
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[Address] = loop.create_future()
+
+        def settle(address: Address | None, error: BaseException | None) -> None:
+            if started.done():
+                return
+            if error is not None or address is None:
+                started.set_exception(error or RuntimeError("the liveness thread ended"))
+            else:
+                started.set_result(address)
+
+        def tell(address: Address | None, error: BaseException | None = None) -> None:
+            loop.call_soon_threadsafe(settle, address, error)
+
+        async def main() -> None:
+            stop = asyncio.Event()
+            own_loop = asyncio.get_running_loop()
+            self._stop = lambda: own_loop.call_soon_threadsafe(stop.set)
+            async with Server(LIVENESS, self._handle, secret=secret) as server:
+                tell(await server.listen(host, port, insecure=insecure))
+                checks = own_loop.create_task(self._check_forever())
+                await stop.wait()
+                checks.cancel()
+                await server.stop(grace_s=0.5)
+
+        def body() -> None:
+            try:
+                run(main())
+            except Exception as error:
+                tell(None, error)
+
+        self._thread = threading.Thread(target=body, name="mooncake-liveness", daemon=True)
+        self._thread.start()
+        async with asyncio.timeout(START_S):
+            return await started
+
+    async def stop(self) -> None:
+        """End the thread. Idempotent."""
+        stop, self._stop = self._stop, None
+        if stop is not None and self._thread is not None:
+            stop()
+            await asyncio.to_thread(self._thread.join, START_S)
+
+    # -- on the thread
+
+    def _handle(self, connection: Connection, frame: Frame) -> bytes:
+        ping = PING.request.unpack(frame.body)
+        with self._lock:
+            watched = self._watched.get(ping.uuid)
+            known = watched is not None and watched.epoch == ping.epoch
+            returned = False
+            if watched is not None and known:
+                watched.seen_ns = self._now()
+                returned, watched.state = watched.state != "alive", "alive"
+        if returned:
+            self._report(ping.uuid, ping.epoch, "alive")
+        return PING.reply.pack(Pong(known, self._master_epoch))
+
+    async def _check_forever(self) -> None:
+        period_s = self._times.ping_interval_ns / CHECKS_PER_INTERVAL / 1e9
+        self._checked_ns = self._now()
+        while True:
+            await asyncio.sleep(period_s)
+            self.check()
+
+    def check(self) -> None:
+        """Look at everybody once."""
+        times, changes = self._times, []
+        with self._lock:
+            now = self._now()
+            late = now - self._checked_ns - times.ping_interval_ns // CHECKS_PER_INTERVAL
+            self._checked_ns = now
+            for uuid, watched in list(self._watched.items()):
+                if late > times.ping_interval_ns:
+                    watched.seen_ns = min(now, watched.seen_ns + late)
+                silent = now - watched.seen_ns
+                if silent >= times.gone_ns:
+                    del self._watched[uuid]
+                    changes.append((uuid, watched.epoch, "gone"))
+                elif silent >= times.suspect_ns and watched.state == "alive":
+                    watched.state = "suspect"
+                    changes.append((uuid, watched.epoch, "suspect"))
+        for change in changes:
+            self._report(*change)

@@ -1,0 +1,194 @@
+"""Requests that wait: puts for space, followers for events.
+
+A put that found no space is tried again after every tick until its time is over, oldest first,
+within a few milliseconds per tick, so that a full pool does not starve those who only read.
+Answers of several attempts are merged key by key, in the order of the request. Both queues are
+bounded; who finds one full is answered at once with what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.core.names import Names
+from mooncake_store.core.records import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from mooncake_store.core.options import PutOptions
+    from mooncake_store.core.shard import Shard
+
+__all__ = ["EventQueue", "Put", "PutQueue"]
+
+PUTS_WAITING_MAX = 1024
+FOLLOWERS_MAX = 1024
+RETRY_S = 0.004
+"""Time per tick for puts that wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A put_start or upsert_start as the core takes it."""
+
+    client: int
+    tenant: int
+    digests: NDArray[np.uint64]
+    sizes: NDArray[np.int64]
+    names: Names | None
+    options: PutOptions
+    upsert: bool
+
+    def run(self, shard: Shard, now: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Ask the core: (PUT_ROW per key, REPLICA per replica)."""
+        start = shard.upsert_start if self.upsert else shard.put_start
+        return start(
+            now, self.client, self.tenant, self.digests, self.sizes, self.names, self.options
+        )
+
+    def part(self, chosen: NDArray[np.int64]) -> Put:
+        """Return the same request for some of its keys."""
+        names, options = self.names, self.options
+        if names is not None:
+            ends = np.cumsum(names.lengths, dtype=np.int64)
+            starts = ends - names.lengths
+            names = Names.of([bytes(names.blob[starts[i] : ends[i]]) for i in chosen])
+        if options.groups is not None:
+            options = replace(options, groups=tuple(options.groups[i] for i in chosen))
+        return replace(
+            self,
+            digests=self.digests[chosen],
+            sizes=self.sizes[chosen],
+            names=names,
+            options=options,
+        )
+
+
+class _WaitingPut:
+    """A put with the answers so far."""
+
+    def __init__(
+        self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], deadline_ns: int
+    ) -> None:
+        self.put = put
+        self.rows = rows
+        self.deadline_ns = deadline_ns
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._replicas = [replicas]
+        self._keys = [np.repeat(np.arange(len(rows)), rows["replicas"])]
+
+    def missing(self) -> NDArray[np.int64]:
+        """Return the keys that still lack space."""
+        return np.flatnonzero(self.rows["status"] == Status.NO_SPACE)
+
+    def retry(self, shard: Shard, now: int) -> bool:
+        """Try the missing keys again; return whether none is missing any more."""
+        chosen = self.missing()
+        rows, replicas = self.put.part(chosen).run(shard, now)
+        self.rows[chosen] = rows
+        self._replicas.append(replicas)
+        self._keys.append(np.repeat(chosen, rows["replicas"]))
+        return not (rows["status"] == Status.NO_SPACE).any()
+
+    def replicas(self) -> NDArray[Any]:
+        """Return the replicas of all attempts in the order of the keys."""
+        order = np.argsort(np.concatenate(self._keys), kind="stable")
+        return np.concatenate(self._replicas)[order]
+
+    def granted(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        """Return digests and generations of what was begun."""
+        given = self.rows["status"] == Status.OK
+        return self.put.digests[given], np.ascontiguousarray(self.rows["generation"][given])
+
+
+class PutQueue:
+    """Puts that wait for space, oldest first."""
+
+    def __init__(self, shard: Shard, now: Callable[[], int]) -> None:
+        self._shard = shard
+        self._now = now
+        self._waiting: deque[_WaitingPut] = deque()
+
+    @property
+    def full(self) -> bool:
+        """Whether no further put may wait."""
+        return len(self._waiting) >= PUTS_WAITING_MAX
+
+    async def wait(
+        self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ns: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the answers once every key has space or its time is over."""
+        waiting = _WaitingPut(put, rows, replicas, self._now() + wait_ns)
+        self._waiting.append(waiting)
+        try:
+            await waiting.done
+        except asyncio.CancelledError:
+            # Nobody will hear which keys were granted, so nobody could write or revoke them.
+            self._shard.put_revoke(self._now(), put.client, *waiting.granted())
+            raise
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+        return waiting.rows, waiting.replicas()
+
+    def retry(self, now: int) -> None:
+        """Try as many as the time of one tick allows; those not reached come first next time."""
+        stop = time.perf_counter() + RETRY_S
+        for _ in range(len(self._waiting)):
+            waiting = self._waiting.popleft()
+            if waiting.done.done():
+                continue
+            if waiting.retry(self._shard, now) or now >= waiting.deadline_ns:
+                waiting.done.set_result(None)
+                continue
+            self._waiting.append(waiting)
+            if time.perf_counter() >= stop:
+                return
+
+
+class EventQueue:
+    """Followers that have seen every event and wait for the next."""
+
+    def __init__(self) -> None:
+        # Each with the number it waits for.
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        self._woken = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether no further follower may wait."""
+        return len(self._waiting) >= FOLLOWERS_MAX
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody waits."""
+        return not self._waiting
+
+    async def wait(self, number: int, wait_s: float) -> None:
+        """Return when the event with this number exists, or the time is over."""
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[news] = number
+        try:
+            async with asyncio.timeout(wait_s):
+                await news
+        except TimeoutError:
+            pass
+        finally:
+            del self._waiting[news]
+
+    def wake(self, next_number: int) -> None:
+        """Let those look for whom there is something new."""
+        if next_number == self._woken:
+            return
+        self._woken = next_number
+        for news, number in self._waiting.items():
+            if number < next_number and not news.done():
+                news.set_result(None)

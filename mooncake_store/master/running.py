@@ -1,0 +1,103 @@
+"""Running a master as a program: signals, the port file, garbage collection, exit.
+
+    run_master(config, secret, on_ready)       # returns when told to stop, raises what broke
+
+Nothing here knows of command lines: `mooncake master` and `LocalCluster` both end here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store import kernels
+from mooncake_store.master.server import Master
+from mooncake_store.port_file import remove_port_file, write_port_file
+from transfer_engine.rpc.server import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncake_store.config import MasterConfig
+    from mooncake_store.master.server import Addresses
+
+__all__ = [
+    "described",
+    "run_master",
+    "settle_garbage_collection",
+]
+
+log = logging.getLogger(__name__)
+
+STOP_S = 4.0
+
+
+def settle_garbage_collection() -> None:
+    """Keep collections short: they would stop every client of this process.
+
+    What exists now (modules, kernels, tables) lives as long as the process, so it is taken out of
+    all later collections. Requests make no reference cycles, only failures do, so collecting
+    seldom leaks nothing that matters.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+
+
+def described(addresses: Addresses) -> dict[str, Any]:
+    """Return what a port file and `--json` say of a running master."""
+    return {
+        "address": str(addresses.master),
+        "pid": os.getpid(),
+        "shards": [str(shard) for shard in addresses.shards],
+        "liveness": str(addresses.liveness),
+    }
+
+
+async def serve_master(
+    config: MasterConfig,
+    secret: bytes | None,
+    on_ready: Callable[[dict[str, Any]], object],
+    on_stop: Callable[[Callable[[], object]], object] | None = None,
+) -> None:
+    """Serve until a signal, or what `on_stop` was given is called; raises what broke a shard."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if on_stop is not None:
+        on_stop(lambda: loop.call_soon_threadsafe(stop.set))
+    master = Master(config, secret=secret)
+    facts = described(await master.start())
+    try:
+        if config.port_file:
+            write_port_file(config.port_file, facts)
+        settle_garbage_collection()
+        on_ready(facts)
+        assert master.failed is not None
+        ending = loop.create_task(stop.wait())
+        ends: set[asyncio.Future[Any]] = {ending, master.failed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        log.info("stopping")
+    finally:
+        if config.port_file:
+            remove_port_file(config.port_file)
+        await master.stop(STOP_S)
+    if master.failed.done():
+        master.failed.result()
+
+
+def run_master(
+    config: MasterConfig,
+    secret: bytes | None,
+    on_ready: Callable[[dict[str, Any]], object],
+    on_stop: Callable[[Callable[[], object]], object] | None = None,
+) -> None:
+    """Run a master on this thread, which must be the main one, until it is told to stop."""
+    kernels.forget_stale_caches()
+    run(serve_master(config, secret, on_ready, on_stop))

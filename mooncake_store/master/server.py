@@ -1,0 +1,144 @@
+"""A whole master: its shards, the cluster service, and the liveness thread, started and stopped.
+
+    master = Master(config, secret=secret)
+    addresses = await master.start()
+    ...
+    await master.stop()
+
+The configured port is bound first, so that a port in use is noticed before anything else exists.
+With one shard everything runs on this event loop; with more, each shard is a process of its own
+(`supervisor`) and this one serves only what concerns the whole cluster. `failed` ends with the
+error when a shard breaks: a master without one of its shards must not go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from mooncake_store.clock import SystemClock
+from mooncake_store.master.building import build_service, load_kernels, server_limits
+from mooncake_store.master.cluster import Cluster, ClusterFacts
+from mooncake_store.master.liveness import Liveness, LivenessTimes
+from mooncake_store.master.shard_service import ShardPlace
+from mooncake_store.master.slices import LocalShard
+from mooncake_store.master.supervisor import Supervisor
+from mooncake_store.wire.cluster import CLUSTER
+from mooncake_store.wire.shard import SHARD
+from transfer_engine.rpc.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mooncake_store.clock import Clock
+    from mooncake_store.config import MasterConfig
+    from mooncake_store.master.shard_service import ShardService
+    from mooncake_store.master.slices import ShardLink
+    from transfer_engine.rpc.address import Address
+
+__all__ = ["Addresses", "Master"]
+
+MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a master serves."""
+
+    master: Address
+    shards: tuple[Address, ...]
+    liveness: Address
+
+
+class Master:
+    """One master; belongs to the event loop it is started on. `stop` is idempotent."""
+
+    def __init__(
+        self, config: MasterConfig, *, secret: bytes | None = None, clock: Clock | None = None
+    ) -> None:
+        self.config = config
+        self.epoch = time.time_ns()
+        self._secret = secret
+        self._clock = clock or SystemClock()
+        self._cluster: Cluster | None = None
+        self._liveness: Liveness | None = None
+        self._supervisor: Supervisor | None = None
+        self._service: ShardService | None = None
+        self._servers: list[Server] = []
+        self.failed: asyncio.Future[None] | None = None
+
+    async def start(self) -> Addresses:
+        """Start everything, or nothing; raises ConfigError for an address in use."""
+        config = self.config
+        cluster = self._cluster = Cluster(self._clock)
+        try:
+            server = Server(
+                CLUSTER, cluster.handle, secret=self._secret, limits=server_limits(config)
+            )
+            self._servers.append(server)
+            address = await server.listen(config.host, config.port, insecure=config.insecure)
+            shards, links = await self._start_shards()
+            loop = asyncio.get_running_loop()
+            liveness = self._liveness = Liveness(
+                LivenessTimes(
+                    config.ping_interval_ns,
+                    config.suspect_after_pings * config.ping_interval_ns,
+                    config.client_ttl_ns,
+                ),
+                self.epoch,
+                self._clock,
+                lambda *change: loop.call_soon_threadsafe(cluster.changed, *change),
+            )
+            pulse = await liveness.start(config.host, secret=self._secret, insecure=config.insecure)
+        except BaseException:
+            await self.stop(grace_s=0.5)
+            raise
+        cluster.begin(
+            ClusterFacts(
+                cluster=secrets.token_hex(8),
+                epoch=self.epoch,
+                version=metadata.version("mooncake-store"),
+                shards=shards,
+                liveness=pulse,
+                ping_interval_ms=max(1, config.ping_interval_ns // MS),
+                client_ttl_ms=max(1, config.client_ttl_ns // MS),
+            ),
+            links,
+            liveness,
+        )
+        return Addresses(address, shards, pulse)
+
+    async def _start_shards(self) -> tuple[tuple[Address, ...], Sequence[ShardLink]]:
+        config = self.config
+        if config.shards > 1:
+            supervisor = self._supervisor = Supervisor(config, self._secret)
+            self.failed = supervisor.failed
+            return await supervisor.start()
+        load_kernels()
+        service = self._service = build_service(config, ShardPlace(), self._clock)
+        self.failed = service.failure
+        server = Server(SHARD, service.handle, secret=self._secret, limits=server_limits(config))
+        self._servers.append(server)
+        address = await server.listen(config.host, 0, insecure=config.insecure)
+        service.start()
+        return (address,), (LocalShard(service),)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Accept no more, answer what was read, end threads and processes within `grace_s`."""
+        deadline = time.monotonic() + grace_s
+        servers, self._servers = self._servers, []
+        # Clients stay connected until they see the end, so waiting for all of them is futile:
+        # a server answers what it has read and closes.
+        await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        if self._service is not None:
+            self._service.stop()
+        if self._cluster is not None:
+            await self._cluster.stop()
+        if self._liveness is not None:
+            await self._liveness.stop()
+        if self._supervisor is not None:
+            await self._supervisor.stop(max(0.5, deadline - time.monotonic()))

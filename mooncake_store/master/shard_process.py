@@ -1,0 +1,80 @@
+"""One shard as a process: `python -m mooncake_store.master.shard_process`, started by a master.
+
+Settings come over the channel to the parent; without one it ends at once. It serves clients on
+the master's host and the master on loopback, and ends when its master does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mooncake_store import kernels, logs
+from mooncake_store.children import Parent
+from mooncake_store.clock import SystemClock
+from mooncake_store.config import MasterConfig
+from mooncake_store.master.building import build_service, load_kernels, server_limits
+from mooncake_store.master.running import settle_garbage_collection
+from mooncake_store.master.shard_service import ShardPlace
+from mooncake_store.master.slices import LocalShard
+from mooncake_store.wire.cluster import ADMIN
+from mooncake_store.wire.shard import SHARD
+from transfer_engine.errors import StoreError
+from transfer_engine.rpc.server import Server, run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["main"]
+
+
+async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig) -> None:
+    """Serve one shard until the parent is gone."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    place = ShardPlace(message["shard"], config.shards)
+    service = build_service(config, place, SystemClock())
+    async with (
+        Server(
+            SHARD, service.handle, secret=message["secret"], limits=server_limits(config)
+        ) as clients,
+        Server(ADMIN, LocalShard(service).handle, secret=message["admin_secret"]) as master,
+    ):
+        shard = await clients.listen(config.host, 0, insecure=config.insecure)
+        admin = await master.listen("127.0.0.1", 0)
+        service.start()
+        settle_garbage_collection()
+        parent.ready({"shard": str(shard), "admin": str(admin)})
+        parent.watch(lambda: loop.call_soon_threadsafe(stop.set))
+        ending = loop.create_task(stop.wait())
+        ends: set[asyncio.Future[Any]] = {ending, service.failure}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        service.stop()
+        await asyncio.gather(clients.stop(grace_s=2.0), master.stop(grace_s=0.5))
+    if service.failure.done():
+        service.failure.result()
+
+
+def main() -> int:
+    """Run one shard; returns the exit code."""
+    parent = Parent()
+    config = msgspec.convert(parent.message["config"], MasterConfig)
+    logs.configure(config.log_level, as_json=config.log_json)
+    try:
+        kernels.forget_stale_caches()
+        load_kernels()
+        run(serve(parent, parent.message, config))
+    except StoreError as error:
+        parent.failed(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""The service of one shard: requests in columns, one core call each, replies in columns.
+
+    service = ShardService(Shard(config), ShardPlace(0, 1), times, clock)
+    server = Server(SHARD, service.handle)
+    service.start()
+
+What every client does all day (put, get, exists, ...) is answered at once, without a task: views
+of the request go into the core, and arrays of the core become the reply. Only a put that found no
+space, and a follower of events that has seen all, wait (`pending`). What is rare is in
+`shard_rare`. A tick every 10 ms does a bounded share of the core's duties; the next one is
+scheduled when it is done, so ticks never pile up behind a long request.
+
+A connection speaks for one client and one tenant, named by its first request; replica offsets
+leave here relative to the whole segment, while the core counts within its slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from mooncake_store import ids
+from mooncake_store.core.names import Names
+from mooncake_store.core.options import Placement, PutOptions, SoftPin
+from mooncake_store.core.records import Status
+from mooncake_store.master.clients import Clients, Peer
+from mooncake_store.master.pending import EventQueue, Put, PutQueue
+from mooncake_store.wire import shard as wire
+from mooncake_store.wire.shard import PutFlag
+from transfer_engine.errors import InvalidArgumentError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from numpy.typing import NDArray
+
+    from mooncake_store.clock import Clock
+    from mooncake_store.core.shard import Shard
+    from transfer_engine.rpc.serving import Connection, Reply
+    from transfer_engine.wire.frame import Frame
+    from transfer_engine.wire.schema import Ragged
+
+__all__ = ["ShardPlace", "ShardService", "ShardTimes"]
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.010
+MS = 1_000_000
+# The reply must be on its way before the caller's deadline, or what it grants is lost.
+REPLY_MARGIN_MS = 20
+
+_PUT, _PUT_REPLY = wire.PUT_START.request, wire.PUT_START.reply
+_END, _STATUSES = wire.PUT_END.request, wire.PUT_END.reply
+_REVOKE = wire.PUT_REVOKE.request
+_GET, _GET_REPLY = wire.GET.request, wire.GET.reply
+_EXISTS, _EXISTS_REPLY = wire.EXISTS.request, wire.EXISTS.reply
+_PREFIX, _PREFIX_REPLY = wire.FIND_PREFIX.request, wire.FIND_PREFIX.reply
+_RENEW, _RENEW_REPLY = wire.RENEW.request, wire.RENEW.reply
+_EVENTS, _EVENTS_REPLY = wire.EVENTS.request, wire.EVENTS.reply
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Which slice of the key space a shard serves: number `shard` of `shards`."""
+
+    shard: int = 0
+    shards: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTimes:
+    """Durations that the service needs and the core does not know, in ns."""
+
+    lease_ttl_ns: int
+    lease_ttl_max_ns: int
+    client_ttl_ns: int
+
+
+class ShardService:
+    """Answers the requests of one shard; belongs to one event loop."""
+
+    def __init__(self, shard: Shard, place: ShardPlace, times: ShardTimes, clock: Clock) -> None:
+        self.shard = shard
+        self.place = place
+        self.times = times
+        self.clock = clock
+        self.now: Callable[[], int] = clock.now_ns
+        self.clients = Clients(shard, times.client_ttl_ns)
+        self.bases = np.zeros(shard.config.segments_max, np.int64)
+        self.requests = 0
+        self.keys = 0
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shifted = False
+        self._puts = PutQueue(shard, self.now)
+        self._followers = EventQueue()
+        self._timer: asyncio.TimerHandle | None = None
+        self._handlers = self._table()
+
+    def _table(self) -> dict[int, Callable[[Peer, Frame], Reply | Awaitable[Reply]]]:
+        from mooncake_store.master.shard_rare import RareOperations
+
+        rare = RareOperations(self)
+        return {
+            wire.PUT_START.opcode: self._put_start,
+            wire.PUT_END.opcode: self._put_end,
+            wire.PUT_REVOKE.opcode: self._put_revoke,
+            wire.GET.opcode: self._get,
+            wire.EXISTS.opcode: self._exists,
+            wire.FIND_PREFIX.opcode: self._find_prefix,
+            wire.RENEW.opcode: self._renew,
+            wire.RELEASE.opcode: self._release,
+            wire.EVENTS.opcode: self._events,
+            **rare.table(),
+        }
+
+    # -- life
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def stop(self) -> None:
+        """Tick no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        now = self.now()
+        try:
+            self.shard.tick(now)
+            self._puts.retry(now)
+            self.clients.expire(now)
+            if not self._followers.empty:
+                self._followers.wake(self.next_event())
+        except Exception as error:
+            # A broken invariant: whoever started this shard has to end it, loudly.
+            log.exception("shard %d failed", self.place.shard)
+            if not self.failure.done():
+                self.failure.set_exception(error)
+            return
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def place_slice(self, number: int, base: int) -> None:
+        """Note where in its segment the slice begins that the core calls `number`."""
+        self.bases[number] = base
+        self._shifted = bool(self.bases.any())
+
+    def in_segments(self, replicas: NDArray[Any]) -> NDArray[Any]:
+        """Turn offsets within slices into offsets within segments, in place."""
+        if self._shifted:
+            replicas["offset"] += self.bases[replicas["segment"]]
+        return replicas
+
+    def next_event(self) -> int:
+        """Return the number the next event will have."""
+        return self.shard.event_snapshot(0, 0)[2]
+
+    # -- requests
+
+    def handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
+        """Answer one request."""
+        self.requests += 1
+        peer = connection.context
+        if peer is None:
+            return self._open(connection, frame)
+        handler = self._handlers.get(frame.opcode)
+        if handler is None:
+            raise RemoteProtocolError(
+                "this connection is open already",
+                advice="open another connection to speak for another client or namespace",
+            )
+        return handler(peer, frame)
+
+    def _open(self, connection: Connection, frame: Frame) -> bytes:
+        if frame.opcode != wire.OPEN.opcode:
+            raise RemoteProtocolError(
+                "the first request on a connection must be open",
+                advice="send open with uuid, epoch, host and namespace",
+            )
+        request = wire.OPEN.request.unpack(frame.body)
+        if len(request.uuid) != 16:
+            raise InvalidArgumentError(f"a client uuid has 16 bytes, not {len(request.uuid)}")
+        now = self.now()
+        run = self.clients.enroll(now, request.uuid, request.epoch, request.host)
+        tenant = self.shard.tenant(request.namespace or "default")
+        self.clients.connect(run, connection)
+        connection.context = Peer(run, run.handle, tenant)
+        connection.on_close(lambda: self.clients.disconnect(self.now(), run, connection))
+        return wire.OPEN.reply.pack(
+            wire.Opened(
+                self.place.shard,
+                self.place.shards,
+                self.times.lease_ttl_ns // MS,
+                self.times.lease_ttl_max_ns // MS,
+                wire.BATCH_MAX,
+            )
+        )
+
+    def _put_start(self, peer: Peer, frame: Frame) -> Reply | Awaitable[Reply]:
+        request = _PUT.unpack(frame.body)
+        self.keys += len(request.digests)
+        self._check_routing(request.digests)
+        put = Put(
+            peer.handle,
+            peer.tenant,
+            request.digests,
+            request.sizes,
+            _names(request.names),
+            _options(request),
+            bool(request.flags & PutFlag.UPSERT),
+        )
+        rows, replicas = put.run(self.shard, self.now())
+        wait_ms = request.wait_ms
+        if wait_ms and not self._puts.full and (rows["status"] == Status.NO_SPACE).any():
+            if frame.deadline_ms:
+                wait_ms = min(wait_ms, max(0, frame.deadline_ms - REPLY_MARGIN_MS))
+            return self._wait_for_space(put, rows, replicas, wait_ms)
+        return self._put_reply(rows, replicas)
+
+    async def _wait_for_space(
+        self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ms: int
+    ) -> bytes:
+        rows, replicas = await self._puts.wait(put, rows, replicas, wait_ms * MS)
+        return self._put_reply(rows, replicas)
+
+    def _put_reply(self, rows: NDArray[Any], replicas: NDArray[Any]) -> bytes:
+        placed = words(self.in_segments(replicas))
+        return _PUT_REPLY.pack(rows=rows.view(np.uint64), replicas=placed)
+
+    def _check_routing(self, digests: NDArray[np.uint64]) -> None:
+        """Refuse keys of other shards: an object here would be found by nobody."""
+        if self.place.shards > 1:
+            shards = ids.shard_of(digests, self.place.shards)
+            if (shards != self.place.shard).any():
+                raise RemoteProtocolError(
+                    f"a key of shard {int(shards[shards != self.place.shard][0])} came to shard "
+                    f"{self.place.shard} of {self.place.shards}",
+                    advice="ask the master for its map again",
+                )
+
+    def _put_end(self, peer: Peer, frame: Frame) -> bytes:
+        digests, generations, checksums = _END.unpack(frame.body)
+        self.keys += len(digests)
+        return _STATUSES.pack(
+            statuses=self.shard.put_end(self.now(), peer.handle, digests, generations, checksums)
+        )
+
+    def _put_revoke(self, peer: Peer, frame: Frame) -> bytes:
+        digests, generations = _REVOKE.unpack(frame.body)
+        self.keys += len(digests)
+        return _STATUSES.pack(
+            statuses=self.shard.put_revoke(self.now(), peer.handle, digests, generations)
+        )
+
+    def _get(self, peer: Peer, frame: Frame) -> bytes:
+        ttl_ms, stop_at_miss, digests = _GET.unpack(frame.body)
+        self.keys += len(digests)
+        rows, replicas = self.shard.get(self.now(), digests, ttl_ms * MS, bool(stop_at_miss))
+        return _GET_REPLY.pack(rows=words(rows), replicas=words(self.in_segments(replicas)))
+
+    def _exists(self, peer: Peer, frame: Frame) -> bytes:
+        (digests,) = _EXISTS.unpack(frame.body)
+        self.keys += len(digests)
+        return _EXISTS_REPLY.pack(present=self.shard.exists(self.now(), digests).view(np.uint8))
+
+    def _find_prefix(self, peer: Peer, frame: Frame) -> bytes:
+        (digests,) = _PREFIX.unpack(frame.body)
+        self.keys += len(digests)
+        return _PREFIX_REPLY.pack(length=self.shard.find_prefix(self.now(), digests))
+
+    def _renew(self, peer: Peer, frame: Frame) -> bytes:
+        ttl_ms, digests, generations = _RENEW.unpack(frame.body)
+        self.keys += len(digests)
+        statuses, remaining = self.shard.renew(self.now(), digests, generations, ttl_ms * MS)
+        return _RENEW_REPLY.pack(statuses=statuses, remaining_ns=remaining)
+
+    def _release(self, peer: Peer, frame: Frame) -> bytes:
+        digests, generations = _REVOKE.unpack(frame.body)
+        self.keys += len(digests)
+        return _STATUSES.pack(statuses=self.shard.release(self.now(), digests, generations))
+
+    def _events(self, peer: Peer, frame: Frame) -> bytes | Awaitable[bytes]:
+        number, limit, wait_ms = _EVENTS.unpack(frame.body)
+        number, limit = min(number, 1 << 62), min(limit, wire.BATCH_MAX)
+        first, events, gap = self.shard.events_since(number, limit)
+        if len(events) or gap or not wait_ms or not limit or self._followers.full:
+            return _EVENTS_REPLY.pack(first=first, gap=gap, events=words(events))
+        if frame.deadline_ms:
+            wait_ms = min(wait_ms, max(0, frame.deadline_ms - REPLY_MARGIN_MS))
+        return self._wait_for_events(number, limit, wait_ms)
+
+    async def _wait_for_events(self, number: int, limit: int, wait_ms: int) -> bytes:
+        await self._followers.wait(max(number, self.next_event()), wait_ms / 1000)
+        first, events, gap = self.shard.events_since(number, limit)
+        return _EVENTS_REPLY.pack(first=first, gap=gap, events=words(events))
+
+
+def words(records: NDArray[Any]) -> NDArray[np.uint64]:
+    """View packed records as rows of 64-bit words, the form in which they travel."""
+    width = records.itemsize // 8
+    return cast("NDArray[np.uint64]", records.view(np.uint64).reshape(len(records), width))
+
+
+def _names(names: Ragged) -> Names | None:
+    if not len(names.blob):
+        return None
+    return Names(memoryview(names.blob), np.diff(names.offsets))
+
+
+def _options(request: Any) -> PutOptions:
+    """Read the options of a put. Raises InvalidArgumentError for what does not exist."""
+    try:
+        return PutOptions(
+            replicas=request.replicas,
+            replicas_min=request.replicas_min,
+            soft_pin=SoftPin(request.soft_pin),
+            soft_pin_ttl_ns=None if request.soft_pin_ttl_ms < 0 else request.soft_pin_ttl_ms * MS,
+            hard_pin=bool(request.flags & PutFlag.HARD_PIN),
+            preferred=_texts(request.preferred),
+            excluded=_texts(request.excluded),
+            groups=_texts(request.groups) or None,
+            placement=None if request.placement < 0 else Placement(request.placement),
+        )
+    except ValueError as error:
+        raise InvalidArgumentError(f"an option of the put is unknown: {error}") from error
+
+
+def _texts(column: Ragged) -> tuple[str, ...]:
+    return tuple(text.decode() for text in column) if len(column) else ()

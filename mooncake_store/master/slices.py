@@ -1,0 +1,167 @@
+"""A shard's share of the segments: what the master tells it, directly or over `ADMIN`.
+
+Every segment is divided into one contiguous slice per shard, so shards never compete for space.
+Boundaries are multiples of 2 MiB where slices are large, so that no huge page is shared, and of
+4 KiB elsewhere. The same object serves the master's own shard (plain calls) and, behind
+`handle`, the connection of a master to its shard process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from mooncake_store.core.janitor import DrainState
+from mooncake_store.core.records import SegmentState as State
+from mooncake_store.core.records import Status
+from mooncake_store.wire import cluster as wire
+from transfer_engine.errors import InvalidArgumentError, StoreError
+
+if TYPE_CHECKING:
+    from mooncake_store.core.shard import SegmentInfo
+    from mooncake_store.master.shard_service import ShardService
+    from transfer_engine.rpc.serving import Connection
+    from transfer_engine.wire.frame import Frame
+
+__all__ = ["LocalShard", "ShardLink", "slice_of"]
+
+MS = 1_000_000
+LARGE_SLICE = 64 << 20
+LARGE_UNIT = 2 << 20
+SMALL_UNIT = 4 << 10
+
+
+def slice_of(nbytes: int, shard: int, shards: int) -> tuple[int, int]:
+    """Return where in a segment the slice of a shard begins, and its length (0: too small)."""
+    unit = LARGE_UNIT if nbytes // shards >= LARGE_SLICE else SMALL_UNIT
+    base = nbytes * shard // shards // unit * unit
+    end = nbytes if shard == shards - 1 else nbytes * (shard + 1) // shards // unit * unit
+    return base, end - base
+
+
+class ShardLink(Protocol):
+    """How the master reaches one of its shards."""
+
+    async def mount_slice(self, request: wire.MountSlice) -> wire.SliceReply:
+        """Give the shard its slice of a segment."""
+
+    async def segment_state(self, request: wire.SegmentState) -> wire.SliceReply:
+        """Tell the shard what became of a segment, or ask."""
+
+    async def slices(self) -> wire.SlicesReply:
+        """Return every slice the shard has not forgotten."""
+
+
+class LocalShard:
+    """A shard of this process, seen from the master."""
+
+    def __init__(self, service: ShardService) -> None:
+        self._service = service
+        self._shard = service.shard
+        self._jobs: dict[int, int] = {}  # segment number -> drain job
+
+    def handle(self, connection: Connection, frame: Frame) -> bytes:
+        """Answer the master of a shard process."""
+        if frame.opcode == wire.SLICES.opcode:
+            return wire.SLICES.reply.pack(self._all())
+        if frame.opcode == wire.MOUNT_SLICE.opcode:
+            return wire.MOUNT_SLICE.reply.pack(
+                self._mount(wire.MOUNT_SLICE.request.unpack(frame.body))
+            )
+        return wire.SEGMENT_STATE.reply.pack(
+            self._change(wire.SEGMENT_STATE.request.unpack(frame.body))
+        )
+
+    async def mount_slice(self, request: wire.MountSlice) -> wire.SliceReply:
+        """Mount a slice in the name of its worker."""
+        return self._mount(request)
+
+    async def segment_state(self, request: wire.SegmentState) -> wire.SliceReply:
+        """Change or look up the state of a segment."""
+        return self._change(request)
+
+    async def slices(self) -> wire.SlicesReply:
+        """Return every slice the shard has not forgotten."""
+        return self._all()
+
+    def _all(self) -> wire.SlicesReply:
+        return wire.SlicesReply(
+            tuple((s.index, s.used, int(s.state)) for s in self._shard.segments())
+        )
+
+    def _mount(self, request: wire.MountSlice) -> wire.SliceReply:
+        service, now = self._service, self._service.now()
+        try:
+            run = service.clients.enroll(now, request.worker, request.worker_epoch, request.host)
+        except StoreError as error:
+            return wire.SliceReply(error.code, message=str(error))
+        status, number = self._shard.mount(
+            now,
+            run.handle,
+            request.uuid,
+            request.name,
+            request.nbytes,
+            request.host,
+            request.number,
+        )
+        if status == Status.OK:
+            if number != request.number:
+                # The master numbers every segment once; another number is another segment.
+                return wire.SliceReply(int(Status.SEGMENT_ALREADY_EXISTS))
+            service.clients.mounted(run, number)
+            service.place_slice(number, request.base)
+            self._jobs.pop(number, None)
+        return self._answer(status, number)
+
+    def _change(self, request: wire.SegmentState) -> wire.SliceReply:
+        now, number = self._service.now(), request.number
+        found = self._find(number)
+        status = Status.OK
+        if request.state in ("ok", "suspect"):
+            self._shard.set_suspect(now, number, request.state == "suspect")
+        elif request.state == "gone":
+            if found is not None and found.state != State.GONE:
+                status = self._shard.unmount(now, found.owner, found.uuid, force=True)
+                self._service.clients.unmounted(now, number)
+        elif request.state == "drain":
+            status = self._drain(now, found, request.deadline_ms)
+        elif request.state == "cancel":
+            status = self._shard.cancel_drain(now, self._jobs.get(number, 0))
+        elif request.state != "query":
+            raise InvalidArgumentError(f"a segment cannot become {request.state!r}")
+        return self._answer(status, number)
+
+    def _drain(self, now: int, found: SegmentInfo | None, deadline_ms: int) -> Status:
+        if found is None or found.state == State.GONE:
+            return Status.SEGMENT_NOT_FOUND
+        if deadline_ms:
+            self._shard.unmount_gracefully(now, found.owner, found.uuid, now + deadline_ms * MS)
+        # Draining a segment that drains already answers with the job that runs.
+        status, job = self._shard.drain(now, found.index)
+        if status == Status.OK:
+            self._jobs[found.index] = job
+        return status
+
+    def _find(self, number: int) -> SegmentInfo | None:
+        return next((s for s in self._shard.segments() if s.index == number), None)
+
+    def _answer(self, status: Status, number: int) -> wire.SliceReply:
+        found = self._find(number)
+        job = self._shard.drain_job(self._jobs.get(number, 0))
+        busy_ns = 0 if found is None else max(0, found.lease_until - self._service.now())
+        return wire.SliceReply(
+            int(status),
+            used_bytes=0 if found is None else found.used,
+            busy_ms=-(-busy_ns // MS),
+            state=0 if found is None else int(found.state),
+            drain="none" if job is None else _DRAINS[job.state],
+            moved=0 if job is None else job.moved,
+            message="" if job is None else job.message,
+        )
+
+
+_DRAINS = {
+    DrainState.RUNNING: "running",
+    DrainState.DONE: "done",
+    DrainState.FAILED: "failed",
+    DrainState.CANCELLED: "cancelled",
+}

@@ -1,0 +1,121 @@
+"""Shard processes: started together, watched, and stopped with their master.
+
+Each gets its settings and a secret made for this start through the channel of `children`, and
+tells where it serves clients and where it takes the master's orders (`ADMIN`, on loopback). A
+shard that ends by itself breaks the cluster: `failed` then carries the sentence that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mooncake_store.children import Child
+from mooncake_store.wire import cluster as wire
+from transfer_engine.errors import UnavailableError
+from transfer_engine.rpc.address import Address
+from transfer_engine.rpc.aio import AsyncClient
+
+if TYPE_CHECKING:
+    from mooncake_store.config import MasterConfig
+
+__all__ = ["Supervisor"]
+
+START_S = 60.0
+ADMIN_S = 5.0
+
+
+class RemoteShard:
+    """A shard in a process of its own, seen from the master."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.client = client
+
+    async def mount_slice(self, request: wire.MountSlice) -> wire.SliceReply:
+        """Give the shard its slice of a segment."""
+        answer: wire.SliceReply = await self._ask(wire.MOUNT_SLICE, request)
+        return answer
+
+    async def segment_state(self, request: wire.SegmentState) -> wire.SliceReply:
+        """Tell the shard what became of a segment, or ask."""
+        answer: wire.SliceReply = await self._ask(wire.SEGMENT_STATE, request)
+        return answer
+
+    async def slices(self) -> wire.SlicesReply:
+        """Return every slice the shard has not forgotten."""
+        answer: wire.SlicesReply = await self._ask(wire.SLICES, wire.SlicesRequest())
+        return answer
+
+    async def _ask(self, operation: Any, request: Any) -> Any:
+        body = operation.request.pack(request)
+        return operation.reply.unpack(await self.client.call(operation, body, timeout_s=ADMIN_S))
+
+
+class Supervisor:
+    """The shard processes of one master."""
+
+    def __init__(self, config: MasterConfig, secret: bytes | None) -> None:
+        self._config = config
+        self._secret = secret
+        self._admin_secret = secrets.token_bytes(32)
+        self._children: list[Child] = []
+        self._links: list[RemoteShard] = []
+        self._watched: list[int] = []
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> tuple[tuple[Address, ...], list[RemoteShard]]:
+        """Start all shards at once; returns their addresses and links in slot order."""
+        shards = self._config.shards
+        for shard in range(shards):
+            message = {
+                "config": msgspec.to_builtins(self._config),
+                "shard": shard,
+                "secret": self._secret,
+                "admin_secret": self._admin_secret,
+            }
+            name = f"shard {shard} of {shards}"
+            self._children.append(Child("mooncake_store.master.shard_process", message, name=name))
+        answers = await asyncio.gather(
+            *(asyncio.to_thread(child.wait_ready, START_S) for child in self._children)
+        )
+        for child in self._children:
+            self._watch(child)
+        self._links = [
+            RemoteShard(AsyncClient(answer["admin"], wire.ADMIN, secret=self._admin_secret))
+            for answer in answers
+        ]
+        return tuple(Address.parse(answer["shard"]) for answer in answers), self._links
+
+    def _watch(self, child: Child) -> None:
+        fd = os.pidfd_open(child.pid)
+        self._watched.append(fd)
+        asyncio.get_running_loop().add_reader(fd, self._ended, fd, child)
+
+    def _ended(self, fd: int, child: Child) -> None:
+        self._unwatch(fd)
+        if not self.failed.done():
+            code = child.process.wait()
+            self.failed.set_exception(
+                UnavailableError(
+                    f"{child.name} (process {child.pid}) ended with code {code}",
+                    advice="see what it wrote to standard error; the master must be restarted",
+                )
+            )
+
+    def _unwatch(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        self._watched.remove(fd)
+        os.close(fd)
+
+    async def stop(self, grace_s: float) -> None:
+        """End all shards, those that do not end in time by force. Idempotent."""
+        for fd in list(self._watched):
+            self._unwatch(fd)
+        for link in self._links:
+            await link.client.close()
+        children, self._children = self._children, []
+        await asyncio.gather(*(asyncio.to_thread(child.stop, grace_s) for child in children))

@@ -1,0 +1,346 @@
+"""A worker: memory of this process lent to the pool, served to everybody, and kept alive.
+
+    with Worker(config, secret=secret) as worker:     # in any process; no signals are touched
+        ...
+
+Starting creates the segments, publishes them (`TransferServer`: shared memory and TCP) and mounts
+them at the master. From then on two threads work: one only says "alive" on the liveness service,
+so that nothing this process does delays it; the other mounts again when the master asks for it
+and runs the copies and moves whose source lies here.
+
+Stopping takes the segments back: the master hides their replicas at once (after moving them away,
+if time for that was granted) and says for how long readers may still hold leases; the memory stays
+until then, within a bound. All waits have deadlines; `stop` is idempotent.
+
+Not done here: deciding what lies where (the shards do), and surviving a crash with the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.config import split_address
+from mooncake_store.logs import StateLog
+from mooncake_store.wire import cluster as wire
+from transfer_engine.errors import (
+    ConfigError,
+    IllegalClientError,
+    InvalidArgumentError,
+    NoSpaceError,
+    StoreError,
+    UnavailableError,
+)
+from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.segment import Segment
+from transfer_engine.transports.server import TransferServer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mooncake_store._copier import Copier
+    from mooncake_store.config import WorkerConfig
+    from transfer_engine.wire.registry import Operation
+
+__all__ = ["Worker", "host_name"]
+
+log = logging.getLogger(__name__)
+
+CALL_S = 5.0
+RETRY_S = 0.1
+JOIN_S = 5.0
+LEASES_S = 30.0
+"""How long `stop` keeps memory for readers whose leases still run, unless told otherwise."""
+
+_REFUSALS: dict[int, type[StoreError]] = {
+    kind.code: kind for kind in (IllegalClientError, NoSpaceError, InvalidArgumentError)
+}
+
+
+def host_name() -> str:
+    """Return how placement and listings call this machine."""
+    return socket.gethostname()
+
+
+class Worker:
+    """Lends segments to a pool, from `start` to `stop`.
+
+    `uuid` and `epoch` name this run; `name` is for people; `segments` are in the order of the
+    configuration. `start` waits up to `timeout_s` for the master.
+    """
+
+    def __init__(self, config: WorkerConfig, *, secret: bytes | None = None) -> None:
+        self.config = config
+        self.uuid = secrets.token_bytes(16)
+        self.epoch = time.time_ns()
+        self.name = config.name or f"{host_name()}-{os.getpid()}"
+        self.host = host_name()
+        self.segments: list[Segment] = []
+        self.numbers: tuple[int, ...] = ()
+        self._secret = secret
+        self._server: TransferServer | None = None
+        self._specs: tuple[wire.SegmentSpec, ...] = ()
+        self._map: wire.ClusterMap | None = None
+        self._cluster: BlockingConnection | None = None
+        self._copier: Copier | None = None
+        self._lock = threading.Lock()  # one user of the cluster connection at a time
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._remount = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._states = StateLog(log)
+        self._closed = False
+
+    @property
+    def address(self) -> str | None:
+        """Host and port where data is served over TCP, if it is."""
+        found = self._server.tcp_address if self._server is not None else None
+        return None if found is None else _bracketed(*found)
+
+    # -- life
+
+    def start(self, *, timeout_s: float = 30.0) -> None:
+        """Create, publish and mount the segments, or nothing at all.
+
+        Raises UnavailableError when the master was not reached in time.
+        """
+        from mooncake_store._copier import Copier
+
+        try:
+            self._create()
+            self._mount_within(timeout_s)
+            self._copier = Copier(self.segments, self._secret)
+        except BaseException:
+            self._release()
+            raise
+        for name, body in (("ping", self._ping_forever), ("tasks", self._work_forever)):
+            thread = threading.Thread(target=body, name=f"mooncake-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        log.info("worker %s lends %d segments", self.name, len(self.segments))
+
+    def _create(self) -> None:
+        config = self.config
+        count = len(config.segments_bytes)
+        for index, nbytes in enumerate(config.segments_bytes):
+            self.segments.append(
+                Segment.create(
+                    nbytes,
+                    name=self.name if count == 1 else f"{self.name}-{index}",
+                    hugepages=config.hugepages,
+                    numa_node=None if config.numa < 0 else config.numa,
+                )
+            )
+        self._server = TransferServer(
+            tcp=_bracketed(config.host, config.port) if "tcp" in config.transports else None,
+            unix="auto" if "shm" in config.transports else None,
+            secret=self._secret,
+            insecure=config.insecure,
+            advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
+        )
+        self._specs = tuple(
+            wire.SegmentSpec(s.uuid, s.name, s.size, self._server.publish(s).encode())
+            for s in self.segments
+        )
+        for segment in self.segments:
+            segment.prefault()
+
+    def _mount_within(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._mount()
+            except UnavailableError as error:
+                self._states.change(f"master {self.config.master}", "unreachable", error.what)
+                if time.monotonic() + RETRY_S >= deadline or self._stopping.wait(RETRY_S):
+                    raise
+            else:
+                return
+
+    def _mount(self) -> None:
+        self._map = self._call(wire.MAP, wire.MapRequest())
+        mounted: wire.Mounted = self._call(
+            wire.MOUNT, wire.Mount(self.uuid, self.epoch, self.name, self.host, self._specs)
+        )
+        refused = next((status for status in mounted.statuses if status), 0)
+        if refused:
+            raise _REFUSALS.get(refused, UnavailableError)(
+                f"the master refused the segments of worker {self.name} (status {refused})",
+                peer=self.config.master,
+                operation="mount",
+            )
+        self.numbers = mounted.numbers
+        self._states.change(f"master {self.config.master}", "mounted")
+
+    def stop(self, *, drain_s: float = 0.0, leases_s: float = LEASES_S) -> None:
+        """Take the segments back and end.
+
+        With `drain_s` objects are first moved to other workers, for at most that long. The memory
+        stays until readers' leases end, at most `leases_s`. Idempotent.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        busy_ms = self._unmount(drain_s)
+        self._stopping.set()
+        self._wake.set()
+        wait_s = min(busy_ms / 1000, leases_s)
+        if wait_s > 0:
+            log.info("worker %s: readers hold leases for up to %.1f s", self.name, wait_s)
+            threading.Event().wait(wait_s)
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        self._release()
+
+    def _unmount(self, drain_s: float) -> int:
+        """Tell the master; return for how many ms readers may hold leases."""
+        if not self._threads:
+            return 0
+        segments = tuple(segment.uuid for segment in self.segments)
+        request = wire.Unmount(self.uuid, self.epoch, segments, int(drain_s * 1000))
+        try:
+            outcome: wire.Outcome = self._call(
+                wire.UNMOUNT, request, timeout_s=drain_s + CALL_S, alone=True
+            )
+        except StoreError as error:
+            log.warning("worker %s leaves without its master: %s", self.name, error)
+            return 0
+        if outcome.message:
+            log.warning("worker %s: %s", self.name, outcome.message)
+        return outcome.busy_ms
+
+    def _release(self) -> None:
+        if self._copier is not None:
+            self._copier.close()
+        if self._server is not None:
+            self._server.close()
+        for segment in self.segments:
+            segment.close()
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- the master
+
+    def _call(
+        self,
+        operation: Operation[Any, Any],
+        request: Any,
+        *,
+        timeout_s: float = CALL_S,
+        alone: bool = False,
+    ) -> Any:
+        """Ask the cluster service; `alone` uses a connection of its own, for what takes long."""
+        if alone:
+            with self._connect(self.config.master, wire.CLUSTER) as connection:
+                body = connection.call(
+                    operation, operation.request.pack(request), timeout_s=timeout_s
+                )
+            return operation.reply.unpack(body)
+        with self._lock:
+            if self._cluster is None or self._cluster.closed or self._cluster.stale():
+                self._cluster = self._connect(self.config.master, wire.CLUSTER)
+            body = self._cluster.call(
+                operation, operation.request.pack(request), timeout_s=timeout_s
+            )
+        return operation.reply.unpack(body)
+
+    def describe(self, numbers: tuple[int, ...]) -> tuple[wire.SegmentEntry, ...]:
+        """Ask the master how to reach segments; those that are gone are left out."""
+        reply: wire.SegmentsReply = self._call(wire.SEGMENTS, wire.SegmentsRequest(numbers))
+        return reply.segments
+
+    def _connect(self, address: str, registry: Any) -> BlockingConnection:
+        return BlockingConnection.connect(address, registry, secret=self._secret, timeout_s=CALL_S)
+
+    @property
+    def _interval_s(self) -> float:
+        assert self._map is not None
+        return self._map.ping_interval_ms / 1000
+
+    def _ping_forever(self) -> None:
+        connection: BlockingConnection | None = None
+        body = wire.PING.request.pack(wire.Ping(self.uuid, self.epoch))
+        while not self._stopping.wait(self._interval_s):
+            assert self._map is not None
+            try:
+                if connection is None or connection.closed:
+                    connection = self._connect(self._map.liveness, wire.LIVENESS)
+                reply = connection.call(wire.PING, body, timeout_s=max(1.0, self._interval_s))
+                pong = wire.PING.reply.unpack(reply)
+            except StoreError as error:
+                self._states.change(
+                    f"master {self.config.master}", "silent", error.what, logging.WARNING
+                )
+                # A master that was started anew may listen for pings elsewhere.
+                self._ask_to_mount()
+                continue
+            if pong.known and pong.master_epoch == self._map.epoch:
+                self._states.change(f"master {self.config.master}", "mounted")
+            else:
+                self._ask_to_mount()
+        if connection is not None:
+            connection.close()
+
+    def _ask_to_mount(self) -> None:
+        self._remount.set()
+        self._wake.set()
+
+    def _work_forever(self) -> None:
+        assert self._copier is not None
+        pause_s = self._interval_s
+        while not self._stopping.is_set():
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            if self._stopping.is_set():
+                break
+            try:
+                if self._remount.is_set():
+                    self._remount.clear()
+                    self._mount()
+                assert self._map is not None
+                worked = self._copier.work(self, self._map)
+            except StoreError as error:
+                self._states.change(
+                    f"master {self.config.master}", "refusing", error.what, logging.WARNING
+                )
+                worked = False
+            # Work seldom comes alone: look again soon, then less and less often.
+            pause_s = 0.005 if worked else min(self._interval_s, pause_s * 2)
+
+
+def _bracketed(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _towards(master: str) -> str:
+    """Return the address of this machine on the way to the master; sends nothing."""
+    host, port = split_address(master)
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with contextlib.closing(socket.socket(family, kind)) as probe:
+            probe.connect(target)
+            name: str = probe.getsockname()[0]
+            return name
+    except OSError as error:
+        raise ConfigError(
+            f"cannot tell which address of this machine leads to the master {master}: {error}",
+            advice="set worker.host to the address that others can reach",
+        ) from error

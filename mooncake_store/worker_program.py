@@ -1,0 +1,57 @@
+"""Running a worker as a program: signals, the port file, exit.
+
+The same for `mooncake worker` and for the workers of a `LocalCluster`; `Worker` itself touches no
+signals, so that it can live in any process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store import kernels
+from mooncake_store.port_file import remove_port_file, write_port_file
+from mooncake_store.worker import LEASES_S, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncake_store.config import WorkerConfig
+
+__all__ = ["run_worker"]
+
+
+def run_worker(
+    config: WorkerConfig,
+    secret: bytes | None,
+    on_ready: Callable[[dict[str, Any]], object],
+    *,
+    drain_s: float = 0.0,
+    leases_s: float = LEASES_S,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run a worker on the main thread until a signal, or until `stop` is set."""
+    kernels.forget_stale_caches()
+    ending = stop or threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    worker = Worker(config, secret=secret)
+    worker.start()
+    facts = {
+        "name": worker.name,
+        "pid": os.getpid(),
+        "master": config.master,
+        "address": worker.address,
+        "segments": [segment.uuid.hex() for segment in worker.segments],
+    }
+    try:
+        if config.port_file:
+            write_port_file(config.port_file, facts)
+        on_ready(facts)
+        ending.wait()
+    finally:
+        if config.port_file:
+            remove_port_file(config.port_file)
+        worker.stop(drain_s=drain_s, leases_s=leases_s)
