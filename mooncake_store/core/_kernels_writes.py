@@ -331,10 +331,8 @@ def revoke(rows, cold, found, generations, client, status, doomed):
         if rows[row].state == READABLE and rows[row].flags & UPSERT:
             twin = cold[row].twin - 1
             if rows[twin].generation == generations[i]:
-                if rows[twin].flags & DOOMED:
-                    status[i] = NOT_FOUND
-                    continue
-                row = twin
+                if not rows[twin].flags & DOOMED:  # else given up by an earlier entry
+                    row = twin
         if cold[row].owner != client:
             status[i] = ILLEGAL_CLIENT
         elif rows[row].state == READABLE or rows[row].generation != generations[i]:
