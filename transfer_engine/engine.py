@@ -11,7 +11,8 @@ only transport that will do. Batches run on the calling thread (`read_batch`, `w
 a bounded pool (`submit`). Everything is thread-safe; a forked child makes its own connections.
 
 Every batch is checked before it moves: remote ranges against the segment, local addresses
-against what was registered, unless the caller vouches for them (`trusted`). It knows nothing of objects, keys, leases.
+against what was registered, unless the caller vouches for them (`trusted`). It knows nothing of
+objects, keys, leases.
 Cost: about 3 us of Python a batch besides the transport; nothing per request.
 """
 
