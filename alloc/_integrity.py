@@ -63,17 +63,21 @@ def _check_bins(state: State, holes: NDArray[np.int64]) -> None:
         level = max(units.bit_length() - 5, 0)
         index = units if level == 0 else level * 32 + (units >> (level - 1)) - 32
         expected.setdefault(index, set()).add(node)
-    for index in range(extents.LEVELS * extents.BINS):
-        listed, before = set(), extents.NIL
+    bins = extents.LEVELS * extents.BINS
+    words = head[extents.BIN_MAP : extents.BIN_MAP + bins // 32]
+    bits = words[:, None] >> np.arange(32) & 1
+    filled = head[extents.BIN_LIST : extents.BIN_LIST + bins] != extents.NIL
+    assert np.array_equal(bits.ravel() != 0, filled), "the bitmap of bins"
+    assert expected.keys() == set(np.flatnonzero(filled).tolist()), "a hole is in no bin"
+    for index, nodes in expected.items():
+        listed, before = set[int](), extents.NIL
         node = int(head[extents.BIN_LIST + index])
         while node != extents.NIL:
             assert node not in listed, f"bin {index} is a circle"
             assert link[node, extents.PREV] == before, f"node {node} of bin {index}: wrong PREV"
             listed.add(node)
             before, node = node, int(link[node, extents.NEXT])
-        assert listed == expected.get(index, set()), f"bin {index}: {listed}"
-        bit = int(head[extents.BIN_MAP + index // 32]) >> (index % 32) & 1
-        assert bit == bool(listed), f"bitmap of bin {index}"
+        assert listed == nodes, f"bin {index}: {listed}"
     for level in range(extents.LEVELS):
         some = bool(head[extents.BIN_MAP + level])
         assert (int(head[extents.BIN_LEVELS]) >> level & 1) == some, f"bitmap of level {level}"

@@ -83,10 +83,10 @@ class StoreError(Exception):
 
     def __str__(self) -> str:
         context = [
-            f"{name} {value!r}" if name == "key" else f"{name} {value}"
+            f"{name} {value}"
             for name, value in (
                 ("operation", self.operation),
-                ("key", self.key),
+                ("key", None if self.key is None else repr(self.key)),
                 ("peer", self.peer),
                 ("after", None if self.elapsed_s is None else f"{self.elapsed_s:.3f} s"),
             )
@@ -219,7 +219,7 @@ class RemoteProtocolError(ProtocolError):
 class AuthError(StoreError, PermissionError):
     """The peer did not prove that it knows the shared secret, or lacks the right."""
 
-    code = -1010
+    code = -1011
     default_advice = "set the same secret on both ends (MOONCAKE_SECRET_FILE)"
 
 
