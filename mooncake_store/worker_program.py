@@ -18,6 +18,7 @@ from mooncake_store.worker import LEASES_S, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mooncake_store.children import Parent
     from mooncake_store.config import WorkerConfig
 
 __all__ = ["run_worker"]
@@ -30,13 +31,16 @@ def run_worker(
     *,
     drain_s: float = 0.0,
     leases_s: float = LEASES_S,
-    stop: threading.Event | None = None,
+    parent: Parent | None = None,
 ) -> None:
-    """Run a worker on the main thread until a signal, or until `stop` is set."""
+    """Run a worker on the main thread until SIGTERM, SIGINT, or the end of its parent."""
     kernels.forget_stale_caches()
-    ending = stop or threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    if parent is None:
+        signal.signal(signal.SIGINT, lambda *_: ending.set())
+    else:
+        parent.watch(ending.set)
     worker = Worker(config, secret=secret)
     worker.start()
     facts = {

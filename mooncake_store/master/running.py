@@ -22,6 +22,7 @@ from transfer_engine.rpc.server import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mooncake_store.children import Parent
     from mooncake_store.config import MasterConfig
     from mooncake_store.master.server import Addresses
 
@@ -62,23 +63,24 @@ async def serve_master(
     config: MasterConfig,
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
-    on_stop: Callable[[Callable[[], object]], object] | None = None,
+    parent: Parent | None,
 ) -> None:
-    """Serve until a signal, or what `on_stop` was given is called; raises what broke a shard."""
+    """Serve until a signal, or until the parent is gone; raises what broke a shard."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if on_stop is not None:
-        on_stop(lambda: loop.call_soon_threadsafe(stop.set))
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    if parent is None:
+        loop.add_signal_handler(signal.SIGINT, stop.set)
+    else:
+        parent.watch(lambda: loop.call_soon_threadsafe(stop.set))
     master = Master(config, secret=secret)
     facts = described(await master.start())
+    assert master.failed is not None
     try:
         if config.port_file:
             write_port_file(config.port_file, facts)
         settle_garbage_collection()
         on_ready(facts)
-        assert master.failed is not None
         ending = loop.create_task(stop.wait())
         ends: set[asyncio.Future[Any]] = {ending, master.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -96,8 +98,8 @@ def run_master(
     config: MasterConfig,
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
-    on_stop: Callable[[Callable[[], object]], object] | None = None,
+    parent: Parent | None = None,
 ) -> None:
-    """Run a master on this thread, which must be the main one, until it is told to stop."""
+    """Run a master on the main thread until SIGTERM, SIGINT, or the end of its parent."""
     kernels.forget_stale_caches()
-    run(serve_master(config, secret, on_ready, on_stop))
+    run(serve_master(config, secret, on_ready, parent))

@@ -1,0 +1,297 @@
+"""A whole pool on this machine, for a notebook, a test, or a first try.
+
+    with LocalCluster(workers=2, segment="256MB") as cluster:
+        client = Client(cluster.url)
+
+Master and workers are child processes on free loopback ports; they end with this process, however
+it ends. With `in_process=True` they are threads instead: nothing to start but also one
+interpreter for all, so it is for trying things out, not for measuring.
+
+The tests' methods (`kill_worker`, `stop_worker`, ...) do to processes what happens to them in real
+life. `close` is idempotent. It is no way to run a pool for others: nothing is restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store import config
+from mooncake_store.children import Child
+from mooncake_store.units import parse_size
+from transfer_engine.errors import InvalidArgumentError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from mooncake_store.config import MasterConfig
+    from mooncake_store.worker import Worker
+
+__all__ = ["LocalCluster"]
+
+START_S = 90.0
+"""The first start on a machine compiles kernels."""
+STOP_S = 5.0
+OBJECTS_MAX = 4_000_000
+
+_PROGRAM = "mooncake_store.local_program"
+
+
+class LocalCluster:
+    """A master and `workers` workers, each lending one segment.
+
+    `master` and `worker` are further settings by name, as in a configuration file. `start` and
+    `close` are what the context manager calls.
+    """
+
+    def __init__(
+        self,
+        workers: int = 1,
+        segment: str | int = "256MB",
+        shards: int = 1,
+        *,
+        in_process: bool = False,
+        namespace: str = "default",
+        secret: bytes | None = None,
+        master: Mapping[str, Any] | None = None,
+        worker: Mapping[str, Any] | None = None,
+    ) -> None:
+        if workers < 0:
+            raise InvalidArgumentError(f"workers must be 0 or more, not {workers}")
+        self._segment_bytes = parse_size(segment)
+        self._workers_wanted = workers
+        self._in_process = in_process
+        self._namespace = namespace
+        self._secret = secret
+        self._master_settings = {
+            "port": 0,
+            "shards": shards,
+            "objects_max": OBJECTS_MAX,
+            "log_level": "warning",
+            **(master or {}),
+        }
+        self._worker_settings = {
+            "segments": str(self._segment_bytes),
+            "log_level": "warning",
+            **(worker or {}),
+        }
+        self._facts: dict[str, Any] = {}
+        self._master: Child | _MasterThread | None = None
+        self._workers: list[Child | Worker] = []
+
+    # -- what it is
+
+    @property
+    def address(self) -> str:
+        """Host and port of the master."""
+        if not self._facts:
+            raise UnavailableError("the cluster is not running", advice="call start()")
+        address: str = self._facts["address"]
+        return address
+
+    @property
+    def url(self) -> str:
+        """The URL that clients of this cluster use."""
+        return f"mooncake://{self.address}/{self._namespace}"
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the cluster, master first; empty in-process."""
+        running = [self._master, *self._workers]
+        return tuple(child.pid for child in running if isinstance(child, Child))
+
+    # -- life
+
+    def start(self) -> LocalCluster:
+        """Start everything, or nothing; return self. Does nothing when it runs."""
+        if self._facts:
+            return self
+        try:
+            if self._in_process:
+                self._start_threads()
+            else:
+                self._start_processes()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _start_threads(self) -> None:
+        from mooncake_store.worker import Worker
+
+        loaded = config.load(config.MasterConfig, environ={}, overrides=self._master_settings)
+        master = self._master = _MasterThread(loaded.value, self._secret)
+        self._facts = master.start()
+        for index in range(self._workers_wanted):
+            settings = config.load(
+                config.WorkerConfig, environ={}, overrides=self._worker_overrides(index)
+            )
+            worker = Worker(settings.value, secret=self._secret)
+            self._workers.append(worker)
+            worker.start()
+
+    def _start_processes(self) -> None:
+        message = {
+            "program": "master",
+            "settings": self._master_settings,
+            "secret": self._secret,
+        }
+        self._master = Child(_PROGRAM, message, name="the master")
+        self._facts = self._master.wait_ready(START_S)
+        for index in range(self._workers_wanted):
+            self._workers.append(self._new_worker(index))
+        for child in self._workers:
+            assert isinstance(child, Child)
+            child.wait_ready(START_S)
+
+    def _new_worker(self, index: int) -> Child:
+        message = {
+            "program": "worker",
+            "settings": self._worker_overrides(index),
+            "secret": self._secret,
+        }
+        return Child(_PROGRAM, message, name=f"worker {index}")
+
+    def _worker_overrides(self, index: int) -> dict[str, Any]:
+        return {
+            "name": f"worker-{index}",
+            "master": self.address,
+            **self._worker_settings,
+        }
+
+    def close(self) -> None:
+        """End everything: workers first, then the master."""
+        workers, self._workers = self._workers, []
+        # A stopped process would hold the end up until it is killed.
+        for worker in workers:
+            if isinstance(worker, Child):
+                worker.signal(signal.SIGCONT)
+        ends = [threading.Thread(target=_end, args=(worker,)) for worker in workers]
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join()
+        master, self._master = self._master, None
+        if isinstance(master, Child):
+            master.signal(signal.SIGCONT)
+        if master is not None:
+            master.stop(STOP_S)
+        self._facts = {}
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- what happens to processes in real life
+
+    def kill_worker(self, index: int) -> None:
+        """End a worker with SIGKILL."""
+        self._worker(index).kill()
+
+    def stop_worker(self, index: int) -> None:
+        """Stop a worker with SIGSTOP: it neither answers nor closes anything."""
+        self._worker(index).signal(signal.SIGSTOP)
+
+    def resume_worker(self, index: int) -> None:
+        """Let a stopped worker go on."""
+        self._worker(index).signal(signal.SIGCONT)
+
+    def restart_worker(self, index: int) -> None:
+        """Kill a worker and start another one in its place, with fresh memory."""
+        self._worker(index).kill()
+        self._workers[index] = child = self._new_worker(index)
+        child.wait_ready(START_S)
+
+    def stop_master(self) -> None:
+        """Stop the master with SIGSTOP."""
+        self._master_process().signal(signal.SIGSTOP)
+
+    def resume_master(self) -> None:
+        """Let a stopped master go on."""
+        self._master_process().signal(signal.SIGCONT)
+
+    def kill_master(self) -> None:
+        """End the master with SIGKILL."""
+        self._master_process().kill()
+
+    def _worker(self, index: int) -> Child:
+        worker = self._workers[index]
+        if not isinstance(worker, Child):
+            raise InvalidArgumentError("an in-process worker cannot be killed or stopped")
+        return worker
+
+    def _master_process(self) -> Child:
+        if not isinstance(self._master, Child):
+            raise InvalidArgumentError("an in-process master cannot be killed or stopped")
+        return self._master
+
+
+def _end(worker: Child | Worker) -> None:
+    if isinstance(worker, Child):
+        worker.stop(STOP_S)
+    else:
+        worker.stop(leases_s=0.0)
+
+
+class _MasterThread:
+    """A master on a thread and a loop of its own."""
+
+    def __init__(self, settings: MasterConfig, secret: bytes | None) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._ready = threading.Event()
+        self._facts: dict[str, Any] = {}
+        self._error: BaseException | None = None
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._body, name="mooncake-master", daemon=True)
+
+    def start(self) -> dict[str, Any]:
+        """Start it and return its addresses; raises what kept it from starting."""
+        self._thread.start()
+        if not self._ready.wait(START_S):
+            raise UnavailableError("the in-process master was not ready in time")
+        if self._error is not None:
+            raise self._error
+        return self._facts
+
+    def _body(self) -> None:
+        from transfer_engine.rpc.server import run
+
+        try:
+            run(self._serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        from mooncake_store.master.running import described
+        from mooncake_store.master.server import Master
+
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        master = Master(self._settings, secret=self._secret)
+        self._facts = described(await master.start())
+        self._ready.set()
+        try:
+            await self._stop.wait()
+        finally:
+            await master.stop(STOP_S)
+
+    def stop(self, grace_s: float) -> None:
+        """End it. Idempotent."""
+        if self._loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(grace_s + 1.0)
