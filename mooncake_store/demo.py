@@ -1,112 +1,146 @@
-"""`make demo`: two prompts share a prefix, and its KV-cache blocks are stored and computed once.
+"""`make demo`: the main job on embedded defaults, with real processes, in a few seconds.
 
-One process, no server: a segment of shared memory, a directory of keys, and the prefix chain
-`key_i = hash(key_{i-1}, tokens_i)` that makes equal prefixes equal keys. What a model would compute
-is stood in for by bytes derived from the key, so that every get can be checked. The directory is
-a plain dict and nothing is ever evicted: this shows the idea, not the store.
+A master and two workers start; separate client processes put KV blocks, read each other's, fill
+the pool several times over, and read second replicas after one worker was killed. Every block's
+bytes follow from its number, so each get is compared with what was put. The table shows what
+happened; rates are those of one run on this machine and nothing to compare with.
 """
 
+from __future__ import annotations
+
+import json
+import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-
-import xxhash
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mooncake_store.cli._app import console, table
-from mooncake_store.errors import AlreadyExistsError, NoSpaceError, NotFoundError
-from mooncake_store.units import KIB, MIB, format_size
-from transfer_engine.segment import Segment
+from mooncake_store.units import KIB, MIB, format_rate, format_size
 
-BLOCK_TOKENS = 16
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mooncake_store.local_cluster import LocalCluster
+
+SEGMENT_BYTES = 64 * MIB
 BLOCK_BYTES = 64 * KIB
-SEGMENT_BYTES = 4 * MIB
-
-SYSTEM = "You are a careful assistant. Answer in one sentence and name your source. " * 4
-QUESTIONS = ("Why is the sky blue at noon and red at dusk?", "How does a heat pump work?")
+BATCH = 128
+CLIENT_TIMEOUT_S = 60.0
 
 
-@dataclass
-class TinyPool:
-    """Immutable objects in one segment, found by key."""
+@dataclass(frozen=True)
+class Job:
+    """What one client process does: blocks `first` to `first + count`, each of `size` bytes."""
 
-    segment: Segment
-    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    used: int = 0
-
-    def exists(self, key: bytes) -> bool:
-        """Whether a get of this key would succeed."""
-        return key in self.places
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Store `value`; an object never changes, so a second put of its key is refused."""
-        if key in self.places:
-            raise AlreadyExistsError("the key is taken", key=key)
-        if self.used + len(value) > self.segment.size:
-            raise NoSpaceError("the segment is full", key=key)
-        self.segment.buffer[self.used : self.used + len(value)] = value
-        self.places[key] = (self.used, len(value))
-        self.used += len(value)
-
-    def get(self, key: bytes) -> memoryview:
-        """A read-only view of the object, where it lies."""
-        if key not in self.places:
-            raise NotFoundError("no such object", key=key)
-        return self.segment.view(*self.places[key])
+    verb: str
+    first: int
+    count: int
+    size: int
+    replicas: int = 1
 
 
-def block_keys(tokens: list[int]) -> list[bytes]:
-    """The keys of the full blocks of a prompt; equal prefixes have equal keys. O(tokens)."""
-    keys, parent = [], b""
-    for start in range(0, len(tokens) - len(tokens) % BLOCK_TOKENS, BLOCK_TOKENS):
-        block = tokens[start : start + BLOCK_TOKENS]
-        packed = b"".join(token.to_bytes(4, "little") for token in block)
-        parent = xxhash.xxh3_128_digest(parent + packed)
-        keys.append(parent)
-    return keys
+def block_bytes(numbers: range, size: int) -> NDArray[np.uint8]:
+    """The content of some blocks, one per row."""
+    import numpy as np
+
+    words = np.arange(size // 8, dtype=np.uint64)
+    seeds = np.array(numbers, dtype=np.uint64)[:, None]
+    return ((seeds + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + words).view(np.uint8)
 
 
-def compute_block(key: bytes) -> bytes:
-    """What a model would compute for a block; any function of the key will do here."""
-    return key * (BLOCK_BYTES // len(key))
+def work(url: str, job: Job) -> dict[str, Any]:
+    """Do a job as a client; every block read is compared with what was put."""
+    import numpy as np
+
+    from mooncake_store.client.blocking import Client
+
+    done, seconds = 0, 0.0
+    with Client(url) as client:
+        for start in range(job.first, job.first + job.count, BATCH):
+            numbers = range(start, min(start + BATCH, job.first + job.count))
+            keys = [f"demo/block-{number:06d}" for number in numbers]
+            expected = block_bytes(numbers, job.size)
+            began = time.perf_counter()
+            if job.verb == "put":
+                result = client.put_many(keys, expected, replicas=job.replicas)
+                seconds += time.perf_counter() - began
+                done += len(keys) - len(result.failed)
+            else:
+                found = np.empty_like(expected)
+                got = client.get_into_many(keys, found)
+                seconds += time.perf_counter() - began
+                good = (found == expected).all(axis=1)
+                good[got.failed] = False
+                done += int(np.count_nonzero(good))
+        return {"done": done, "seconds": seconds, "read_over": client.stats().bytes_read}
 
 
-def serve(pool: TinyPool, prompt: str) -> tuple[int, int]:
-    """Get what is stored and compute and put the rest; returns how many blocks of each."""
-    keys = block_keys([ord(letter) for letter in prompt])
-    found = computed = 0
-    for key in keys:
-        if pool.exists(key):
-            found += 1
-        else:
-            pool.put(key, compute_block(key))
-            computed += 1
-        if pool.get(key) != compute_block(key):
-            raise AssertionError(f"the bytes of {key.hex()} are not what was put")
-    return found, computed
+def run_client(url: str, job: Job) -> dict[str, Any]:
+    """Run a job in a process of its own."""
+    arguments = [job.verb, *(str(n) for n in (job.first, job.count, job.size, job.replicas))]
+    outcome = subprocess.run(
+        [sys.executable, "-m", "mooncake_store.demo", url, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=CLIENT_TIMEOUT_S,
+        check=False,
+    )
+    if outcome.returncode:
+        raise SystemExit(f"a client of the demo failed:\n{outcome.stderr}")
+    found: dict[str, Any] = json.loads(outcome.stdout)
+    return found
+
+
+def story(cluster: LocalCluster) -> list[tuple[str, Job, dict[str, Any]]]:
+    """Play all steps and return them with their outcome."""
+    pool_blocks = 2 * SEGMENT_BYTES // BLOCK_BYTES
+    some = pool_blocks // 4
+    steps = [
+        ("client 1 puts", Job("put", 0, some, BLOCK_BYTES)),
+        ("client 2 reads them", Job("get", 0, some, BLOCK_BYTES)),
+        ("client 1 puts 3x the pool", Job("put", 10_000, 3 * pool_blocks, BLOCK_BYTES)),
+        ("client 2 puts two replicas", Job("put", 50_000, some, BLOCK_BYTES, 2)),
+    ]
+    played = [(what, job, run_client(cluster.url, job)) for what, job in steps]
+    cluster.kill_worker(0)
+    job = Job("get", 50_000, some, BLOCK_BYTES)
+    played.append(("client 1 reads, a worker killed", job, run_client(cluster.url, job)))
+    return played
 
 
 def main() -> int:
-    """Run the demo and say what it did."""
-    started = time.perf_counter()
+    """Play the story, print the table, and fail unless every block was right."""
+    from mooncake_store.local_cluster import LocalCluster
+
+    began = time.monotonic()
+    with LocalCluster(workers=2, segment=SEGMENT_BYTES) as cluster:
+        console().print(
+            f"A master and two workers of {format_size(SEGMENT_BYTES)} each serve {cluster.url}"
+        )
+        played = story(cluster)
     rows = []
-    with Segment.create(SEGMENT_BYTES, name="demo") as segment:
-        pool = TinyPool(segment)
-        for question in QUESTIONS:
-            found, computed = serve(pool, SYSTEM + question)
-            rows.append((question, str(found + computed), str(found), str(computed)))
-        listing = [f"{key.hex()}  {size} bytes" for key, (_, size) in pool.places.items()]
-        held = format_size(pool.used)
-    columns = {"prompt": "left", "blocks": "right", "found": "right", "computed": "right"}
-    out = console()
-    out.print("One process puts, gets and lists KV-cache blocks; each prompt starts alike.\n")
-    out.print(table(columns, rows))
-    out.print(f"the pool lists {len(listing)} objects, {held} in all; the first three:")
-    out.print("\n".join(f"  {line}" for line in listing[:3]))
-    out.print(
-        f"every block read back equal to what was put, in {time.perf_counter() - started:.3f} s"
+    for what, job, outcome in played:
+        rate = format_rate(outcome["done"] * job.size / max(outcome["seconds"], 1e-9))
+        over = ", ".join(outcome["read_over"]) if job.verb == "get" else ""
+        rows.append((what, f"{outcome['done']} of {job.count}", rate, over))
+    columns = {"step": "left", "blocks right": "right", "rate": "right", "read over": "left"}
+    console().print(table(columns, rows))
+    seconds = time.monotonic() - began
+    if any(outcome["done"] != job.count for _, job, outcome in played):
+        console().print("Some blocks were not stored or not right: this is a bug.")
+        return 1
+    console().print(
+        f"Every block read back equal to what was put, also from the second replica after "
+        f"kill -9 of a worker. All processes have ended; it took {seconds:.1f} s."
     )
     return 0
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        url, verb, *numbers = sys.argv[1:]
+        sys.stdout.write(json.dumps(work(url, Job(verb, *map(int, numbers)))) + "\n")
+        sys.exit(0)
     sys.exit(main())
