@@ -1,1 +1,101 @@
-"""mooncake_store."""
+"""A pooled store of immutable objects: clients, a local cluster to try it on, and the errors.
+
+from mooncake_store import Client
+
+with Client("mooncake://127.0.0.1:50051/default") as store:
+    store.put("greeting", b"hello")
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mooncake_store.client import (
+        AsyncClient,
+        BatchResult,
+        Client,
+        ClientStats,
+        Digests,
+        GetResult,
+        ListedObject,
+        ObjectInfo,
+        ObjectStat,
+        PutManyResult,
+        PutResult,
+        QueryResult,
+        Rows,
+    )
+    from mooncake_store.errors import (
+        AlreadyExistsError,
+        AuthError,
+        BusyError,
+        ChecksumMismatchError,
+        ConfigError,
+        HasLeaseError,
+        IllegalClientError,
+        InvalidArgumentError,
+        LeaseExpiredError,
+        LocalProtocolError,
+        NoSpaceError,
+        NotFoundError,
+        PeerLostError,
+        ProtocolError,
+        RemoteProtocolError,
+        ReplicaNotReadyError,
+        StoreError,
+        TransferError,
+        TransferTimeoutError,
+        UnavailableError,
+    )
+    from mooncake_store.local_cluster import LocalCluster
+
+__all__ = [
+    # Clients, and a pool to try them on.
+    "AsyncClient",
+    "Client",
+    "LocalCluster",
+    # What clients take and answer.
+    "BatchResult",
+    "ClientStats",
+    "Digests",
+    "GetResult",
+    "ListedObject",
+    "ObjectInfo",
+    "ObjectStat",
+    "PutManyResult",
+    "PutResult",
+    "QueryResult",
+    "Rows",
+    # Errors.
+    "AlreadyExistsError",
+    "AuthError",
+    "BusyError",
+    "ChecksumMismatchError",
+    "ConfigError",
+    "HasLeaseError",
+    "IllegalClientError",
+    "InvalidArgumentError",
+    "LeaseExpiredError",
+    "LocalProtocolError",
+    "NoSpaceError",
+    "NotFoundError",
+    "PeerLostError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "ReplicaNotReadyError",
+    "StoreError",
+    "TransferError",
+    "TransferTimeoutError",
+    "UnavailableError",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    if name == "LocalCluster":
+        home = "mooncake_store.local_cluster"
+    else:
+        home = "mooncake_store.errors" if name.endswith("Error") else "mooncake_store.client"
+    return getattr(importlib.import_module(home), name)

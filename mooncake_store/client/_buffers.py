@@ -1,0 +1,115 @@
+"""Where bytes of callers lie: addresses of values to put and of buffers to read into.
+
+A batch of buffers is a list of anything with memory (bytes, bytearray, memoryview, numpy, torch
+on the CPU), one contiguous array whose rows are the buffers (no cost per key), or `Rows`, which
+names plain addresses. Addresses are taken once and the buffers are held until the call returns.
+
+`new_bytes` makes a bytes object whose content is filled in afterwards: what the C interface of
+CPython allows the maker of an object (PyBytes_FromStringAndSize without content) before anybody
+else sees it. It saves clearing and one copy of every object read.
+
+Cost: 0.1 us for bytes, 1 us for other buffers, 0 a key for arrays and `Rows`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mooncake_store.errors import InvalidArgumentError
+from transfer_engine.checksum import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Buffers", "Memory", "Rows", "locate", "new_bytes"]
+
+Buffers: TypeAlias = "Sequence[Any] | Rows | Any"
+"""A list of buffers, an array or CPU tensor of rows, or `Rows`."""
+
+_create = ctypes.pythonapi.PyBytes_FromStringAndSize
+_create.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
+_create.restype = ctypes.py_object
+
+
+class Rows(NamedTuple):
+    """`rows` buffers of `nbytes` each, `stride` bytes apart, from `address` on.
+
+    The caller answers for the memory: it must stay mapped until the call has returned.
+    """
+
+    address: int
+    nbytes: int
+    rows: int
+    stride: int
+
+
+class Memory(NamedTuple):
+    """Buffers as columns; `keep` holds what owns the memory."""
+
+    addresses: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    keep: object
+
+
+def _bytes_offset() -> int:
+    """Where the content of a bytes object starts, or 0 if this interpreter does not tell."""
+    probe = bytes(range(64))
+    offset = bytes.__basicsize__ - 1
+    found = int(np.frombuffer(probe, np.uint8).__array_interface__["data"][0])
+    return offset if found == id(probe) + offset else 0
+
+
+_OFFSET = _bytes_offset()
+
+
+def new_bytes(nbytes: int) -> tuple[bytes, int]:
+    """Return a bytes object with undefined content, and its address, for a read to fill."""
+    made: bytes = _create(None, nbytes)
+    return made, (id(made) + _OFFSET if _OFFSET else address_of(made, writable=False)[0])
+
+
+def locate_one(buffer: object, *, writable: bool) -> tuple[int, int]:
+    """Address and size of one buffer."""
+    if type(buffer) is bytes and _OFFSET and not writable:
+        return id(buffer) + _OFFSET, len(buffer)
+    return address_of(buffer, writable)
+
+
+def locate(buffers: Buffers, count: int, *, writable: bool) -> Memory:
+    """Return the columns of `count` buffers; raises InvalidArgumentError for what is none."""
+    if isinstance(buffers, Rows):
+        return _rows(buffers, count, buffers)
+    if isinstance(buffers, list | tuple):
+        if len(buffers) != count:
+            raise InvalidArgumentError(f"{count} keys and {len(buffers)} buffers")
+        if _OFFSET and not writable and all(type(buffer) is bytes for buffer in buffers):
+            addresses = np.fromiter(map(id, buffers), np.int64, count)
+            addresses += _OFFSET
+            return Memory(addresses, np.fromiter(map(len, buffers), np.int64, count), buffers)
+        pairs = [address_of(buffer, writable) for buffer in buffers]
+        columns = np.array(pairs, np.int64).reshape(count, 2)
+        return Memory(columns[:, 0].copy(), columns[:, 1].copy(), buffers)
+    shape = getattr(buffers, "shape", None)
+    if shape is None or len(shape) < 1:
+        raise InvalidArgumentError(
+            f"buffers are a list, an array of rows or Rows, not a {type(buffers).__name__}"
+        )
+    address, nbytes = address_of(buffers, writable)
+    each = nbytes // int(shape[0]) if shape[0] else 0
+    return _rows(Rows(address, each, int(shape[0]), each), count, buffers)
+
+
+def _rows(rows: Rows, count: int, keep: object) -> Memory:
+    if rows.rows != count:
+        raise InvalidArgumentError(f"{count} keys and {rows.rows} rows of buffers")
+    if rows.nbytes < 0 or rows.address <= 0 < rows.nbytes or abs(rows.stride) < rows.nbytes > 0:
+        raise InvalidArgumentError(f"{rows} overlap or lie nowhere")
+    addresses = np.arange(count, dtype=np.int64)
+    addresses *= rows.stride
+    addresses += rows.address
+    return Memory(addresses, np.full(count, rows.nbytes, np.int64), keep)

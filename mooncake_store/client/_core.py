@@ -1,0 +1,185 @@
+"""What the operations of one client share: settings, leases, segments, counters. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+
+from mooncake_store import ids
+from mooncake_store.client._directory import Directory
+from mooncake_store.client._leases import Leases
+from mooncake_store.errors import InvalidArgumentError
+from mooncake_store.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from mooncake_store.client._keys import KeyBatch
+    from mooncake_store.config import ClientConfig
+    from transfer_engine.engine import TransferEngine
+
+__all__ = ["CallOptions", "ClientStats", "Core", "Counters", "PutOptions", "ReadOptions", "parts"]
+
+_EVERY = np.arange(65_536, dtype=np.int64)
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of every operation. Durations are seconds, or text such as "500ms"."""
+
+    deadline: float | str
+
+
+class ReadOptions(CallOptions, total=False):
+    """Options of reads: `ttl` of the lease asked for, and whether to `verify` the checksum."""
+
+    ttl: float | str
+    verify: bool
+
+
+class PutOptions(CallOptions, total=False):
+    """Options of puts.
+
+    `soft_pin` True keeps the object from ordinary eviction for `pin_ttl`, False undoes that;
+    `hard_pin` keeps it until it is removed. `group` names objects that are evicted together.
+    `preferred` and `excluded` name segments. `upsert` replaces an object that exists.
+    """
+
+    soft_pin: bool
+    pin_ttl: float | str
+    hard_pin: bool
+    group: str | Sequence[str]
+    replicas: int
+    replicas_min: int
+    preferred: Sequence[str]
+    excluded: Sequence[str]
+    upsert: bool
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened so far. Threads may lose a count now and then: these are for people."""
+
+    requests: int = 0
+    keys: int = 0
+    lease_cache_hits: int = 0
+    lease_renewals: int = 0
+    leases_expired: int = 0
+    failovers: int = 0
+    checksum_failures: int = 0
+    bytes_read: dict[str, int] = field(default_factory=dict)
+    bytes_written: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """A snapshot of `Client.stats`; bytes are by transport."""
+
+    requests: int
+    keys: int
+    lease_cache_hits: int
+    lease_renewals: int
+    leases_expired: int
+    failovers: int
+    checksum_failures: int
+    bytes_read: dict[str, int]
+    bytes_written: dict[str, int]
+    resting_segments: list[str]
+
+
+class Core:
+    """The state behind a client; see the module."""
+
+    def __init__(self, config: ClientConfig, namespace: str, engine: TransferEngine) -> None:
+        self.config = config
+        self.namespace = namespace
+        self.seed = ids.namespace_seed(namespace)
+        self.engine = engine
+        self.directory = Directory(engine)
+        self.leases = Leases(config.lease_cache_entries)
+        self.counters = Counters()
+        self.shards = 1
+        self.ttl_ms = max(1, int(config.lease_ttl_s * 1000))
+        self._turns = itertools.count()
+
+    def until(self, options: CallOptions) -> float:
+        """When, by time.monotonic(), an operation that starts now has to end."""
+        asked = options.get("deadline")
+        if asked is None:
+            return time.monotonic() + self.config.deadline_s
+        seconds = parse_duration(asked)
+        if seconds <= 0:
+            raise InvalidArgumentError(f"deadline {asked!r} must be above 0")
+        return time.monotonic() + seconds
+
+    def lease_ms(self, options: ReadOptions) -> int:
+        """The lease to ask for."""
+        asked = options.get("ttl")
+        if asked is None:
+            return self.ttl_ms
+        milliseconds = int(parse_duration(asked) * 1000)
+        if not 1 <= milliseconds < 1 << 32:
+            raise InvalidArgumentError(f"ttl {asked!r} is not between 1ms and 49d")
+        return milliseconds
+
+    def shard_of(self, keys: KeyBatch) -> int:
+        """The shard that serves a single key."""
+        return int(ids.shard_of(keys.digests[:1], self.shards)[0]) if self.shards > 1 else 0
+
+    def turn(self) -> int:
+        """A number that is another one each time, by which equal replicas take turns."""
+        return next(self._turns) & 0xFFFF
+
+    def stats(self) -> ClientStats:
+        """A snapshot of the counters."""
+        values = {
+            entry.name: getattr(self.counters, entry.name) for entry in dataclasses.fields(Counters)
+        }
+        values["bytes_read"] = dict(values["bytes_read"])
+        values["bytes_written"] = dict(values["bytes_written"])
+        return ClientStats(**values, resting_segments=self.directory.resting(time.monotonic_ns()))
+
+
+def check_options(options: CallOptions, known: type) -> None:
+    """Refuse what a TypedDict lets through at run time: a misspelt option."""
+    unknown = options.keys() - known.__optional_keys__  # type: ignore[attr-defined]
+    if unknown:
+        import difflib
+
+        name = sorted(unknown)[0]
+        nearest = difflib.get_close_matches(name, known.__optional_keys__, n=1)  # type: ignore[attr-defined]
+        raise InvalidArgumentError(
+            f"there is no option {name!r}",
+            advice=f"did you mean {nearest[0]!r}?"
+            if nearest
+            else f"options here are {', '.join(sorted(known.__optional_keys__))}",  # type: ignore[attr-defined]
+        )
+
+
+def every(count: int) -> NDArray[np.int64]:
+    """Positions 0 to count - 1; do not write to it."""
+    return _EVERY[:count] if count <= len(_EVERY) else np.arange(count, dtype=np.int64)
+
+
+def parts(
+    keys: KeyBatch, index: NDArray[np.int64], shards: int, batch_max: int
+) -> list[tuple[int, NDArray[np.int64]]]:
+    """Split positions by the shard that serves their keys, at most `batch_max` together."""
+    if shards == 1:
+        if len(index) <= batch_max:
+            return [(0, index)]
+        split = [(0, index)]
+    else:
+        of = ids.shard_of(keys.digests[index], shards)
+        split = [(int(shard), index[of == shard]) for shard in np.unique(of)]
+    return [
+        (shard, some[at : at + batch_max])
+        for shard, some in split
+        for at in range(0, len(some), batch_max)
+    ]

@@ -1,0 +1,166 @@
+"""Segments as this client knows them: how to reach each, over what, and which rest after a failure.
+
+Numbers are the master's. A number seen for the first time is asked for once; a segment that
+answers as if it were somebody else's (its owner restarted) is asked for again. A segment that
+failed rests for 2 s, twice as long each further time, up to a minute: meanwhile its replicas are
+read only if there is no other. `roads[2, numbers]` (cost, resting until) is what kernels see.
+
+Looking up needs no lock; changes take one. O(1) per segment.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_store.core.records import SegmentState
+from mooncake_store.errors import StoreError
+from transfer_engine.base import SegmentDescriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mooncake_store.wire.cluster import SegmentEntry
+    from transfer_engine.engine import SegmentHandle, TransferEngine
+
+__all__ = ["Directory", "Road"]
+
+_REST_NS = 2_000_000_000
+_REST_MAX_NS = 60_000_000_000
+_UNKNOWN = -1
+_NUMBERS = 4096
+# Order of preference; what is not listed comes last.
+_COSTS = {"local": 0, "shm": 1, "rdma": 2, "tcp": 3, "file": 4}
+
+
+class Road:
+    """One segment: what the master says of it, and the handle once it was opened."""
+
+    __slots__ = ("descriptor", "entry", "failures", "handle", "lock", "number")
+
+    def __init__(self, entry: SegmentEntry) -> None:
+        self.number = entry.number
+        self.entry = entry
+        self.descriptor = SegmentDescriptor.decode(entry.descriptor)
+        self.handle: SegmentHandle | None = None
+        self.failures = 0
+        self.lock = threading.Lock()
+
+    @property
+    def label(self) -> str:
+        """The segment as errors name it."""
+        over = f" over {self.handle.transport}" if self.handle is not None else ""
+        return f"{self.descriptor}{over}"
+
+
+class Directory:
+    """All segments this client has met."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self.roads = _blank(_NUMBERS)
+        self._known: dict[int, Road] = {}
+
+    def get(self, number: int) -> Road | None:
+        """Return a segment that was met before."""
+        return self._known.get(number)
+
+    def learn(self, asked: Iterable[int], found: Iterable[SegmentEntry], now: int) -> None:
+        """Take in the answer to a question for segments; those not in it are left alone a while."""
+        with self._lock:
+            missing = set(asked)
+            for entry in found:
+                if entry.state == SegmentState.GONE or not entry.descriptor:
+                    continue
+                missing.discard(entry.number)
+                self._enter(entry)
+            for number in missing:
+                self._grow(number)
+                self._known.pop(number, None)
+                self.roads[0, number] = _UNKNOWN
+                self.roads[1, number] = now + _REST_NS
+
+    def _enter(self, entry: SegmentEntry) -> None:
+        known = self._known.get(entry.number)
+        if known is not None and known.entry.descriptor == entry.descriptor:
+            known.entry = entry
+            return
+        try:
+            road = Road(entry)
+        except StoreError:
+            return  # of a kind this version cannot read: as good as unknown
+        if known is not None and known.handle is not None:
+            known.handle.close()
+        self._grow(entry.number)
+        self._known[entry.number] = road
+        self.roads[0, entry.number] = self._cost(road)
+        self.roads[1, entry.number] = 0
+
+    def _grow(self, number: int) -> None:
+        while number >= self.roads.shape[1]:
+            grown = _blank(2 * self.roads.shape[1])
+            grown[:, : self.roads.shape[1]] = self.roads
+            self.roads = grown
+
+    def _cost(self, road: Road) -> int:
+        if road.handle is not None:
+            return _COSTS.get(road.handle.transport, len(_COSTS))
+        report = self._engine.explain(road.descriptor)
+        return next(
+            (_COSTS.get(path.transport, len(_COSTS)) for path in report if path.chosen),
+            len(_COSTS),
+        )
+
+    def open(self, road: Road, timeout_s: float) -> None:
+        """Reach a segment, once however many threads ask."""
+        with road.lock:
+            if road.handle is None:
+                road.handle = self._engine.open(road.descriptor, timeout_s=timeout_s)
+        self.roads[0, road.number] = self._cost(road)
+
+    def failed(self, road: Road, now: int) -> None:
+        """Prefer other replicas for a while."""
+        with self._lock:
+            if self._known.get(road.number) is not road:
+                return
+            road.failures += 1
+            rest = min(_REST_NS << min(road.failures - 1, 10), _REST_MAX_NS)
+            self.roads[1, road.number] = now + rest
+            self.roads[0, road.number] = self._cost(road)
+
+    def worked(self, road: Road) -> None:
+        """Forget former failures."""
+        if road.failures:
+            with self._lock:
+                road.failures = 0
+                if self._known.get(road.number) is road:
+                    self.roads[1, road.number] = 0
+
+    def resting(self, now: int) -> list[str]:
+        """Names of the segments that rest."""
+        known = list(self._known.values())
+        return [road.entry.name for road in known if self.roads[1, road.number] > now]
+
+    def after_fork(self) -> None:
+        """Make new locks in a forked child; handles are the engine's to renew."""
+        self._lock = threading.Lock()
+        for road in self._known.values():
+            road.lock = threading.Lock()
+
+    def close(self) -> None:
+        """Give all handles up."""
+        with self._lock:
+            for road in self._known.values():
+                if road.handle is not None:
+                    road.handle.close()
+            self._known = {}
+            self.roads = _blank(_NUMBERS)
+
+
+def _blank(numbers: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    roads = np.zeros((2, numbers), np.int64)
+    roads[0] = _UNKNOWN
+    return roads

@@ -1,0 +1,78 @@
+"""From a status number to an error that says key, operation and next step; and back.
+
+Statuses are the numbers of `core.records.Status`, of `transfer_engine.errors`, and BUFFER_SMALL.
+No I/O, no state; O(1).
+"""
+
+from __future__ import annotations
+
+from mooncake_store.core.records import Status
+from mooncake_store.errors import (
+    AlreadyExistsError,
+    BusyError,
+    ChecksumMismatchError,
+    HasLeaseError,
+    IllegalClientError,
+    InvalidArgumentError,
+    LeaseExpiredError,
+    NoSpaceError,
+    NotFoundError,
+    PeerLostError,
+    ReplicaNotReadyError,
+    StoreError,
+    TransferError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+
+__all__ = ["BUFFER_SMALL", "OUT_OF_RANGE", "error_of"]
+
+BUFFER_SMALL = -10
+"""The object does not fit into the buffer it was to be read into."""
+OUT_OF_RANGE = -11
+"""The range asked for is not within the object; local to the client."""
+
+_KINDS: dict[int, tuple[type[StoreError], str]] = {
+    BUFFER_SMALL: (InvalidArgumentError, "the buffer is smaller than what is to be read"),
+    OUT_OF_RANGE: (InvalidArgumentError, "the range is outside of the object"),
+    Status.NO_SPACE: (NoSpaceError, "no segment has room for the object"),
+    Status.INVALID_KEY: (InvalidArgumentError, "the key is not valid"),
+    Status.INVALID_PARAMS: (
+        InvalidArgumentError,
+        "the request was refused: an object has 1 byte to 256 TiB and 1 to 64 replicas",
+    ),
+    Status.ILLEGAL_CLIENT: (IllegalClientError, "another client owns this put"),
+    Status.CLIENT_NOT_FOUND: (UnavailableError, "the store does not know this client any more"),
+    Status.INVALID_WRITE: (IllegalClientError, "the object is complete already"),
+    Status.NOT_READY: (ReplicaNotReadyError, "the object is still being written"),
+    Status.NOT_FOUND: (NotFoundError, "no readable object has this key"),
+    Status.ALREADY_EXISTS: (AlreadyExistsError, "the key names an object already"),
+    Status.HAS_LEASE: (HasLeaseError, "the object is being read"),
+    Status.LEASE_EXPIRED: (LeaseExpiredError, "the lease ended before the transfer did"),
+    Status.BUSY: (BusyError, "a copy or move of the object is running"),
+    Status.TENANT_QUOTA: (NoSpaceError, "the quota of this namespace is used up"),
+    ChecksumMismatchError.code: (
+        ChecksumMismatchError,
+        "what was read is not what was put, on every replica",
+    ),
+    PeerLostError.code: (PeerLostError, "the owner of the replica was lost"),
+    TransferTimeoutError.code: (TransferTimeoutError, "the transfer did not end in time"),
+    UnavailableError.code: (UnavailableError, "no replica can be reached"),
+    TransferError.code: (TransferError, "the transfer failed"),
+}
+
+
+def error_of(
+    status: int,
+    *,
+    key: str | bytes | None,
+    operation: str,
+    detail: str = "",
+    elapsed_s: float | None = None,
+    peer: str | None = None,
+) -> StoreError:
+    """Return the error a status stands for; `detail` says more than the number can."""
+    kind, what = _KINDS.get(status, (StoreError, f"the store answered {status}"))
+    if detail:
+        what = f"{what}: {detail}"
+    return kind(what, key=key, operation=operation, elapsed_s=elapsed_s, peer=peer)

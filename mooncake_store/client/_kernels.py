@@ -1,0 +1,305 @@
+"""Compiled loops of the client: the lease table, the choice of replicas, the verdict on a read.
+
+Columns of one operation are the rows of one int64 matrix `cols[COLUMNS, n]`, one column per key,
+so that a kernel call takes one array instead of ten. The lease table is set-associative: WAYS
+rows of eight words (one cache line each) per set, chosen by the low word of the digest; a new
+entry takes the place of the lease that ends first. Words of a row: digest low, digest high, end
+of the lease, size, checksum, generation | times granted << 32, segment, offset.
+
+`roads[2, s]` says how to reach segment s: its cost (-1: unknown) and until when it rests after a
+failure. All times are nanoseconds of the monotonic clock. Callers hold the lock of the table.
+"""
+
+import numpy as np
+from numba import njit
+
+WAYS = 8
+WORDS = 8
+
+# Rows of `cols`.
+STATUS = 0  # 0 or a negative code; while an operation runs also the marks below
+SIZE = 1
+CHECKSUM = 2
+UNTIL = 3  # end of the lease
+GENERATION = 4
+SEGMENT = 5  # of the chosen replica, or -1
+OFFSET = 6
+FIRST = 7  # its first replica in the answers, or -1: it came from the lease table
+REPLICAS = 8
+TRIED = 9  # bit r: replica r was tried
+COLUMNS = 10
+
+# Marks in STATUS.
+MISSING = 1  # to be asked for
+FAILED = 2  # another replica must be tried
+EXPIRED = 3  # filled, but the lease ended: its generation must be asked for
+FOUND = 4  # answered, not yet filled
+
+_RESTING = 1 << 20
+_CHECKSUM_MISMATCH = -801  # ChecksumMismatchError.code
+
+
+@njit(cache=True, nogil=True)
+def _find(table, low, high):
+    """The row of a digest, or -1. O(WAYS)."""
+    first = (low & (table.shape[0] // WAYS - 1)) * WAYS
+    for row in range(first, first + WAYS):
+        if table[row, 0] == low and table[row, 1] == high and table[row, 2] != 0:
+            return row
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def lookup(table, digests, now, cols):
+    """Fill the columns of keys under a running lease; the others get MISSING. Returns hits. O(n).
+
+    digests: int64[n, 2].
+    """
+    hits = 0
+    for i in range(digests.shape[0]):
+        cols[TRIED, i] = 0
+        cols[FIRST, i] = -1
+        if cols[STATUS, i] < 0:
+            continue
+        row = _find(table, digests[i, 0], digests[i, 1])
+        if row < 0 or table[row, 2] <= now or table[row, 6] < 0:
+            cols[STATUS, i] = MISSING
+            continue
+        cols[STATUS, i] = FOUND
+        cols[UNTIL, i] = table[row, 2]
+        cols[SIZE, i] = table[row, 3]
+        cols[CHECKSUM, i] = table[row, 4]
+        cols[GENERATION, i] = table[row, 5] & 0xFFFFFFFF
+        cols[SEGMENT, i] = table[row, 6]
+        cols[OFFSET, i] = table[row, 7]
+        cols[REPLICAS, i] = 1
+        hits += 1
+    return hits
+
+
+@njit(cache=True, nogil=True)
+def remember(table, digests, index, now, cols):
+    """Enter leases just granted, and count them. O(n * WAYS).
+
+    index: int64, the keys concerned; the granted ones among them are FOUND.
+    """
+    for j in range(index.shape[0]):
+        i = index[j]
+        if cols[STATUS, i] != FOUND or cols[UNTIL, i] <= now:
+            continue
+        low, high = digests[i, 0], digests[i, 1]
+        row = _find(table, low, high)
+        granted = 1
+        if row >= 0:
+            same = (table[row, 5] & 0xFFFFFFFF) == cols[GENERATION, i]
+            if same and table[row, 2] > now:
+                granted += table[row, 5] >> 32
+        else:
+            first = (low & (table.shape[0] // WAYS - 1)) * WAYS
+            row = first
+            for other in range(first + 1, first + WAYS):
+                if table[other, 2] < table[row, 2]:
+                    row = other
+        table[row, 0], table[row, 1] = low, high
+        table[row, 2], table[row, 3] = cols[UNTIL, i], cols[SIZE, i]
+        table[row, 4] = cols[CHECKSUM, i]
+        table[row, 5] = cols[GENERATION, i] | (min(granted, 255) << 32)
+        table[row, 6], table[row, 7] = cols[SEGMENT, i], cols[OFFSET, i]
+
+
+@njit(cache=True, nogil=True)
+def prolong(table, digests, index, generations, until):
+    """Move the ends of leases that were renewed; until[j] 0 leaves one as it is. O(n * WAYS)."""
+    for j in range(index.shape[0]):
+        row = _find(table, digests[index[j], 0], digests[index[j], 1])
+        if row >= 0 and (table[row, 5] & 0xFFFFFFFF) == generations[j] and until[j] > 0:
+            table[row, 2] = max(table[row, 2], until[j])
+
+
+@njit(cache=True, nogil=True)
+def forget(table, digests, index, now, generations, counts):
+    """Drop entries: generations and counts of the leases they held, count 0 for none. O(n).
+
+    Returns the sum of the counts.
+    """
+    total = 0
+    for j in range(index.shape[0]):
+        generations[j] = 0
+        counts[j] = 0
+        row = _find(table, digests[index[j], 0], digests[index[j], 1])
+        if row < 0:
+            continue
+        if table[row, 2] > now:
+            generations[j] = table[row, 5] & 0xFFFFFFFF
+            counts[j] = table[row, 5] >> 32
+            total += counts[j]
+        table[row, :] = 0
+    return total
+
+
+@njit(cache=True, nogil=True)
+def take(index, rows, replicas, base, sent, now, roads, cols):
+    """Read a get's answer into the columns. Returns (found, replicas on unknown segments). O(n).
+
+    rows: int64[m, 4] and replicas: int64[r, 2], see `core.records`; row j answers key index[j].
+    base: where these replicas start among all answers. sent: when the request left, from which
+    the lease is counted, because the master counted from later.
+    """
+    at = 0
+    found = 0
+    unknown = 0
+    for j in range(index.shape[0]):
+        i = index[j]
+        last = rows[j, 3]
+        status = np.int64(np.int16((last >> 32) & 0xFFFF))
+        count = (last >> 48) & 0xFFFF
+        cols[SIZE, i] = rows[j, 0]
+        cols[CHECKSUM, i] = rows[j, 1]
+        cols[UNTIL, i] = sent + rows[j, 2]
+        cols[GENERATION, i] = last & 0xFFFFFFFF
+        cols[SEGMENT, i] = -1
+        cols[FIRST, i] = base + at
+        cols[REPLICAS, i] = count
+        cols[TRIED, i] = 0
+        cols[STATUS, i] = status
+        if status == 0:
+            cols[STATUS, i] = FOUND
+            found += 1
+        for r in range(at, min(at + count, replicas.shape[0])):
+            segment = replicas[r, 1] & 0xFFFFFFFF
+            if segment >= roads.shape[1] or (roads[0, segment] < 0 and roads[1, segment] <= now):
+                unknown += 1
+        at += count
+    return found, unknown
+
+
+@njit(cache=True, nogil=True)
+def choose(index, replicas, roads, now, turn, cols):
+    """Give each FOUND or FAILED key its cheapest replica that was not tried. O(replicas).
+
+    Equal ones take turns, key by key. A key without one left keeps SEGMENT -1. Returns how many
+    got a replica, and the least and greatest segment among them.
+    """
+    chosen, least, most = 0, np.int64(1 << 62), np.int64(-1)
+    for j in range(index.shape[0]):
+        i = index[j]
+        if cols[STATUS, i] != FOUND and cols[STATUS, i] != FAILED:
+            continue
+        first, count = cols[FIRST, i], min(cols[REPLICAS, i], 63)
+        cols[SEGMENT, i] = -1
+        if first < 0 or count == 0 or first + count > replicas.shape[0]:
+            continue
+        best, best_cost = np.int64(-1), np.int64(1 << 62)
+        for step in range(count):
+            r = (step + turn + j) % count
+            segment = replicas[first + r, 1] & 0xFFFFFFFF
+            if cols[TRIED, i] >> r & 1 or segment >= roads.shape[1] or roads[0, segment] < 0:
+                continue
+            cost = roads[0, segment]
+            if roads[1, segment] > now:
+                cost += _RESTING
+            if cost < best_cost:
+                best, best_cost = np.int64(r), cost
+        if best < 0:
+            continue
+        cols[TRIED, i] |= np.int64(1) << best
+        cols[SEGMENT, i] = replicas[first + best, 1] & 0xFFFFFFFF
+        cols[OFFSET, i] = replicas[first + best, 0]
+        cols[STATUS, i] = FOUND
+        chosen += 1
+        least, most = min(least, cols[SEGMENT, i]), max(most, cols[SEGMENT, i])
+    return chosen, least, most
+
+
+@njit(cache=True, nogil=True)
+def settle(index, statuses, checksums, now, cols):
+    """Judge what was transferred. Returns (failed, expired). O(n).
+
+    statuses: int32 per transfer; checksums: int64 as computed, or empty not to compare. A failed
+    key gets FAILED, with the cause in CHECKSUM's place left alone and written to statuses.
+    """
+    failed = 0
+    expired = 0
+    for j in range(index.shape[0]):
+        i = index[j]
+        if statuses[j] == 0 and checksums.shape[0] > 0 and checksums[j] != cols[CHECKSUM, i]:
+            statuses[j] = _CHECKSUM_MISMATCH
+        if statuses[j] != 0:
+            cols[STATUS, i] = FAILED
+            failed += 1
+        elif cols[UNTIL, i] <= now:
+            cols[STATUS, i] = EXPIRED
+            expired += 1
+        else:
+            cols[STATUS, i] = 0
+    return failed, expired
+
+
+@njit(cache=True, nogil=True)
+def take_put(index, rows, base, cols):
+    """Read the answer to a put_start. Returns (accepted, most replicas of a key). O(n).
+
+    rows: int64[m], see `PUT_ROW`; row j answers key index[j].
+    """
+    at = 0
+    accepted = 0
+    most = 0
+    for j in range(index.shape[0]):
+        i = index[j]
+        count = (rows[j] >> 48) & 0xFFFF
+        status = np.int64(np.int16((rows[j] >> 32) & 0xFFFF))
+        cols[STATUS, i] = status
+        cols[GENERATION, i] = rows[j] & 0xFFFFFFFF
+        cols[FIRST, i] = base + at
+        cols[REPLICAS, i] = count
+        if status == 0:
+            cols[STATUS, i] = FOUND
+            accepted += 1
+            most = max(most, count)
+        at += count
+    return accepted, most
+
+
+@njit(cache=True, nogil=True)
+def nth_replica(index, replicas, nth, roads, cols):
+    """Set SEGMENT and OFFSET of FOUND keys to their nth replica, -1 where there is none. O(n).
+
+    Returns (how many have one, least and greatest segment, how many are on unknown segments).
+    """
+    count, unknown = 0, 0
+    least, most = np.int64(1 << 62), np.int64(-1)
+    for j in range(index.shape[0]):
+        i = index[j]
+        cols[SEGMENT, i] = -1
+        at = cols[FIRST, i] + nth
+        if cols[STATUS, i] != FOUND or nth >= cols[REPLICAS, i] or at >= replicas.shape[0]:
+            continue
+        segment = replicas[at, 1] & 0xFFFFFFFF
+        cols[SEGMENT, i] = segment
+        cols[OFFSET, i] = replicas[at, 0]
+        count += 1
+        least, most = min(least, segment), max(most, segment)
+        if segment >= roads.shape[1] or roads[0, segment] < 0:
+            unknown += 1
+    return count, least, most, unknown
+
+
+def warmup() -> None:
+    """Call every kernel once with the argument types of production."""
+    table = np.zeros((WAYS, WORDS), np.int64)
+    digests = np.ones((1, 2), np.int64)
+    index = np.zeros(1, np.int64)
+    roads = np.zeros((2, 1), np.int64)
+    cols = np.zeros((COLUMNS, 1), np.int64)
+    one = np.zeros(1, np.int64)
+    rows = np.frombuffer(bytes(32), np.int64).reshape(1, 4)
+    replicas = np.frombuffer(bytes(16), np.int64).reshape(1, 2)
+    lookup(table, digests, 1, cols)
+    take(index, rows, replicas, 0, 1, 1, roads, cols)
+    choose(index, replicas, roads, 1, 0, cols)
+    remember(table, digests, index, 1, cols)
+    prolong(table, digests, index, one, one)
+    forget(table, digests, index, 1, one, one.copy())
+    settle(index, np.zeros(1, np.int32), one, 1, cols)
+    take_put(index, rows[0, :1], 0, cols)
+    nth_replica(index, replicas, 0, roads, cols)

@@ -1,0 +1,79 @@
+"""Leases this client holds: what it may read again without asking, and what it may give back.
+
+A bounded table in numpy (`_kernels.py`), so that a batch of any size is one call. Each entry knows
+how often this client was granted the lease: before it removes or replaces an object it gives that
+many back, or its own reads would keep it from removing for seconds.
+
+Giving a lease back makes reads that run under it unsafe. `epoch` counts that: a read that saw
+another epoch at its start does not trust the clock and asks whether its generation still stands.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_store.client import _kernels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Column = NDArray[np.int64]
+    Digests = NDArray[np.uint64]
+
+__all__ = ["Leases"]
+
+
+class Leases:
+    """Entries for about `entries_max` objects; the lease that ends first makes room."""
+
+    def __init__(self, entries_max: int) -> None:
+        sets = 1
+        while sets * _kernels.WAYS < entries_max:
+            sets *= 2
+        self._table = np.zeros((sets * _kernels.WAYS, _kernels.WORDS), np.int64)
+        self._lock = threading.Lock()
+        self.epoch = 0
+
+    def lookup(self, digests: NDArray[np.int64], now: int, cols: NDArray[np.int64]) -> int:
+        """Fill the columns of keys whose lease runs beyond `now`; return how many."""
+        with self._lock:
+            return int(_kernels.lookup(self._table, digests, now, cols))
+
+    def remember(self, digests: Column, index: Column, now: int, cols: Column) -> None:
+        """Enter leases granted by the answers in these columns."""
+        with self._lock:
+            _kernels.remember(self._table, digests, index, now, cols)
+
+    def prolong(self, digests: Column, index: Column, generations: Column, until: Column) -> None:
+        """Take in renewed ends; 0 leaves an entry as it is."""
+        with self._lock:
+            _kernels.prolong(self._table, digests, index, generations, until)
+
+    def forget(self, digests: Column, index: Column, now: int) -> tuple[Column, Column]:
+        """Drop entries and return (generation, times granted) of each, to be given back."""
+        generations, counts = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
+        with self._lock:
+            if _kernels.forget(self._table, digests, index, now, generations, counts):
+                self.epoch += 1
+        return generations, counts
+
+    def drain(self, now: int) -> tuple[Digests, Column]:
+        """Drop everything; return (digest, generation) of each lease granted, to be given back."""
+        with self._lock:
+            table = self._table
+            rows = np.flatnonzero(table[:, 2] > now)
+            repeated = np.repeat(rows, table[rows, 5] >> 32)
+            digests = table[repeated, :2].view(np.uint64)
+            generations = table[repeated, 5] & 0xFFFF_FFFF
+            table[:] = 0
+            self.epoch += 1
+        return digests, generations
+
+    def clear(self) -> None:
+        """Drop everything; in a forked child the leases are the parent's to give back."""
+        self._lock = threading.Lock()
+        self._table[:] = 0
+        self.epoch += 1

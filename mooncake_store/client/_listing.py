@@ -1,0 +1,189 @@
+"""Operations on names rather than keys: listing, inspection, removal by pattern, and totals.
+
+Listings go shard by shard, page by page; the order is that of the store, not of names. As steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.client._core import CallOptions, check_options, every, parts
+from mooncake_store.client._keys import Digests, Key, KeyBatch
+from mooncake_store.client._steps import CLUSTER, Steps, ask, ask_one
+from mooncake_store.client.results import ListedObject, ObjectStat, Replica
+from mooncake_store.core.records import LISTED, State
+from mooncake_store.errors import NotFoundError, StoreError
+from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
+from mooncake_store.wire.shard import (
+    BATCH_MAX,
+    LIST,
+    RELEASE,
+    REMOVE_MATCHING,
+    STAT,
+    STATS,
+    RemoveMatching,
+    ShardFigures,
+    StatRequest,
+    StatsRequest,
+)
+
+if TYPE_CHECKING:
+    from mooncake_store.client._operations import Operations
+
+__all__ = ["END", "Listing", "Page"]
+
+PAGE_NAMES = 1000
+_ROWS_MAX = 65_536
+
+Page = tuple[int, int]
+"""Where a listing goes on: (shard, cursor)."""
+END: Page = (-1, 0)
+
+
+class Listing:
+    """See the module; beside `Operations`, whose state it shares."""
+
+    def __init__(self, operations: Operations) -> None:
+        self.core = operations.core
+        self._operations = operations
+
+    def page(
+        self, prefix: str | bytes, at: Page, limit: int, options: CallOptions
+    ) -> Steps[tuple[list[ListedObject], Page]]:
+        """One page of a listing, and where the next one starts (END after the last)."""
+        if options:
+            check_options(options, CallOptions)
+        shard, cursor = at
+        raw = prefix.encode() if isinstance(prefix, str) else prefix
+        body = LIST.request.pack(cursor=cursor, limit=limit, prefix=np.frombuffer(raw, np.uint8))
+        reply = yield from ask_one(shard, LIST, body, self.core.until(options))
+        if reply.cursor:
+            following = (shard, int(reply.cursor))
+        else:
+            following = (shard + 1, 0) if shard + 1 < self.core.shards else END
+        return _listed(reply), following
+
+    def stat(self, key: Key, options: CallOptions) -> Steps[ObjectStat]:
+        """Everything known of one object."""
+        if options:
+            check_options(options, CallOptions)
+        core = self.core
+        keys = KeyBatch.single(key, core.seed)
+        until = core.until(options)
+        body = STAT.request.pack(StatRequest(keys.digests.tobytes()))
+        reply = yield from ask_one(core.shard_of(keys), STAT, body, until)
+        if not reply.found:
+            raise NotFoundError("no object has this key", key=keys.label(0), operation="stat")
+        yield from self._operations.meet({place[0] for place in reply.replicas}, until)
+        replicas: list[Replica] = [
+            self._operations.replica(segment, offset) for segment, offset, _ in reply.replicas
+        ]
+        return ObjectStat(
+            _text(reply.name) if reply.name else keys.label(0),
+            reply.size,
+            State(reply.state).name.lower(),
+            reply.generation,
+            reply.checksum,
+            reply.lease_ms / 1e3,
+            reply.soft_pin_ms / 1e3,
+            reply.hard_pin,
+            reply.group,
+            reply.age_ms / 1e3,
+            reply.hits,
+            tuple(replicas),
+        )
+
+    def remove_matching(
+        self, pattern: str, kind: str, force: bool, options: CallOptions
+    ) -> Steps[int]:
+        """Remove by name until every row was seen once; return how many went."""
+        if options:
+            check_options(options, CallOptions)
+        core = self.core
+        until = core.until(options)
+        yield from self.give_leases_back(until)
+        removed = 0
+        for shard in range(core.shards):
+            cursor = 0
+            while True:
+                wish = RemoveMatching(pattern, kind, force, cursor, _ROWS_MAX)
+                body = REMOVE_MATCHING.request.pack(wish)
+                reply = yield from ask_one(shard, REMOVE_MATCHING, body, until)
+                removed += reply.removed
+                cursor = reply.cursor
+                if not cursor:
+                    break
+        return removed
+
+    def give_leases_back(self, until: float) -> Steps[None]:
+        """Names are not in the lease table: give all leases of ours back."""
+        core = self.core
+        digests, generations = core.leases.drain(time.monotonic_ns())
+        if not len(digests):
+            return
+        keys = KeyBatch(Digests(digests), digests)
+        calls: list[tuple[int, Any, bytes]] = [
+            (
+                shard,
+                RELEASE,
+                RELEASE.request.pack(
+                    digests=digests[some], generations=generations[some].astype(np.uint32)
+                ),
+            )
+            for shard, some in parts(keys, every(len(keys)), core.shards, BATCH_MAX)
+        ]
+        yield from ask(calls, until)
+
+    def figures(self, options: CallOptions) -> Steps[list[ShardFigures]]:
+        """Totals of every shard."""
+        if options:
+            check_options(options, CallOptions)
+        body = STATS.request.pack(StatsRequest())
+        calls: list[tuple[int, Any, bytes]] = [
+            (shard, STATS, body) for shard in range(self.core.shards)
+        ]
+        replies = yield from ask(calls, self.core.until(options))
+        for reply in replies:
+            if isinstance(reply, StoreError):
+                raise reply
+        return replies
+
+    def cluster(self, options: CallOptions) -> Steps[ClusterStatus]:
+        """The health of the cluster."""
+        if options:
+            check_options(options, CallOptions)
+        body = STATUS.request.pack(StatusRequest())
+        reply: ClusterStatus = yield from ask_one(CLUSTER, STATUS, body, self.core.until(options))
+        return reply
+
+
+def _listed(reply: Any) -> list[ListedObject]:
+    rows = reply.rows.reshape(-1).view(LISTED)
+    blob = reply.names.tobytes()
+    ends = np.cumsum(rows["name_bytes"], dtype=np.int64).tolist()
+    digests = np.ascontiguousarray(reply.rows[:, :2]).tobytes()
+    out = []
+    start = 0
+    for at, (end, size, created_s, replicas) in enumerate(
+        zip(
+            ends,
+            rows["size"].tolist(),
+            rows["created_s"].tolist(),
+            rows["replicas"].tolist(),
+            strict=True,
+        )
+    ):
+        digest = digests[16 * at : 16 * at + 16]
+        out.append(ListedObject(_text(blob[start:end]), digest, size, created_s, replicas))
+        start = end
+    return out
+
+
+def _text(name: bytes) -> str | bytes:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name

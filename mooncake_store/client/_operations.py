@@ -1,0 +1,428 @@
+"""Every operation of the client, written once as steps; `Client` and `AsyncClient` drive them.
+
+Arguments are checked here, requests made and answers turned into results. Reading and writing of
+bytes is in `_reads.py` and `_writes.py`. No I/O. Single operations are batches of one that raise.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.client import _kernels as k
+from mooncake_store.client._buffers import Buffers, Memory, locate, locate_one
+from mooncake_store.client._core import (
+    CallOptions,
+    Core,
+    PutOptions,
+    ReadOptions,
+    check_options,
+    every,
+    parts,
+)
+from mooncake_store.client._keys import Key, KeyBatch, Keys
+from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading, learn_segments
+from mooncake_store.client._steps import Steps, ask
+from mooncake_store.client._writes import Putting, Wishes
+from mooncake_store.client.results import (
+    BatchResult,
+    GetResult,
+    ObjectInfo,
+    PutManyResult,
+    PutResult,
+    QueryResult,
+    Replica,
+)
+from mooncake_store.core.options import SoftPin
+from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.units import parse_duration
+from mooncake_store.wire.shard import BATCH_MAX, EXISTS, FIND_PREFIX, PIN, RELEASE, REMOVE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.client._reads import Sink
+
+    Column = NDArray[np.int64]
+
+__all__ = ["Operations"]
+
+
+class Operations:
+    """The operations of one client as steps."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    # Puts.
+
+    def put(self, key: Key, value: Any, options: PutOptions) -> Steps[PutResult]:
+        """Put one object; raises what a batch would report."""
+        core, started = self.core, time.monotonic()
+        keys = KeyBatch.single(key, core.seed)
+        address, nbytes = locate_one(value, writable=False)
+        memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), value)
+        result = yield from self._put(keys, memory, options)
+        outcome = result[0]
+        if outcome.error is not None:
+            outcome.error.elapsed_s = time.monotonic() - started
+            raise outcome.error
+        return outcome
+
+    def put_many(self, keys: Keys, values: Buffers, options: PutOptions) -> Steps[PutManyResult]:
+        """Put a batch."""
+        batch = KeyBatch.of(keys, self.core.seed)
+        memory = locate(values, len(batch), writable=False)
+        return (yield from self._put(batch, memory, options))
+
+    def _put(self, keys: KeyBatch, memory: Memory, options: PutOptions) -> Steps[PutManyResult]:
+        if options:
+            check_options(options, PutOptions)
+        wishes = Wishes(self.core, options, len(keys))
+        putting = Putting(self.core, keys, memory, wishes, self.core.until(options))
+        yield from putting.steps()
+        return PutManyResult(keys, putting.statuses(), putting.errors, putting.written)
+
+    # Gets.
+
+    def get(self, key: Key, options: ReadOptions) -> Steps[bytes]:
+        """Read one object."""
+        sink = BytesSink(1)
+        yield from self._one(key, sink, options, 0, None)
+        value = sink.values[0]
+        assert isinstance(value, bytes)
+        return value
+
+    def get_range(
+        self, key: Key, offset: int, length: int | None, options: ReadOptions
+    ) -> Steps[bytes]:
+        """Read a range of one object."""
+        sink = BytesSink(1)
+        yield from self._one(key, sink, options, offset, length)
+        value = sink.values[0]
+        assert isinstance(value, bytes)
+        return value
+
+    def get_memory(self, key: Key, options: ReadOptions) -> Steps[NDArray[np.uint8]]:
+        """Read one object into new writable memory, 64-byte aligned."""
+        sink = _ArenaSink(1)
+        yield from self._one(key, sink, options, 0, None)
+        return sink.array()
+
+    def get_into(
+        self, key: Key, buffer: Any, offset: int, length: int | None, options: ReadOptions
+    ) -> Steps[int]:
+        """Read one object, or a range of it, into a buffer; return the bytes filled."""
+        address, nbytes = locate_one(buffer, writable=True)
+        memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), buffer)
+        reading = yield from self._one(key, MemorySink(memory), options, offset, length)
+        return int(reading.lengths[0])
+
+    def _one(
+        self, key: Key, sink: Sink, options: ReadOptions, offset: int, length: int | None
+    ) -> Steps[Reading]:
+        started = time.monotonic()
+        keys = KeyBatch.single(key, self.core.seed)
+        reading = self.reading(keys, sink, options, offset, length)
+        yield from reading.steps()
+        if reading.cols[k.STATUS, 0]:
+            try:
+                reading.raise_error()
+            except StoreError as error:
+                error.elapsed_s = time.monotonic() - started
+                raise
+        return reading
+
+    def reading(
+        self,
+        keys: KeyBatch,
+        sink: Sink,
+        options: ReadOptions,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        cached: bool = True,
+    ) -> Reading:
+        """A read with its options."""
+        core = self.core
+        if options:
+            check_options(options, ReadOptions)
+        if offset < 0 or (length is not None and length < 1):
+            raise InvalidArgumentError(f"no object has a range [{offset}, + {length})")
+        plan = Plan(
+            core.lease_ms(options),
+            options.get("verify", core.config.verify),
+            cached and core.config.lease_cache,
+            offset,
+            length,
+        )
+        return Reading(core, keys, sink, plan, core.until(options))
+
+    def get_many(self, keys: Keys, copy: bool, options: ReadOptions) -> Steps[GetResult]:
+        """Read a batch into new bytes objects, or memoryviews of one arena without `copy`."""
+        batch = KeyBatch.of(keys, self.core.seed)
+        sink = BytesSink(len(batch)) if copy else _ArenaSink(len(batch))
+        return (yield from self._many(batch, sink, options, sink.values))
+
+    def get_into_many(self, keys: Keys, buffers: Buffers, options: ReadOptions) -> Steps[GetResult]:
+        """Read a batch into buffers of the caller."""
+        batch = KeyBatch.of(keys, self.core.seed)
+        memory = locate(buffers, len(batch), writable=True)
+        return (yield from self._many(batch, MemorySink(memory), options, []))
+
+    def _many(
+        self,
+        keys: KeyBatch,
+        sink: Sink,
+        options: ReadOptions,
+        values: list[bytes | memoryview | None],
+    ) -> Steps[GetResult]:
+        reading = self.reading(keys, sink, options)
+        yield from reading.steps()
+        statuses, sizes = reading.statuses(), reading.cols[k.SIZE]
+        if statuses.any():
+            sizes = np.where(statuses == 0, sizes, 0)
+            if values:
+                for at in np.flatnonzero(statuses).tolist():
+                    values[at] = None  # what it holds was not checked
+        return GetResult("get", keys, statuses, reading.errors, sizes, values)
+
+    # Probes.
+
+    def exists(self, key: Key, options: CallOptions) -> Steps[bool]:
+        """Whether one object can be read now."""
+        keys = KeyBatch.single(key, self.core.seed)
+        return bool((yield from self._exists(keys, options))[0])
+
+    def exists_many(self, keys: Keys, options: CallOptions) -> Steps[NDArray[np.bool_]]:
+        """Which objects can be read now."""
+        return (yield from self._exists(KeyBatch.of(keys, self.core.seed), options))
+
+    def _exists(self, keys: KeyBatch, options: CallOptions) -> Steps[NDArray[np.bool_]]:
+        core, n = self.core, len(keys)
+        if options:
+            check_options(options, CallOptions)
+        core.counters.keys += n
+        if core.shards == 1 and 0 < n <= BATCH_MAX:
+            split = [(0, every(n))]
+            calls = [(0, EXISTS, EXISTS.request.pack(digests=keys.digests))]
+        else:
+            split = parts(keys, every(n), core.shards, BATCH_MAX) if n else []
+            calls = [
+                (shard, EXISTS, EXISTS.request.pack(digests=keys.digests[some]))
+                for shard, some in split
+            ]
+        replies = yield from ask(calls, core.until(options))
+        out = np.zeros(n, np.bool_)
+        for (_, some), reply in zip(split, replies, strict=True):
+            if isinstance(reply, StoreError):
+                raise reply  # a probe has no way to say "unknown"
+            out[some] = reply.present.view(np.bool_)
+        if keys.refused:
+            out[keys.refused] = False
+        return out
+
+    def find_prefix(self, keys: Keys, options: CallOptions) -> Steps[int]:
+        """Length of the leading run of objects that can be read now."""
+        core = self.core
+        batch = KeyBatch.of(keys, core.seed)
+        if core.shards > 1 or len(batch) > BATCH_MAX or batch.refused or not len(batch):
+            there = yield from self._exists(batch, options)
+            return len(there) if there.all() else int(there.argmin())
+        if options:
+            check_options(options, CallOptions)
+        core.counters.keys += len(batch)
+        body = FIND_PREFIX.request.pack(digests=batch.digests)
+        replies = yield from ask([(0, FIND_PREFIX, body)], core.until(options))
+        return int(replies[0].length)
+
+    def query(self, key: Key, options: CallOptions) -> Steps[ObjectInfo]:
+        """Size, checksum, generation and replicas of one object, without a lease."""
+        keys = KeyBatch.single(key, self.core.seed)
+        result = yield from self._query(keys, options)
+        result.check()
+        info = result.infos[0]
+        assert info is not None
+        return info
+
+    def query_many(self, keys: Keys, options: CallOptions) -> Steps[QueryResult]:
+        """The same of a batch."""
+        return (yield from self._query(KeyBatch.of(keys, self.core.seed), options))
+
+    def _query(self, keys: KeyBatch, options: CallOptions) -> Steps[QueryResult]:
+        core = self.core
+        if options:
+            check_options(options, CallOptions)
+        plan = Plan(0, verify=False, cached=False, operation="query")
+        reading = Reading(core, keys, BytesSink(0), plan, core.until(options))
+        core.counters.keys += len(keys)
+        index = np.flatnonzero(reading.cols[k.STATUS] == 0)
+        if len(index):
+            yield from reading.find(index)
+        status = reading.cols[k.STATUS]
+        status[status == k.FOUND] = 0
+        infos: list[ObjectInfo | None] = [None] * len(keys)
+        for at in np.flatnonzero(status == 0).tolist():
+            infos[at] = ObjectInfo(
+                int(reading.cols[k.SIZE, at]),
+                int(reading.cols[k.CHECKSUM, at]) & 0xFFFF_FFFF_FFFF_FFFF,
+                int(reading.cols[k.GENERATION, at]),
+                tuple(self.replica(segment, offset) for segment, offset in reading.replicas(at)),
+            )
+        return QueryResult(keys, reading.statuses(), reading.errors, infos)
+
+    def replica(self, segment: int, offset: int) -> Replica:
+        """A replica as people read it."""
+        road = self.core.directory.get(segment)
+        if road is None:
+            return Replica(f"#{segment}", "", offset, "")
+        transport = road.handle.transport if road.handle is not None else ""
+        return Replica(road.entry.name, road.entry.host, offset, transport)
+
+    # Removal and pins.
+
+    def remove(self, key: Key, force: bool, options: CallOptions) -> Steps[None]:
+        """Remove one object."""
+        keys = KeyBatch.single(key, self.core.seed)
+        result = yield from self._remove(keys, force, options)
+        result.check()
+
+    def remove_many(self, keys: Keys, force: bool, options: CallOptions) -> Steps[BatchResult]:
+        """Remove a batch."""
+        return (yield from self._remove(KeyBatch.of(keys, self.core.seed), force, options))
+
+    def _remove(self, keys: KeyBatch, force: bool, options: CallOptions) -> Steps[BatchResult]:
+        core = self.core
+        if options:
+            check_options(options, CallOptions)
+        return (
+            yield from self._change(
+                "remove",
+                keys,
+                REMOVE,
+                {"force": int(force)},
+                core.until(options),
+                give_back=True,
+            )
+        )
+
+    def pin(
+        self,
+        keys: KeyBatch,
+        soft: bool | None,
+        hard: bool | None,
+        ttl: float | str | None,
+        options: CallOptions,
+    ) -> Steps[BatchResult]:
+        """Change the pins of a batch."""
+        if options:
+            check_options(options, CallOptions)
+        if soft is None and hard is None:
+            raise InvalidArgumentError("pin changes soft, hard or both: name one")
+        scalars = {
+            "soft_pin": SoftPin.PRESERVE
+            if soft is None
+            else SoftPin.ENABLE
+            if soft
+            else SoftPin.DISABLE,
+            "hard_pin": -1 if hard is None else int(hard),
+            "ttl_ms": -1 if ttl is None else int(parse_duration(ttl) * 1000),
+        }
+        return (yield from self._change("pin", keys, PIN, scalars, self.core.until(options)))
+
+    def _change(
+        self,
+        name: str,
+        keys: KeyBatch,
+        operation: Any,
+        scalars: dict[str, int],
+        until: float,
+        *,
+        give_back: bool = False,
+    ) -> Steps[BatchResult]:
+        """Send digests, get statuses; leases of ours are given back first if asked for."""
+        core = self.core
+        core.counters.keys += len(keys)
+        statuses = keys.statuses()
+        errors: dict[int, StoreError | str] = {}
+        index = np.flatnonzero(statuses == 0) if keys.refused else every(len(keys))
+        split = parts(keys, index, core.shards, BATCH_MAX) if len(index) else []
+        calls = []
+        positions: list[Column | None] = []
+        for shard, some in split:
+            if give_back:
+                release = self._release(keys, some)
+                if release is not None:
+                    calls.append((shard, RELEASE, release))
+                    positions.append(None)
+            digests = keys.digests[some]
+            calls.append((shard, operation, operation.request.pack(digests=digests, **scalars)))
+            positions.append(some)
+        replies = yield from ask(calls, until)
+        for position, reply in zip(positions, replies, strict=True):
+            if position is None:
+                continue
+            if isinstance(reply, StoreError):
+                statuses[position] = reply.code
+                errors.update(dict.fromkeys(position.tolist(), reply))
+            else:
+                statuses[position] = reply.statuses
+        return BatchResult(name, keys, statuses, errors)
+
+    def _release(self, keys: KeyBatch, index: Column) -> bytes | None:
+        """Forget leases of ours; return the request that gives them back, if there are any."""
+        generations, counts = self.core.leases.forget(keys.words, index, time.monotonic_ns())
+        if not counts.any():
+            return None
+        # One entry each time the lease was granted: the last one back ends it.
+        repeated = np.repeat(index, counts)[:BATCH_MAX]
+        return RELEASE.request.pack(
+            digests=keys.digests[repeated],
+            generations=np.repeat(generations, counts)[:BATCH_MAX].astype(np.uint32),
+        )
+
+    # Support.
+
+    def meet(self, numbers: set[int], until: float) -> Steps[None]:
+        """Learn about segments that are only to be named."""
+        new = {number for number in numbers if self.core.directory.get(number) is None}
+        if new:
+            yield from learn_segments(self.core, new, until)
+
+
+class _ArenaSink:
+    """Puts all objects of a batch into one buffer, 64-byte aligned, and shows them as views."""
+
+    def __init__(self, count: int) -> None:
+        self.values: list[bytes | memoryview | None] = [None] * count
+        self._arenas: list[NDArray[np.uint8]] = []
+        self._last = (0, 0)
+
+    def array(self) -> NDArray[np.uint8]:
+        """The memory of the last object placed."""
+        start, length = self._last
+        return self._arenas[-1][start : start + length]
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Make room for these keys, in an arena of their own."""
+        spaced = (lengths + 63) & ~63
+        ends = np.cumsum(spaced)
+        arena = np.empty(int(ends[-1]) + 64, np.uint8)
+        base = int(arena.__array_interface__["data"][0])
+        starts = ends - spaced + (-base & 63)
+        addresses[index] = base + starts
+        self._last = (int(starts[-1]), int(lengths[-1]))
+        view = memoryview(arena.data).toreadonly()
+        for at, start, length in zip(
+            index.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            self.values[at] = view[start : start + length]
+        self._arenas.append(arena)
+        return None
+
+    @property
+    def keep(self) -> object:
+        """The arenas."""
+        return self._arenas

@@ -1,0 +1,486 @@
+"""The one way in which bytes are read: find, lease, transfer, check. Every kind of get is this.
+
+    1. Keys under a running lease of ours are planned from the lease table; the others are asked
+       for in one request per shard, which leases them. A lease counts from when its request left.
+    2. Each key gets its cheapest replica (same process, same host, then the network; segments
+       that failed lately last; equal ones in turns), and the sink says where its bytes go: a
+       buffer that is too small fails here, before any byte is written.
+    3. One batch per segment is moved, checksums computed on the way.
+    4. A failed replica is noted, the next one tried; a plan from the lease table is asked for anew.
+    5. Where the lease ran out meanwhile, or was given back, the store is asked whether the same
+       generation still stands. If so the bytes are good; if not the key fails with LEASE_EXPIRED.
+
+A key succeeds only if all of this did. Its buffer may have been written to otherwise.
+
+Not done here: I/O (`_steps.py`), what callers get (`_operations.py`).
+Cost: one round trip and about 25 us of Python a batch; none and 10 us if all leases run.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from mooncake_store.client import _kernels as k
+from mooncake_store.client._buffers import new_bytes
+from mooncake_store.client._core import every, parts
+from mooncake_store.client._failures import BUFFER_SMALL, OUT_OF_RANGE
+from mooncake_store.client._steps import CLUSTER, Move, Moves, Opens, ask
+from mooncake_store.client.results import BatchResult
+from mooncake_store.core.records import Status
+from mooncake_store.errors import (
+    ChecksumMismatchError,
+    NotFoundError,
+    PeerLostError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from mooncake_store.wire.cluster import SEGMENTS, SegmentsRequest
+from mooncake_store.wire.shard import BATCH_MAX, GET, RENEW
+from transfer_engine.base import Operation as Direction
+from transfer_engine.base import error_of as transfer_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.client._buffers import Memory
+    from mooncake_store.client._core import Core
+    from mooncake_store.client._directory import Road
+    from mooncake_store.client._keys import KeyBatch
+    from mooncake_store.client._steps import Steps
+
+    Column = NDArray[np.int64]
+
+__all__ = ["BytesSink", "MemorySink", "Plan", "Reading", "learn_segments"]
+
+# A lease that ends sooner than this is not worth starting a transfer under.
+_MARGIN_NS = 2_000_000
+_NO_REPLICAS = np.empty((0, 2), np.int64)
+_NO_REPLICAS.flags.writeable = False
+_NO_SUMS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a get asks for. `length` None reads to the end; `cached` allows the lease table."""
+
+    ttl_ms: int
+    verify: bool
+    cached: bool
+    offset: int = 0
+    length: int | None = None
+    operation: str = "get"
+
+    @property
+    def whole(self) -> bool:
+        """Whether the whole object is read, which is what its checksum speaks of."""
+        return self.offset == 0 and self.length is None
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Write the addresses for these keys; return the positions in `index` without room."""
+
+    @property
+    def keep(self) -> object:
+        """What owns the memory."""
+
+
+class BytesSink:
+    """Makes a bytes object per key."""
+
+    def __init__(self, count: int) -> None:
+        self.values: list[bytes | memoryview | None] = [None] * count
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Make them; all fit."""
+        values = self.values
+        for at, length in zip(index.tolist(), lengths.tolist(), strict=True):
+            values[at], addresses[at] = new_bytes(length)
+        return None
+
+    @property
+    def keep(self) -> object:
+        """The values themselves."""
+        return self.values
+
+
+class MemorySink:
+    """Buffers of the caller."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Compare the sizes of buffers with what is to be read."""
+        addresses[index] = self._memory.addresses[index]
+        small = lengths > self._memory.sizes[index]
+        return np.flatnonzero(small) if small.any() else None
+
+    @property
+    def keep(self) -> object:
+        """The buffers of the caller."""
+        return self._memory.keep
+
+
+class Reading:
+    """One get of a batch of keys. Run `steps`, then look at `cols`, `errors` and the sink."""
+
+    def __init__(self, core: Core, keys: KeyBatch, sink: Sink, plan: Plan, until: float) -> None:
+        self.core = core
+        self.keys = keys
+        self.sink = sink
+        self.plan = plan
+        self.until = until
+        self.errors: dict[int, StoreError | str] = {}
+        n = len(keys)
+        self.cols: NDArray[np.int64] = np.empty((k.COLUMNS, n), np.int64)
+        self.cols[k.STATUS] = Status.INVALID_KEY if keys.refused else 0
+        if keys.refused:
+            good = np.ones(n, np.bool_)
+            good[keys.refused] = False
+            self.cols[k.STATUS, good] = 0
+        self.lengths: Column = self.cols[k.SIZE] if plan.whole else np.zeros(n, np.int64)
+        self._addresses: Column = np.zeros(n, np.int64)
+        self._replicas: Column = _NO_REPLICAS
+        self._refreshed: set[int] = set()
+        self._causes: dict[int, tuple[int, str]] = {}
+        # A lease that is not entered in the table is given back by who asked for it.
+        self.uncounted = False
+
+    def statuses(self) -> NDArray[np.int16]:
+        """The final status of each key."""
+        statuses: NDArray[np.int16] = self.cols[k.STATUS].astype(np.int16)
+        return statuses
+
+    def raise_error(self) -> None:
+        """Raise the error of the first key that failed, if there is one."""
+        if self.cols[k.STATUS].any():
+            operation = self.plan.operation
+            BatchResult(operation, self.keys, self.statuses(), self.errors).check()
+
+    def steps(self) -> Steps[None]:
+        """Read; see the module."""
+        core, cols, n = self.core, self.cols, len(self.keys)
+        epoch = core.leases.epoch
+        now = time.monotonic_ns()
+        if self.plan.cached:
+            hits = core.leases.lookup(self.keys.words, now + _MARGIN_NS, cols)
+            core.counters.lease_cache_hits += hits
+        else:
+            hits = 0
+            cols[k.STATUS][cols[k.STATUS] == 0] = k.MISSING
+        core.counters.keys += n
+        index = every(n)
+        if hits < n:
+            missing = index if not (hits or self.keys.refused) else self._where(k.MISSING)
+            if len(missing):
+                yield from self.find(missing)
+            index = self._where(k.FOUND)
+        yield from self.finish(index, epoch)
+
+    def finish(self, index: Column, epoch: int) -> Steps[None]:
+        """Transfer FOUND keys and check their leases; `epoch` is that of before they were found."""
+        core, cols = self.core, self.cols
+        if len(index):
+            yield from self._fill(index)
+        if core.leases.epoch != epoch:
+            # A lease of ours was given back meanwhile, perhaps the one that was read under.
+            cols[k.STATUS][cols[k.STATUS] == 0] = k.EXPIRED
+        expired = self._where(k.EXPIRED) if cols[k.STATUS].any() else _NO_SUMS
+        if len(expired):
+            yield from self._renew(expired)
+
+    def _where(self, status: int) -> Column:
+        return np.flatnonzero(self.cols[k.STATUS] == status)
+
+    # Finding.
+
+    def find(self, index: Column) -> Steps[None]:
+        """Ask the shards where objects are, and choose a replica for each."""
+        core, keys, cols = self.core, self.keys, self.cols
+        split = parts(keys, index, core.shards, BATCH_MAX)
+        calls = []
+        for shard, some in split:
+            digests = keys.digests if len(some) == len(keys) else keys.digests[some]
+            body = GET.request.pack(ttl_ms=self.plan.ttl_ms, stop_at_miss=0, digests=digests)
+            calls.append((shard, GET, body))
+        sent = time.monotonic_ns()
+        replies = yield from ask(calls, self.until)
+        unknown = 0
+        for (_, some), reply in zip(split, replies, strict=True):
+            if isinstance(reply, StoreError):
+                self._blame(some, reply.code, reply)
+                continue
+            rows, replicas = reply.rows.view(np.int64), reply.replicas.view(np.int64)
+            if len(rows) != len(some):
+                raise UnavailableError(f"{len(rows)} answers came to {len(some)} keys")
+            base = len(self._replicas)
+            found = k.take(
+                some, rows, replicas, base, sent, time.monotonic_ns(), core.directory.roads, cols
+            )
+            unknown += found[1]
+            self._replicas = replicas if not base else _joined(self._replicas, replicas)
+        if unknown:
+            yield from learn_segments(core, self._numbers(), self.until)
+        self._choose(index)
+        if not self.uncounted:
+            core.leases.remember(keys.words, index, sent, cols)
+
+    def replicas(self, at: int) -> list[tuple[int, int]]:
+        """(segment, offset) of each replica of a key that was found."""
+        first, count = int(self.cols[k.FIRST, at]), int(self.cols[k.REPLICAS, at])
+        rows = self._replicas[first : first + count]
+        return [(int(row[1]) & 0xFFFF_FFFF, int(row[0])) for row in rows]
+
+    def _numbers(self) -> set[int]:
+        """Segments in the answers that this client has not met."""
+        segments = np.unique(self._replicas[:, 1] & 0xFFFFFFFF)
+        roads, now = self.core.directory.roads, time.monotonic_ns()
+        return {
+            number
+            for number in segments.tolist()
+            if number >= roads.shape[1] or (roads[0, number] < 0 and roads[1, number] <= now)
+        }
+
+    def _choose(self, index: Column) -> None:
+        k.choose(
+            index,
+            self._replicas,
+            self.core.directory.roads,
+            time.monotonic_ns(),
+            self.core.turn(),
+            self.cols,
+        )
+
+    # Transferring.
+
+    def _fill(self, index: Column) -> Steps[None]:
+        """Transfer FOUND keys until each is filled, or no replica is left to try."""
+        index = self._place(index)
+        while len(index):
+            yield from self._transfer(index)
+            if not self.cols[k.STATUS].any():
+                return
+            failed = self._where(k.FAILED)
+            if not len(failed):
+                return
+            yield from self._find_others(failed)
+            index = failed[self.cols[k.STATUS, failed] == k.FOUND]
+
+    def _place(self, index: Column) -> Column:
+        """Decide what is read of each key and where it goes; return the keys that are to be."""
+        plan, cols = self.plan, self.cols
+        if plan.whole:
+            lengths = cols[k.SIZE][index]
+        else:
+            sizes = cols[k.SIZE][index]
+            lengths = (
+                sizes - plan.offset if plan.length is None else np.full_like(sizes, plan.length)
+            )
+            outside = (lengths < 0) | (plan.offset + lengths > sizes)
+            self.lengths[index] = lengths
+            if outside.any():
+                for at in index[outside].tolist():
+                    self.errors[at] = f"it has {cols[k.SIZE, at]} bytes"
+                cols[k.STATUS, index[outside]] = OUT_OF_RANGE
+                index, lengths = index[~outside], lengths[~outside]
+        small = self.sink.place(index, lengths, self._addresses)
+        if small is not None:
+            for at, length in zip(index[small].tolist(), lengths[small].tolist(), strict=True):
+                self.errors[at] = f"{length} bytes are needed"
+            cols[k.STATUS, index[small]] = BUFFER_SMALL
+            index = np.delete(index, small)
+        return index
+
+    def _transfer(self, index: Column) -> Steps[None]:
+        """Move one batch per segment and judge each key."""
+        segments = self.cols[k.SEGMENT, index]
+        first = int(segments[0])
+        if len(index) == 1 or (segments == first).all():
+            groups = [(first, index)]
+        else:
+            groups = [(int(s), index[segments == s]) for s in np.unique(segments)]
+        roads: list[tuple[Road, Column]] = []
+        for number, some in groups:
+            road = self.core.directory.get(number) if number >= 0 else None
+            if road is None:
+                what = f"segment {number} is unknown" if number >= 0 else "no replica is reachable"
+                self._fail(some, UnavailableError.code, what)
+            else:
+                roads.append((road, some))
+        closed = [road for road, _ in roads if road.handle is None]
+        if closed:
+            outcome = yield Opens(closed, self.until)
+            failures = {road.number: error for road, error in zip(closed, outcome, strict=True)}
+            opened = []
+            for road, some in roads:
+                error = failures.get(road.number)
+                if error is None:
+                    opened.append((road, some))
+                else:
+                    yield from self._lost(road, some, error)
+            roads = opened
+        if roads:
+            moves = [self._move(road, some) for road, some in roads]
+            outcomes = yield Moves(moves, self.until)
+            now = time.monotonic_ns()
+            for (road, some), outcome in zip(roads, outcomes, strict=True):
+                yield from self._judge(road, some, outcome, now)
+
+    def _move(self, road: Road, index: Column) -> Move:
+        cols, everything = self.cols, len(index) == len(self.keys)
+        offsets = cols[k.OFFSET] if everything else cols[k.OFFSET, index]
+        if self.plan.offset:
+            offsets = offsets + self.plan.offset
+        return Move(
+            road,
+            Direction.READ,
+            offsets,
+            self.lengths if everything else self.lengths[index],
+            self._addresses if everything else self._addresses[index],
+            self.plan.verify and self._covers(index),
+            self.sink.keep,
+        )
+
+    def _covers(self, index: Column) -> bool:
+        """Whether whole objects are read, so that checksums can be compared."""
+        if self.plan.whole:
+            return True
+        return bool((self.lengths[index] == self.cols[k.SIZE, index]).all())
+
+    def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Steps[None]:
+        if isinstance(outcome, StoreError):
+            yield from self._lost(road, index, outcome)
+            return
+        statuses, checksums = outcome.statuses, outcome.checksums
+        sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
+        failed, _ = k.settle(index, statuses, sums, now, self.cols)
+        counters = self.core.counters
+        moved = (
+            int(self.lengths.sum())
+            if len(index) == len(self.keys)
+            else int(self.lengths[index].sum())
+        )
+        name = outcome.transport
+        counters.bytes_read[name] = counters.bytes_read.get(name, 0) + moved
+        if not failed:
+            self.core.directory.worked(road)
+            return
+        self.core.directory.failed(road, now)
+        bad = np.flatnonzero(statuses)
+        for at, status in zip(index[bad].tolist(), statuses[bad].tolist(), strict=True):
+            if status == ChecksumMismatchError.code:
+                counters.checksum_failures += 1
+                self._note(at, f"{road.label}: the checksum differs", status)
+            else:
+                error = transfer_error(status, operation="read", peer=road.label)
+                self._note(at, f"{road.label}: {error.what}", status)
+        gone = index[statuses == NotFoundError.code]
+        if len(gone):
+            yield from self._lost(road, gone, NotFoundError("it is not served there any more"))
+
+    def _lost(self, road: Road, index: Column, error: StoreError) -> Steps[None]:
+        """A whole batch failed: prefer others for a while, or meet a restarted owner again."""
+        core = self.core
+        core.directory.failed(road, time.monotonic_ns())
+        status = error.code
+        if isinstance(error, NotFoundError):
+            status = UnavailableError.code
+        self._fail(index, status, f"{road.label}: {error.what}")
+        moved_away = isinstance(error, NotFoundError | PeerLostError)
+        if moved_away and road.number not in self._refreshed:
+            self._refreshed.add(road.number)
+            # A store that does not answer must not keep the other replicas from being tried.
+            with suppress(StoreError):
+                yield from learn_segments(core, {road.number}, self.until)
+            if core.directory.get(road.number) not in (road, None):
+                # Its owner is another process now: the same replica deserves another try.
+                self.cols[k.TRIED, index] = 0
+
+    def _fail(self, index: Column, status: int, what: str) -> None:
+        self.cols[k.STATUS, index] = k.FAILED
+        for at in index.tolist():
+            self._note(at, what, status)
+
+    def _note(self, at: int, what: str, status: int) -> None:
+        """Keep what was tried for a key. Its last failure gives the status, should all fail."""
+        before = self._causes.get(at)
+        self._causes[at] = (status, f"{before[1]}; {what}" if before else what)
+
+    def _find_others(self, failed: Column) -> Steps[None]:
+        """Give failed keys another replica; those planned from the lease table ask anew."""
+        core, cols = self.core, self.cols
+        core.counters.failovers += len(failed)
+        out_of_time = time.monotonic() >= self.until
+        stale = failed[cols[k.FIRST, failed] < 0]
+        if len(stale) and not out_of_time:
+            core.leases.forget(self.keys.words, stale, time.monotonic_ns())
+            cols[k.STATUS, stale] = k.MISSING
+            yield from self.find(stale)
+            again = stale[cols[k.STATUS, stale] == k.FOUND]
+            self._place(again)
+            failed = failed[cols[k.STATUS, failed] == k.FAILED]
+        if not out_of_time:
+            self._choose(failed)
+        for at in failed[cols[k.STATUS, failed] == k.FAILED].tolist():
+            status, tried = self._causes[at]
+            if out_of_time:
+                status = TransferTimeoutError.code
+            cols[k.STATUS, at] = status
+            self.errors[at] = f"tried {tried}"
+
+    # Checking.
+
+    def _renew(self, index: Column) -> Steps[None]:
+        """Ask whether objects read past their lease still are the same generation."""
+        core, cols, keys = self.core, self.cols, self.keys
+        core.counters.lease_renewals += len(index)
+        split = parts(keys, index, core.shards, BATCH_MAX)
+        calls = [
+            (
+                shard,
+                RENEW,
+                RENEW.request.pack(
+                    ttl_ms=self.plan.ttl_ms,
+                    digests=keys.digests[some],
+                    generations=cols[k.GENERATION, some].astype(np.uint32),
+                ),
+            )
+            for shard, some in split
+        ]
+        sent = time.monotonic_ns()
+        replies = yield from ask(calls, self.until)
+        for (_, some), reply in zip(split, replies, strict=True):
+            if isinstance(reply, StoreError):
+                self._blame(some, reply.code, reply)
+                continue
+            same = reply.statuses == 0
+            cols[k.STATUS, some] = np.where(same, 0, Status.LEASE_EXPIRED)
+            until = np.where(same, sent + reply.remaining_ns, 0)
+            core.leases.prolong(keys.words, some, cols[k.GENERATION, some], until)
+            core.counters.leases_expired += int(len(some) - np.count_nonzero(same))
+
+    def _blame(self, index: Column, status: int, error: StoreError) -> None:
+        self.cols[k.STATUS, index] = status
+        self.errors.update(dict.fromkeys(index.tolist(), error))
+
+
+def learn_segments(core: Core, numbers: set[int], until: float) -> Steps[None]:
+    """Ask the cluster how to reach segments."""
+    wanted = SegmentsRequest(tuple(sorted(numbers)))
+    replies = yield from ask([(CLUSTER, SEGMENTS, SEGMENTS.request.pack(wanted))], until)
+    core.directory.learn(numbers, replies[0].segments, time.monotonic_ns())
+
+
+def _joined(one: Column, other: Column) -> Column:
+    out: Column = np.concatenate((one, other))
+    out.flags.writeable = False  # the one type the kernels are compiled for
+    return out

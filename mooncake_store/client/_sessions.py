@@ -1,0 +1,310 @@
+"""Objects that stay open for a while: puts written range by range, and views under a lease.
+
+A session begins a put, writes ranges in any order, and ends it. What was never written would show
+old bytes of other objects, so a session with a gap cannot be committed. The checksum is computed
+as ranges pass if they come in order without overlap; else the object is read back at the end. A
+session has the store's put deadline (`put_discard`, 30 s by default): a longer one may find
+itself replaced, and its commit then fails.
+
+A view shows the memory of a replica itself, under a lease of its own, where memory is shared;
+elsewhere it holds a copy. As steps; no I/O.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from mooncake_store.client import _kernels as k
+from mooncake_store.client._buffers import Memory, locate_one, new_bytes
+from mooncake_store.client._reads import BytesSink, Plan, Reading, learn_segments
+from mooncake_store.client._steps import Move, Moves, Opens, ask, ask_one
+from mooncake_store.client._writes import Putting, Wishes
+from mooncake_store.client.results import PutManyResult, PutResult
+from mooncake_store.core.records import Status
+from mooncake_store.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    LeaseExpiredError,
+    StoreError,
+    UnavailableError,
+)
+from mooncake_store.wire.shard import PUT_REVOKE, RELEASE, RENEW
+from transfer_engine.base import Operation as Direction
+from transfer_engine.base import error_of as transfer_error
+from transfer_engine.checksum import checksum
+
+if TYPE_CHECKING:
+    from mooncake_store.client._core import Core, PutOptions
+    from mooncake_store.client._directory import Road
+    from mooncake_store.client._keys import KeyBatch
+    from mooncake_store.client._steps import Steps
+
+__all__ = ["Session", "Viewing"]
+
+# What is read back at once for the checksum of a session written out of order.
+_READ_BACK_BYTES = 8 << 20
+_SHARED = ("local", "shm")
+
+
+class Session:
+    """One put under way. `begin`, any number of `write`, then `commit` or `revoke`."""
+
+    def __init__(self, core: Core, keys: KeyBatch, size: int, options: PutOptions) -> None:
+        if size < 1:
+            raise InvalidArgumentError(f"an object has at least 1 byte, not {size}")
+        self.core = core
+        self.key = keys.label(0)
+        self.size = size
+        sizes = np.array([size], np.int64)
+        memory = Memory(np.zeros(1, np.int64), sizes, None)
+        wishes = Wishes(core, options, 1)
+        self._putting = Putting(core, keys, memory, wishes, core.until(options))
+        self._keys = keys
+        self._roads: list[tuple[Road, int]] = []
+        self._ranges: list[tuple[int, int]] = []
+        self._running: Any = xxhash.xxh3_64()
+        self._hashed = 0
+        self.open = False
+
+    def begin(self) -> Steps[None]:
+        """Ask for room and reach the segments; raises AlreadyExistsError among others."""
+        core, putting = self.core, self._putting
+        yield from putting.begin(np.zeros(1, np.int64), patient=True)
+        status = int(putting.cols[k.STATUS, 0])
+        if status != k.FOUND:
+            raise self._refusal()
+        self.open = True
+        try:
+            for segment, offset in putting.places(0):
+                road = core.directory.get(segment)
+                if road is None:
+                    yield from learn_segments(core, {segment}, putting.until)
+                    road = core.directory.get(segment)
+                if road is None:
+                    raise UnavailableError(f"segment {segment} is unknown", key=self.key)
+                self._roads.append((road, offset))
+            closed = [road for road, _ in self._roads if road.handle is None]
+            if closed:
+                outcome = yield Opens(closed, putting.until)
+                for error in outcome:
+                    if error is not None:
+                        raise error
+        except StoreError:
+            yield from self.revoke()
+            raise
+
+    def _refusal(self) -> StoreError:
+        putting = self._putting
+        result = PutManyResult(self._keys, putting.statuses(), putting.errors, putting.written)[0]
+        if result.error is not None:
+            return result.error
+        return AlreadyExistsError("the key names an object already", key=self.key, operation="put")
+
+    def write(self, offset: int, data: Any, until: float) -> Steps[int]:
+        """Write a range to every replica; return its length."""
+        self._require_open()
+        address, nbytes = locate_one(data, writable=False)
+        if not 0 <= offset <= offset + nbytes <= self.size:
+            raise InvalidArgumentError(
+                f"[{offset}, {offset + nbytes}) is outside of the {self.size} bytes announced",
+                key=self.key,
+            )
+        if not nbytes:
+            return 0
+        moves = [
+            self._move(Direction.WRITE, road, base + offset, nbytes, address, data)
+            for road, base in self._roads
+        ]
+        outcomes = yield Moves(moves, until)
+        for (road, _), outcome in zip(self._roads, outcomes, strict=True):
+            self._check(road, outcome)
+        if offset == self._hashed and self._running is not None:
+            self._running.update(_raw(address, nbytes))
+            self._hashed += nbytes
+        else:
+            self._running = None
+        self._ranges = _merged([*self._ranges, (offset, offset + nbytes)])
+        return nbytes
+
+    def _move(
+        self, direction: Direction, road: Road, offset: int, nbytes: int, address: int, keep: object
+    ) -> Move:
+        column = np.array([offset, nbytes, address], np.int64)
+        return Move(road, direction, column[0:1], column[1:2], column[2:3], False, keep)
+
+    def _check(self, road: Road, outcome: Any) -> None:
+        error = outcome if isinstance(outcome, StoreError) else None
+        if error is None and outcome.statuses[0]:
+            error = transfer_error(int(outcome.statuses[0]), operation="write", peer=road.label)
+        if error is not None:
+            self.core.directory.failed(road, time.monotonic_ns())
+            error.key = self.key
+            raise error
+
+    def _require_open(self) -> None:
+        if not self.open:
+            raise InvalidArgumentError("this put has ended", key=self.key, advice="begin another")
+
+    def commit(self, until: float) -> Steps[PutResult]:
+        """Make the object readable. Raises, and leaves the session open, while a gap is left."""
+        self._require_open()
+        if self._ranges != [(0, self.size)]:
+            end = self._ranges[0][1] if self._ranges and self._ranges[0][0] == 0 else 0
+            raise InvalidArgumentError(
+                f"byte {end} of {self.size} was never written",
+                key=self.key,
+                operation="commit",
+                advice="write every range before the commit, or revoke the put",
+            )
+        putting = self._putting
+        if self._running is None:
+            total = yield from self._read_back(until)
+        else:
+            total = self._running.intdigest()
+        putting.checksums[0] = total
+        putting.until = until
+        self.open = False
+        yield from putting.end(np.zeros(1, np.int64))
+        if int(putting.cols[k.STATUS, 0]) != 0:
+            raise self._refusal()
+        self.core.leases.forget(self._keys.words, np.zeros(1, np.int64), time.monotonic_ns())
+        return PutResult("stored", replicas=len(self._roads))
+
+    def _read_back(self, until: float) -> Steps[int]:
+        """Hash the first replica in pieces."""
+        road, base = self._roads[0]
+        digest = xxhash.xxh3_64()
+        for start in range(0, self.size, _READ_BACK_BYTES):
+            nbytes = min(_READ_BACK_BYTES, self.size - start)
+            piece, address = new_bytes(nbytes)
+            move = self._move(Direction.READ, road, base + start, nbytes, address, piece)
+            outcomes = yield Moves([move], until)
+            self._check(road, outcomes[0])
+            digest.update(piece)
+        return digest.intdigest()
+
+    def revoke(self) -> Steps[None]:
+        """Give the put up; its space returns. Does nothing once the session has ended."""
+        if not self.open:
+            return
+        self.open = False
+        generation = self._putting.cols[k.GENERATION, :1].astype(np.uint32)
+        body = PUT_REVOKE.request.pack(digests=self._keys.digests, generations=generation)
+        shard = self.core.shard_of(self._keys)
+        yield from ask([(shard, PUT_REVOKE, body)], time.monotonic() + self.core.config.deadline_s)
+
+
+class Viewing:
+    """A lease of its own on one object, and its bytes in `data`."""
+
+    def __init__(self, core: Core, keys: KeyBatch, ttl_ms: int, verify: bool, until: float) -> None:
+        self.core = core
+        self.key = keys.label(0)
+        self.data: memoryview = memoryview(b"")
+        self.zero_copy = False
+        self.lease_end_ns = 0
+        self._keys = keys
+        self._plan = Plan(ttl_ms, verify=verify, cached=False, operation="view")
+        self._until = until
+        self._generation = np.zeros(1, np.uint32)
+        self._leased = False
+
+    def begin(self) -> Steps[None]:
+        """Lease the object and show it; a replica that cannot be shown is copied instead."""
+        core = self.core
+        sink = BytesSink(1)
+        reading = Reading(core, self._keys, sink, self._plan, self._until)
+        reading.uncounted = True
+        epoch = core.leases.epoch
+        reading.cols[k.STATUS] = k.MISSING
+        yield from reading.find(np.zeros(1, np.int64))
+        if reading.cols[k.STATUS, 0] == k.FOUND:
+            self._granted(reading)
+            road = core.directory.get(int(reading.cols[k.SEGMENT, 0]))
+            if road is not None and (yield from self._show(reading, road)):
+                return
+            yield from reading.finish(np.zeros(1, np.int64), epoch)
+            if reading.cols[k.STATUS, 0] == 0 and sink.values[0] is not None:
+                self.data = memoryview(sink.values[0])
+                return
+        try:
+            reading.raise_error()
+        finally:
+            yield from self.release()
+
+    def _granted(self, reading: Reading) -> None:
+        self._generation = reading.cols[k.GENERATION, :1].astype(np.uint32)
+        self.lease_end_ns = int(reading.cols[k.UNTIL, 0])
+        self._leased = True
+
+    def _show(self, reading: Reading, road: Road) -> Steps[bool]:
+        """Map the replica that was chosen; False if it cannot be shown, or is not what was put."""
+        if road.handle is None:
+            outcome = yield Opens([road], self._until)
+            if outcome[0] is not None:
+                return False
+        handle = road.handle
+        if handle is None or handle.transport not in _SHARED:
+            return False
+        try:
+            data = handle.view(int(reading.cols[k.OFFSET, 0]), int(reading.cols[k.SIZE, 0]))
+        except StoreError:
+            return False
+        if self._plan.verify:
+            found = checksum(data)
+            if found != int(reading.cols[k.CHECKSUM, 0]) & 0xFFFF_FFFF_FFFF_FFFF:
+                self.core.counters.checksum_failures += 1
+                return False
+        if self.remaining_s <= 0:
+            raise LeaseExpiredError("the lease ended before the view began", key=self.key)
+        self.data, self.zero_copy = data, True
+        return True
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the lease ends; not positive once it has."""
+        return (self.lease_end_ns - time.monotonic_ns()) / 1e9
+
+    def renew(self, until: float) -> Steps[None]:
+        """Prolong the lease; raises LeaseExpiredError when the object is another one by now."""
+        body = RENEW.request.pack(
+            ttl_ms=self._plan.ttl_ms, digests=self._keys.digests, generations=self._generation
+        )
+        sent = time.monotonic_ns()
+        reply = yield from ask_one(self.core.shard_of(self._keys), RENEW, body, until)
+        if reply.statuses[0] != Status.OK:
+            raise LeaseExpiredError("the object is gone or was replaced", key=self.key)
+        self.lease_end_ns = sent + int(reply.remaining_ns[0])
+
+    def release(self) -> Steps[None]:
+        """Give the lease back. Idempotent; a store that cannot be reached lets it run out."""
+        if not self._leased:
+            return
+        self._leased = False
+        if self.remaining_s <= 0:
+            return
+        body = RELEASE.request.pack(digests=self._keys.digests, generations=self._generation)
+        until = time.monotonic() + self.core.config.deadline_s
+        yield from ask([(self.core.shard_of(self._keys), RELEASE, body)], until)
+
+
+def _raw(address: int, nbytes: int) -> Any:
+    """The memory of a buffer that was located before and is held by its owner."""
+    import ctypes
+
+    return (ctypes.c_char * nbytes).from_address(address)
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Unite ranges that touch or overlap. O(r log r)."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return out

@@ -1,0 +1,124 @@
+"""What both clients do before their first request: settings, engine, identity; no I/O.
+
+Settings come from `mooncake_store.config` (defaults, file, environment); keywords of the
+constructor override them. Kernels are loaded here, once, so that no deadline runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.client._core import Core
+from mooncake_store.config import ClientConfig, load, read_secret, split_url
+from mooncake_store.errors import RemoteProtocolError
+from mooncake_store.wire.shard import OPEN, OpenClient, Opened
+from transfer_engine.engine import TransferEngine
+from transfer_engine.rpc.address import Address
+from transfer_engine.wire.handshake import Identity
+
+if TYPE_CHECKING:
+    from mooncake_store.wire.cluster import ClusterMap
+
+__all__ = ["IDEMPOTENT", "Setup", "is_local", "load_kernels"]
+
+LOCAL = "mooncake://local"
+CONNECTIONS_MAX = 64
+"""Per shard: one for each thread that asks at the same time."""
+
+# Asked again once when the connection was lost: a second answer means the same as the first.
+IDEMPOTENT = frozenset(
+    {
+        "map", "segments", "status", "get", "exists", "find_prefix", "renew", "list", "stat",
+        "stats", "put_end", "pin", "drain_status", "task", "snapshot", "events",
+    }
+)  # fmt: skip
+
+
+def is_local(url: str) -> bool:
+    """Whether a URL asks for a cluster inside this process."""
+    return url == LOCAL or url.startswith(LOCAL + "/")
+
+
+@functools.cache
+def load_kernels() -> None:
+    """Load or compile what the first request would otherwise wait for."""
+    from mooncake_store import ids
+    from mooncake_store.client import _kernels
+    from transfer_engine import _kernels_xxh3
+
+    _kernels.warmup()
+    _kernels_xxh3.warmup()
+    ids.digests(["warm"], 0)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a client as the shards know it; a forked child is another one."""
+
+    uuid: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    epoch: int = field(default_factory=time.time_ns)
+    pid: int = field(default_factory=os.getpid)
+
+
+class Setup:
+    """Settings resolved, engine made. `url` may differ from the configured one (local cluster)."""
+
+    def __init__(self, url: str | None, settings: dict[str, Any]) -> None:
+        load_kernels()
+        if url is not None:
+            settings["url"] = url
+        self.config = load(ClientConfig, overrides=settings).value
+        self.secret = (
+            read_secret(self.config.secret_file).reveal() if self.config.secret_file else None
+        )
+        self.namespace = split_url(self.config.url).namespace
+        self.engine = TransferEngine(
+            transports=self.config.transports,
+            secret=self.secret,
+            threads=self.config.copy_threads,
+        )
+        self.core = Core(self.config, self.namespace, self.engine)
+        self.run = Run()
+
+    @property
+    def identity(self) -> Identity:
+        """How connections introduce themselves."""
+        return Identity("", role="client", instance=self.run.uuid.hex())
+
+    def address(self) -> Address:
+        """Where the cluster service is."""
+        parts = split_url(self.config.url)
+        return Address(parts.host, parts.port)
+
+    def open_request(self) -> bytes:
+        """The first request on a connection to a shard."""
+        from mooncake_store.worker import host_name
+
+        if self.run.pid != os.getpid():
+            self.run = Run()
+        return OPEN.request.pack(
+            OpenClient(self.run.uuid, self.run.epoch, host_name(), self.namespace)
+        )
+
+    def check_opened(self, body: bytes, shard: int, peer: str) -> Opened:
+        """Read the answer; raises when another shard than the map says is at this address."""
+        opened = OPEN.reply.unpack(body)
+        if (opened.shard, opened.shards) != (shard, self.core.shards):
+            raise RemoteProtocolError(
+                f"this is shard {opened.shard} of {opened.shards}, the map of the cluster says "
+                f"{shard} of {self.core.shards}",
+                peer=peer,
+                advice="connect again: the cluster may just have been started anew",
+            )
+        return opened
+
+    def shard_addresses(self, found: ClusterMap) -> list[Address]:
+        """Addresses in a map; an unspecified host is that of the cluster service."""
+        if not found.shards:
+            raise RemoteProtocolError("the cluster has no shards", peer=str(self.address()))
+        return [Address.parse(shard) for shard in found.shards]

@@ -1,0 +1,472 @@
+"""`AsyncClient`: the store from asyncio, with the operations of `Client`.
+
+    async with AsyncClient("mooncake://127.0.0.1:50051/default") as store:
+        await store.put("greeting", b"hello")
+        await store.get("greeting")                 # b"hello"
+        async for found in store.scan("greet"):
+            ...
+
+Same names, same options, same results and errors; `await` before each. A client belongs to one
+event loop. An operation may be cancelled at any time: it returns once no transfer touches its
+buffers any more. What was said in `blocking.py` holds here; the docstrings are not repeated at
+length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Unpack
+
+from mooncake_store.client._aio import AsyncDriver
+from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
+from mooncake_store.client._keys import Key, KeyBatch, Keys
+from mooncake_store.client._listing import END, PAGE_NAMES, Listing
+from mooncake_store.client._operations import Operations
+from mooncake_store.client._sessions import Session, Viewing
+from mooncake_store.client._setup import Setup, is_local
+from mooncake_store.client._tensor_steps import get_array, get_tensor, put_array, put_tensor
+from mooncake_store.errors import StoreError
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mooncake_store.client._buffers import Buffers
+    from mooncake_store.client._core import ClientStats
+    from mooncake_store.client._steps import Steps, T
+    from mooncake_store.client.results import (
+        BatchResult,
+        GetResult,
+        ListedObject,
+        ObjectInfo,
+        ObjectStat,
+        PutManyResult,
+        PutResult,
+        QueryResult,
+    )
+    from mooncake_store.wire.cluster import ClusterStatus
+    from mooncake_store.wire.shard import ShardFigures
+
+__all__ = ["AsyncClient", "AsyncView", "AsyncWriter"]
+
+
+class AsyncClient:
+    """A connection to a store; an asynchronous context manager, or `connect` and `close`.
+
+    Arguments are those of `Client`. Settings are checked here, the store is reached by `connect`.
+    """
+
+    def __init__(self, url: str | None = None, **settings: Any) -> None:
+        self._settings = settings
+        self._local: Any = None
+        self._worker: Any = None
+        self._use(Setup(url, dict(settings)))
+
+    def _use(self, setup: Setup) -> None:
+        self._setup = setup
+        self.config = setup.config
+        self.namespace = setup.namespace
+        self._core = setup.core
+        self._driver = AsyncDriver(setup)
+        self._operations = Operations(setup.core)
+        self._listing = Listing(self._operations)
+
+    async def connect(self) -> AsyncClient:
+        """Reach the store; return self. Raises as the constructor of `Client` does."""
+        loop = asyncio.get_running_loop()
+        try:
+            if is_local(self.config.url):
+                from mooncake_store.client._embedded import start_cluster
+
+                self._local = await loop.run_in_executor(None, start_cluster, self._setup)
+                self._setup.engine.close()
+                self._use(Setup(self._local.url, self._settings | {"segment": 0}))
+            await self._driver.connect()
+            if self.config.segment_bytes:
+                from mooncake_store.client._embedded import start_worker
+
+                self._worker = await loop.run_in_executor(None, start_worker, self._setup)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _run(self, steps: Steps[T]) -> T:
+        return await self._driver.run(steps)
+
+    # Puts.
+
+    async def put(self, key: Key, value: Any, **options: Unpack[PutOptions]) -> PutResult:
+        """Store an object. An existing one is left alone ("already_present") unless `upsert`."""
+        return await self._run(self._operations.put(key, value, options))
+
+    put_from = put
+    """The same: every buffer is written from where it lies."""
+
+    async def put_many(
+        self, keys: Keys, values: Buffers, **options: Unpack[PutOptions]
+    ) -> PutManyResult:
+        """Store a batch: values are a list of buffers, an array of rows, or `Rows`."""
+        return await self._run(self._operations.put_many(keys, values, options))
+
+    put_from_many = put_many
+
+    async def put_array(
+        self, key: Key, array: NDArray[Any], **options: Unpack[PutOptions]
+    ) -> PutResult:
+        """Store a numpy array of numbers with its type and shape."""
+        return await self._run(put_array(self._core, key, array, options))
+
+    async def put_tensor(self, key: Key, tensor: Any, **options: Unpack[PutOptions]) -> PutResult:
+        """Store a torch CPU tensor with its type and shape."""
+        return await self._run(put_tensor(self._core, key, tensor, options))
+
+    def writer(self, key: Key, size: int, **options: Unpack[PutOptions]) -> AsyncWriter:
+        """Begin an object of `size` bytes written range by range: `async with` begins it.
+
+        Leaving the block commits it, an exception gives it up. Raises AlreadyExistsError.
+        """
+        check_options(options, PutOptions)
+        session = Session(self._core, KeyBatch.single(key, self._core.seed), size, options)
+        return AsyncWriter(self, session, options)
+
+    # Gets.
+
+    async def get(self, key: Key, **options: Unpack[ReadOptions]) -> bytes:
+        """Return an object as new bytes. Raises NotFoundError among others."""
+        return await self._run(self._operations.get(key, options))
+
+    async def get_range(
+        self, key: Key, offset: int, length: int | None = None, **options: Unpack[ReadOptions]
+    ) -> bytes:
+        """Return a range of an object, to its end without `length`.
+
+        A range is not verified: the checksum speaks of the whole object.
+        """
+        return await self._run(self._operations.get_range(key, offset, length, options))
+
+    async def get_into(
+        self,
+        key: Key,
+        buffer: Any,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> int:
+        """Read an object, or its range from `offset` on, into a buffer; return the bytes read.
+
+        A buffer that is too small is refused before any byte is written to it. When any other
+        error is raised its content is undefined.
+        """
+        return await self._run(self._operations.get_into(key, buffer, offset, length, options))
+
+    async def get_many(
+        self, keys: Keys, *, copy: bool = True, **options: Unpack[ReadOptions]
+    ) -> GetResult:
+        """Read a batch: `values` are bytes, or with copy=False views of memory they share."""
+        return await self._run(self._operations.get_many(keys, copy, options))
+
+    async def get_into_many(
+        self, keys: Keys, buffers: Buffers, **options: Unpack[ReadOptions]
+    ) -> GetResult:
+        """Read a batch into buffers: a list, a writable array of rows, or `Rows`."""
+        return await self._run(self._operations.get_into_many(keys, buffers, options))
+
+    async def get_array(self, key: Key, **options: Unpack[ReadOptions]) -> NDArray[Any]:
+        """Return an array stored by `put_array`; raises InvalidArgumentError for anything else."""
+        return await self._run(get_array(self._operations, key, options))
+
+    async def get_tensor(self, key: Key, **options: Unpack[ReadOptions]) -> Any:
+        """Return a tensor stored by `put_tensor`; raises InvalidArgumentError for anything else."""
+        return await self._run(get_tensor(self._operations, key, options))
+
+    def view(self, key: Key, **options: Unpack[ReadOptions]) -> AsyncView:
+        """Lease an object and show its memory, read-only: `async with` begins it.
+
+        Without a copy where memory is shared with its owner, else a verified copy. The lease
+        lasts for `ttl`, by default for the deadline; `AsyncView.renew` prolongs it.
+        """
+        check_options(options, ReadOptions)
+        core = self._core
+        until = core.until(options)
+        default_ms = max(1, int((until - time.monotonic()) * 1000))
+        viewing = Viewing(
+            core,
+            KeyBatch.single(key, core.seed),
+            core.lease_ms(options) if "ttl" in options else default_ms,
+            options.get("verify", core.config.verify),
+            until,
+        )
+        return AsyncView(self, viewing)
+
+    # Probes.
+
+    async def exists(self, key: Key, **options: Unpack[CallOptions]) -> bool:
+        """Whether an object can be read now; leases nothing."""
+        return await self._run(self._operations.exists(key, options))
+
+    async def exists_many(self, keys: Keys, **options: Unpack[CallOptions]) -> NDArray[np.bool_]:
+        """Which objects can be read now, as an array of bool."""
+        return await self._run(self._operations.exists_many(keys, options))
+
+    async def find_prefix(self, keys: Keys, **options: Unpack[CallOptions]) -> int:
+        """How many keys from the first one on name readable objects without a gap."""
+        return await self._run(self._operations.find_prefix(keys, options))
+
+    async def query(self, key: Key, **options: Unpack[CallOptions]) -> ObjectInfo:
+        """Size, checksum, generation and replicas of an object, without a lease."""
+        return await self._run(self._operations.query(key, options))
+
+    async def query_many(self, keys: Keys, **options: Unpack[CallOptions]) -> QueryResult:
+        """The same of a batch."""
+        return await self._run(self._operations.query_many(keys, options))
+
+    async def stat(self, key: Key, **options: Unpack[CallOptions]) -> ObjectStat:
+        """Everything the store knows of an object."""
+        return await self._run(self._listing.stat(key, options))
+
+    # Names.
+
+    async def scan(
+        self, prefix: str | bytes = "", **options: Unpack[CallOptions]
+    ) -> AsyncIterator[ListedObject]:
+        """Go through all named objects whose name starts with `prefix`, page by page, unordered.
+
+        Objects put or removed meanwhile may or may not be seen.
+        """
+        at = (0, 0)
+        while at != END:
+            objects, at = await self._run(self._listing.page(prefix, at, PAGE_NAMES, options))
+            for found in objects:
+                yield found
+
+    async def list(
+        self, prefix: str | bytes = "", *, limit: int | None = None, **options: Unpack[CallOptions]
+    ) -> builtins.list[ListedObject]:
+        """The named objects whose name starts with `prefix`, at most `limit` of them."""
+        found: builtins.list[ListedObject] = []
+        async for item in self.scan(prefix, **options):
+            if limit is not None and len(found) >= limit:
+                break
+            found.append(item)
+        return found
+
+    # Removal and pins.
+
+    async def remove(
+        self, key: Key, *, force: bool = False, **options: Unpack[CallOptions]
+    ) -> None:
+        """Remove an object. Raises NotFoundError, or HasLeaseError while others read it.
+
+        Leases of this client's own gets are given back first. `force` removes it all the same:
+        its memory is not used again before the leases have ended.
+        """
+        await self._run(self._operations.remove(key, force, options))
+
+    async def remove_many(
+        self, keys: Keys, *, force: bool = False, **options: Unpack[CallOptions]
+    ) -> BatchResult:
+        """Remove a batch."""
+        return await self._run(self._operations.remove_many(keys, force, options))
+
+    async def remove_prefix(
+        self, prefix: str, *, force: bool = False, **options: Unpack[CallOptions]
+    ) -> int:
+        """Remove every object whose name starts with `prefix`; return how many went.
+
+        Objects that are read or written just then stay, unless `force`.
+        """
+        return await self._run(self._listing.remove_matching(prefix, "prefix", force, options))
+
+    async def remove_matching(
+        self,
+        pattern: str,
+        *,
+        kind: str = "regex",
+        force: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> int:
+        """Remove every object whose name matches a "regex" or "glob"; return how many went."""
+        return await self._run(self._listing.remove_matching(pattern, kind, force, options))
+
+    async def clear(self, *, force: bool = False, **options: Unpack[CallOptions]) -> int:
+        """Remove every object of this namespace, nameless ones included; return how many went."""
+        return await self._run(self._listing.remove_matching("", "all", force, options))
+
+    async def pin(
+        self,
+        key: Key,
+        *,
+        soft: bool | None = None,
+        hard: bool | None = None,
+        ttl: float | str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> None:
+        """Set (True) or clear (False) pins; None leaves one as it is. `ttl` is the soft pin's."""
+        keys = KeyBatch.single(key, self._core.seed)
+        (await self._run(self._operations.pin(keys, soft, hard, ttl, options))).check()
+
+    async def pin_many(
+        self,
+        keys: Keys,
+        *,
+        soft: bool | None = None,
+        hard: bool | None = None,
+        ttl: float | str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> BatchResult:
+        """Pin a batch."""
+        batch = KeyBatch.of(keys, self._core.seed)
+        return await self._run(self._operations.pin(batch, soft, hard, ttl, options))
+
+    # The client and the store themselves.
+
+    def stats(self) -> ClientStats:
+        """What this client did so far."""
+        return self._core.stats()
+
+    async def store_stats(self, **options: Unpack[CallOptions]) -> builtins.list[ShardFigures]:
+        """Totals of every shard of the store."""
+        return await self._run(self._listing.figures(options))
+
+    async def status(self, **options: Unpack[CallOptions]) -> ClusterStatus:
+        """Health of the cluster: shards, workers, segments."""
+        return await self._run(self._listing.cluster(options))
+
+    async def close(self) -> None:
+        """Close connections; take back the segment that was lent. Idempotent."""
+        worker, self._worker = self._worker, None
+        local, self._local = self._local, None
+        if (worker or local) and not self._driver.closed:
+            # Memory that goes away waits for its readers; do not wait for ourselves.
+            with contextlib.suppress(StoreError):
+                await self._run(self._listing.give_leases_back(time.monotonic() + 1.0))
+        await self._driver.close()
+        loop = asyncio.get_running_loop()
+        if worker is not None:
+            await loop.run_in_executor(None, worker.stop)
+        if local is not None:
+            await loop.run_in_executor(None, local.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        return await self.connect()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.config.url!r})"
+
+
+class AsyncWriter:
+    """An object being written range by range, from `AsyncClient.writer`."""
+
+    def __init__(self, client: AsyncClient, session: Session, options: PutOptions) -> None:
+        self._client = client
+        self._session = session
+        self._options = CallOptions(deadline=options["deadline"]) if "deadline" in options else {}
+        self.result: PutResult | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes announced."""
+        return self._session.size
+
+    async def write(self, offset: int, data: Any) -> int:
+        """Write a buffer at an offset; return its length. Ranges may come in any order."""
+        until = self._client._core.until(self._options)
+        return await self._client._run(self._session.write(offset, data, until))
+
+    async def commit(self) -> PutResult:
+        """Make the object readable. Raises InvalidArgumentError while a byte was never written."""
+        until = self._client._core.until(self._options)
+        self.result = await self._client._run(self._session.commit(until))
+        return self.result
+
+    async def revoke(self) -> None:
+        """Give the object up. Does nothing after its end."""
+        await self._client._run(self._session.revoke())
+
+    async def __aenter__(self) -> AsyncWriter:
+        await self._client._run(self._session.begin())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._session.open:
+            return
+        if error is not None:
+            await self.revoke()
+            return
+        try:
+            await self.commit()
+        except BaseException:
+            if self._session.open:
+                await self.revoke()
+            raise
+
+
+class AsyncView:
+    """A leased object's memory, from `AsyncClient.view`. Use `data` within the block only.
+
+    Arrays made from `data` must not outlive the lease: the memory is used for other objects then.
+    """
+
+    def __init__(self, client: AsyncClient, viewing: Viewing) -> None:
+        self._client = client
+        self._viewing = viewing
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, read-only."""
+        return self._viewing.data
+
+    @property
+    def zero_copy(self) -> bool:
+        """Whether `data` is the replica itself, not a copy."""
+        return self._viewing.zero_copy
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the lease ends."""
+        return self._viewing.remaining_s
+
+    async def renew(self, **options: Unpack[CallOptions]) -> None:
+        """Prolong the lease. Raises LeaseExpiredError when the object is gone."""
+        until = self._client._core.until(options)
+        await self._client._run(self._viewing.renew(until))
+
+    async def release(self) -> None:
+        """Give the lease back. Idempotent."""
+        await self._client._run(self._viewing.release())
+
+    async def __aenter__(self) -> AsyncView:
+        await self._client._run(self._viewing.begin())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+    def __len__(self) -> int:
+        return len(self._viewing.data)

@@ -1,0 +1,466 @@
+"""`Client`: the store from threads, over blocking sockets.
+
+    with Client("mooncake://127.0.0.1:50051/default") as store:
+        store.put("greeting", b"hello")
+        store.get("greeting")                       # b"hello"
+        store.get_many(["greeting", "nothing"]).values      # [b"hello", None]
+
+Single operations raise typed errors; batch operations answer per key (`results.py`). Keys are
+str, bytes or `Digests`. Values and buffers are anything with memory. Options are keywords, listed
+in `ReadOptions`, `PutOptions` and `CallOptions`. Safe to share among threads, and after a fork
+the child's copy is a client of its own.
+
+The logic of every operation is in `_operations.py`, `_reads.py` and `_writes.py`, shared with
+`AsyncClient`; this file names them. Cost: see docs/guide/client.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, Unpack
+
+from mooncake_store.client._blocking import BlockingDriver
+from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
+from mooncake_store.client._keys import Key, KeyBatch, Keys
+from mooncake_store.client._listing import END, PAGE_NAMES, Listing
+from mooncake_store.client._operations import Operations
+from mooncake_store.client._sessions import Session, Viewing
+from mooncake_store.client._setup import Setup, is_local
+from mooncake_store.client._tensor_steps import get_array, get_tensor, put_array, put_tensor
+from mooncake_store.errors import StoreError
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mooncake_store.client._buffers import Buffers
+    from mooncake_store.client._core import ClientStats
+    from mooncake_store.client._steps import Steps, T
+    from mooncake_store.client.results import (
+        BatchResult,
+        GetResult,
+        ListedObject,
+        ObjectInfo,
+        ObjectStat,
+        PutManyResult,
+        PutResult,
+        QueryResult,
+    )
+    from mooncake_store.wire.cluster import ClusterStatus
+    from mooncake_store.wire.shard import ShardFigures
+
+__all__ = ["Client", "View", "Writer"]
+
+
+class Client:
+    """A connection to a store; a context manager.
+
+    `url` names the store; `mooncake://local` starts one inside this process. `settings` are those
+    of `ClientConfig` by their names (`secret_file`, `deadline`, `lease_ttl`, `verify`,
+    `lease_cache`, `transports`, `segment`, `replicas`, ...) and override file and environment.
+    `segment="1GB"` lends that much memory of this process to the pool.
+
+    Raises UnavailableError within `connect_timeout` when nothing answers, RemoteProtocolError
+    when something else than a compatible store does.
+    """
+
+    def __init__(self, url: str | None = None, **settings: Any) -> None:
+        self._local: Any = None
+        self._worker: Any = None
+        setup = Setup(url, settings)
+        if is_local(setup.config.url):
+            from mooncake_store.client._embedded import start_cluster
+
+            self._local = start_cluster(setup)
+            setup.engine.close()
+            setup = Setup(self._local.url, settings | {"segment": 0})
+        self.config = setup.config
+        self.namespace = setup.namespace
+        self._core = setup.core
+        self._driver = BlockingDriver(setup)
+        self._operations = Operations(setup.core)
+        self._listing = Listing(self._operations)
+        self._pid = os.getpid()
+        try:
+            self._driver.connect()
+            if self.config.segment_bytes:
+                from mooncake_store.client._embedded import start_worker
+
+                self._worker = start_worker(setup)
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(self, steps: Steps[T]) -> T:
+        return self._driver.run(steps)
+
+    # Puts.
+
+    def put(self, key: Key, value: Any, **options: Unpack[PutOptions]) -> PutResult:
+        """Store an object. An existing one is left alone ("already_present") unless `upsert`."""
+        return self._run(self._operations.put(key, value, options))
+
+    put_from = put
+    """The same: every buffer is written from where it lies."""
+
+    def put_many(self, keys: Keys, values: Buffers, **options: Unpack[PutOptions]) -> PutManyResult:
+        """Store a batch: values are a list of buffers, an array of rows, or `Rows`."""
+        return self._run(self._operations.put_many(keys, values, options))
+
+    put_from_many = put_many
+
+    def put_array(self, key: Key, array: NDArray[Any], **options: Unpack[PutOptions]) -> PutResult:
+        """Store a numpy array of numbers with its type and shape."""
+        return self._run(put_array(self._core, key, array, options))
+
+    def put_tensor(self, key: Key, tensor: Any, **options: Unpack[PutOptions]) -> PutResult:
+        """Store a torch CPU tensor with its type and shape."""
+        return self._run(put_tensor(self._core, key, tensor, options))
+
+    def writer(self, key: Key, size: int, **options: Unpack[PutOptions]) -> Writer:
+        """Begin an object of `size` bytes that is written range by range; a context manager.
+
+        Leaving the block commits it, an exception gives it up. Raises AlreadyExistsError.
+        """
+        check_options(options, PutOptions)
+        session = Session(self._core, KeyBatch.single(key, self._core.seed), size, options)
+        self._run(session.begin())
+        return Writer(self, session, options)
+
+    # Gets.
+
+    def get(self, key: Key, **options: Unpack[ReadOptions]) -> bytes:
+        """Return an object as new bytes. Raises NotFoundError among others."""
+        return self._run(self._operations.get(key, options))
+
+    def get_range(
+        self, key: Key, offset: int, length: int | None = None, **options: Unpack[ReadOptions]
+    ) -> bytes:
+        """Return a range of an object, to its end without `length`.
+
+        A range is not verified: the checksum speaks of the whole object.
+        """
+        return self._run(self._operations.get_range(key, offset, length, options))
+
+    def get_into(
+        self,
+        key: Key,
+        buffer: Any,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> int:
+        """Read an object, or its range from `offset` on, into a buffer; return the bytes read.
+
+        A buffer that is too small is refused before any byte is written to it. When any other
+        error is raised its content is undefined.
+        """
+        return self._run(self._operations.get_into(key, buffer, offset, length, options))
+
+    def get_many(
+        self, keys: Keys, *, copy: bool = True, **options: Unpack[ReadOptions]
+    ) -> GetResult:
+        """Read a batch: `values` are bytes, or with copy=False views of memory they share."""
+        return self._run(self._operations.get_many(keys, copy, options))
+
+    def get_into_many(
+        self, keys: Keys, buffers: Buffers, **options: Unpack[ReadOptions]
+    ) -> GetResult:
+        """Read a batch into buffers: a list, a writable array of rows, or `Rows`."""
+        return self._run(self._operations.get_into_many(keys, buffers, options))
+
+    def get_array(self, key: Key, **options: Unpack[ReadOptions]) -> NDArray[Any]:
+        """Return an array stored by `put_array`; raises InvalidArgumentError for anything else."""
+        return self._run(get_array(self._operations, key, options))
+
+    def get_tensor(self, key: Key, **options: Unpack[ReadOptions]) -> Any:
+        """Return a tensor stored by `put_tensor`; raises InvalidArgumentError for anything else."""
+        return self._run(get_tensor(self._operations, key, options))
+
+    def view(self, key: Key, **options: Unpack[ReadOptions]) -> View:
+        """Lease an object and show its memory, read-only; a context manager.
+
+        Without a copy where memory is shared with its owner, else a verified copy. The lease
+        lasts for `ttl`, by default for the deadline; `View.renew` prolongs it.
+        """
+        check_options(options, ReadOptions)
+        core = self._core
+        until = core.until(options)
+        default_ms = max(1, int((until - time.monotonic()) * 1000))
+        viewing = Viewing(
+            core,
+            KeyBatch.single(key, core.seed),
+            core.lease_ms(options) if "ttl" in options else default_ms,
+            options.get("verify", core.config.verify),
+            until,
+        )
+        self._run(viewing.begin())
+        return View(self, viewing)
+
+    # Probes.
+
+    def exists(self, key: Key, **options: Unpack[CallOptions]) -> bool:
+        """Whether an object can be read now; leases nothing."""
+        return self._run(self._operations.exists(key, options))
+
+    def exists_many(self, keys: Keys, **options: Unpack[CallOptions]) -> NDArray[np.bool_]:
+        """Which objects can be read now, as an array of bool."""
+        return self._run(self._operations.exists_many(keys, options))
+
+    def find_prefix(self, keys: Keys, **options: Unpack[CallOptions]) -> int:
+        """How many keys from the first one on name readable objects without a gap."""
+        return self._run(self._operations.find_prefix(keys, options))
+
+    def query(self, key: Key, **options: Unpack[CallOptions]) -> ObjectInfo:
+        """Size, checksum, generation and replicas of an object, without a lease."""
+        return self._run(self._operations.query(key, options))
+
+    def query_many(self, keys: Keys, **options: Unpack[CallOptions]) -> QueryResult:
+        """The same of a batch."""
+        return self._run(self._operations.query_many(keys, options))
+
+    def stat(self, key: Key, **options: Unpack[CallOptions]) -> ObjectStat:
+        """Everything the store knows of an object."""
+        return self._run(self._listing.stat(key, options))
+
+    # Names.
+
+    def scan(
+        self, prefix: str | bytes = "", **options: Unpack[CallOptions]
+    ) -> Iterator[ListedObject]:
+        """Go through all named objects whose name starts with `prefix`, page by page, unordered.
+
+        Objects put or removed meanwhile may or may not be seen.
+        """
+        at = (0, 0)
+        while at != END:
+            objects, at = self._run(self._listing.page(prefix, at, PAGE_NAMES, options))
+            yield from objects
+
+    def list(
+        self, prefix: str | bytes = "", *, limit: int | None = None, **options: Unpack[CallOptions]
+    ) -> builtins.list[ListedObject]:
+        """The named objects whose name starts with `prefix`, at most `limit` of them."""
+        found: builtins.list[ListedObject] = []
+        for item in self.scan(prefix, **options):
+            if limit is not None and len(found) >= limit:
+                break
+            found.append(item)
+        return found
+
+    # Removal and pins.
+
+    def remove(self, key: Key, *, force: bool = False, **options: Unpack[CallOptions]) -> None:
+        """Remove an object. Raises NotFoundError, or HasLeaseError while others read it.
+
+        Leases of this client's own gets are given back first. `force` removes it all the same:
+        its memory is not used again before the leases have ended.
+        """
+        self._run(self._operations.remove(key, force, options))
+
+    def remove_many(
+        self, keys: Keys, *, force: bool = False, **options: Unpack[CallOptions]
+    ) -> BatchResult:
+        """Remove a batch."""
+        return self._run(self._operations.remove_many(keys, force, options))
+
+    def remove_prefix(
+        self, prefix: str, *, force: bool = False, **options: Unpack[CallOptions]
+    ) -> int:
+        """Remove every object whose name starts with `prefix`; return how many went.
+
+        Objects that are read or written just then stay, unless `force`.
+        """
+        return self._run(self._listing.remove_matching(prefix, "prefix", force, options))
+
+    def remove_matching(
+        self,
+        pattern: str,
+        *,
+        kind: str = "regex",
+        force: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> int:
+        """Remove every object whose name matches a "regex" or "glob"; return how many went."""
+        return self._run(self._listing.remove_matching(pattern, kind, force, options))
+
+    def clear(self, *, force: bool = False, **options: Unpack[CallOptions]) -> int:
+        """Remove every object of this namespace, nameless ones included; return how many went."""
+        return self._run(self._listing.remove_matching("", "all", force, options))
+
+    def pin(
+        self,
+        key: Key,
+        *,
+        soft: bool | None = None,
+        hard: bool | None = None,
+        ttl: float | str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> None:
+        """Set (True) or clear (False) pins; None leaves one as it is. `ttl` is the soft pin's."""
+        keys = KeyBatch.single(key, self._core.seed)
+        self._run(self._operations.pin(keys, soft, hard, ttl, options)).check()
+
+    def pin_many(
+        self,
+        keys: Keys,
+        *,
+        soft: bool | None = None,
+        hard: bool | None = None,
+        ttl: float | str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> BatchResult:
+        """Pin a batch."""
+        batch = KeyBatch.of(keys, self._core.seed)
+        return self._run(self._operations.pin(batch, soft, hard, ttl, options))
+
+    # The client and the store themselves.
+
+    def stats(self) -> ClientStats:
+        """What this client did so far."""
+        return self._core.stats()
+
+    def store_stats(self, **options: Unpack[CallOptions]) -> builtins.list[ShardFigures]:
+        """Totals of every shard of the store."""
+        return self._run(self._listing.figures(options))
+
+    def status(self, **options: Unpack[CallOptions]) -> ClusterStatus:
+        """Health of the cluster: shards, workers, segments."""
+        return self._run(self._listing.cluster(options))
+
+    def close(self) -> None:
+        """Close connections; take back the segment that was lent. Idempotent."""
+        worker, self._worker = self._worker, None
+        local, self._local = self._local, None
+        mine = self._pid == os.getpid()
+        if "_driver" in self.__dict__:
+            if mine and (worker or local) and not self._driver.closed:
+                # Memory that goes away waits for its readers; do not wait for ourselves.
+                with contextlib.suppress(StoreError):
+                    self._run(self._listing.give_leases_back(time.monotonic() + 1.0))
+            self._driver.close()
+        if mine and worker is not None:
+            worker.stop()
+        if mine and local is not None:
+            local.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.config.url!r})"
+
+
+class Writer:
+    """An object being written range by range, from `Client.writer`."""
+
+    def __init__(self, client: Client, session: Session, options: PutOptions) -> None:
+        self._client = client
+        self._session = session
+        self._options = CallOptions(deadline=options["deadline"]) if "deadline" in options else {}
+        self.result: PutResult | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes announced."""
+        return self._session.size
+
+    def write(self, offset: int, data: Any) -> int:
+        """Write a buffer at an offset; return its length. Ranges may come in any order."""
+        until = self._client._core.until(self._options)
+        return self._client._run(self._session.write(offset, data, until))
+
+    def commit(self) -> PutResult:
+        """Make the object readable. Raises InvalidArgumentError while a byte was never written."""
+        until = self._client._core.until(self._options)
+        self.result = self._client._run(self._session.commit(until))
+        return self.result
+
+    def revoke(self) -> None:
+        """Give the object up. Does nothing after its end."""
+        self._client._run(self._session.revoke())
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._session.open:
+            return
+        if error is not None:
+            self.revoke()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            if self._session.open:
+                self.revoke()
+            raise
+
+
+class View:
+    """A leased object's memory, from `Client.view`. Use `data` within the block only.
+
+    Arrays made from `data` must not outlive the lease: the memory is used for other objects then.
+    """
+
+    def __init__(self, client: Client, viewing: Viewing) -> None:
+        self._client = client
+        self._viewing = viewing
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, read-only."""
+        return self._viewing.data
+
+    @property
+    def zero_copy(self) -> bool:
+        """Whether `data` is the replica itself, not a copy."""
+        return self._viewing.zero_copy
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the lease ends."""
+        return self._viewing.remaining_s
+
+    def renew(self, **options: Unpack[CallOptions]) -> None:
+        """Prolong the lease. Raises LeaseExpiredError when the object is gone."""
+        until = self._client._core.until(options)
+        self._client._run(self._viewing.renew(until))
+
+    def release(self) -> None:
+        """Give the lease back. Idempotent."""
+        self._client._run(self._viewing.release())
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __len__(self) -> int:
+        return len(self._viewing.data)

@@ -1,0 +1,251 @@
+"""What the client answers: one value for a single key, columns with errors on demand for a batch.
+
+A batch never raises for one of its keys. It answers columns (numpy arrays, one entry per key, in
+order) and makes an error object only for the key somebody asks about:
+
+    got = client.get_many(keys)
+    got.ok                      # did every key succeed?
+    got.values[3]               # bytes, or None where it failed
+    got.error(3)                # the typed error of one key, or None
+    got.check()                 # raise the first error, if there is one
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_store.client._failures import error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from mooncake_store.client._keys import KeyBatch
+    from mooncake_store.errors import StoreError
+
+__all__ = [
+    "BatchResult",
+    "GetResult",
+    "ListedObject",
+    "ObjectInfo",
+    "ObjectStat",
+    "PutManyResult",
+    "PutResult",
+    "QueryResult",
+    "Replica",
+]
+
+_ALREADY_EXISTS = -705  # AlreadyExistsError.code
+
+
+class BatchResult:
+    """One status per key: 0, or the code of the error that `error` makes."""
+
+    __slots__ = ("_errors", "_keys", "operation", "statuses")
+
+    def __init__(
+        self,
+        operation: str,
+        keys: KeyBatch,
+        statuses: NDArray[np.int16],
+        errors: Mapping[int, StoreError | str] | None = None,
+    ) -> None:
+        self.operation = operation
+        self.statuses = statuses
+        self._keys = keys
+        # An error where one was raised, else what is known beyond the status.
+        self._errors = errors or {}
+
+    def __len__(self) -> int:
+        return len(self.statuses)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every key succeeded."""
+        return not self.statuses.any()
+
+    @property
+    def failed(self) -> NDArray[np.int64]:
+        """Positions of the keys that did not succeed."""
+        return np.flatnonzero(self.statuses)
+
+    def error(self, at: int) -> StoreError | None:
+        """The error of one key, or None."""
+        status = int(self.statuses[at])
+        if status == 0:
+            return None
+        at = at % len(self)
+        known = self._errors.get(at, "")
+        key = self._keys.label(at)
+        if isinstance(known, str):
+            return error_of(status, key=key, operation=self.operation, detail=known)
+        if known.key is None:
+            known.key = key
+        return known
+
+    def errors(self) -> Iterator[tuple[int, StoreError]]:
+        """(position, error) of every key that failed."""
+        for at in self.failed.tolist():
+            error = self.error(at)
+            assert error is not None
+            yield at, error
+
+    def check(self) -> Self:
+        """Return self, or raise the error of the first key that failed."""
+        for _, error in self.errors():
+            others = len(self.failed) - 1
+            if others:
+                error.add_note(f"{others} more of {len(self)} keys failed")
+            raise error
+        return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} keys, {len(self.failed)} failed)"
+
+
+class GetResult(BatchResult):
+    """`values`: the objects, None where a key failed; `sizes`: bytes each, 0 where it failed.
+
+    Reads into buffers of the caller have no values.
+    """
+
+    __slots__ = ("sizes", "values")
+
+    def __init__(
+        self,
+        operation: str,
+        keys: KeyBatch,
+        statuses: NDArray[np.int16],
+        errors: Mapping[int, StoreError | str] | None,
+        sizes: NDArray[np.int64],
+        values: list[bytes | memoryview | None],
+    ) -> None:
+        super().__init__(operation, keys, statuses, errors)
+        self.sizes = sizes
+        self.values = values
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What became of one put: "stored", "already_present" or "rejected".
+
+    `replicas` counts the copies written; `error` says why it was rejected.
+    """
+
+    outcome: str
+    replicas: int = 0
+    error: StoreError | None = None
+
+    @property
+    def stored(self) -> bool:
+        """Whether this put wrote the object."""
+        return self.outcome == "stored"
+
+    @property
+    def already_present(self) -> bool:
+        """Whether the key named an object (or one being written) before, left as it was."""
+        return self.outcome == "already_present"
+
+
+class PutManyResult(BatchResult):
+    """`replicas`: copies written per key. A key that was present before has not failed.
+
+    Such keys are True in `already_present`; indexing gives the `PutResult` of one key.
+    """
+
+    __slots__ = ("already_present", "replicas")
+
+    def __init__(
+        self,
+        keys: KeyBatch,
+        statuses: NDArray[np.int16],
+        errors: Mapping[int, StoreError | str] | None,
+        replicas: NDArray[np.uint16],
+    ) -> None:
+        self.already_present = statuses == _ALREADY_EXISTS
+        if self.already_present.any():
+            statuses = np.where(self.already_present, np.int16(0), statuses)
+        super().__init__("put", keys, statuses, errors)
+        self.replicas = replicas
+
+    def __getitem__(self, at: int) -> PutResult:
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"key {at} of {len(self)}")
+        if self.already_present[at]:
+            return PutResult("already_present")
+        error = self.error(at)
+        if error is not None:
+            return PutResult("rejected", error=error)
+        return PutResult("stored", replicas=int(self.replicas[at]))
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Where one copy lies."""
+
+    segment: str
+    host: str
+    offset: int
+    transport: str
+    """How this client would read it; empty when that is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a query tells of a readable object."""
+
+    size: int
+    checksum: int
+    generation: int
+    replicas: tuple[Replica, ...]
+
+
+class QueryResult(BatchResult):
+    """`infos`: an `ObjectInfo` per key, None where the key failed."""
+
+    __slots__ = ("infos",)
+
+    def __init__(
+        self,
+        keys: KeyBatch,
+        statuses: NDArray[np.int16],
+        errors: Mapping[int, StoreError | str] | None,
+        infos: list[ObjectInfo | None],
+    ) -> None:
+        super().__init__("query", keys, statuses, errors)
+        self.infos = infos
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """Everything the store knows of one object, unfinished ones included."""
+
+    key: str | bytes
+    size: int
+    state: str
+    """"writing" or "readable"."""
+    generation: int
+    checksum: int
+    lease_s: float
+    soft_pin_s: float
+    hard_pin: bool
+    group: str
+    age_s: float
+    hits: int
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """One object of a listing. `key` is bytes when it is no UTF-8."""
+
+    key: str | bytes
+    digest: bytes
+    size: int
+    created_s: int
+    replicas: int
