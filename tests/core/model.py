@@ -33,6 +33,8 @@ class Segment:
     space: Space
     state: SegmentState = SegmentState.OK
     deadline: int | None = None
+    idle_until: int = 0
+    """A segment that came back may take nothing until whoever used it before is done."""
 
 
 @dataclass(slots=True)
@@ -313,6 +315,7 @@ class Reference:
         return any(
             self.segments[index].space.gap_max(removable.get(index, set())) >= size + self.slack
             for index in self.eligible(options)
+            if self.segments[index].idle_until <= self.now
         )
 
     def expect_put(self, key: int, client: int, *, upsert: bool) -> set[Status]:
@@ -497,6 +500,9 @@ class Reference:
 
     def mount(self, index: int, segment: Segment) -> None:
         """Follow a mount; bytes quarantined under this uuid earlier stay out of reach."""
+        if segment.uuid in self.spaces:
+            longest = max(self.config.lease_ttl_max_ns, self.config.put_release_ns)
+            segment.idle_until = self.now + longest
         segment.space = self.spaces.setdefault(segment.uuid, segment.space)
         old = self.segments.get(index)
         if old is not None and old.state != SegmentState.GONE:
@@ -534,8 +540,10 @@ class Reference:
         answers = {OK, Status.NO_SPACE, Status.TENANT_QUOTA}
         if all(target in held for target in targets):
             answers = {OK, Status.REPLICA_ALREADY_EXISTS}
-        if any(self.segments[target].state != SegmentState.OK for target in targets):
-            answers.add(Status.SEGMENT_NOT_FOUND)
+        for target in targets:
+            segment = self.segments[target]
+            if segment.state != SegmentState.OK or segment.idle_until > self.now:
+                answers.add(Status.SEGMENT_NOT_FOUND)
         return answers
 
     def copy_begins(self, number: int, task: Task) -> None:

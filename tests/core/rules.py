@@ -40,8 +40,9 @@ def group_of(key: int) -> str:
 class Rules:
     """One run: a checked shard, its clients and segments, and a weighted choice of rules."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, check_every: int = 1) -> None:
         self.rng = rng
+        self.check_every = check_every
         config = ShardConfig(
             seed=rng.randrange(1 << 30),
             placement=rng.choice(list(Placement)),
@@ -90,8 +91,13 @@ class Rules:
         """Run one rule after a short while."""
         self.steps += 1
         self.checked.at(self.rng.randrange(1, 50_000_000))
-        rule()
-        self.checked.check()
+        try:
+            rule()
+            if self.steps % self.check_every == 0:
+                self.checked.check()
+        except AssertionError as error:
+            error.add_note("the last calls were:\n" + "\n".join(self.checked.log))
+            raise
 
     # Drawing arguments
 

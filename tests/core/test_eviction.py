@@ -167,6 +167,14 @@ def test_what_is_protected_stays() -> None:
     assert lab.end([10], rows["generation"]) == [Status.OK]
 
 
+def test_an_object_read_while_hard_pinned_is_evicted_after_the_pin() -> None:
+    lab = Lab()
+    lab.put([1, 2], SIZE, hard_pin=True)
+    lab.get([1])
+    lab.shard.set_hard_pin(lab.now, digests_of([1, 2]), False)
+    assert lab.evict(1.0).objects == 2
+
+
 def test_evicting_nothing() -> None:
     lab = Lab()
     assert lab.evict(1.0).objects == 0

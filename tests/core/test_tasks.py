@@ -115,7 +115,8 @@ def test_a_pending_task_of_a_vanished_worker_fails() -> None:
 
 def test_a_lost_replica_is_made_anew() -> None:
     lab = Lab(segments=3)
-    lab.put(range(20), replicas=2)
+    for key in range(20):
+        lab.put([key], replicas=2)
     lost = lab.segments[0]
     affected = [key for key in range(20) if lost in where(lab, key)]
     assert affected
