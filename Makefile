@@ -2,10 +2,10 @@
 PY := .venv/bin/python
 SEED ?= 1
 
-.PHONY: help setup setup-test demo test check bench docs fuzz soak clean
+.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
 
 help:            ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 setup:           ## make .venv with everything the other targets need
 	@scripts/setup.sh
@@ -38,6 +38,9 @@ fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
 
 soak: setup      ## the shard core against its model, 100,000 steps of SEED
 	@$(PY) -m tests.soak.core --seed $(SEED)
+
+soak-store: setup ## a running store under load, kills and stops, for ten minutes
+	@$(PY) -m tests.soak.store --minutes 10 --seed $(SEED)
 
 clean:           ## remove everything that is not in git
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
