@@ -118,17 +118,17 @@ class LocalShard:
         status = Status.OK
         if request.state in ("ok", "suspect"):
             self._shard.set_suspect(now, number, request.state == "suspect")
-        elif request.state == "gone":
-            if found is not None and found.state != State.GONE:
-                status = self._shard.unmount(now, found.owner, found.uuid, force=True)
-                self._service.clients.unmounted(now, number)
+        elif request.state == "gone" and found is not None and found.state != State.GONE:
+            status = self._shard.unmount(now, found.owner, found.uuid, force=True)
+            self._service.clients.unmounted(now, number)
         elif request.state == "drain":
             status = self._drain(now, found, request.deadline_ms)
         elif request.state == "cancel":
             status = self._shard.cancel_drain(now, self._jobs.get(number, 0))
-        elif request.state != "query":
+        elif request.state not in ("gone", "query"):
             raise InvalidArgumentError(f"a segment cannot become {request.state!r}")
-        return self._answer(status, number)
+        # The core may have forgotten a segment by now whose last lease still runs.
+        return self._answer(status, number, 0 if found is None else found.lease_until)
 
     def _drain(self, now: int, found: SegmentInfo | None, deadline_ms: int) -> Status:
         if found is None or found.state == State.GONE:
@@ -144,10 +144,10 @@ class LocalShard:
     def _find(self, number: int) -> SegmentInfo | None:
         return next((s for s in self._shard.segments() if s.index == number), None)
 
-    def _answer(self, status: Status, number: int) -> wire.SliceReply:
+    def _answer(self, status: Status, number: int, lease_until: int = 0) -> wire.SliceReply:
         found = self._find(number)
         job = self._shard.drain_job(self._jobs.get(number, 0))
-        busy_ns = 0 if found is None else max(0, found.lease_until - self._service.now())
+        busy_ns = max(0, lease_until - self._service.now())
         return wire.SliceReply(
             int(status),
             used_bytes=0 if found is None else found.used,

@@ -1,0 +1,215 @@
+"""Who is alive: decisions by a clock of the test, and real processes that die, stop and return."""
+
+import secrets
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_store.clock import ManualClock
+from mooncake_store.core.records import SegmentState, Status
+from mooncake_store.master.liveness import Liveness, LivenessTimes
+from mooncake_store.wire import shard as wire
+from tests.master.wires import PingWire, ShardWire, numbered
+from tests.waiting import until
+
+MIB = 1 << 20
+SECOND = 1_000_000_000
+UUID = b"u" * 16
+
+
+@pytest.fixture
+def watch():
+    """Liveness on a clock of our own (ping 1 s, suspect 3 s, gone 10 s), and its reports."""
+    clock = ManualClock(now_ns=50 * SECOND)
+    reports = []
+    liveness = Liveness(
+        LivenessTimes(SECOND, 3 * SECOND, 10 * SECOND), 7, clock, lambda *r: reports.append(r)
+    )
+    liveness.check()
+    reports.clear()
+    liveness.watch(UUID, 1)
+    return clock, liveness, reports
+
+
+def pass_time(clock, liveness, seconds, step_s=0.5):
+    for _ in range(int(seconds / step_s)):
+        clock.advance(int(step_s * SECOND))
+        liveness.check()
+
+
+def test_silence_makes_suspect_then_gone_and_each_is_reported_once(watch):
+    clock, liveness, reports = watch
+    pass_time(clock, liveness, 2.5)
+    assert reports == []
+    pass_time(clock, liveness, 4)
+    assert reports == [(UUID, 1, "suspect")]
+    pass_time(clock, liveness, 20)
+    assert reports == [(UUID, 1, "suspect"), (UUID, 1, "gone")]
+
+
+def test_a_master_that_stood_still_blames_nobody(watch):
+    clock, liveness, reports = watch
+    pass_time(clock, liveness, 2)
+    clock.advance(3600 * SECOND)
+    liveness.check()
+    assert reports == []
+    # The silence before the pause still counts.
+    pass_time(clock, liveness, 1)
+    assert reports == [(UUID, 1, "suspect")]
+
+
+def test_small_delays_do_not_keep_the_dead_alive(watch):
+    clock, liveness, reports = watch
+    pass_time(clock, liveness, 20, step_s=1.4)
+    assert reports[-1] == (UUID, 1, "gone")
+
+
+def test_forgotten_workers_are_not_reported(watch):
+    clock, liveness, reports = watch
+    liveness.forget(UUID)
+    pass_time(clock, liveness, 20)
+    assert reports == []
+    assert liveness.silent_ns(UUID) == 0
+
+
+def wait_for_state(cluster, name, state):
+    until(lambda: cluster.worker_states().get(name) == state, what=f"{name} is {state}")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_suspect_then_gone_with_its_objects(start_cluster, wire_to):
+    running = start_cluster(2, in_process=False, master={"client_ttl": "2s"})
+    cluster = wire_to(running)
+    shard = cluster.shard()
+    names = numbered(b"k", 400)
+    _, replicas = shard.put(names, 1000)
+    number = next(s.number for s in cluster.segments() if s.worker == "worker-1")
+    lost = (replicas["segment"] == number).tolist()
+    assert {True, False} == set(lost)
+    running.kill_worker(1)
+    wait_for_state(cluster, "worker-1", "suspect")
+    assert next(s.state for s in cluster.segments() if s.number == number) == SegmentState.SUSPECT
+    # A suspect takes nothing new, but what it has is not given up yet.
+    _, further = shard.put(numbered(b"after", 100), 1000)
+    assert number not in further["segment"]
+    assert shard.exists(names) == [1] * 400
+    wait_for_state(cluster, "worker-1", "gone")
+    until(lambda: len(cluster.segments()) == 1)
+    assert [not there for there in shard.exists(names)] == lost
+    until(lambda: shard.stats().bytes_total == 64 * MIB)
+    assert shard.stats().lost_objects == sum(lost)
+    assert cluster.worker_states() == {"worker-0": "alive", "worker-1": "gone"}
+    shard.close()
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_that_returns_in_time_keeps_its_objects(start_cluster, wire_to):
+    running = start_cluster(1, in_process=False, master={"client_ttl": "20s"})
+    cluster = wire_to(running)
+    shard = cluster.shard()
+    shard.put([b"stay"], 1000)
+    running.stop_worker(0)
+    wait_for_state(cluster, "worker-0", "suspect")
+    assert shard.put_start([b"new"], 1000)[0]["status"].tolist() == [Status.NO_SPACE]
+    running.resume_worker(0)
+    wait_for_state(cluster, "worker-0", "alive")
+    assert shard.exists([b"stay"]) == [1]
+    assert shard.put_start([b"new"], 1000)[0]["status"].tolist() == [0]
+    shard.close()
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_that_returns_too_late_mounts_again(start_cluster, wire_to):
+    running = start_cluster(1, in_process=False, master={"client_ttl": "1s"})
+    cluster = wire_to(running)
+    shard = cluster.shard()
+    shard.put([b"lost"], 1000)
+    running.stop_worker(0)
+    wait_for_state(cluster, "worker-0", "gone")
+    assert shard.exists([b"lost"]) == [0]
+    running.resume_worker(0)
+    wait_for_state(cluster, "worker-0", "alive")
+    shard.put([b"new"], 1000)
+    assert cluster.status().ready
+    shard.close()
+
+
+@pytest.mark.slow
+def test_a_stopped_master_declares_nobody_dead(start_cluster, wire_to):
+    running = start_cluster(2, in_process=False, master={"client_ttl": "900ms"})
+    cluster = wire_to(running)
+    shard = cluster.shard()
+    names = numbered(b"m", 100)
+    shard.put(names, 1000)
+    running.stop_master()
+    stopped = time.monotonic()
+    until(lambda: time.monotonic() - stopped > 1.5, what="longer than client_ttl")
+    running.resume_master()
+    resumed = time.monotonic()
+
+    def nobody_is_gone():
+        assert "gone" not in cluster.worker_states().values()
+        return time.monotonic() - resumed > 1.2
+
+    until(nobody_is_gone)
+    assert shard.exists(names) == [1] * 100
+    assert set(cluster.worker_states().values()) == {"alive"}
+    shard.close()
+
+
+def test_pings_are_answered_while_the_shard_is_busy(start_cluster, wire_to):
+    cluster = wire_to(start_cluster(workers=0, master={"client_ttl": "60s"}))
+    worker = secrets.token_bytes(16)
+    cluster.mount((secrets.token_bytes(16), "s", 2048 * MIB), uuid=worker)
+    pings = PingWire(cluster.map().liveness)
+    busy = [ShardWire(cluster.map().shards[0]) for _ in range(2)]
+    keys = np.random.default_rng(0).integers(0, 1 << 63, (16_384, 2)).astype(np.uint64)
+    sent = []
+    for shard in busy:
+        request = shard.put_request([], 0)
+        for part in range(8):
+            request |= {
+                "digests": keys + np.uint64(part),
+                "sizes": np.full(len(keys), 64, np.int64),
+                "names": [b""] * len(keys),
+            }
+            body = wire.PUT_START.request.pack(**request)
+            sent.append((shard, shard.connection.send(wire.PUT_START, body, timeout_s=60)))
+    slowest = 0.0
+    for _ in range(50):
+        started = time.monotonic()
+        assert pings.ping(worker).known
+        slowest = max(slowest, time.monotonic() - started)
+    for shard, request in sent:
+        shard.connection.recv(request, timeout_s=60)
+    # All of those puts together take longer than this on the loop of the shard.
+    assert slowest < 0.5
+    for shard in busy:
+        shard.close()
+    pings.close()
+
+
+@pytest.mark.slow
+def test_workers_find_a_master_that_was_started_anew(start_program, wire_to, tmp_path, free_port):
+    arguments = ("-m", "mooncake_store", "master", "--port", free_port, "--json")
+    settings = {"MOONCAKE_MASTER_PING_INTERVAL": "100ms", "MOONCAKE_MASTER_CLIENT_TTL": "2s"}
+    first = start_program(*arguments, **settings)
+    first.wait_for_line('"ready": true')
+    worker = start_program(
+        "-m", "mooncake_store", "worker", "--name", "w", "--segment", "16MiB",
+        "--master", f"127.0.0.1:{free_port}",
+    )  # fmt: skip
+    worker.wait_for_line("mooncake worker w lends 16MiB")
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = start_program(*arguments, **settings)
+    second.wait_for_line('"ready": true')
+    cluster = wire_to(f"127.0.0.1:{free_port}")
+    until(lambda: cluster.worker_states().get("w") == "alive", what="w mounts again")
+    shard = cluster.shard()
+    shard.put([b"x"], 1000)
+    shard.close()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0

@@ -1,0 +1,157 @@
+"""`mooncake master` and `mooncake worker` as programs: ready, told, refused, ended."""
+
+import json
+import os
+import signal
+import socket
+import stat
+
+import pytest
+
+from tests.master.wires import ClusterWire, numbered
+from tests.waiting import until
+
+MASTER = ("-m", "mooncake_store", "master")
+WORKER = ("-m", "mooncake_store", "worker")
+
+
+def ready(program):
+    return json.loads(program.wait_for_line('"ready": true'))
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def test_a_master_tells_where_it_is_and_removes_the_note_when_it_ends(start_program, tmp_path):
+    note = tmp_path / "master.json"
+    master = start_program(*MASTER, "--port", 0, "--port-file", note, "--json")
+    facts = ready(master)
+    told = json.loads(note.read_text())
+    assert {"ready": True, **told} == facts
+    assert told["pid"] == master.process.pid
+    assert os.listdir(tmp_path) == ["master.json"]
+    wire = ClusterWire(told["address"])
+    assert wire.map().shards == tuple(told["shards"])
+    assert wire.map().liveness == told["liveness"]
+    # A connected client does not hold the end up.
+    master.signal(signal.SIGTERM)
+    assert master.wait(5) == 0
+    assert not note.exists()
+    wire.close()
+
+
+def test_a_worker_serves_and_leaves_in_order(start_program, tmp_path):
+    master = start_program(*MASTER, "--port", 0, "--json")
+    address = ready(master)["address"]
+    note = tmp_path / "worker.json"
+    worker = start_program(
+        *WORKER, "--master", address, "--segment", "16MiB", "--segment", "32MiB",
+        "--name", "w", "--port-file", note, "--json",
+    )  # fmt: skip
+    facts = ready(worker)
+    assert facts["name"] == "w"
+    assert json.loads(note.read_text())["address"] == facts["address"]
+    wire = ClusterWire(address)
+    assert sorted(s.nbytes for s in wire.segments()) == [16 << 20, 32 << 20]
+    shard = wire.shard()
+    shard.put(numbered(b"p", 10), 1000)
+    worker.signal(signal.SIGINT)
+    assert worker.wait(10) == 0
+    assert not note.exists()
+    assert wire.segments() == ()
+    master.signal(signal.SIGINT)
+    assert master.wait(5) == 0
+    wire.close()
+
+
+def test_a_port_in_use_is_one_sentence(start_program, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        note = tmp_path / "master.json"
+        master = start_program(*MASTER, "--port", port, "--port-file", note)
+        assert master.wait() == 3
+    (line,) = master.output.strip().splitlines()
+    assert line == (
+        f"error: 127.0.0.1:{port} is in use by another process; "
+        "stop that process, or choose another port"
+    )
+    assert not note.exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "extra"), [(MASTER, ()), (WORKER, ("--segment", "16MiB"))], ids=["master", "worker"]
+)
+def test_other_machines_need_a_secret(start_program, program, extra):
+    started = start_program(*program, "--host", "0.0.0.0", "--port", 0, *extra)
+    assert started.wait() == 3
+    assert "secret" in started.output
+    assert "insecure" in started.output
+
+
+def test_a_secret_is_asked_for(start_program, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    secret.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    master = start_program(*MASTER, "--port", 0, "--json", "--secret-file", secret)
+    facts = ready(master)
+    worker = start_program(
+        *WORKER, "--master", facts["address"], "--segment", "16MiB", "--secret-file", secret,
+        "--json",
+    )  # fmt: skip
+    ready(worker)
+    stranger = start_program(*WORKER, "--master", facts["address"], "--segment", "16MiB")
+    assert stranger.wait() != 0
+    assert "secret" in stranger.output
+    wire = ClusterWire(facts["address"], secret=secret.read_bytes())
+    assert len(wire.segments()) == 1
+    wire.close()
+    assert secret.read_text() not in master.output + worker.output
+
+
+@pytest.mark.slow
+def test_a_dead_shard_ends_the_master_with_a_reason(start_program):
+    master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json")
+    ready(master)
+    shards = children(master.process.pid)
+    assert len(shards) == 2
+    os.kill(shards[1], signal.SIGKILL)
+    assert master.wait(10) == 4
+    assert "shard 1 of 2" in master.output
+    assert "ended with code -9" in master.output
+    until(lambda: all(gone(pid) for pid in shards))
+
+
+@pytest.mark.slow
+def test_shards_end_with_their_master_however_it_ends(start_program):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json")
+        facts = ready(master)
+        assert len(facts["shards"]) == 2
+        shards = children(master.process.pid)
+        master.signal(number)
+        assert master.wait(10) == (0 if number == signal.SIGTERM else -9)
+        until(lambda shards=shards: all(gone(pid) for pid in shards), what="no shard is left")
+
+
+def test_secrets_are_not_on_the_command_line_or_in_the_environment(start_program, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    secret.chmod(0o600)
+    master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json", "--secret-file", secret)
+    ready(master)
+    for pid in children(master.process.pid):
+        for source in ("cmdline", "environ"):
+            with open(f"/proc/{pid}/{source}", "rb") as file:
+                assert secret.read_bytes() not in file.read()
+    master.signal(signal.SIGTERM)
+    assert master.wait(10) == 0

@@ -1,0 +1,174 @@
+"""Workers: their memory, the copies they run, and how they leave."""
+
+import secrets
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_store import config
+from mooncake_store.errors import UnavailableError
+from mooncake_store.worker import Worker
+from tests.master.wires import numbered
+from tests.waiting import until
+from transfer_engine.base import SegmentDescriptor
+from transfer_engine.engine import TransferEngine
+
+MIB = 1 << 20
+SUCCESS, FAILED = 3, 2
+
+
+@pytest.fixture
+def engine():
+    with TransferEngine() as engine:
+        yield engine
+
+
+def segment_of(cluster, worker):
+    return next(s for s in cluster.segments() if s.worker == worker)
+
+
+def opened(engine, cluster, number):
+    (entry,) = cluster.segments(number)
+    return engine.open(SegmentDescriptor.decode(entry.descriptor))
+
+
+def settings(**given):
+    return config.load(config.WorkerConfig, environ={}, overrides=given).value
+
+
+def test_a_copy_is_run_by_the_owner_of_the_source_and_its_bytes_arrive(
+    start_cluster, wire_to, engine
+):
+    cluster = wire_to(start_cluster(2))
+    shard = cluster.shard()
+    sizes = {b"one": 5000, b"two": 3 * MIB}
+    for name, size in sizes.items():
+        content = secrets.token_bytes(size)
+        rows, replicas = shard.put_start([name], size)
+        source, offset = int(replicas["segment"][0]), int(replicas["offset"][0])
+        engine.write_from(opened(engine, cluster, source), offset, content)
+        shard.put_end([name], rows)
+        target = next(s.number for s in cluster.segments() if s.number != source)
+        task = shard.submit(0, name, target)
+        assert task.status == 0
+        until(lambda task=task: shard.task(task.number).state == SUCCESS)
+        copies = {segment: at for segment, at, state in shard.stat(name).replicas if state == 2}
+        assert copies.keys() == {source, target}
+        back = bytearray(size)
+        engine.read_into(opened(engine, cluster, target), copies[target], back)
+        assert back == content
+
+
+def test_a_move_leaves_nothing_behind(start_cluster, wire_to, engine):
+    cluster = wire_to(start_cluster(2))
+    shard = cluster.shard()
+    content = secrets.token_bytes(100_000)
+    rows, replicas = shard.put_start([b"m"], len(content))
+    source = int(replicas["segment"][0])
+    engine.write_from(opened(engine, cluster, source), int(replicas["offset"][0]), content)
+    shard.put_end([b"m"], rows)
+    target = next(s.number for s in cluster.segments() if s.number != source)
+    task = shard.submit(1, b"m", target)
+    until(lambda: shard.task(task.number).state == SUCCESS)
+    ((where, at, _),) = shard.stat(b"m").replicas
+    assert where == target
+    back = bytearray(len(content))
+    engine.read_into(opened(engine, cluster, target), at, back)
+    assert back == content
+
+
+def test_a_copy_to_memory_that_is_not_there_fails_with_a_reason(start_cluster, wire_to):
+    cluster = wire_to(start_cluster(1, master={"client_ttl": "60s"}))
+    shard = cluster.shard()
+    shard.put([b"c"], 1000)
+    # A segment that nobody serves: its descriptor leads nowhere.
+    (ghost,) = cluster.mount((secrets.token_bytes(16), "ghost", MIB), name="ghost").numbers
+    task = shard.submit(0, b"c", ghost)
+    until(lambda: shard.task(task.number).state == FAILED)
+    assert "descriptor" in shard.task(task.number).message
+    assert len(shard.stat(b"c").replicas) == 1
+
+
+def test_copies_work_with_two_shards(start_cluster, wire_to):
+    cluster = wire_to(start_cluster(2, shards=2))
+    for index in (0, 1):
+        shard = cluster.shard(index)
+        name = next(n for n in numbered(b"s", 100) if owner(n, 2) == index)
+        _, replicas = shard.put([name], 1000)
+        source = int(replicas["segment"][0])
+        target = next(s.number for s in cluster.segments() if s.number != source)
+        task = shard.submit(0, name, target)
+        until(lambda shard=shard, task=task: shard.task(task.number).state == SUCCESS)
+
+
+def owner(name, shards):
+    from mooncake_store import ids
+    from tests.master.wires import digests
+
+    return int(ids.shard_of(digests(name), shards)[0])
+
+
+def test_a_worker_that_drains_takes_no_object_along(start_cluster, wire_to, engine):
+    running = start_cluster(1)
+    cluster = wire_to(running)
+    leaving = Worker(settings(master=running.address, segments="32MiB", name="leaving"))
+    leaving.start()
+    try:
+        shard = cluster.shard()
+        names = numbered(b"d", 100)
+        _, replicas = shard.put(names, 20_000)
+        assert leaving.numbers[0] in replicas["segment"]
+        leaving.stop(drain_s=20, leases_s=0)
+    finally:
+        leaving.stop()
+    assert shard.exists(names) == [1] * 100
+    assert [s.worker for s in cluster.segments()] == ["worker-0"]
+    assert "leaving" not in cluster.worker_states()
+
+
+def test_a_worker_that_cannot_be_drained_leaves_when_it_was_told(start_cluster, wire_to):
+    running = start_cluster(0)
+    cluster = wire_to(running)
+    with Worker(settings(master=running.address, segments="16MiB", name="only")) as only:
+        shard = cluster.shard()
+        shard.put([b"x"], 1000)
+        started = time.monotonic()
+        only.stop(drain_s=1.0, leases_s=0)
+        assert time.monotonic() - started < 5
+    assert shard.exists([b"x"]) == [0]
+
+
+def test_memory_stays_until_the_leases_of_readers_end(start_cluster, wire_to, engine):
+    running = start_cluster(0)
+    cluster = wire_to(running)
+    worker = Worker(settings(master=running.address, segments="16MiB", transports="tcp"))
+    worker.start()
+    shard = cluster.shard()
+    shard.put([b"x"], 1000)
+    shard.get([b"x"], ttl_ms=1000)
+    handle = opened(engine, cluster, worker.numbers[0])
+    leased = time.monotonic()
+    worker.stop(leases_s=10)
+    assert 0.7 < time.monotonic() - leased < 8
+    assert cluster.segments() == ()
+    assert np.all([not segment._mapping for segment in worker.segments])
+    handle.close()
+
+
+def test_a_worker_without_a_master_says_so_and_holds_nothing(free_port):
+    worker = Worker(settings(master=f"127.0.0.1:{free_port}", segments="16MiB"))
+    with pytest.raises(UnavailableError):
+        worker.start(timeout_s=0.3)
+    assert worker.address is None or worker.segments[0].held() is None
+    worker.stop()
+    worker.stop()
+
+
+def test_several_segments_have_names_of_their_own(start_cluster, wire_to):
+    running = start_cluster(0)
+    with Worker(settings(master=running.address, segments="16MiB,32MiB", name="w")) as worker:
+        found = {s.name: s.nbytes for s in wire_to(running).segments()}
+        assert found == {"w-0": 16 * MIB, "w-1": 32 * MIB}
+        assert len(worker.numbers) == 2
+    assert wire_to(running).segments() == ()
