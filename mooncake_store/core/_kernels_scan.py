@@ -89,19 +89,6 @@ def of_tenant(rows, cold, span, out):
     return count
 
 
-@njit(**KERNEL)
-def record(ring, rows, cold, chosen, where):
-    """Write one event per chosen row into a ring; where = (first place, length, kind)."""
-    for i in range(chosen.shape[0]):
-        at = (where[0] + i) % where[1]
-        row = chosen[i]
-        ring[at].digest_lo = rows[row].digest_lo
-        ring[at].digest_hi = rows[row].digest_hi
-        ring[at].kind = where[2]
-        ring[at].tenant = cold[row].tenant
-        ring[at].tier = 0
-
-
 def warmup() -> None:
     """Compile every kernel of this file, by running a small shard through every operation."""
     from mooncake_store.core._exercise import exercise

@@ -171,10 +171,30 @@ def _position_in_old(head, old, tag, row):
     return -1
 
 
-@njit(**KERNEL)
-def delete(head, table_a, table_b, rows, doomed):
-    """Remove the entries of these rows from the table; a row in no table is passed over. O(n).
+@njit(**KERNEL, inline="always")
+def clear_row(rows, row):
+    """Make a row what it was before it was first used, but for NIL where links belong."""
+    rows[row].digest_lo = 0
+    rows[row].digest_hi = 0
+    rows[row].size = 0
+    rows[row].checksum = 0
+    rows[row].lease_end = 0
+    rows[row].offset = 0
+    rows[row].generation = 0
+    rows[row].more = -1
+    rows[row].segment = -1
+    rows[row].hits = 0
+    rows[row].state = 0
+    rows[row].flags = 0
+    rows[row].replicas = 0
+    rows[row].holders = 0
 
+
+@njit(**KERNEL)
+def delete(head, table_a, table_b, rows, free_rows, doomed):
+    """Remove rows from the table, clear them and put them on the free stack. O(n).
+
+    A row without an entry (a second generation) is only cleared.
     The hole is closed by moving later entries of its run back, so lookups never meet debris.
     """
     if head[ACTIVE] == 0:
@@ -211,27 +231,7 @@ def delete(head, table_a, table_b, rows, doomed):
             if p >= 0:
                 old[p] = DELETED
                 head[USED] -= 1
-
-
-@njit(**KERNEL)
-def give_back_rows(head, free_rows, rows, doomed):
-    """Zero rows and put them on the free stack. O(n)."""
-    for i in range(doomed.shape[0]):
-        row = doomed[i]
-        rows[row].digest_lo = 0
-        rows[row].digest_hi = 0
-        rows[row].size = 0
-        rows[row].checksum = 0
-        rows[row].lease_end = 0
-        rows[row].offset = 0
-        rows[row].generation = 0
-        rows[row].more = -1
-        rows[row].segment = -1
-        rows[row].hits = 0
-        rows[row].state = 0
-        rows[row].flags = 0
-        rows[row].replicas = 0
-        rows[row].holders = 0
+        clear_row(rows, row)
         free_rows[head[FREE_ROWS]] = row
         head[FREE_ROWS] += 1
 
@@ -310,7 +310,6 @@ def warmup() -> None:
     find(head, table_a, table_b, rows, digests, out)
     swap_row(head, table_a, table_b, rows, 0, 0)
     drain(head, table_a, table_b, 1)
-    delete(head, table_a, table_b, rows, out)
-    give_back_rows(head, free_rows, rows, out)
+    delete(head, table_a, table_b, rows, free_rows, out)
     take_rows(head, free_rows, 4, out)
     touch_pages(table_a, 0, 8)

@@ -31,11 +31,13 @@ from mooncake_store.core._codes import (
     OBJECTS,
     OK,
     READABLE,
+    REMOVED,
     RETRY,
     SINK,
     SIZE_MAX,
     SOFT_PIN,
     SOFT_PINNED,
+    STORED,
     SWAP,
     TASK,
     UNFINISHED,
@@ -64,25 +66,24 @@ def open_row(rows, cold, row, size, now, client, tenant, wanted, tally):
     cold[row].wanted = wanted
 
 
-@njit(**KERNEL)
+@njit(**KERNEL, inline="always")
 def admit(sizes, lengths, status):
-    """Refuse keys whose size or name is out of range.
-
-    Returns (keys accepted, bytes of all names).
-    """
-    accepted = 0
-    name_bytes = 0
+    """Refuse keys whose size or name is out of range."""
     for i in range(sizes.shape[0]):
-        status[i] = OK
         if sizes[i] <= 0 or sizes[i] >= SIZE_MAX:
             status[i] = INVALID_PARAMS
-        if lengths.shape[0] > 0:
-            name_bytes += lengths[i]
-            if lengths[i] > NAME_BYTES_MAX:
-                status[i] = INVALID_KEY
-        if status[i] == OK:
-            accepted += 1
-    return accepted, name_bytes
+        if lengths.shape[0] > 0 and lengths[i] > NAME_BYTES_MAX:
+            status[i] = INVALID_KEY
+
+
+@njit(**KERNEL, inline="always")
+def record(ring, at, rows, cold, row, kind):
+    """Write one event at place `at` of the ring."""
+    ring[at].digest_lo = rows[row].digest_lo
+    ring[at].digest_hi = rows[row].digest_hi
+    ring[at].kind = kind
+    ring[at].tenant = cold[row].tenant
+    ring[at].tier = 0
 
 
 @njit(**KERNEL)
@@ -97,6 +98,7 @@ def claim(
     alive,
     digests,
     sizes,
+    lengths,
     now,
     discard_ns,
     who,
@@ -113,6 +115,7 @@ def claim(
     whose writer is late, or whose replicas are all gone. Returns (rows claimed, RETRY answers).
     """
     n = digests.shape[0]
+    admit(sizes, lengths, status)
     sink = 0
     for i in range(min(n, head[FREE_ROWS])):  # the rows that will be taken, so that they are near
         row = free_rows[head[FREE_ROWS] - 1 - i]
@@ -165,9 +168,10 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
 
 
 @njit(**KERNEL)
-def attach_all(rows, chosen, segment, offsets, tenant, tally, tenant_use):
-    """Give every chosen row, which has none, its one replica; False, with none given, if one
-    of the offsets is -1.
+def settle(rows, chosen, segment, offsets, tenant, tally, tenant_use, answers, replicas):
+    """Give every chosen row, which has none, its one replica, and write the answers.
+
+    False, with nothing done, if one of the offsets is -1.
     """
     n = chosen.shape[0]
     for i in range(n):
@@ -183,6 +187,12 @@ def attach_all(rows, chosen, segment, offsets, tenant, tally, tenant_use):
         total += rows[row].size
         if rows[row].flags & HARD_PIN:
             hard += rows[row].size
+        answers[i].generation = rows[row].generation
+        answers[i].status = OK
+        answers[i].replicas = 1
+        replicas[i].offset = offsets[i]
+        replicas[i].segment = segment
+        replicas[i].spare = 0
     tally[BYTES] += total
     tally[HARD_BYTES] += hard
     tenant_use[tenant, 0] += total
@@ -266,8 +276,11 @@ def complete(
     tally,
     status,
     done,
+    ring,
+    at,
+    kept,
 ):
-    """End puts; `done` lists the rows that became readable.
+    """End puts; `done` lists the rows that became readable, and each is an event.
 
     Returns (their number, whether any needs special care).
 
@@ -314,6 +327,8 @@ def complete(
             if rows[row].flags & SOFT_PIN:
                 pin_ends[row] += now  # held the ttl until now
                 tally[SOFT_PINNED] += 1
+            if kept > 0:
+                record(ring, (at + count) % kept, rows, cold, row, STORED)
             done[count] = row
             count += 1
     return count, special
@@ -391,15 +406,57 @@ def survey(rows, cold, tally, doomed):
 
 
 @njit(**KERNEL)
-def extents(rows, cold, overflow, doomed, now, release_ns, writer_done, tally, tenant_use, out):
+def remove(
+    head,
+    table_a,
+    table_b,
+    found,
+    rows,
+    cold,
+    digests,
+    now,
+    discard_ns,
+    force,
+    tally,
+    status,
+    doomed,
+):
+    """Find keys and decide their removal.
+
+    Returns (rows doomed, all their flags or-ed, number of their replicas).
+    """
+    find(head, table_a, table_b, rows, digests, found)
+    count = check_remove(rows, found, now, discard_ns, force, status, doomed)
+    flags, replicas = survey(rows, cold, tally, doomed[:count])
+    return count, flags, replicas
+
+
+@njit(**KERNEL)
+def extents(
+    rows,
+    cold,
+    overflow,
+    doomed,
+    now,
+    release_ns,
+    writer_done,
+    tally,
+    tenant_use,
+    out,
+    ring,
+    at,
+    kept,
+):
     """List and unlink all extents of doomed rows.
 
     out[:, j] = (segment, offset, size, until): `until` is 0 when the space may be reused at
-    once, else the end of the lease or of the writer's time. Returns (extents, bytes, whether any
-    has to wait, whether all are on one segment).
+    once, else the end of the lease or of the writer's time. With `kept` above 0 each readable
+    object is an event. Returns (extents, bytes, whether any has to wait, whether all are on one
+    segment, events).
     """
     waiting = False
     total = 0
+    told = 0
     m = 0
     for i in range(doomed.shape[0]):
         row = doomed[i]
@@ -410,6 +467,9 @@ def extents(rows, cold, overflow, doomed, now, release_ns, writer_done, tally, t
                 until = rows[row].lease_end + release_ns
         else:
             tally[OBJECTS] -= 1
+            if kept > 0:
+                record(ring, (at + told) % kept, rows, cold, row, REMOVED)
+                told += 1
             until = rows[row].lease_end
             if rows[row].flags & SOFT_PIN:
                 tally[SOFT_PINNED] -= 1
@@ -445,7 +505,7 @@ def extents(rows, cold, overflow, doomed, now, release_ns, writer_done, tally, t
     together = True
     for j in range(1, m):
         together = together and out[0, j] == out[0, 0]
-    return m, total, waiting, together
+    return m, total, waiting, together, told
 
 
 @njit(**KERNEL)

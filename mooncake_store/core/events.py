@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core import _kernels_scan as k
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.records import EVENT, EventKind
 
@@ -21,26 +20,30 @@ __all__ = ["Events"]
 
 
 class Events:
-    """The newest `kept` events of a shard. Numbers start at 1."""
+    """The newest `kept` events of a shard. Numbers start at 1.
+
+    Kernels write events into `ring` from place `next_number - 1` on; the caller then counts them.
+    """
 
     def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._ring = reserve(max(kept, 1), EVENT)
+        self.kept = kept
+        self.ring = reserve(max(kept, 1), EVENT)
         self.next_number = 1
 
-    def append(
-        self, kind: EventKind, rows: NDArray[Any], cold: NDArray[Any], chosen: NDArray[np.int32]
-    ) -> None:
-        """Record one event for each chosen row. O(n)."""
-        if self._kept and len(chosen):
-            where = np.array([self.next_number - 1, self._kept, kind], np.int64)
-            k.record(self._ring, rows, cold, chosen, where)
-            self.next_number += len(chosen)
+    def stored(self, rows: NDArray[Any], cold: NDArray[Any], row: int) -> None:
+        """Record that one object, or its new generation, can be read."""
+        if self.kept:
+            place = (self.next_number - 1) % self.kept
+            event = self.ring[place : place + 1]
+            event["digest_lo"] = rows["digest_lo"][row : row + 1].view(np.uint64)
+            event["digest_hi"] = rows["digest_hi"][row : row + 1].view(np.uint64)
+            event["kind"], event["tenant"], event["tier"] = EventKind.STORED, cold["tenant"][row], 0
+            self.next_number += 1
 
     def cleared(self, tenant: int) -> None:
         """Record that a tenant has no objects left."""
-        if self._kept:
-            self._ring[(self.next_number - 1) % self._kept] = (0, 0, EventKind.CLEARED, tenant, 0)
+        if self.kept:
+            self.ring[(self.next_number - 1) % self.kept] = (0, 0, EventKind.CLEARED, tenant, 0)
             self.next_number += 1
 
     def since(self, number: int, limit: int) -> tuple[int, NDArray[Any], bool]:
@@ -48,8 +51,8 @@ class Events:
 
         `gap` says that events between `number` and the first one returned are no longer held.
         """
-        oldest = max(1, self.next_number - self._kept)
+        oldest = max(1, self.next_number - self.kept)
         first = max(number, oldest)
         count = max(0, min(limit, self.next_number - first))
-        at = (first - 1 + np.arange(count)) % max(self._kept, 1)
-        return first, self._ring[at], number < oldest
+        at = (first - 1 + np.arange(count)) % max(self.kept, 1)
+        return first, self.ring[at], number < oldest

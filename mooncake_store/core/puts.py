@@ -11,7 +11,7 @@ from mooncake_store.core import _kernels_writes as k
 from mooncake_store.core import pressure
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.names import as_lengths
-from mooncake_store.core.options import PutOptions, SoftPin
+from mooncake_store.core.options import DEFAULTS, PutOptions, SoftPin
 from mooncake_store.core.records import (
     BATCH_MAX,
     PUT_ROW,
@@ -50,23 +50,16 @@ def put_start(
         return _all_refused(len(digests), _why_whole(state, client, tenant))
     words = as_words(digests)
     found = np.empty(len(words), np.int32)
-    discard = state.config.put_discard_ns
-    who = (client, tenant)
-    claimed, retries = _claim(state, who, words, sizes, options, discard, status, found)
+    who, discard = (client, tenant), state.config.put_discard_ns
+    lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
+    wish = options.replicas, discard
+    claimed, retries = _claim(state, who, words, sizes, lengths, wish, status, found)
     if retries:
         late = np.flatnonzero(status == c.RETRY)
         state.dispose(np.unique(found[late]))
         again, rows = np.zeros(len(late), np.int16), np.empty(len(late), np.int32)
-        more, _ = _claim(
-            state,
-            who,
-            as_words(words[late]),
-            as_column(sizes[late], np.int64),
-            options,
-            discard,
-            again,
-            rows,
-        )
+        keys, again_sizes = as_words(words[late]), as_column(sizes[late], np.int64)
+        more, _ = _claim(state, who, keys, again_sizes, NO_LENGTHS, wish, again, rows)
         found[late], status[late] = rows, again
         claimed += more
     return _fill(state, who, found, claimed, sizes, names, options, status)
@@ -87,14 +80,21 @@ def upsert_start(
     if status is None:
         return _all_refused(len(digests), _why_whole(state, client, tenant))
     words = as_words(digests)
-    _, first = np.unique(words, axis=0, return_index=True)
-    repeated = np.ones(len(words), np.bool_)
-    repeated[first] = False
-    status[repeated & (status == c.OK)] = c.ALREADY_EXISTS
+    status[(sizes <= 0) | (sizes >= c.SIZE_MAX)] = c.INVALID_PARAMS
+    if names is not None:
+        status[names.lengths > c.NAME_BYTES_MAX] = c.INVALID_KEY
+    sound = np.flatnonzero(status == c.OK)
+    _, first = np.unique(words[sound], axis=0, return_index=True)
+    repeated = np.zeros(len(words), np.bool_)
+    repeated[sound] = True
+    repeated[sound[first]] = False
+    status[repeated] = c.ALREADY_EXISTS
     _preempt(state, words, status)
     found = np.empty(len(words), np.int32)
     who = (client, tenant)
-    claimed, _ = _claim(state, who, words, sizes, options, 0, status, found)
+    lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
+    wish = options.replicas, 0
+    claimed, _ = _claim(state, who, words, sizes, lengths, wish, status, found)
     beside = np.flatnonzero((status == c.ALREADY_EXISTS) & ~repeated)
     claimed += _second_generations(state, who, sizes, options, status, found, beside)
     return _fill(state, who, found, claimed, sizes, names, options, status)
@@ -121,12 +121,9 @@ def _admit(
         or tenant not in state.tenant_by_number
     ):
         return None
-    status = np.empty(n, np.int16)
-    lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
-    _, name_bytes = k.admit(sizes, lengths, status)
-    if names is not None and name_bytes != len(names.blob):
+    if names is not None and int(np.add.reduce(names.lengths)) != len(names.blob):
         return None
-    return status
+    return np.zeros(n, np.int16)
 
 
 def _why_whole(state: ShardState, client: int, tenant: int) -> Status:
@@ -148,16 +145,18 @@ def _claim(
     who: tuple[int, int],
     words: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    options: PutOptions,
-    discard_ns: int,
+    lengths: NDArray[np.uint32],
+    wish: tuple[int, int],
     status: NDArray[np.int16],
     found: NDArray[np.int32],
 ) -> tuple[int, int]:
-    """Give every acceptable key a row in state WRITING: (rows given, keys to clear and retry)."""
+    """Give every acceptable key a row in state WRITING: (rows given, keys to clear and retry).
+
+    `wish` is (replicas wanted, age in ns from which an unfinished put is pre-empted).
+    """
     state.table.maintain(len(words))
     claimed, retries = k.claim(
-        state.table.head,
-        *state.table.tables,
+        *state.table.parts,
         state.rows,
         state.cold,
         state.table.free_rows,
@@ -165,10 +164,11 @@ def _claim(
         state.space.alive,
         words,
         sizes,
+        lengths,
         state.now,
-        discard_ns,
+        wish[1],
         who,
-        options.replicas,
+        wish[0],
         state.tally,
         state.tenant_use,
         status,
@@ -239,7 +239,15 @@ def _fill(
     status: NDArray[np.int16],
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Find space for claimed rows, give up those without, and compose the answer."""
+    answers = np.empty(len(found), PUT_ROW)
+    replicas = np.empty(claimed * options.replicas, REPLICA)
+    state.replicas_most = max(state.replicas_most, options.replicas)
     if claimed:
+        common = claimed == len(found) and options is DEFAULTS
+        if common and _fill_shortly(state, who, found, sizes, answers, replicas):
+            if names is not None:
+                state.names.store(found, status, names)
+            return answers, replicas
         rows, accepted = found, None
         if claimed < len(found):
             accepted = np.flatnonzero(status == c.OK)
@@ -252,10 +260,38 @@ def _fill(
             state.dispose(rows[bad], writer_done=True)
         if names is not None:
             state.names.store(found, status, names)
-    answers = np.empty(len(found), PUT_ROW)
-    replicas = np.empty(claimed * options.replicas, REPLICA)
     m = k.put_reply(state.rows, state.overflow, found, status, answers, replicas)
     return answers, replicas[:m]
+
+
+def _fill_shortly(
+    state: ShardState,
+    who: tuple[int, int],
+    found: NDArray[np.int32],
+    sizes: NDArray[np.int64],
+    answers: NDArray[Any],
+    replicas: NDArray[Any],
+) -> bool:
+    """Do the common case in two kernel calls: one segment, every key new, room for all."""
+    order = state.space.order(state.now, DEFAULTS, "")
+    if len(order) != 1 or state.tenant_by_number[who[1]].quota_bytes is not None:
+        return False
+    segment, tenant = order[0], who[1]
+    offsets = segment.allocator.allocate(sizes)
+    if k.settle(
+        state.rows,
+        found,
+        segment.index,
+        offsets,
+        tenant,
+        state.tally,
+        state.tenant_use,
+        answers,
+        replicas,
+    ):
+        return True
+    state.space.free_on(segment.index, offsets[offsets >= 0])
+    return False
 
 
 def _mark(
@@ -295,15 +331,8 @@ def _place(
     options: PutOptions,
 ) -> NDArray[np.int16] | None:
     """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
-    state.replicas_most = max(state.replicas_most, options.replicas)
     order = state.space.order(state.now, options, state.client_by_handle[who[0]].host)
     limited = options.hard_pin or state.tenant_by_number[who[1]].quota_bytes is not None
-    if options.replicas == 1 and len(order) == 1 and not limited:
-        offsets = order[0].allocator.allocate(sizes)
-        segment = order[0].index
-        if k.attach_all(state.rows, rows, segment, offsets, who[1], state.tally, state.tenant_use):
-            return None
-        state.space.free_on(segment, offsets[offsets >= 0])
     result = (
         _within_limits(state, who[1], sizes, options) if limited else np.zeros(len(rows), np.int16)
     )
@@ -381,8 +410,7 @@ def put_end(
     words = as_words(digests)
     status, done = np.empty(n, np.int16), np.empty(n, np.int32)
     count, special = k.complete(
-        state.table.head,
-        *state.table.tables,
+        *state.table.parts,
         np.empty(n, np.int32),
         state.rows,
         state.cold,
@@ -395,7 +423,12 @@ def put_end(
         state.tally,
         status,
         done,
+        state.events.ring,
+        state.events.next_number - 1,
+        state.events.kept,
     )
+    if state.events.kept:
+        state.events.next_number += count
     state.become_readable(done[:count], special)
     if special:
         for at in np.flatnonzero(status == c.SWAP):
@@ -435,8 +468,9 @@ def _swap_in(state: ShardState, old: int) -> None:
     if int(rows["flags"][new]) & c.SOFT_PIN:
         state.tally[c.SOFT_PINNED] += 1
     state.table.swap(old, new)
-    state.dispose(np.array([old], np.int32), event=None)
+    state.dispose(np.array([old], np.int32), silently=True)
     state.become_readable(np.array([new], np.int32), special=True)
+    state.events.stored(state.rows, state.cold, new)
 
 
 def continue_alone(state: ShardState, old: int) -> None:

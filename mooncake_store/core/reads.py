@@ -98,8 +98,7 @@ def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return whether each object can be read; neither leases nor touches."""
     out = np.empty(len(digests), np.bool_)
     k.exists(
-        state.table.head,
-        *state.table.tables,
+        *state.table.parts,
         np.empty(len(digests), np.int32),
         state.rows,
         state.overflow,

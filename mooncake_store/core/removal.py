@@ -33,7 +33,23 @@ def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArr
     n = len(digests)
     if n > BATCH_MAX:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
-    return _remove_rows(state, state.table.find(as_words(digests)), force)
+    status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
+    count, flags, replicas = k.remove(
+        *state.table.parts,
+        np.empty(n, np.int32),
+        state.rows,
+        state.cold,
+        as_words(digests),
+        state.now,
+        state.config.put_discard_ns,
+        int(force),
+        state.tally,
+        status,
+        doomed,
+    )
+    if count:
+        state.dispose_surveyed(doomed[:count], flags, replicas)
+    return status
 
 
 def _remove_rows(state: ShardState, rows: NDArray[np.int32], force: bool) -> NDArray[np.int16]:

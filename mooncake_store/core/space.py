@@ -219,7 +219,7 @@ class Space:
         segment = self._segments.get(index)
         if segment is not None:
             freed = segment.allocator.free(offsets)
-            assert freed.all(), f"segment {segment.name}: freed an extent twice"
+            assert np.logical_and.reduce(freed), f"{segment.name}: freed an extent twice"
 
     def free(self, segments: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
         """Return extents to the allocators of their segments."""

@@ -20,7 +20,7 @@ from mooncake_store.core.events import Events
 from mooncake_store.core.groups import Groups
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.names import NameArena
-from mooncake_store.core.records import COLD, OVERFLOW, ROW, EventKind, Flag
+from mooncake_store.core.records import COLD, OVERFLOW, ROW, Flag
 from mooncake_store.core.space import Space
 from mooncake_store.core.table import Table
 from mooncake_store.core.wheel import Wheel
@@ -125,31 +125,38 @@ class ShardState:
         doomed: NDArray[np.int32],
         *,
         writer_done: bool = False,
-        event: EventKind | None = EventKind.REMOVED,
+        silently: bool = False,
     ) -> int:
         """Let objects go: their space returns now, or when no reader or writer can touch it.
 
         `writer_done` says that an unfinished writer has given its word, or was fenced, so that
-        it writes no more. Second generations go with their first. Returns the bytes. O(n).
+        it writes no more. Second generations go with their first. `silently` makes no event.
+        Returns the bytes. O(n).
         """
         if len(doomed) == 0:
             return 0
-        rows = self.rows
-        flags, replicas = k.survey(rows, self.cold, self.tally, doomed)
+        flags, replicas = k.survey(self.rows, self.cold, self.tally, doomed)
+        return self.dispose_surveyed(doomed, flags, replicas, writer_done, silently)
+
+    def dispose_surveyed(
+        self,
+        doomed: NDArray[np.int32],
+        flags: int,
+        replicas: int,
+        writer_done: bool = False,
+        silently: bool = False,
+    ) -> int:
+        """Dispose rows of which the flags, or-ed, and the number of replicas are known."""
         if flags & (c.UPSERT | c.GROUPED):
             doomed = self._untied(doomed)
-            flags, replicas = k.survey(rows, self.cold, self.tally, doomed)
-        if event is not None:
-            living = doomed
-            if self.tally[c.UNFINISHED]:
-                living = doomed[rows["state"][doomed] == c.READABLE]
-            self.events.append(event, rows, self.cold, living)
+            flags, replicas = k.survey(self.rows, self.cold, self.tally, doomed)
         self.policy.remove(doomed)
         if len(self.soft_policy):
             self.soft_policy.remove(doomed)
         out = np.empty((4, replicas), np.int64)
-        m, total, waiting, together = k.extents(
-            rows,
+        events = self.events
+        m, total, waiting, together, told = k.extents(
+            self.rows,
             self.cold,
             self.overflow,
             doomed,
@@ -159,7 +166,11 @@ class ShardState:
             self.tally,
             self.tenant_use,
             out,
+            events.ring,
+            events.next_number - 1,
+            0 if silently else events.kept,
         )
+        events.next_number += told
         if waiting:
             self.space.free_or_quarantine(out[:, :m])
         elif together and m:
@@ -205,7 +216,6 @@ class ShardState:
             self.watch_soft_pins(rows[pins == c.SOFT_PIN])
         else:
             self.policy.insert(rows)
-        self.events.append(EventKind.STORED, self.rows, self.cold, rows)
 
     def watch_soft_pins(self, rows: NDArray[np.int32]) -> None:
         """Order soft-pinned rows after all others, until their pins end."""
@@ -238,6 +248,8 @@ def as_column(values: NDArray[Any], kind: Any) -> NDArray[Any]:
     What arrives from the network is read-only, and for numba that is a type of its own; with
     every input made so, each kernel is compiled once.
     """
-    out: NDArray[Any] = np.ascontiguousarray(values).view(kind)
-    out.flags.writeable = False
-    return out
+    flags = values.flags
+    if flags.writeable or not flags.c_contiguous or values.dtype != kind:
+        values = np.ascontiguousarray(values).view(kind)
+        values.flags.writeable = False
+    return values

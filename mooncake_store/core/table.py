@@ -85,8 +85,7 @@ class Table:
     def delete(self, doomed: NDArray[np.int32]) -> None:
         """Remove rows from the table, zero them and make them available again."""
         self.maintain(len(doomed), growing=False)
-        k.delete(self.head, *self.tables, self._rows, doomed)
-        k.give_back_rows(self.head, self.free_rows, self._rows, doomed)
+        k.delete(self.head, *self.tables, self._rows, self.free_rows, doomed)
 
     def swap(self, old_row: int, new_row: int) -> None:
         """Let the digest of `old_row` lead to `new_row`."""

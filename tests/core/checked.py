@@ -80,6 +80,16 @@ class Checked:
             if not self.upsert_runs(key):
                 self.model.forget_writing(item, fenced=False)
 
+    def follow_late(self) -> None:
+        """Follow unfinished puts that any request may have reclaimed after their last deadline."""
+        self.follow_upserts()
+        for key, item in list(self.model.objects.items()):
+            version = item.writing
+            if version is None or item.current is not None or not self.model.expired(version):
+                continue
+            if not self.still_writing(key):
+                self.model.forget_writing(item, fenced=False)
+
     # Cluster
 
     def tenant(self, name: str, quota: int | None) -> int:

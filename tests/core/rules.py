@@ -91,6 +91,7 @@ class Rules:
         """Run one rule after a short while."""
         self.steps += 1
         self.checked.at(self.rng.randrange(1, 50_000_000))
+        self.checked.follow_late()
         try:
             rule()
             if self.steps % self.check_every == 0:
