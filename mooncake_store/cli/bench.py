@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.bench.harness import Report, Row
 
-BENCHES = ("alloc", "core", "echo", "eviction")
+BENCHES = ("alloc", "core", "data", "echo", "eviction", "metadata")
 
 app = make_app("Measure this installation on this machine.")
 
@@ -73,6 +73,17 @@ def alloc(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = F
 def core(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
     """Measure the shard core alone: operations per second, bytes per object."""
     _bench("core", quick, vs, as_json)
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake bench data --quick", "gets and puts of 4 KiB to 4 MiB over tcp, shm and local"),
+        ("mooncake bench data --vs upstream,raw", "beside the original, bare sockets and memcpy"),
+    )
+)
+def data(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
+    """Measure gets and puts through a client: GB/s, latency, a full pool."""
+    _bench("data", quick, vs, as_json)
 
 
 @app.command(
@@ -129,6 +140,17 @@ def eviction(
         raise InvalidArgumentError(
             str(error), operation="bench eviction", advice="see `mooncake bench eviction --help`"
         ) from error
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake bench metadata --quick", "probes, queries, small puts: keys per second"),
+        ("mooncake bench metadata --vs upstream", "beside the original's master"),
+    )
+)
+def metadata(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
+    """Measure a master through a client: keys per second, time and memory of the master."""
+    _bench("metadata", quick, vs, as_json)
 
 
 @app.command(

@@ -1,0 +1,190 @@
+"""The original Mooncake, installed beside us, to be measured in the same run.
+
+It gets an environment of its own below the user's cache folder, made once with `python -m venv`
+and pip, at one fixed version, so that reports of different days compare with the same thing.
+System packages it needs are never installed from here: when it does not import, `Missing` says
+which ones to install, and rows compared with it have null values.
+
+Its programs run with their default flags, except that they listen on loopback and on free ports.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mooncake_store.bench._process import Child, Driver, accepts, free_ports, wait_for
+from mooncake_store.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mooncake_store.bench.harness import Report
+
+__all__ = ["VERSION", "Environment", "Missing", "UpstreamPool", "environment", "pool", "wanted"]
+
+DISTRIBUTION = "mooncake-transfer-engine-non-cuda"
+VERSION = "0.3.13.post1"
+SYSTEM_PACKAGES = "libibverbs1 libnuma1 liburing2 librdmacm1"
+INSTALL_TIMEOUT_S = 600
+IMPORT_TIMEOUT_S = 60
+READY = "ready"
+"""Written last, so that an installation cut short is made again."""
+
+
+class Missing(UnavailableError):
+    """The original cannot run here; the message says what to install."""
+
+
+class Environment:
+    """Where the original is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = str(folder / "bin" / "python")
+        self.master = ""
+
+    def check(self) -> None:
+        """Import it and find its master program; raises Missing with the reason and the remedy."""
+        code = "import mooncake.store, mooncake.cli as cli; print(cli.__file__)"
+        try:
+            done = subprocess.run(
+                [self.python, "-c", code],
+                capture_output=True,
+                text=True,
+                timeout=IMPORT_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Missing(f"the original does not start: {error}", advice=_again(self)) from None
+        if done.returncode:
+            raise Missing(*_not_imported(done.stderr, self))
+        self.master = str(Path(done.stdout.strip()).with_name("mooncake_master"))
+
+
+def _again(environment: Environment) -> str:
+    return f"delete {environment.folder} to have it installed again"
+
+
+def _not_imported(said: str, environment: Environment) -> tuple[str]:
+    """The sentence for a failed import."""
+    last = said.strip().rpartition("\n")[2]
+    library = re.search(r"(lib\S+?\.so[.\d]*): cannot open shared object", said)
+    if library:
+        return (
+            f"the original needs {library[1]}: install its system libraries, on Debian and "
+            f"Ubuntu: apt install {SYSTEM_PACKAGES}",
+        )
+    return (f"the original does not import ({last}); {_again(environment)}",)
+
+
+def environment() -> Environment:
+    """Return the environment, made first if it is not there; raises Missing."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "mooncake" / "bench" / f"upstream-{VERSION}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Two benches at once must not install into one folder.
+        with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / READY).exists():
+                _install(folder)
+    except OSError as error:
+        raise Missing(f"no place for the original: {error}", advice="set XDG_CACHE_HOME") from None
+    made = Environment(folder)
+    made.check()
+    return made
+
+
+def _install(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    python = str(folder / "bin" / "python")
+    steps = [
+        [sys.executable, "-m", "venv", str(folder)],
+        [python, "-m", "pip", "install", "--quiet", f"{DISTRIBUTION}=={VERSION}", "numpy"],
+    ]
+    for step in steps:
+        try:
+            subprocess.run(
+                step, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=True
+            )
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr or error.stdout).strip().rpartition("\n")[2]
+            raise Missing(
+                f"the original could not be installed: {last}",
+                advice=f"see that `pip install {DISTRIBUTION}=={VERSION}` works here",
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise Missing(f"no installation of the original in {INSTALL_TIMEOUT_S} s") from None
+    (folder / READY).touch()
+
+
+class UpstreamPool:
+    """A master of the original, and its clients; everything ends with the stack it is on."""
+
+    def __init__(self, installed: Environment, stack: ExitStack) -> None:
+        self._installed = installed
+        self._stack = stack
+        rpc, metrics = free_ports(2)
+        self.address = f"127.0.0.1:{rpc}"
+        command = [installed.master, "-rpc_address", "127.0.0.1", "-rpc_port", str(rpc)]
+        command += ["-metrics_host", "127.0.0.1", "-metrics_port", str(metrics)]
+        started = time.perf_counter()
+        self._master = stack.enter_context(Child("the original's master", command))
+        wait_for("start", lambda: accepts(rpc), self._master)
+        self.start_s = time.perf_counter() - started
+        """From starting the program to accepting a connection."""
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the master."""
+        return [self._master.pid]
+
+    def worker(self, segment_bytes: int) -> None:
+        """Add a process that owns a segment and does nothing else."""
+        self._open("the original's worker", segment_bytes)
+
+    def client(self, buffer_bytes: int = 0, segment_bytes: int = 0) -> Driver:
+        """Add a client; with `segment_bytes` it owns the segment it reads."""
+        driver = self._open("the original's client", segment_bytes)
+        if buffer_bytes:
+            driver.ask("buffer", nbytes=buffer_bytes)
+        return driver
+
+    def _open(self, name: str, segment_bytes: int) -> Driver:
+        driver = self.unconnected(name)
+        driver.ask("open", address=self.address, segment_bytes=segment_bytes)
+        return driver
+
+    def unconnected(self, name: str) -> Driver:
+        """Add a process of a client that is not connected yet."""
+        return self._stack.enter_context(Driver(name, "upstream", self._installed.python))
+
+
+@contextmanager
+def pool(installed: Environment) -> Iterator[UpstreamPool]:
+    """A pool of the original that ends with the block."""
+    with ExitStack() as stack:
+        yield UpstreamPool(installed, stack)
+
+
+def wanted(report: Report, vs: tuple[str, ...]) -> Environment | None:
+    """The environment if `vs` names the original and it runs here.
+
+    If it does not, a row of its own says why the sides named `upstream` are null.
+    """
+    if "upstream" not in vs:
+        return None
+    try:
+        return environment()
+    except Missing as missing:
+        report.row("upstream", "", [], why=str(missing))
+        return None

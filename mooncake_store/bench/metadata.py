@@ -1,0 +1,277 @@
+"""What it costs to ask: probes, queries, small puts and removals, beside the original.
+
+Keys are 40-character strings, objects 64 bytes; 20,000 of them, and a million for the rows that
+say 1M. Both masters run with default settings in processes of their own, and the same keys go to
+both from clients of the same shape, in turn. `query` is where an object is, without reading it.
+Puts and removals are of fresh keys.
+
+`cpu_us_per_key` is the processor time of the master's processes, taken over the same calls as the
+rows of that batch size. `rss_bytes_per_object/1M` is by how much the master's resident memory grew
+over a million puts. `shards2/exists` compares two shards with one, two clients each
+(`shards1` stands where the original would). `start_s`, `connect_ms` and `wrong_address_s` are what
+one waits for: a master, a client with its first answer, the error for an address where nobody is.
+
+`--vs raw` has nothing to say here. A quick run leaves out the original's million objects and its
+minute and a half at a wrong address: those sides are null. A full run takes about six minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.bench import _upstream
+from mooncake_store.bench._process import (
+    Child,
+    Driver,
+    accepts,
+    cpu_seconds,
+    free_ports,
+    rss_bytes,
+    wait_for,
+)
+from mooncake_store.bench._sides import Samples, add_row, measure
+from mooncake_store.bench._store import StorePool
+from mooncake_store.errors import StoreError
+from mooncake_store.units import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncake_store.bench._upstream import Environment, UpstreamPool
+    from mooncake_store.bench.harness import Report
+
+__all__ = ["Plan", "measure_all", "run"]
+
+BATCH = 128
+PROBE_BATCHES = (1, 128, 1024)
+LARGE_BATCHES = (128, 1024)
+SMALL_PREFIX, LARGE_PREFIX = "small", "large"
+SEGMENT_BYTES = GIB
+START_TIMEOUT_S = 60.0
+WRONG_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    objects: int
+    large: int
+    fresh: int
+    budget_s: float
+    repeats: int
+    deadline_s: float
+    starts: int
+    patient: bool
+    """Whether the original gets its million objects and its time at a wrong address."""
+
+
+def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
+    """Measure every row; `vs` may name upstream."""
+    plan = Plan(
+        objects=20_000,
+        large=1_000_000,
+        fresh=1_280 if quick else 12_800,
+        budget_s=0.1 if quick else 0.5,
+        repeats=3 if quick else 5,
+        deadline_s=2.0 if quick else 30.0,
+        starts=2 if quick else 5,
+        patient=not quick,
+    )
+    measure_all(report, plan, vs)
+
+
+def measure_all(report: Report, plan: Plan, vs: tuple[str, ...]) -> None:
+    """Measure what the plan says."""
+    with ExitStack() as stack:
+        bench = _Bench(report, plan, vs, stack)
+        bench.probes()
+        bench.shards()
+        bench.changes()
+        bench.large()
+        bench.waits()
+
+
+class _Bench:
+    """Both pools, a client of each, and the rows made from them."""
+
+    def __init__(self, report: Report, plan: Plan, vs: tuple[str, ...], stack: ExitStack) -> None:
+        self._report = report
+        self._plan = plan
+        self._stack = stack
+        self._vs = {"upstream": "upstream"} if "upstream" in vs else {}
+        self._upstream = _upstream.wanted(report, vs)
+        self._nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+        self._lost: Driver | None = None
+        if self._upstream is not None and plan.patient:
+            # It takes a minute and a half to give up; it sleeps meanwhile, so it may do so now.
+            self._lost = stack.enter_context(
+                Driver("the original's lost client", "upstream", self._upstream.python)
+            )
+            self._lost.send("try_open", address=self._nowhere)
+        self._pools: dict[str, StorePool | UpstreamPool] = {}
+        self._clients: dict[str, Driver] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self._ours = ours = self._stack.enter_context(StorePool(segment_bytes=SEGMENT_BYTES))
+        self._pools["ours"], self._clients["ours"] = ours, ours.client()
+        self._where: dict[str, dict[str, Any]] = {"ours": {"url": ours.url}}
+        if self._upstream is not None:
+            theirs = self._stack.enter_context(_upstream.pool(self._upstream))
+            theirs.worker(SEGMENT_BYTES)
+            self._pools["upstream"], self._clients["upstream"] = theirs, theirs.client()
+            self._where["upstream"] = {"address": theirs.address}
+        for client in self._clients.values():
+            client.ask("populate", prefix=SMALL_PREFIX, count=self._plan.objects)
+
+    def probes(self) -> None:
+        """Ask for keys that exist, one by one and in batches, and where objects are."""
+        used = {}
+        for batch in PROBE_BATCHES:
+            rates, used[batch] = self._asking("exists", SMALL_PREFIX, self._plan.objects, batch)
+            self._row(f"exists/b{batch}", "keys/s", rates)
+        for batch in LARGE_BATCHES:
+            rates, _ = self._asking("query", SMALL_PREFIX, self._plan.objects, batch)
+            self._row(f"query/b{batch}", "keys/s", rates)
+        for batch in LARGE_BATCHES:
+            name = f"cpu_us_per_key/exists/b{batch}"
+            self._row(name, "us", used[batch], higher_is_better=False)
+
+    def _asking(self, command: str, prefix: str, count: int, batch: int) -> tuple[Samples, Samples]:
+        """Keys per second, and microseconds of the masters per key, over the same calls."""
+        plan = self._plan
+        used: dict[str, list[float]] = {side: [] for side in self._clients}
+        asked: dict[str, Any] = {
+            "prefix": prefix,
+            "count": count,
+            "batch": batch,
+            "budget_s": plan.budget_s,
+        }
+
+        def sample(side: str) -> float:
+            pids = self._pools[side].pids
+            before = cpu_seconds(pids)
+            keys, seconds = self._clients[side].ask(command, **asked)
+            used[side].append((cpu_seconds(pids) - before) / keys * 1e6)
+            return float(keys / seconds)
+
+        rates = self._measure(sample)
+        # The first round was the warm-up.
+        return rates, Samples({side: used[side][1:] for side in rates.of}, rates.failures)
+
+    def changes(self) -> None:
+        """Put and remove fresh objects in batches."""
+        removals: dict[str, list[float]] = {side: [] for side in self._clients}
+
+        def sample(side: str) -> float:
+            client = self._clients[side]
+            put, removed = client.ask("put_remove", count=self._plan.fresh, batch=BATCH)
+            removals[side].append(removed)
+            return float(put)
+
+        puts = self._measure(sample)
+        self._row(f"put/b{BATCH}", "keys/s", puts)
+        removed = Samples({side: removals[side][1:] for side in puts.of}, puts.failures)
+        self._row(f"remove/b{BATCH}", "keys/s", removed)
+
+    def large(self) -> None:
+        """The same probes among a million objects, and what each of those takes of memory."""
+        plan = self._plan
+        clients = self._clients
+        if not plan.patient:
+            self._clients = {"ours": clients["ours"]}
+        grown = Samples()
+        for side, client in self._clients.items():
+            before = rss_bytes(self._pools[side].pids)
+            try:
+                client.ask("populate", prefix=LARGE_PREFIX, count=plan.large)
+            except StoreError as error:
+                grown.failures[side] = str(error)
+                continue
+            grown.of[side] = [(rss_bytes(self._pools[side].pids) - before) / plan.large]
+        for batch in LARGE_BATCHES:
+            rates, _ = self._asking("exists", LARGE_PREFIX, plan.large, batch)
+            self._row(f"exists/b{batch}/1M", "keys/s", rates)
+        self._row("rss_bytes_per_object/1M", "B", grown, higher_is_better=False)
+        self._clients = clients
+
+    def waits(self) -> None:
+        """Seconds until a master serves, a client is served, a wrong address is noticed."""
+        starts = {"ours": _start_master}
+        if self._upstream is not None:
+            starts["upstream"] = partial(_start_upstream, self._upstream)
+        samples = measure(starts, self._plan.starts, self._plan.deadline_s)
+        self._row("start_s/master", "s", samples, higher_is_better=False)
+
+        def connect(side: str) -> float:
+            return 1e3 * float(self._clients[side].ask("reconnect", **self._where[side]))
+
+        self._row("connect_ms/client", "ms", self._measure(connect), higher_is_better=False)
+        lost = self._stack.enter_context(Driver("our lost client", "store"))
+        url = f"mooncake://{self._nowhere}/default"
+        samples = measure(
+            {"ours": lambda: float(lost.ask("try_open", url=url)["seconds"])},
+            self._plan.repeats,
+            self._plan.deadline_s,
+        )
+        if self._lost is not None:
+            samples.of["upstream"] = [self._lost.receive(WRONG_TIMEOUT_S)["seconds"]]
+        self._row("wrong_address_s", "s", samples, higher_is_better=False)
+
+    def shards(self) -> None:
+        """Two clients at once, of a pool with two shards and of a pool with one."""
+        plan = self._plan
+        asked: dict[str, Any] = {"prefix": SMALL_PREFIX, "count": plan.objects, "batch": BATCH}
+        with ExitStack() as stack:
+            pool = stack.enter_context(StorePool(segment_bytes=SEGMENT_BYTES, shards=2))
+            pairs = {
+                "shards2": [pool.client(), pool.client()],
+                "shards1": [self._clients["ours"], self._ours.client()],
+            }
+            pairs["shards2"][0].ask("populate", prefix=SMALL_PREFIX, count=plan.objects)
+
+            def sample(side: str) -> float:
+                for client in pairs[side]:
+                    client.send("exists", **asked, budget_s=plan.budget_s)
+                answers = [client.receive() for client in pairs[side]]
+                return float(sum(keys / seconds for keys, seconds in answers))
+
+            samples = measure(
+                {side: partial(sample, side) for side in pairs}, plan.repeats, plan.deadline_s
+            )
+        add_row(
+            self._report, "shards2/exists", "keys/s", samples, "shards2", {"shards1": "shards1"}
+        )
+
+    def _measure(self, sample: Callable[[str], float]) -> Samples:
+        calls = {side: partial(sample, side) for side in self._clients}
+        return measure(calls, self._plan.repeats, self._plan.deadline_s)
+
+    def _row(
+        self, name: str, unit: str, samples: Samples, *, higher_is_better: bool = True
+    ) -> None:
+        add_row(
+            self._report, name, unit, samples, "ours", self._vs, higher_is_better=higher_is_better
+        )
+
+
+def _start_master() -> float:
+    """Seconds from starting `mooncake master` to accepting a connection."""
+    port = free_ports(1)[0]
+    command = [sys.executable, "-m", "mooncake_store", "master", "--port", str(port)]
+    started = time.perf_counter()
+    with Child("our master", command) as master:
+        wait_for("start of our master", lambda: accepts(port), master, START_TIMEOUT_S)
+        return time.perf_counter() - started
+
+
+def _start_upstream(installed: Environment) -> float:
+    """The same for the original."""
+    with _upstream.pool(installed) as pool:
+        return pool.start_s
