@@ -55,7 +55,8 @@ class Child:
         finally:
             theirs.close()
         self._channel = ours
-        _send(ours, message)
+        with contextlib.suppress(BrokenPipeError):  # it died at once; `wait_ready` says so
+            _send(ours, message)
 
     @property
     def pid(self) -> int:
@@ -88,6 +89,10 @@ class Child:
             kind = ConfigError if answer["config"] else UnavailableError
             raise kind(f"{self.name}: {answer['error']}", advice=answer["advice"])
         return answer
+
+    def release(self) -> None:
+        """Let the child end, without waiting for it."""
+        self._channel.close()
 
     def stop(self, grace_s: float = 5.0) -> int:
         """Let the child end in an orderly way, kill it after `grace_s`; return its exit code."""

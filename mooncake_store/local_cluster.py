@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from mooncake_store.worker import Worker
 
 __all__ = ["LocalCluster"]
+
+log = logging.getLogger(__name__)
 
 START_S = 90.0
 """The first start on a machine compiles kernels."""
@@ -271,7 +274,9 @@ class _MasterThread:
 
         try:
             run(self._serve())
-        except BaseException as error:
+        except Exception as error:
+            if self._ready.is_set():
+                log.exception("the in-process master failed")
             self._error = error
         finally:
             self._ready.set()
@@ -284,10 +289,13 @@ class _MasterThread:
         master = Master(self._settings, secret=self._secret)
         self._facts = described(await master.start())
         self._ready.set()
-        try:
-            await self._stop.wait()
-        finally:
-            await master.stop(STOP_S)
+        assert master.failed is not None
+        ending = self._loop.create_task(self._stop.wait())
+        ends: set[asyncio.Future[Any]] = {ending, master.failed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await master.stop(STOP_S)
+        if master.failed.done():
+            master.failed.result()
 
     def stop(self, grace_s: float) -> None:
         """End it. Idempotent."""

@@ -34,7 +34,9 @@ from transfer_engine.errors import (
     IllegalClientError,
     InvalidArgumentError,
     NoSpaceError,
+    PeerLostError,
     StoreError,
+    TransferTimeoutError,
     UnavailableError,
 )
 from transfer_engine.rpc.blocking import BlockingConnection
@@ -108,7 +110,7 @@ class Worker:
     def start(self, *, timeout_s: float = 30.0) -> None:
         """Create, publish and mount the segments, or nothing at all.
 
-        Raises UnavailableError when the master was not reached in time.
+        Raises what kept it from the master when that lasted longer than `timeout_s`.
         """
         from mooncake_store._copier import Copier
 
@@ -156,7 +158,7 @@ class Worker:
         while True:
             try:
                 self._mount()
-            except UnavailableError as error:
+            except (UnavailableError, PeerLostError, TransferTimeoutError) as error:
                 self._states.change(f"master {self.config.master}", "unreachable", error.what)
                 if time.monotonic() + RETRY_S >= deadline or self._stopping.wait(RETRY_S):
                     raise

@@ -129,8 +129,6 @@ class Cluster:
         if self._facts is None and frame.opcode != wire.STATUS.opcode:
             raise UnavailableError("the master is starting", advice="try again in a second")
         answer = self._handlers[frame.opcode](connection, request)
-        if isinstance(answer, tuple):
-            raise TypeError("a handler returns a message")
         if asyncio.iscoroutine(answer):
             return _packed(operation, answer)
         body: bytes = operation.reply.pack(answer)
@@ -260,8 +258,10 @@ class Cluster:
             worker.state = "alive"
             worker.name, worker.host = request.name, request.host
             results = [await self._mount_one(worker, spec) for spec in request.segments]
-            self._known[1].watch(worker.uuid, worker.epoch)
-            if any(status == Status.OK for status, _ in results) or not results:
+            if request.segments and not worker.numbers:
+                del self._workers[worker.uuid]  # nothing of it was accepted
+            else:
+                self._known[1].watch(worker.uuid, worker.epoch)
                 numbers = ", ".join(map(str, sorted(worker.numbers)))
                 self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")
             self._drop_old_workers()

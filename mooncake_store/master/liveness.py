@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.clock import Clock
     from transfer_engine.rpc.address import Address
-    from transfer_engine.rpc.serving import Connection
+    from transfer_engine.rpc.serving import Connection, ServerLimits
     from transfer_engine.wire.frame import Frame
 
 __all__ = ["LivenessTimes", "Liveness"]
@@ -90,7 +90,7 @@ class Liveness:
             return 0 if watched is None else max(0, self._now() - watched.seen_ns)
 
     async def start(
-        self, host: str, port: int = 0, *, secret: bytes | None, insecure: bool
+        self, host: str, *, secret: bytes | None, insecure: bool, limits: ServerLimits
     ) -> Address:
         """Start the thread and return where it listens."""
         loop = asyncio.get_running_loop()
@@ -111,8 +111,8 @@ class Liveness:
             stop = asyncio.Event()
             own_loop = asyncio.get_running_loop()
             self._stop = lambda: own_loop.call_soon_threadsafe(stop.set)
-            async with Server(LIVENESS, self._handle, secret=secret) as server:
-                tell(await server.listen(host, port, insecure=insecure))
+            async with Server(LIVENESS, self._handle, secret=secret, limits=limits) as server:
+                tell(await server.listen(host, 0, insecure=insecure))
                 checks = own_loop.create_task(self._check_forever())
                 await stop.wait()
                 checks.cancel()

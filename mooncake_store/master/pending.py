@@ -31,6 +31,7 @@ __all__ = ["EventQueue", "Put", "PutQueue"]
 
 PUTS_WAITING_MAX = 1024
 FOLLOWERS_MAX = 1024
+EVERY_NUMBER = 1 << 64
 RETRY_S = 0.004
 """Time per tick for puts that wait."""
 
@@ -139,6 +140,12 @@ class PutQueue:
                 self._waiting.remove(waiting)
         return waiting.rows, waiting.replicas()
 
+    def give_up(self) -> None:
+        """Answer everybody with what there is."""
+        for waiting in self._waiting:
+            if not waiting.done.done():
+                waiting.done.set_result(None)
+
     def retry(self, now: int) -> None:
         """Try as many as the time of one tick allows; those not reached come first next time."""
         stop = time.perf_counter() + RETRY_S
@@ -192,3 +199,7 @@ class EventQueue:
         for news, number in self._waiting.items():
             if number < next_number and not news.done():
                 news.set_result(None)
+
+    def give_up(self) -> None:
+        """Let everybody go without news."""
+        self.wake(EVERY_NUMBER)

@@ -93,7 +93,12 @@ class Master:
                 self._clock,
                 lambda *change: loop.call_soon_threadsafe(cluster.changed, *change),
             )
-            pulse = await liveness.start(config.host, secret=self._secret, insecure=config.insecure)
+            pulse = await liveness.start(
+                config.host,
+                secret=self._secret,
+                insecure=config.insecure,
+                limits=server_limits(config),
+            )
         except BaseException:
             await self.stop(grace_s=0.5)
             raise
@@ -130,14 +135,13 @@ class Master:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Accept no more, answer what was read, end threads and processes within `grace_s`."""
         deadline = time.monotonic() + grace_s
-        servers, self._servers = self._servers, []
-        # Clients stay connected until they see the end, so waiting for all of them is futile:
-        # a server answers what it has read and closes.
-        await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        # First those who wait for something, or they would hold the end up.
         if self._service is not None:
             self._service.stop()
         if self._cluster is not None:
             await self._cluster.stop()
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.stop(grace_s) for server in servers))
         if self._liveness is not None:
             await self._liveness.stop()
         if self._supervisor is not None:

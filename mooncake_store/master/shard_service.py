@@ -95,6 +95,7 @@ class ShardService:
         self.keys = 0
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shifted = False
+        self._stopped = False
         self._puts = PutQueue(shard, self.now)
         self._followers = EventQueue()
         self._timer: asyncio.TimerHandle | None = None
@@ -124,10 +125,13 @@ class ShardService:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def stop(self) -> None:
-        """Tick no more. Idempotent."""
+        """Tick no more and let nobody wait any longer. Idempotent."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._puts.give_up()
+        self._followers.give_up()
 
     def _tick(self) -> None:
         now = self.now()
@@ -216,7 +220,8 @@ class ShardService:
         )
         rows, replicas = put.run(self.shard, self.now())
         wait_ms = request.wait_ms
-        if wait_ms and not self._puts.full and (rows["status"] == Status.NO_SPACE).any():
+        patient = wait_ms and not self._puts.full and not self._stopped
+        if patient and (rows["status"] == Status.NO_SPACE).any():
             if frame.deadline_ms:
                 wait_ms = min(wait_ms, max(0, frame.deadline_ms - REPLY_MARGIN_MS))
             return self._wait_for_space(put, rows, replicas, wait_ms)
@@ -288,14 +293,19 @@ class ShardService:
         number, limit, wait_ms = _EVENTS.unpack(frame.body)
         number, limit = min(number, 1 << 62), min(limit, wire.BATCH_MAX)
         first, events, gap = self.shard.events_since(number, limit)
-        if len(events) or gap or not wait_ms or not limit or self._followers.full:
+        following = self.next_event()
+        if number > following:
+            # Whoever is ahead followed an earlier life of this shard, whose events are lost.
+            first, gap = following, True
+        patient = wait_ms and limit and not self._followers.full and not self._stopped
+        if len(events) or gap or not patient:
             return _EVENTS_REPLY.pack(first=first, gap=gap, events=words(events))
         if frame.deadline_ms:
             wait_ms = min(wait_ms, max(0, frame.deadline_ms - REPLY_MARGIN_MS))
-        return self._wait_for_events(number, limit, wait_ms)
+        return self._wait_for_events(following, limit, wait_ms)
 
     async def _wait_for_events(self, number: int, limit: int, wait_ms: int) -> bytes:
-        await self._followers.wait(max(number, self.next_event()), wait_ms / 1000)
+        await self._followers.wait(number, wait_ms / 1000)
         first, events, gap = self.shard.events_since(number, limit)
         return _EVENTS_REPLY.pack(first=first, gap=gap, events=words(events))
 

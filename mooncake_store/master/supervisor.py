@@ -118,4 +118,6 @@ class Supervisor:
         for link in self._links:
             await link.client.close()
         children, self._children = self._children, []
+        for child in children:
+            child.release()
         await asyncio.gather(*(asyncio.to_thread(child.stop, grace_s) for child in children))

@@ -19,7 +19,7 @@ MIB = 1 << 20
 @pytest.fixture
 def empty(start_cluster, wire_to):
     """A master without workers, and with time for tests that never ping."""
-    return wire_to(start_cluster(workers=0, master={"client_ttl": "60s"}))
+    return wire_to(start_cluster(workers=0, master={"client_ttl": "60s", "ping_interval": "10s"}))
 
 
 def uuid():
@@ -44,7 +44,7 @@ def test_map_names_shards_and_liveness(empty):
     found = empty.map()
     assert len(found.shards) == 1
     assert found.client_ttl_ms == 60_000
-    assert found.ping_interval_ms == 100
+    assert found.ping_interval_ms == 10_000
     assert empty.map() == found
 
 
@@ -160,7 +160,7 @@ def test_status_counts_what_is_used(empty):
 @pytest.fixture
 def two_shards(start_cluster, wire_to):
     return wire_to(
-        start_cluster(workers=0, shards=2, in_process=True, master={"client_ttl": "60s"})
+        start_cluster(workers=0, shards=2, master={"client_ttl": "60s", "ping_interval": "10s"})
     )
 
 

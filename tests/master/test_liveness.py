@@ -138,7 +138,7 @@ def test_a_stopped_worker_that_returns_too_late_mounts_again(start_cluster, wire
 
 @pytest.mark.slow
 def test_a_stopped_master_declares_nobody_dead(start_cluster, wire_to):
-    running = start_cluster(2, in_process=False, master={"client_ttl": "900ms"})
+    running = start_cluster(1, in_process=False, master={"client_ttl": "900ms"})
     cluster = wire_to(running)
     shard = cluster.shard()
     names = numbered(b"m", 100)
@@ -160,7 +160,9 @@ def test_a_stopped_master_declares_nobody_dead(start_cluster, wire_to):
 
 
 def test_pings_are_answered_while_the_shard_is_busy(start_cluster, wire_to):
-    cluster = wire_to(start_cluster(workers=0, master={"client_ttl": "60s"}))
+    cluster = wire_to(
+        start_cluster(workers=0, master={"client_ttl": "60s", "ping_interval": "10s"})
+    )
     worker = secrets.token_bytes(16)
     cluster.mount((secrets.token_bytes(16), "s", 2048 * MIB), uuid=worker)
     pings = PingWire(cluster.map().liveness)

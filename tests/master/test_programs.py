@@ -98,24 +98,35 @@ def test_other_machines_need_a_secret(start_program, program, extra):
     assert "insecure" in started.output
 
 
-def test_a_secret_is_asked_for(start_program, tmp_path):
+@pytest.mark.slow
+def test_a_secret_is_asked_for_and_shown_to_nobody(start_program, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
     secret.chmod(stat.S_IRUSR | stat.S_IWUSR)
-    master = start_program(*MASTER, "--port", 0, "--json", "--secret-file", secret)
+    master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json", "--secret-file", secret)
     facts = ready(master)
+    stranger = start_program(*WORKER, "--master", facts["address"], "--segment", "16MiB")
+    assert stranger.wait() != 0
+    assert "secret" in stranger.output
     worker = start_program(
         *WORKER, "--master", facts["address"], "--segment", "16MiB", "--secret-file", secret,
         "--json",
     )  # fmt: skip
     ready(worker)
-    stranger = start_program(*WORKER, "--master", facts["address"], "--segment", "16MiB")
-    assert stranger.wait() != 0
-    assert "secret" in stranger.output
     wire = ClusterWire(facts["address"], secret=secret.read_bytes())
     assert len(wire.segments()) == 1
     wire.close()
-    assert secret.read_text() not in master.output + worker.output
+    shards = children(master.process.pid)
+    for pid in (master.process.pid, worker.process.pid, *shards):
+        for source in ("cmdline", "environ"):
+            with open(f"/proc/{pid}/{source}", "rb") as file:
+                assert secret.read_bytes() not in file.read()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(10) == 0
+    master.signal(signal.SIGTERM)
+    assert master.wait(10) == 0
+    assert secret.read_text() not in master.output + worker.output + stranger.output
+    assert all(gone(pid) for pid in shards)
 
 
 @pytest.mark.slow
@@ -132,26 +143,10 @@ def test_a_dead_shard_ends_the_master_with_a_reason(start_program):
 
 
 @pytest.mark.slow
-def test_shards_end_with_their_master_however_it_ends(start_program):
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json")
-        facts = ready(master)
-        assert len(facts["shards"]) == 2
-        shards = children(master.process.pid)
-        master.signal(number)
-        assert master.wait(10) == (0 if number == signal.SIGTERM else -9)
-        until(lambda shards=shards: all(gone(pid) for pid in shards), what="no shard is left")
-
-
-def test_secrets_are_not_on_the_command_line_or_in_the_environment(start_program, tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("0123456789abcdef0123456789abcdef")
-    secret.chmod(0o600)
-    master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json", "--secret-file", secret)
-    ready(master)
-    for pid in children(master.process.pid):
-        for source in ("cmdline", "environ"):
-            with open(f"/proc/{pid}/{source}", "rb") as file:
-                assert secret.read_bytes() not in file.read()
-    master.signal(signal.SIGTERM)
-    assert master.wait(10) == 0
+def test_shards_end_when_their_master_is_killed(start_program):
+    master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json")
+    assert len(ready(master)["shards"]) == 2
+    shards = children(master.process.pid)
+    master.signal(signal.SIGKILL)
+    assert master.wait(10) == -9
+    until(lambda: all(gone(pid) for pid in shards), what="no shard is left")

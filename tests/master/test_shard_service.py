@@ -178,6 +178,12 @@ def test_followers_of_events_wait_for_the_next_one(pool):
     follower.close()
 
 
+def test_a_follower_of_an_earlier_life_is_told_to_start_over(pool):
+    number = pool.stats().event_number
+    first, events, gap = pool.events(number + 1000, wait_ms=10_000)
+    assert (first, len(events), gap) == (number, 0, 1)
+
+
 def test_a_follower_that_fell_behind_takes_a_snapshot(start_cluster, wire_to):
     shard = wire_to(start_cluster(master={"events_kept": 8})).shard()
     names = numbered(b"e", 30)
@@ -302,3 +308,32 @@ def test_many_clients_put_at_once(pool):
         thread.join()
     assert not failures
     assert pool.stats().objects == 800
+
+
+def test_nobody_who_waits_holds_the_end_up(start_cluster, wire_to):
+    cluster = start_cluster(0, master={"client_ttl": "60s", "ping_interval": "10s"})
+    wire_to(cluster).mount((secrets.token_bytes(16), "s", 64 * MIB))
+    shard = wire_to(cluster).shard()
+    shard.put([b"first"], BIG)
+    shard.get([b"first"], ttl_ms=60_000)
+    follower = wire_to(cluster).shard()
+    waits = [
+        (shard, wire.PUT_START, shard.put_request([b"second"], BIG, wait_ms=60_000)),
+        (follower, wire.EVENTS, {"number": 2, "limit": 9, "wait_ms": 60_000}),
+    ]
+    sent = [
+        peer.connection.send(operation, operation.request.pack(**values), timeout_s=60)
+        for peer, operation, values in waits
+    ]
+    asked = wire_to(cluster).shard()
+    for _ in range(3):
+        asked.stats()  # after a few rounds of the loop what was sent before has been read
+    started = time.monotonic()
+    cluster.close()
+    assert time.monotonic() - started < 3
+    put, events = (
+        operation.reply.unpack(peer.connection.recv(request, timeout_s=5))
+        for (peer, operation, _), request in zip(waits, sent, strict=True)
+    )
+    assert put_reply(put)[0]["status"].tolist() == [Status.NO_SPACE]
+    assert len(events.events) == 0

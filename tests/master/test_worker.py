@@ -79,7 +79,7 @@ def test_a_move_leaves_nothing_behind(start_cluster, wire_to, engine):
 
 
 def test_a_copy_to_memory_that_is_not_there_fails_with_a_reason(start_cluster, wire_to):
-    cluster = wire_to(start_cluster(1, master={"client_ttl": "60s"}))
+    cluster = wire_to(start_cluster(1, master={"client_ttl": "60s", "ping_interval": "1s"}))
     shard = cluster.shard()
     shard.put([b"c"], 1000)
     # A segment that nobody serves: its descriptor leads nowhere.
