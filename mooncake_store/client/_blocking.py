@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mooncake_store.client._setup import CONNECTIONS_MAX, IDEMPOTENT, Setup
 from mooncake_store.client._steps import CLUSTER, Calls, Move, Moves, Opens, Steps
 from mooncake_store.errors import (
-    LocalProtocolError,
     PeerLostError,
     StoreError,
     TransferTimeoutError,
@@ -157,8 +156,7 @@ class BlockingDriver:
             for shard, positions in together.items():
                 self._send(shard, positions, step, outcome, taken)
             for _, connection, sent in taken:
-                for at, request in sent:
-                    outcome[at] = self._receive(connection, request, step.until)
+                self._receive(connection, sent, step.until, outcome)
         finally:
             for pool, connection, _ in taken:
                 pool.release(connection)
@@ -190,14 +188,24 @@ class BlockingDriver:
             for at in rest:
                 outcome[at] = error
 
-    def _receive(self, connection: BlockingConnection, request: int, until: float) -> Any:
-        try:
-            return connection.recv(request, timeout_s=max(1e-3, until - time.monotonic()))
-        except LocalProtocolError as error:
-            # An earlier reply was lost and the connection with it.
-            return PeerLostError(error.what, peer=connection.peer)
-        except StoreError as error:
-            return error
+    def _receive(
+        self,
+        connection: BlockingConnection,
+        sent: list[tuple[int, int]],
+        until: float,
+        outcome: list[Any],
+    ) -> None:
+        """Collect the replies of one connection; once it is lost, so are the rest of them."""
+        failure: StoreError | None = None
+        for at, request in sent:
+            if failure is not None and connection.closed:
+                outcome[at] = failure
+                continue
+            try:
+                left_s = max(1e-3, until - time.monotonic())
+                outcome[at] = connection.recv(request, timeout_s=left_s)
+            except StoreError as error:
+                outcome[at] = failure = error
 
     def _one(self, call: Call, until: float) -> Any:
         """One request; asked once more where that is safe and helps."""

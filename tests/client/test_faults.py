@@ -1,0 +1,253 @@
+"""What goes wrong elsewhere: lost owners, flipped bits, leases that end, a master that stops."""
+
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_store import (
+    ChecksumMismatchError,
+    LeaseExpiredError,
+    NoSpaceError,
+    NotFoundError,
+    PeerLostError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from mooncake_store.units import MIB
+from tests.waiting import until
+
+
+def corrupt(store, key, replica):
+    """Flip a byte of one replica in the memory of its owner."""
+    store.get(key, verify=False)
+    place = store.query(key).replicas[replica]
+    road = next(r for r in store._core.directory._known.values() if r.entry.name == place.segment)
+    store._core.directory.open(road, 5.0)
+    store._core.engine.write_from(road.handle, place.offset + 1, b"\xff")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_flipped_bit_is_noticed_and_the_other_replica_read(url, connect, transport):
+    store = connect(url, transports=[transport], lease_cache=False)
+    value = b"\0" * 5000
+    store.put("key", value, replicas=2)
+    corrupt(store, "key", 0)
+    assert {store.get("key") for _ in range(8)} == {value}
+    stats = store.stats()
+    assert stats.checksum_failures > 0
+    assert stats.failovers == stats.checksum_failures
+    assert stats.resting_segments
+    corrupt(store, "key", 1)
+    buffer = bytearray(5000)
+    with pytest.raises(ChecksumMismatchError, match="worker-0.*worker-1|worker-1.*worker-0"):
+        store.get_into("key", buffer)
+    got = store.get_many(["key", "missing"])
+    assert got.values == [None, None]
+    assert got.statuses.tolist() == [-801, -704]
+
+
+def test_without_verification_the_bytes_are_handed_out(url, connect):
+    store = connect(url, verify=False)
+    store.put("key", b"\0" * 100)
+    corrupt(store, "key", 0)
+    assert store.get("key")[1] == 0xFF
+    with pytest.raises(ChecksumMismatchError):
+        store.get("key", verify=True)
+    assert store.get_range("key", 0, 50)[1] == 0xFF  # a part cannot be verified
+    with pytest.raises(ChecksumMismatchError):
+        store.get_range("key", 0, 100, verify=True)
+
+
+def test_a_corrupt_object_read_under_a_cached_lease_is_asked_for_anew(url, connect):
+    store = connect(url)
+    store.put("key", b"\0" * 100, replicas=2)
+    store.get("key")
+    info = store.query("key").replicas
+    # The plan in the lease table names one of the two; breaking it must not break the get.
+    corrupt(store, "key", 0)
+    assert store.get("key") == b"\0" * 100
+    assert len(info) == 2
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_killed_owner_between_lease_and_read(own_cluster, connect, transport):
+    cluster = own_cluster()
+    store = connect(cluster.url, transports=[transport])
+    values = {f"key-{i}": bytes([i]) * 1000 for i in range(20)}
+    assert store.put_many(list(values), list(values.values()), replicas=2).replicas.min() == 2
+    assert store.get_many(list(values)).ok  # leased: plans are cached, half on each worker
+    cluster.kill_worker(0)
+    started = time.monotonic()
+    got = store.get_many(list(values))
+    assert got.values == list(values.values())
+    assert store.get("key-3") == values["key-3"]
+    assert time.monotonic() - started < 5
+    # Puts go to the worker that is left, although the master does not know yet.
+    for i in range(10):
+        assert store.put(f"new-{i}", b"value").stored
+        assert store.get(f"new-{i}") == b"value"
+    cluster.kill_worker(1)
+    with pytest.raises(PeerLostError, match=r"tried segment 'worker-\d'.*; segment 'worker-\d'"):
+        store.get("key-3")
+    with pytest.raises(StoreError, match="tried"):
+        store.put("late", b"value", deadline=5)
+
+
+def test_a_restarted_owner_is_met_again(own_cluster, connect):
+    cluster = own_cluster(workers=1)
+    store = connect(cluster.url)
+    store.put("key", b"value")
+    assert store.get("key") == b"value"
+    cluster.restart_worker(0)
+
+    def stored():
+        try:
+            return store.put("again", b"value", deadline=2).stored
+        except StoreError:
+            return False
+
+    until(stored, timeout_s=30)
+    assert store.get("again") == b"value"
+
+
+def test_a_stopped_master_costs_no_more_than_the_deadline(own_cluster, connect):
+    cluster = own_cluster(workers=1)
+    store = connect(cluster.url)
+    store.put_many(["hot", "cold"], [b"1", b"2"])
+    store.get("hot")
+    cluster.stop_master()
+    try:
+        for call in (
+            lambda: store.get("cold", deadline=0.3),
+            lambda: store.exists("cold", deadline="300ms"),
+            lambda: store.put("new", b"3", deadline=0.3),
+            lambda: store.exists_many(["a", "b"], deadline=0.3),
+        ):
+            started = time.monotonic()
+            with pytest.raises((TransferTimeoutError, UnavailableError), match="in time|no reply"):
+                call()
+            assert 0.2 < time.monotonic() - started < 2
+        assert store.get("hot") == b"1"  # under its lease nobody is asked
+    finally:
+        cluster.resume_master()
+    assert store.get("cold") == b"2"
+
+
+def test_a_lost_master_is_an_error_at_once_and_a_new_connection_later(own_cluster, connect):
+    cluster = own_cluster(workers=1)
+    store = connect(cluster.url)
+    store.put("key", b"value")
+    cluster.close()
+    started = time.monotonic()
+    for _ in range(2):
+        with pytest.raises((PeerLostError, UnavailableError)):
+            store.exists("key")
+    assert time.monotonic() - started < 5
+
+
+class SlowTransfers:
+    """Runs `between` before each transfer, as a slow network would let happen."""
+
+    def __init__(self, store, between):
+        self.move = store._driver._move
+        self.between = between
+        store._driver._move = self
+
+    def __call__(self, step):
+        outcome = self.move(step)
+        self.between()
+        return outcome
+
+
+def let_pass(seconds):
+    end = time.monotonic() + seconds
+    until(lambda: time.monotonic() > end)
+
+
+def test_a_read_that_outlives_its_lease_is_good_if_the_object_still_stands(store):
+    store.put("key", b"value")
+    SlowTransfers(store, lambda: let_pass(0.06))
+    assert store.get("key", ttl="50ms") == b"value"
+    assert store.stats().lease_renewals == 1
+    assert store.stats().leases_expired == 0
+    assert store.get_many(["key"], ttl="10s").values == [b"value"]
+
+
+def test_a_read_that_outlives_its_lease_and_its_object_is_refused(store, connect, url):
+    other = connect(url)
+
+    def replace():
+        let_pass(0.06)
+        other.remove("key", force=True)
+        other.put("key", b"other")
+
+    for again in (False, True):
+        other.put("key", b"value", upsert=True)
+        if again:  # also when the plan comes from the lease table
+            store.get("key", ttl="10s")
+        SlowTransfers(store, replace)
+        try:
+            if again:
+                value = store.get("key")
+                assert value in (b"value", b"other")
+            else:
+                buffer = bytearray(5)
+                with pytest.raises(LeaseExpiredError):
+                    store.get_into("key", buffer, ttl="50ms")
+        finally:
+            store._driver._move = store._driver.__class__._move.__get__(store._driver)
+    assert store.stats().leases_expired == 1
+    got = store.get_many(["key"])
+    assert got.values == [b"other"] or got.values == [b"value"]
+
+
+def test_a_read_whose_lease_was_given_back_meanwhile_is_checked(store):
+    """Another thread of this client removes the object while it is being copied."""
+    store.put("key", b"value")
+    store.get("key")
+
+    def remove():
+        store._driver._move = store._driver.__class__._move.__get__(store._driver)
+        store.remove("key")
+
+    SlowTransfers(store, remove)
+    with pytest.raises(LeaseExpiredError):
+        store.get("key")
+    assert not store.exists("key")
+
+
+def test_removed_under_a_cached_lease_by_somebody_else(store, connect, url):
+    """The lease outlives the object: its memory is not used again before the lease ends."""
+    other = connect(url)
+    store.put("key", b"value")
+    store.get("key")
+    other.remove("key", force=True)
+    assert store.get("key") == b"value"
+    with pytest.raises(NotFoundError):
+        connect(url, lease_cache=False).get("key")
+
+
+def test_a_pool_full_of_leased_objects_waits_and_then_says_so(own_cluster, connect):
+    cluster = own_cluster(workers=1, segment="16MB")
+    store = connect(cluster.url)
+    keys = [f"key-{i}" for i in range(14)]
+    assert store.put_many(keys, [bytes(MIB)] * len(keys)).ok
+    assert store.get_many(keys, ttl="1s").ok
+    started = time.monotonic()
+    with pytest.raises(NoSpaceError, match="leases") as caught:
+        store.put("new", bytes(4 * MIB), deadline=0.4)
+    assert 0.2 < time.monotonic() - started < 2
+    assert caught.value.key == "new"
+    assert store.put("new", bytes(4 * MIB), deadline=10).stored  # once leases have ended
+
+
+def test_refused_addresses_never_reach_a_transfer(store):
+    """A store that answers with places outside of its segments gets errors, no crash."""
+    store.put("key", b"value" * 10)
+    store.get("key")
+    table = store._core.leases._table
+    row = np.flatnonzero(table[:, 2])[0]
+    table[row, 7] = 1 << 40
+    assert store.get("key") == b"value" * 10  # planned anew after the refusal
