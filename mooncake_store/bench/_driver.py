@@ -7,7 +7,7 @@ called (`Side`). So both ends of a ratio pay for the same key lists, the same or
 same buffers, the same clock. What an application has ready before it calls (keys, addresses,
 slices of its buffer) is prepared outside of the clock, a chunk of batches ahead; what was read is
 checked outside of it too: every block carries its number, so a side that answers early or wrong
-fails the bench instead of winning it.
+loses its row instead of winning it.
 
 Runs under the interpreter of either side, so it imports the standard library and numpy only.
 """
@@ -163,16 +163,22 @@ class Session:
         keys = self._key_list(f"fresh-{self._fresh % 2}", max(count, batch))
         order = self._random.permutation(max(1, len(rows) // batch)) * batch
         step = _chunk(batch) * batch
-        while blocks + batch <= len(keys) and seconds < budget_s:
-            calls = []
-            for first in range(blocks, min(blocks + step, len(keys) - batch + 1), batch):
-                at = int(order[first // batch % len(order)])
-                some = rows[at : at + batch]
-                calls.append(self._side.prepare(keys[first : first + batch], some))
-            done, elapsed = _run(self._side.put, calls, budget_s - seconds)
-            seconds += elapsed
-            blocks += done * batch
-        self._remove(keys[:blocks])
+        tried = 0
+        try:
+            while blocks + batch <= len(keys) and seconds < budget_s:
+                tried = min(blocks + step, len(keys))
+                calls = []
+                for first in range(blocks, tried - batch + 1, batch):
+                    at = int(order[first // batch % len(order)])
+                    some = rows[at : at + batch]
+                    calls.append(self._side.prepare(keys[first : first + batch], some))
+                done, elapsed = _run(self._side.put, calls, budget_s - seconds)
+                seconds += elapsed
+                blocks += done * batch
+                tried = blocks
+        finally:
+            # Keys of a failed put would be in the way of the next.
+            self._remove(keys[:tried])
         return blocks * size / seconds
 
     def latency(self, prefix: str, count: int, size: int, calls: int) -> float:

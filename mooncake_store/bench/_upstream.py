@@ -19,17 +19,28 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mooncake_store.bench._process import Child, Driver, accepts, free_ports, wait_for
-from mooncake_store.errors import UnavailableError
+from mooncake_store.errors import StoreError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mooncake_store.bench.harness import Report
 
-__all__ = ["VERSION", "Environment", "Missing", "UpstreamPool", "environment", "pool", "wanted"]
+__all__ = [
+    "VERSION",
+    "Environment",
+    "Missing",
+    "UpstreamPool",
+    "attempt",
+    "environment",
+    "pool",
+    "wanted",
+]
+
+T = TypeVar("T")
 
 DISTRIBUTION = "mooncake-transfer-engine-non-cuda"
 VERSION = "0.3.13.post1"
@@ -177,14 +188,14 @@ def pool(installed: Environment) -> Iterator[UpstreamPool]:
 
 
 def wanted(report: Report, vs: tuple[str, ...]) -> Environment | None:
-    """The environment if `vs` names the original and it runs here.
+    """The environment, if `vs` names the original and it runs here; see `attempt`."""
+    return attempt(report, environment) if "upstream" in vs else None
 
-    If it does not, a row of its own says why the sides named `upstream` are null.
-    """
-    if "upstream" not in vs:
-        return None
+
+def attempt(report: Report, start: Callable[[], T]) -> T | None:
+    """What `start` returns; if it fails, a row says why the sides named `upstream` are null."""
     try:
-        return environment()
-    except Missing as missing:
-        report.row("upstream", "", [], why=str(missing))
+        return start()
+    except StoreError as error:
+        report.row("upstream", "", [], why=str(error))
         return None

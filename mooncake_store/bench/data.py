@@ -45,6 +45,8 @@ AGAINST = {
 }
 LATENCY_BYTES = 64 * KIB
 LEASED_OBJECTS = 64
+LEASE_TTL = "2s"
+"""Space of what is removed under a lease comes back when that ends: before the next puts."""
 POOL_BUFFERS = 4
 """A pool is this many times the buffer: objects, puts, and what leases still hold."""
 MEMORY_BUFFERS = 30
@@ -118,19 +120,16 @@ class _Bench:
         plan, drivers = self._plan, self._drivers
         pool_bytes, buffer_bytes = POOL_BUFFERS * plan.buffer_bytes, plan.buffer_bytes
         shared = self._stack.enter_context(StorePool(segment_bytes=pool_bytes))
-        drivers["tcp"] = shared.client(buffer_bytes, transports=["tcp"], lease_cache=False)
-        drivers["shm"] = shared.client(buffer_bytes, transports=["shm"], lease_cache=False)
+        every: dict[str, Any] = {"lease_cache": False, "lease_ttl": LEASE_TTL}
+        drivers["tcp"] = shared.client(buffer_bytes, transports=["tcp"], **every)
+        drivers["shm"] = shared.client(buffer_bytes, transports=["shm"], **every)
         drivers["leased"] = shared.client(LEASED_OBJECTS * LATENCY_BYTES, transports=["shm"])
         own = self._stack.enter_context(StorePool(workers=0))
         drivers["local"] = own.client(
-            buffer_bytes, segment=pool_bytes, transports=["local"], lease_cache=False
+            buffer_bytes, segment=pool_bytes, transports=["local"], **every
         )
         if self._upstream is not None:
-            between = self._stack.enter_context(_upstream.pool(self._upstream))
-            between.worker(pool_bytes)
-            drivers["upstream"] = between.client(buffer_bytes)
-            within = self._stack.enter_context(_upstream.pool(self._upstream))
-            drivers["upstream_local"] = within.client(buffer_bytes, pool_bytes)
+            _upstream.attempt(self._report, self._start_upstream)
         if "raw" in self._vs:
             for side in ("sockets", "memcpy"):
                 driver = self._stack.enter_context(Driver(f"bare {side}", side))
@@ -139,6 +138,16 @@ class _Bench:
                 drivers[side] = driver
         self._touch()
         self._started = time.perf_counter()
+
+    def _start_upstream(self) -> None:
+        assert self._upstream is not None
+        pool_bytes, buffer_bytes = POOL_BUFFERS * self._plan.buffer_bytes, self._plan.buffer_bytes
+        between = self._stack.enter_context(_upstream.pool(self._upstream))
+        between.worker(pool_bytes)
+        reader = between.client(buffer_bytes)
+        within = self._stack.enter_context(_upstream.pool(self._upstream))
+        self._drivers["upstream_local"] = within.client(buffer_bytes, pool_bytes)
+        self._drivers["upstream"] = reader
 
     def _touch(self) -> None:
         size = min(4 * MIB, self._plan.buffer_bytes)
@@ -219,15 +228,14 @@ class _Bench:
     def pressure(self) -> None:
         """More puts than fit, one after another, nothing pinned: how many are accepted."""
         name, count, pool_bytes = "pressure/300x1MiB", 300, 64 * MIB
+        accepted = Samples()
         with ExitStack() as stack:
-            drivers = {}
             store = stack.enter_context(StorePool(segment_bytes=pool_bytes))
-            drivers["ours"] = store.client(8 * MIB)
-            if self._upstream is not None:
+            drivers = {"ours": store.client(8 * MIB)}
+            if self._upstream is not None and "upstream" in self._drivers:
                 other = stack.enter_context(_upstream.pool(self._upstream))
                 other.worker(pool_bytes)
                 drivers["upstream"] = other.client(8 * MIB)
-            accepted = Samples()
             for side, driver in drivers.items():
                 try:
                     accepted.of[side] = [driver.ask("pressure", count=count, size=MIB)]

@@ -123,12 +123,17 @@ class _Bench:
         self._pools["ours"], self._clients["ours"] = ours, ours.client()
         self._where: dict[str, dict[str, Any]] = {"ours": {"url": ours.url}}
         if self._upstream is not None:
-            theirs = self._stack.enter_context(_upstream.pool(self._upstream))
-            theirs.worker(SEGMENT_BYTES)
-            self._pools["upstream"], self._clients["upstream"] = theirs, theirs.client()
-            self._where["upstream"] = {"address": theirs.address}
+            _upstream.attempt(self._report, self._start_upstream)
         for client in self._clients.values():
             client.ask("populate", prefix=SMALL_PREFIX, count=self._plan.objects)
+
+    def _start_upstream(self) -> None:
+        assert self._upstream is not None
+        theirs = self._stack.enter_context(_upstream.pool(self._upstream))
+        theirs.worker(SEGMENT_BYTES)
+        self._clients["upstream"] = theirs.client()
+        self._pools["upstream"] = theirs
+        self._where["upstream"] = {"address": theirs.address}
 
     def probes(self) -> None:
         """Ask for keys that exist, one by one and in batches, and where objects are."""
