@@ -36,13 +36,14 @@ def run_worker(
     """Run a worker on the main thread until SIGTERM, SIGINT, or the end of its parent."""
     kernels.forget_stale_caches()
     ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    if parent is None:
-        signal.signal(signal.SIGINT, lambda *_: ending.set())
-    else:
+    if parent is not None:
         parent.watch(ending.set)
     worker = Worker(config, secret=secret)
     worker.start()
+    # Not earlier: while it waits for its master nothing needs an orderly end.
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    if parent is None:
+        signal.signal(signal.SIGINT, lambda *_: ending.set())
     facts = {
         "name": worker.name,
         "pid": os.getpid(),

@@ -1,24 +1,19 @@
 """`mooncake master`: serve the metadata of a pool."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+from mooncake_store.cli._program_options import (
+    ConfigOption,
+    InsecureOption,
+    PortFileOption,
+    SecretOption,
+)
 
 app = make_app()
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="Read this file; without it, the one that MOONCAKE_CONFIG names.",
-        show_default=False,
-    ),
-]
 
 
 @app.command(
@@ -42,19 +37,9 @@ def master(
     shards: Annotated[
         int | None, typer.Option(help="Number of shard processes.", show_default=False)
     ] = None,
-    secret_file: Annotated[
-        str | None, typer.Option(help="File with the shared secret.", show_default=False)
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure", help="Accept other machines without a secret.", show_default=False
-        ),
-    ] = False,
-    port_file: Annotated[
-        str | None,
-        typer.Option(help="Write the addresses in use to this file.", show_default=False),
-    ] = None,
+    secret_file: SecretOption = None,
+    insecure: InsecureOption = False,
+    port_file: PortFileOption = None,
     file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

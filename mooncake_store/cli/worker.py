@@ -1,12 +1,17 @@
 """`mooncake worker`: lend memory of this machine to a pool."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+from mooncake_store.cli._program_options import (
+    ConfigOption,
+    InsecureOption,
+    PortFileOption,
+    SecretOption,
+)
 
 app = make_app()
 
@@ -39,31 +44,13 @@ def worker(
         int | None,
         typer.Option(help="Port to serve data on; 0 picks a free one.", show_default=False),
     ] = None,
-    secret_file: Annotated[
-        str | None, typer.Option(help="File with the shared secret.", show_default=False)
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure", help="Accept other machines without a secret.", show_default=False
-        ),
-    ] = False,
-    port_file: Annotated[
-        str | None,
-        typer.Option(help="Write the port in use to this file.", show_default=False),
-    ] = None,
+    secret_file: SecretOption = None,
+    insecure: InsecureOption = False,
+    port_file: PortFileOption = None,
     drain: Annotated[
         str, typer.Option(help="When told to stop, move objects away for at most this long.")
     ] = "0s",
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="Read this file; without it, the one that MOONCAKE_CONFIG names.",
-            show_default=False,
-        ),
-    ] = None,
+    file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Lend memory to a pool until SIGTERM or Ctrl-C.

@@ -123,6 +123,11 @@ class PutQueue:
         """Whether no further put may wait."""
         return len(self._waiting) >= PUTS_WAITING_MAX
 
+    @property
+    def empty(self) -> bool:
+        """Whether no put waits."""
+        return not self._waiting
+
     async def wait(
         self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ns: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -234,6 +234,18 @@ def test_services_do_not_answer_on_each_others_ports(empty):
         PingWire(empty.connection.peer)
 
 
+def test_bound_to_every_address_it_names_the_one_its_peer_came_to(start_cluster, wire_to):
+    everywhere = {"host": "0.0.0.0", "insecure": True}
+    running = start_cluster(1, master=everywhere, worker=everywhere)
+    port = running.address.rpartition(":")[2]
+    cluster = wire_to(f"127.0.0.1:{port}")
+    found = cluster.map()
+    assert all(a.startswith("127.0.0.1:") for a in (*found.shards, found.liveness))
+    descriptor = SegmentDescriptor.decode(cluster.segments()[0].descriptor)
+    assert descriptor.tcp_host == "127.0.0.1"
+    assert cluster.shard().exists([b"x"]) == [0]
+
+
 def test_descriptors_lead_to_the_memory(start_cluster, wire_to):
     (segment,) = wire_to(start_cluster()).segments()
     descriptor = SegmentDescriptor.decode(segment.descriptor)

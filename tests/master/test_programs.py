@@ -129,6 +129,14 @@ def test_a_secret_is_asked_for_and_shown_to_nobody(start_program, tmp_path):
     assert all(gone(pid) for pid in shards)
 
 
+def test_a_worker_that_waits_for_its_master_can_be_interrupted(start_program, free_port):
+    worker = start_program(*WORKER, "--master", f"127.0.0.1:{free_port}", "--segment", "16MiB")
+    worker.wait_for_line("unreachable")
+    worker.signal(signal.SIGINT)
+    assert worker.wait(10) == 130
+    assert "Traceback" not in worker.output
+
+
 @pytest.mark.slow
 def test_a_dead_shard_ends_the_master_with_a_reason(start_program):
     master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json")
