@@ -16,7 +16,10 @@ from mooncake_store.cli._app import EXIT_MEANINGS, guarded
 
 __all__ = ["COMMANDS", "root", "run"]
 
-COMMANDS = ("version", "config", "master", "worker", "warmup", "bench")
+COMMANDS = (
+    "version", "config", "master", "worker", "status", "top",
+    "put", "get", "ls", "stat", "exists", "rm", "warmup", "bench",
+)  # fmt: skip
 
 
 class _LazyGroup(TyperGroup):

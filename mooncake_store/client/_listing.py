@@ -33,10 +33,12 @@ from mooncake_store.wire.shard import (
 if TYPE_CHECKING:
     from mooncake_store.client._operations import Operations
 
-__all__ = ["END", "Listing", "Page"]
+__all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page"]
 
 PAGE_NAMES = 1000
 _ROWS_MAX = 65_536
+FAREWELL_S = 0.5
+"""How long a client that is closed waits for the store to take its leases back."""
 
 Page = tuple[int, int]
 """Where a listing goes on: (shard, cursor)."""

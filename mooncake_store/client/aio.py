@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from mooncake_store.client._aio import AsyncDriver
 from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
 from mooncake_store.client._keys import Key, KeyBatch, Keys
-from mooncake_store.client._listing import END, PAGE_NAMES, Listing
+from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing
 from mooncake_store.client._operations import Operations
 from mooncake_store.client._sessions import Session, Viewing
 from mooncake_store.client._setup import Setup, is_local
@@ -344,10 +344,10 @@ class AsyncClient:
         """Close connections; take back the segment that was lent. Idempotent."""
         worker, self._worker = self._worker, None
         local, self._local = self._local, None
-        if (worker or local) and not self._driver.closed:
-            # Memory that goes away waits for its readers; do not wait for ourselves.
+        if not self._driver.closed:
+            # What this client leased is not kept from others until the leases end.
             with contextlib.suppress(StoreError):
-                await self._run(self._listing.give_leases_back(time.monotonic() + 1.0))
+                await self._run(self._listing.give_leases_back(time.monotonic() + FAREWELL_S))
         await self._driver.close()
         loop = asyncio.get_running_loop()
         if worker is not None:

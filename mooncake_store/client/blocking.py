@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from mooncake_store.client._blocking import BlockingDriver
 from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
 from mooncake_store.client._keys import Key, KeyBatch, Keys
-from mooncake_store.client._listing import END, PAGE_NAMES, Listing
+from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing
 from mooncake_store.client._operations import Operations
 from mooncake_store.client._sessions import Session, Viewing
 from mooncake_store.client._setup import Setup, is_local
@@ -341,10 +341,10 @@ class Client:
         local, self._local = self._local, None
         mine = self._pid == os.getpid()
         if "_driver" in self.__dict__:
-            if mine and (worker or local) and not self._driver.closed:
-                # Memory that goes away waits for its readers; do not wait for ourselves.
+            if mine and not self._driver.closed:
+                # What this client leased is not kept from others until the leases end.
                 with contextlib.suppress(StoreError):
-                    self._run(self._listing.give_leases_back(time.monotonic() + 1.0))
+                    self._run(self._listing.give_leases_back(time.monotonic() + FAREWELL_S))
             self._driver.close()
         if mine and worker is not None:
             worker.stop()

@@ -158,7 +158,8 @@ def test_groups_one_for_all_or_one_each(store):
         store.put_many(["e", "f"], [b"1", b"2"], group=["x"])
 
 
-def test_more_keys_than_one_request_holds(store):
+def test_more_keys_than_one_request_holds(own_cluster, connect):
+    store = connect(own_cluster(workers=1).url)
     count = 16_384 + 3
     keys = [f"k{i}" for i in range(count)]
     rows = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(count, 4)

@@ -41,7 +41,7 @@ def test_a_flipped_bit_is_noticed_and_the_other_replica_read(url, connect, trans
     assert stats.resting_segments
     corrupt(store, "key", 1)
     buffer = bytearray(5000)
-    with pytest.raises(ChecksumMismatchError, match="worker-0.*worker-1|worker-1.*worker-0"):
+    with pytest.raises(ChecksumMismatchError, match=r"worker-0.*worker-1|worker-1.*worker-0"):
         store.get_into("key", buffer)
     got = store.get_many(["key", "missing"])
     assert got.values == [None, None]
@@ -126,7 +126,7 @@ def test_a_stopped_master_costs_no_more_than_the_deadline(own_cluster, connect):
             lambda: store.exists_many(["a", "b"], deadline=0.3),
         ):
             started = time.monotonic()
-            with pytest.raises((TransferTimeoutError, UnavailableError), match="in time|no reply"):
+            with pytest.raises((TransferTimeoutError, UnavailableError), match=r"in time|no reply"):
                 call()
             assert 0.2 < time.monotonic() - started < 2
         assert store.get("hot") == b"1"  # under its lease nobody is asked

@@ -1,0 +1,36 @@
+"""`mooncake exists`: ask whether objects can be read, for scripts."""
+
+from typing import Annotated
+
+import typer
+
+from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app
+from mooncake_store.cli._client import SecretOption, UrlOption, connected
+
+app = make_app()
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake exists greeting && echo yes", "ends with 0 if it exists, with 5 if not"),
+        ("mooncake exists a b c --json", "which of several do"),
+    )
+)
+def exists(
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Names of objects.")],
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Say which objects can be read; ends with 5 unless all can. Leases nothing."""
+    with connected(url, secret_file) as store:
+        there = store.exists_many(keys).tolist()
+    value = {"exists": dict(zip(keys, there, strict=True))}
+
+    def human() -> str:
+        return "\n".join(
+            f"{key}: {'yes' if found else 'no'}" for key, found in zip(keys, there, strict=True)
+        )
+
+    emit(value, as_json=as_json, human=human)
+    return ExitCode.OK if all(there) else ExitCode.NOT_FOUND

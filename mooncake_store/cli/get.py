@@ -1,0 +1,39 @@
+"""`mooncake get`: read an object into a file or a pipe."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mooncake_store.cli._app import examples, make_app, note, progress
+from mooncake_store.cli._client import SecretOption, UrlOption, connected
+
+app = make_app()
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake get greeting", "write the object to standard output"),
+        ("mooncake get greeting hello.txt", "write it to a file"),
+    )
+)
+def get(
+    key: Annotated[str, typer.Argument(help="Name of the object.")],
+    target: Annotated[
+        str, typer.Argument(metavar="[FILE]", help="File to write; - for standard output.")
+    ] = "-",
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+) -> None:
+    """Read an object. Its checksum is verified before a byte is written."""
+    from mooncake_store.units import format_size
+
+    with connected(url, secret_file) as store, progress(f"reading {key}"):
+        value = store.get(key)
+    if target == "-":
+        sys.stdout.buffer.write(value)
+        sys.stdout.buffer.flush()
+        return
+    Path(target).write_bytes(value)
+    note(f"wrote {format_size(len(value))} to {target}")

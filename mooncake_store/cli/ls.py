@@ -1,0 +1,68 @@
+"""`mooncake ls`: list objects by name."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
+from mooncake_store.cli._client import SecretOption, UrlOption, connected, text_of
+
+app = make_app()
+
+
+@app.command(
+    no_args_is_help=False,
+    epilog=examples(
+        ("mooncake ls", "every named object"),
+        ("mooncake ls models/ -l", "those below models/, with size, age and copies"),
+    ),
+)
+def ls(
+    prefix: Annotated[str, typer.Argument(help="How the names begin.")] = "",
+    long: Annotated[
+        bool, typer.Option("-l", "--long", help="Also size, age, copies.", show_default=False)
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(help="Most objects to list.", min=1, show_default=False)
+    ] = None,
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List objects by name, sorted. Objects put by digest have none and are not listed."""
+    from mooncake_store.units import format_duration, format_size
+
+    with connected(url, secret_file) as store:
+        found = sorted(store.list(prefix, limit=limit), key=lambda item: text_of(item.key))
+    value = {
+        "objects": [
+            {
+                "key": text_of(item.key),
+                "size": item.size,
+                "created_s": item.created_s,
+                "replicas": item.replicas,
+                "digest": item.digest.hex(),
+            }
+            for item in found
+        ]
+    }
+
+    def human() -> Any:
+        if not long:
+            return "\n".join(text_of(item.key) for item in found) or "no objects"
+        now = time.time()
+        columns = {"size": "right", "age": "right", "copies": "right", "key": "left"}
+        rows = [
+            (
+                format_size(item.size),
+                format_duration(max(0, int(now - item.created_s))),
+                str(item.replicas),
+                text_of(item.key),
+            )
+            for item in found
+        ]
+        total = format_size(sum(item.size for item in found))
+        return table(columns, rows, caption=f"{len(found)} objects, {total}")
+
+    emit(value, as_json=as_json, human=human)

@@ -1,0 +1,63 @@
+"""`mooncake rm`: remove objects."""
+
+from typing import Annotated
+
+import typer
+
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+from mooncake_store.cli._client import SecretOption, UrlOption, connected
+
+app = make_app()
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake rm greeting farewell", "remove two objects"),
+        ("mooncake rm --prefix models/old/", "remove all whose names begin so"),
+        ("mooncake rm --all", "remove every object of the namespace"),
+    )
+)
+def rm(
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Names of objects.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Remove all whose names begin so.", show_default=False)
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Remove all of the namespace.", show_default=False)
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what is being read.", show_default=False)
+    ] = False,
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Remove objects by key, by prefix, or all. Objects that are read just now need --force."""
+    from mooncake_store.errors import InvalidArgumentError, StoreError
+
+    if bool(keys) + (prefix is not None) + everything != 1:
+        raise InvalidArgumentError("name keys, or --prefix, or --all: exactly one of them")
+    if prefix == "":
+        raise InvalidArgumentError("an empty prefix is every object", advice="say --all")
+    failed: list[tuple[int, StoreError]] = []
+    with connected(url, secret_file) as store:
+        if prefix is not None:
+            removed = store.remove_prefix(prefix, force=force)
+        elif everything:
+            removed = store.clear(force=force)
+        else:
+            result = store.remove_many(keys or [], force=force)
+            failed = list(result.errors())
+            removed = len(result) - len(failed)
+    if removed == 0 and len(failed) == 1:
+        raise failed[0][1]
+    value = {"removed": removed, "failed": {str(e.key): e.what for _, e in failed}}
+
+    def human() -> str:
+        lines = [f"removed {removed} objects" if removed != 1 else "removed 1 object"]
+        return "\n".join([*lines, *(f"not removed: {error}" for _, error in failed)])
+
+    emit(value, as_json=as_json, human=human)
+    return 1 if failed else 0

@@ -1,0 +1,50 @@
+"""`mooncake stat`: everything the store knows of one object."""
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
+from mooncake_store.cli._client import SecretOption, UrlOption, connected, text_of
+
+app = make_app()
+
+
+@app.command(
+    epilog=examples(("mooncake stat greeting", "size, checksum, lease, pins and replicas"))
+)
+def stat(
+    key: Annotated[str, typer.Argument(help="Name of the object.")],
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show an object's size, state, checksum, lease, pins and where its copies are."""
+    from mooncake_store.units import format_duration, format_size
+
+    with connected(url, secret_file) as store:
+        found = store.stat(key)
+    value = dataclasses.asdict(found) | {"key": text_of(found.key)}
+
+    def human() -> Any:
+        rows = [
+            ("key", text_of(found.key)),
+            ("state", found.state),
+            ("size", f"{format_size(found.size)} ({found.size} bytes)"),
+            ("checksum", f"xxh3:{found.checksum:016x}"),
+            ("generation", str(found.generation)),
+            ("age", format_duration(round(found.age_s))),
+            ("hits", str(found.hits)),
+            ("lease", format_duration(found.lease_s) if found.lease_s else "none"),
+            ("soft pin", format_duration(round(found.soft_pin_s)) if found.soft_pin_s else "no"),
+            ("hard pin", "yes" if found.hard_pin else "no"),
+            ("group", found.group or "none"),
+        ]
+        rows += [
+            (f"copy {number}", f"{copy.segment} on {copy.host} at offset {copy.offset}")
+            for number, copy in enumerate(found.replicas, 1)
+        ]
+        return table({"": "left", " ": "left"}, rows)
+
+    emit(value, as_json=as_json, human=human)

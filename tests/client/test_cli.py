@@ -1,0 +1,104 @@
+"""The commands that talk to a store."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from mooncake_store.cli._tree import run
+
+
+@pytest.fixture
+def mooncake(url, monkeypatch, capfd):
+    """Run a command line; returns (exit code, standard output, standard error)."""
+    monkeypatch.setenv("MOONCAKE_CLIENT_URL", url)
+
+    def call(*words, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = run(words)
+        out, err = capfd.readouterr()
+        return int(code), out, err
+
+    return call
+
+
+def test_put_get_and_rm(mooncake, tmp_path):
+    source = tmp_path / "source"
+    source.write_bytes(b"\0\xff" * 1000)
+    code, out, _ = mooncake("put", "file", str(source), "--replicas", "2")
+    assert (code, out) == (0, "stored file: 1.95KiB, 2 copies\n")
+    assert mooncake("put", "piped", "-", stdin=b"hello\n")[0] == 0
+    code, out, _ = mooncake("put", "piped", "-", stdin=b"other\n")
+    assert code == 0
+    assert "left alone" in out
+    assert mooncake("get", "piped")[1] == "hello\n"
+    assert mooncake("put", "piped", "-", "--replace", stdin=b"other\n")[0] == 0
+    assert mooncake("get", "piped")[1] == "other\n"
+    target = tmp_path / "target"
+    code, out, err = mooncake("get", "file", str(target))
+    assert (code, out) == (0, "")
+    assert "1.95KiB" in err
+    assert target.read_bytes() == source.read_bytes()
+    assert mooncake("rm", "file", "missing")[0] == 1
+    code, _, err = mooncake("rm", "missing")
+    assert code == 5
+    assert "'missing'" in err
+    assert mooncake("rm", "--prefix", "pip")[1] == "removed 1 object\n"
+    assert mooncake("get", "piped")[0] == 5
+
+
+def test_rm_wants_to_know_exactly(mooncake):
+    mooncake("put", "key", "-", stdin=b"x")
+    for words in (["rm"], ["rm", "key", "--all"], ["rm", "--prefix", ""]):
+        assert mooncake(*words)[0] == 2
+    code, out, _ = mooncake("rm", "--all", "--json")
+    assert (code, json.loads(out)) == (0, {"removed": 1, "failed": {}})
+
+
+def test_listing(mooncake):
+    for key in ("b", "a/2", "a/1"):
+        mooncake("put", key, "-", stdin=b"x" * 2048)
+    assert mooncake("ls")[1] == "a/1\na/2\nb\n"
+    assert mooncake("ls", "a/")[1] == "a/1\na/2\n"
+    long = mooncake("ls", "-l")[1]
+    assert "2KiB" in long
+    assert "3 objects, 6KiB" in long
+    objects = json.loads(mooncake("ls", "b", "--json")[1])["objects"]
+    assert [(item["key"], item["size"], item["replicas"]) for item in objects] == [("b", 2048, 1)]
+    assert mooncake("ls", "zzz")[1] == "no objects\n"
+
+
+def test_stat_and_exists(mooncake):
+    mooncake("put", "key", "-", "--hard-pin", stdin=b"hello")
+    out = mooncake("stat", "key")[1]
+    assert "5B (5 bytes)" in out
+    assert "readable" in out
+    found = json.loads(mooncake("stat", "key", "--json")[1])
+    assert (found["key"], found["size"], found["hard_pin"]) == ("key", 5, True)
+    assert mooncake("stat", "missing")[0] == 5
+    assert mooncake("exists", "key")[:2] == (0, "key: yes\n")
+    code, out, _ = mooncake("exists", "key", "missing", "--json")
+    assert (code, json.loads(out)) == (5, {"exists": {"key": True, "missing": False}})
+
+
+def test_status_and_top(mooncake):
+    out = mooncake("status")[1]
+    assert out.startswith("ready; version")
+    assert "worker-0" in out
+    found = json.loads(mooncake("status", "--json")[1])
+    assert found["ready"]
+    assert {segment["state"] for segment in found["segments"]} == {"ok"}
+    out = mooncake("top", "--once", "--interval", "0.1")[1]
+    assert "keys/s" in out
+    found = json.loads(mooncake("top", "--json", "--interval", "0.1")[1])
+    assert len(found["shards"]) == 1
+    assert found["shards"][0]["requests_per_s"] >= 0
+
+
+def test_a_store_that_is_not_there(monkeypatch, capsys, free_port):
+    monkeypatch.setenv("MOONCAKE_CLIENT_URL", f"mooncake://127.0.0.1:{free_port}")
+    for words in (["ls"], ["get", "key"], ["status"], ["top", "--once"]):
+        assert run(words) == 4
+        assert str(free_port) in capsys.readouterr().err
+    assert run(["ls", "--url", "http://127.0.0.1"]) == 3

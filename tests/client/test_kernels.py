@@ -1,0 +1,191 @@
+"""The kernels of the client, compiled and as Python: lease table, answers, choices, verdicts."""
+
+import numpy as np
+import pytest
+
+from mooncake_store.client import _kernels as k
+from mooncake_store.core.records import GET_ROW, PUT_ROW, REPLICA
+
+
+def plain(name):
+    return getattr(k, name)
+
+
+def interpreted(name):
+    return getattr(k, name).py_func
+
+
+@pytest.fixture(params=[plain, interpreted], ids=["compiled", "python"])
+def kernel(request, monkeypatch):
+    if request.param is interpreted:
+        monkeypatch.setattr(k, "_find", k._find.py_func)
+    return request.param
+
+
+def columns(n, status=0):
+    cols = np.zeros((k.COLUMNS, n), np.int64)
+    cols[k.STATUS] = status
+    return cols
+
+
+def some_digests(n, seed=0):
+    return np.random.default_rng(seed).integers(-(1 << 62), 1 << 62, (n, 2), dtype=np.int64)
+
+
+def roads(costs, rests=None):
+    out = np.full((2, 8), -1, np.int64)
+    out[1] = 0
+    out[0, : len(costs)] = costs
+    if rests is not None:
+        out[1, : len(rests)] = rests
+    return out
+
+
+def replicas_of(*places):
+    rows = np.zeros(len(places), REPLICA)
+    for at, (segment, offset) in enumerate(places):
+        rows[at] = (offset, segment, 0)
+    return np.frombuffer(rows.tobytes(), np.int64).reshape(len(places), 2)
+
+
+def test_the_lease_table_agrees_with_a_dict(kernel):
+    table = np.zeros((k.WAYS * 64, k.WORDS), np.int64)
+    digests = some_digests(60)
+    model = {}
+    random = np.random.default_rng(1)
+    for step in range(1, 60):
+        picked = np.unique(random.integers(0, 60, 5))
+        cols = columns(60)
+        cols[k.STATUS, picked] = k.FOUND
+        cols[k.UNTIL] = step + random.integers(1, 40, 60)
+        cols[k.SIZE] = random.integers(1, 100, 60)
+        cols[k.GENERATION] = random.integers(0, 1 << 32, 60)
+        kernel("remember")(table, digests, picked, step, cols)
+        for at in picked.tolist():
+            model[at] = (cols[k.UNTIL, at], cols[k.SIZE, at], cols[k.GENERATION, at])
+        gone = random.integers(0, 60, 1)
+        kernel("forget")(table, digests, gone, step, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        model.pop(int(gone[0]), None)
+        seen = columns(60)
+        hits = kernel("lookup")(table, digests, step, seen)
+        running = {at for at, (until, _, _) in model.items() if until > step}
+        assert set(np.flatnonzero(seen[k.STATUS] == k.FOUND).tolist()) == running
+        assert hits == len(running)
+        for at in running:
+            assert tuple(seen[[k.UNTIL, k.SIZE, k.GENERATION], at]) == model[at]
+
+
+def test_a_full_set_gives_up_the_lease_that_ends_first(kernel):
+    table = np.zeros((k.WAYS, k.WORDS), np.int64)
+    digests = some_digests(k.WAYS + 1)
+    index = np.arange(k.WAYS + 1)
+    cols = columns(k.WAYS + 1, k.FOUND)
+    cols[k.UNTIL] = [50, 40, 30, 20, 10, 60, 70, 80, 90]
+    kernel("remember")(table, digests, index, 1, cols)
+    seen = columns(k.WAYS + 1)
+    kernel("lookup")(table, digests, 5, seen)
+    assert np.flatnonzero(seen[k.STATUS] == k.MISSING).tolist() == [4]
+
+
+def test_grants_are_counted_and_handed_out_once(kernel):
+    table = np.zeros((k.WAYS, k.WORDS), np.int64)
+    digests, index = some_digests(1), np.zeros(1, np.int64)
+    cols = columns(1, k.FOUND)
+    cols[k.UNTIL], cols[k.GENERATION] = 100, 7
+    for _ in range(3):
+        kernel("remember")(table, digests, index, 1, cols)
+    generations, counts = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    assert kernel("forget")(table, digests, index, 1, generations, counts) == 3
+    assert (generations[0], counts[0]) == (7, 3)
+    assert kernel("forget")(table, digests, index, 1, generations, counts) == 0
+    kernel("remember")(table, digests, index, 1, cols)
+    assert kernel("forget")(table, digests, index, 101, generations, counts) == 0  # it has ended
+
+
+def test_renewed_leases_of_the_same_generation_last_longer(kernel):
+    table = np.zeros((k.WAYS, k.WORDS), np.int64)
+    digests, index = some_digests(2), np.arange(2)
+    cols = columns(2, k.FOUND)
+    cols[k.UNTIL], cols[k.GENERATION] = 100, 7
+    kernel("remember")(table, digests, index, 1, cols)
+    until = np.array([200, 300])
+    kernel("prolong")(table, digests, index, np.array([7, 8]), until)
+    seen = columns(2)
+    assert kernel("lookup")(table, digests, 150, seen) == 1
+    assert seen[k.UNTIL, 0] == 200
+
+
+def test_an_answer_is_read_and_the_cheapest_replica_chosen(kernel):
+    rows = np.zeros(3, GET_ROW)
+    rows[0] = (10, 1 << 63, 500, 0xFFFFFFFF, 0, 2)
+    rows[1] = (0, 0, 0, 0, -704, 0)
+    rows[2] = (30, 5, 900, 3, 0, 1)
+    words = np.frombuffer(rows.tobytes(), np.int64).reshape(3, 4)
+    replicas = replicas_of((0, 100), (1, 200), (2, 300))
+    cols, index = columns(3), np.arange(3)
+    known = roads([3, 1, 2])
+    assert kernel("take")(index, words, replicas, 0, 1000, 1000, known, cols) == (2, 0)
+    assert cols[k.STATUS].tolist() == [k.FOUND, -704, k.FOUND]
+    assert cols[k.UNTIL, 0] == 1500
+    assert cols[k.GENERATION, 0] == 0xFFFFFFFF
+    assert kernel("choose")(index, replicas, known, 1000, 0, cols) == (2, 1, 2)
+    assert cols[k.SEGMENT, [0, 2]].tolist() == [1, 2]
+    assert cols[k.OFFSET, [0, 2]].tolist() == [200, 300]
+    # The one that was tried is not chosen again; then there is none left.
+    cols[k.STATUS, 0] = k.FAILED
+    assert kernel("choose")(index[:1], replicas, known, 1000, 0, cols)[0] == 1
+    assert cols[k.SEGMENT, 0] == 0
+    cols[k.STATUS, 0] = k.FAILED
+    assert kernel("choose")(index[:1], replicas, known, 1000, 0, cols)[0] == 0
+    assert cols[k.STATUS, 0] == k.FAILED
+    assert kernel("take")(index, words, replicas, 0, 1000, 1000, roads([3]), cols) == (2, 2)
+
+
+def test_resting_segments_come_last_and_equal_ones_take_turns(kernel):
+    replicas = replicas_of((0, 0), (1, 0), (2, 0))
+    index = np.zeros(1, np.int64)
+
+    def chosen(known, turn):
+        cols = columns(1, k.FOUND)
+        cols[k.REPLICAS] = 3
+        kernel("choose")(index, replicas, known, 1000, turn, cols)
+        return int(cols[k.SEGMENT, 0])
+
+    assert {chosen(roads([1, 1, 1]), turn) for turn in range(3)} == {0, 1, 2}
+    assert {chosen(roads([0, 1, 1], [2000]), turn) for turn in range(3)} == {1, 2}
+    assert {chosen(roads([0, 1, 1], [1000]), turn) for turn in range(3)} == {0}
+    assert {chosen(roads([5, -1, -1], [2000]), turn) for turn in range(3)} == {0}
+
+
+def test_verdicts(kernel):
+    cols = columns(4, k.FOUND)
+    cols[k.CHECKSUM] = [1, 2, 3, 4]
+    cols[k.UNTIL] = [100, 100, 50, 100]
+    statuses = np.array([0, 0, 0, -900], np.int32)
+    sums = np.array([1, 9, 3, 4])
+    assert kernel("settle")(np.arange(4), statuses, sums, 60, cols) == (2, 1)
+    assert cols[k.STATUS].tolist() == [0, k.FAILED, k.EXPIRED, k.FAILED]
+    assert statuses.tolist() == [0, -801, 0, -900]
+    statuses = np.zeros(4, np.int32)
+    assert kernel("settle")(np.arange(4), statuses, sums[:0], 60, cols) == (0, 1)
+
+
+def test_answers_to_puts(kernel):
+    rows = np.zeros(3, PUT_ROW)
+    rows[0], rows[1], rows[2] = (5, 0, 2), (0, -705, 0), (6, 0, 1)
+    words = np.frombuffer(rows.tobytes(), np.int64)
+    replicas = replicas_of((0, 10), (1, 20), (3, 30))
+    cols, index = columns(3), np.arange(3)
+    assert kernel("take_put")(index, words, 0, cols) == (2, 2)
+    assert cols[k.STATUS].tolist() == [k.FOUND, -705, k.FOUND]
+    known = roads([0, 0])
+    assert kernel("nth_replica")(index, replicas, 0, known, cols) == (2, 0, 3, 1)
+    assert cols[k.OFFSET].tolist()[::2] == [10, 30]
+    assert kernel("nth_replica")(index, replicas, 1, known, cols) == (1, 1, 1, 0)
+    assert cols[k.SEGMENT].tolist() == [1, -1, -1]
+
+
+def test_warmup_compiles_one_signature_each():
+    k.warmup()
+    for name in ("lookup", "take", "choose", "remember", "settle", "take_put", "nth_replica"):
+        assert getattr(k, name).signatures, name
