@@ -169,18 +169,16 @@ class LocalCluster:
     def close(self) -> None:
         """End everything: workers first, then the master."""
         workers, self._workers = self._workers, []
+        master, self._master = self._master, None
         # A stopped process would hold the end up until it is killed.
-        for worker in workers:
-            if isinstance(worker, Child):
-                worker.signal(signal.SIGCONT)
+        for child in (master, *workers):
+            if isinstance(child, Child):
+                child.signal(signal.SIGCONT)
         ends = [threading.Thread(target=_end, args=(worker,)) for worker in workers]
         for end in ends:
             end.start()
         for end in ends:
             end.join()
-        master, self._master = self._master, None
-        if isinstance(master, Child):
-            master.signal(signal.SIGCONT)
         if master is not None:
             master.stop(STOP_S)
         self._facts = {}

@@ -12,6 +12,9 @@ Stopping takes the segments back: the master hides their replicas at once (after
 if time for that was granted) and says for how long readers may still hold leases; the memory stays
 until then, within a bound. All waits have deadlines; `stop` is idempotent.
 
+A master that was started anew knows nothing of the objects, nor of who still reads or writes
+them: the worker then lends fresh memory instead of the old.
+
 Not done here: deciding what lies where (the shards do), and surviving a crash with the data.
 """
 
@@ -57,6 +60,7 @@ log = logging.getLogger(__name__)
 CALL_S = 5.0
 RETRY_S = 0.1
 JOIN_S = 5.0
+WITHDRAW_S = 1.0
 LEASES_S = 30.0
 """How long `stop` keeps memory for readers whose leases still run, unless told otherwise."""
 
@@ -112,12 +116,10 @@ class Worker:
 
         Raises what kept it from the master when that lasted longer than `timeout_s`.
         """
-        from mooncake_store._copier import Copier
-
         try:
-            self._create()
+            self._serve()
+            self._lend()
             self._mount_within(timeout_s)
-            self._copier = Copier(self.segments, self._secret)
         except BaseException:
             self._release()
             raise
@@ -127,7 +129,21 @@ class Worker:
             thread.start()
         log.info("worker %s lends %d segments", self.name, len(self.segments))
 
-    def _create(self) -> None:
+    def _serve(self) -> None:
+        config = self.config
+        self._server = TransferServer(
+            tcp=_bracketed(config.host, config.port) if "tcp" in config.transports else None,
+            unix="auto" if "shm" in config.transports else None,
+            secret=self._secret,
+            insecure=config.insecure,
+            advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
+        )
+
+    def _lend(self) -> None:
+        """Make the segments and let others reach them."""
+        from mooncake_store._copier import Copier
+
+        assert self._server is not None
         config = self.config
         count = len(config.segments_bytes)
         for index, nbytes in enumerate(config.segments_bytes):
@@ -139,19 +155,30 @@ class Worker:
                     numa_node=None if config.numa < 0 else config.numa,
                 )
             )
-        self._server = TransferServer(
-            tcp=_bracketed(config.host, config.port) if "tcp" in config.transports else None,
-            unix="auto" if "shm" in config.transports else None,
-            secret=self._secret,
-            insecure=config.insecure,
-            advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
-        )
         self._specs = tuple(
             wire.SegmentSpec(s.uuid, s.name, s.size, self._server.publish(s).encode())
             for s in self.segments
         )
         for segment in self.segments:
             segment.prefault()
+        self._copier = Copier(self.segments, self._secret)
+
+    def _lend_anew(self) -> None:
+        """Replace all segments: a new master knows nothing of who still uses the old ones.
+
+        Readers and writers of its predecessor may be under way for as long as their leases last;
+        they keep the old memory, and what they write there meets no new object.
+        """
+        assert self._server is not None
+        log.warning("worker %s: the master was started anew; all memory is replaced", self.name)
+        if self._copier is not None:
+            self._copier.close()
+        while self.segments:
+            segment = self.segments.pop()
+            if self._server.find(segment.uuid) is not None:
+                self._server.withdraw(segment, timeout_s=WITHDRAW_S)
+            segment.close()
+        self._lend()
 
     def _mount_within(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -166,7 +193,10 @@ class Worker:
                 return
 
     def _mount(self) -> None:
-        self._map = self._call(wire.MAP, wire.MapRequest())
+        found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest())
+        if self._map is not None and self._map.epoch != found.epoch and self.numbers:
+            self._lend_anew()
+        self._map = found
         mounted: wire.Mounted = self._call(
             wire.MOUNT, wire.Mount(self.uuid, self.epoch, self.name, self.host, self._specs)
         )
