@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from mooncake_store import ids
+from mooncake_store.config import WorkerConfig, load
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.slices import slice_of
+from mooncake_store.worker import Worker
 from tests.master.wires import ClusterWire, PingWire, digests, numbered
 from tests.waiting import until
 from transfer_engine.base import SegmentDescriptor
@@ -199,7 +201,8 @@ def test_a_segment_too_small_for_all_shards_is_refused(two_shards):
 
 
 def test_a_drain_moves_objects_to_another_worker_and_can_be_cancelled(start_cluster, wire_to):
-    cluster = wire_to(start_cluster(workers=1))
+    running = start_cluster(workers=1)
+    cluster = wire_to(running)
     shard = cluster.shard()
     names = numbered(b"d", 200)
     shard.put(names, 10_000)
@@ -211,7 +214,15 @@ def test_a_drain_moves_objects_to_another_worker_and_can_be_cancelled(start_clus
     assert cluster.segments()[0].state == SegmentState.OK
     assert cluster.drain(99).status == Status.SEGMENT_NOT_FOUND
     assert cluster.drain_status(99).status == Status.SEGMENT_NOT_FOUND
-    shard.close()
+    given = {"master": running.address, "segments": "64MiB", "name": "second"}
+    with Worker(load(WorkerConfig, environ={}, overrides=given).value) as second:
+        assert cluster.drain(segment.number).state == "running"
+        until(lambda: cluster.drain_status(segment.number).state == "done")
+        assert cluster.drain_status(segment.number).moved == 200
+        assert cluster.segments(segment.number)[0].state == SegmentState.DRAINED
+        assert set(shard.get(names)[1]["segment"]) == set(second.numbers)
+        assert shard.put(numbered(b"n", 10), 100)[1]["segment"].tolist() == [*second.numbers] * 10
+        assert shard.exists(names) == [1] * 200
 
 
 def test_liveness_knows_who_mounted(empty):
