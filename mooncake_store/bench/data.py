@@ -43,6 +43,7 @@ AGAINST = {
     "shm": {"upstream": "upstream", "raw": "memcpy"},
     "local": {"upstream": "upstream_local", "raw": "memcpy"},
 }
+RAW = ("sockets", "memcpy")
 LATENCY_BYTES = 64 * KIB
 LEASED_OBJECTS = 64
 LEASE_TTL = "2s"
@@ -131,7 +132,7 @@ class _Bench:
         if self._upstream is not None:
             _upstream.attempt(self._report, self._start_upstream)
         if "raw" in self._vs:
-            for side in ("sockets", "memcpy"):
+            for side in RAW:
                 driver = self._stack.enter_context(Driver(f"bare {side}", side))
                 driver.ask("open", nbytes=buffer_bytes)
                 driver.ask("buffer", nbytes=buffer_bytes)
@@ -152,28 +153,36 @@ class _Bench:
     def _touch(self) -> None:
         size = min(4 * MIB, self._plan.buffer_bytes)
         count = int(0.8 * POOL_BUFFERS * self._plan.buffer_bytes) // size
-        for driver in self._owners(raw=False):
-            driver.ask("fill", prefix="touch", count=count, size=size)
-            driver.ask("drop", prefix="touch", count=count)
+        self._owners("fill", RAW, prefix="touch", count=count, size=size)
+        self._owners("drop", RAW, prefix="touch", count=count)
 
-    def _owners(self, *, raw: bool) -> list[Driver]:
-        """One client of every pool: it puts the objects that all clients of the pool read."""
-        others = {"tcp", "leased"} if raw else {"tcp", "leased", "sockets", "memcpy"}
-        return [driver for side, driver in self._drivers.items() if side not in others]
+    def _owners(self, command: str, but: tuple[str, ...] = (), **options: Any) -> None:
+        """Ask one client of every pool, but for some: it puts what all clients of the pool read.
+
+        If the original fails here, a row says so and its sides are null from then on.
+        """
+        for side, driver in list(self._drivers.items()):
+            if side in ("tcp", "leased", *but):
+                continue
+            try:
+                driver.ask(command, **options)
+            except StoreError as error:
+                if not side.startswith("upstream"):
+                    raise
+                del self._drivers[side]
+                self._report.row(side, "", [], why=str(error))
 
     def one_size(self, size: int) -> None:
         """All rows of one block size: reads, latencies, then puts."""
         count = self._plan.objects(size)
         label = format_size(size)
         objects: dict[str, Any] = {"prefix": label, "count": count, "size": size}
-        for driver in self._owners(raw=True):
-            driver.ask("fill", **objects)
+        self._owners("fill", **objects)
         for batch in BATCHES:
             self._throughput("get", label, batch, objects)
         if size == LATENCY_BYTES:
             self._latencies(objects)
-        for driver in self._owners(raw=True):
-            driver.ask("drop", prefix=label, count=count)
+        self._owners("drop", prefix=label, count=count)
         for batch in BATCHES:
             self._throughput("put", label, batch, {"count": count, "size": size})
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,16 @@ from tests.waiting import until
 
 SIZES = {"4KiB": 4 * KIB, "64KiB": 64 * KIB, "256KiB": 256 * KIB, "1MiB": MIB, "4MiB": 4 * MIB}
 WAYS = ("tcp", "shm", "local")
+TINY = data.Plan(
+    sizes=tuple(SIZES.values()),
+    buffer_bytes=8 * MIB,
+    objects_bytes_max=MIB,
+    budget_s=0.001,
+    repeats=1,
+    total_s=0.0,
+    latency_calls=20,
+    too_large="a batch does not fit",
+)
 
 
 # The rows.
@@ -39,17 +50,7 @@ WAYS = ("tcp", "shm", "local")
 @pytest.fixture(scope="module")
 def data_rows():
     report = Report("data", quick=True)
-    plan = data.Plan(
-        sizes=tuple(SIZES.values()),
-        buffer_bytes=8 * MIB,
-        objects_bytes_max=MIB,
-        budget_s=0.001,
-        repeats=1,
-        total_s=0.0,
-        latency_calls=20,
-        too_large="a batch does not fit",
-    )
-    data.measure_all(report, plan, ("raw",))
+    data.measure_all(report, TINY, ("raw",))
     return {row.name: row for row in report.rows}
 
 
@@ -196,6 +197,64 @@ def test_a_cache_folder_that_cannot_be_made_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     with pytest.raises(_upstream.Missing, match="set XDG_CACHE_HOME"):
         _upstream.environment()
+
+
+class FakeDriver:
+    def __init__(self, failure=""):
+        self.failure = failure
+
+    def ask(self, command, **options):
+        if self.failure:
+            raise StoreError(self.failure)
+
+
+def test_an_original_that_fails_halfway_costs_its_own_columns_only():
+    report = Report("data")
+    with ExitStack() as stack:
+        bench = data._Bench(report, TINY, (), stack)
+        bench._drivers = {"shm": FakeDriver(), "upstream": FakeDriver("put_from returned -200")}
+        bench._owners("fill")
+        assert set(bench._drivers) == {"shm"}
+        assert [(row.name, row.why) for row in report.rows] == [
+            ("upstream", "put_from returned -200")
+        ]
+        bench._drivers["shm"].failure = "ours is broken"
+        with pytest.raises(StoreError, match="ours is broken"):
+            bench._owners("fill")
+
+
+def installed():
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (cache / "mooncake" / "bench" / f"upstream-{_upstream.VERSION}" / "ready").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not installed(), reason="needs the original: run `mooncake bench metadata --vs upstream` once"
+)
+def test_the_original_does_what_the_workloads_ask():
+    try:
+        environment = _upstream.environment()
+    except _upstream.Missing as missing:
+        pytest.skip(str(missing))
+    with _upstream.pool(environment) as pool:
+        assert 0 < pool.start_s < 30
+        pool.worker(64 * MIB)
+        client = pool.client(MIB)
+        objects = {"prefix": "x", "count": 64, "size": 4 * KIB}
+        client.ask("fill", **objects)
+        for batch in (1, 8):
+            assert client.ask("get", **objects, batch=batch, budget_s=0.01) > 0
+            assert client.ask("put", count=64, size=4 * KIB, batch=batch, budget_s=0.01) > 0
+            for command in ("exists", "query"):
+                keys, _ = client.ask(command, prefix="x", count=64, batch=batch, budget_s=0.01)
+                assert keys >= batch
+        client.ask("drop", prefix="x", count=64)
+        with pytest.raises(StoreError, match="were not found"):
+            client.ask("exists", prefix="x", count=64, batch=8, budget_s=0.01)
+        assert min(client.ask("put_remove", count=64, batch=8)) > 0
+        assert client.ask("reconnect", address=pool.address) > 0
+        assert cpu_seconds(pool.pids) > 0
 
 
 # The driver: what is counted was really moved.
