@@ -56,6 +56,10 @@ def run_worker(
             write_port_file(config.port_file, facts)
         on_ready(facts)
         ending.wait()
+        # Whoever asks a second time does not want to wait for leases.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if parent is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     finally:
         if config.port_file:
             remove_port_file(config.port_file)

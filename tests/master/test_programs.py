@@ -137,6 +137,23 @@ def test_a_worker_that_waits_for_its_master_can_be_interrupted(start_program, fr
     assert "Traceback" not in worker.output
 
 
+def test_a_second_interrupt_does_not_wait_for_leases(start_program):
+    master = start_program(*MASTER, "--port", 0, "--json")
+    address = ready(master)["address"]
+    worker = start_program(*WORKER, "--master", address, "--segment", "16MiB", "--json")
+    ready(worker)
+    wire = ClusterWire(address)
+    shard = wire.shard()
+    shard.put([b"x"], 1000)
+    shard.get([b"x"], ttl_ms=20_000)
+    worker.signal(signal.SIGINT)
+    worker.wait_for_line("readers hold leases")
+    assert worker.process.poll() is None
+    worker.signal(signal.SIGINT)
+    assert worker.wait(10) == 130
+    wire.close()
+
+
 @pytest.mark.slow
 def test_a_dead_shard_ends_the_master_with_a_reason(start_program):
     master = start_program(*MASTER, "--port", 0, "--shards", 2, "--json")
