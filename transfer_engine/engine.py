@@ -454,7 +454,8 @@ class TransferEngine:
         """Move a batch over the path in use; over the next one when that path fails."""
         if self._closed:
             raise UnavailableError("the engine was closed", advice="")
-        remaining_s(deadline, operation.name.lower(), str(target.descriptor))
+        if time.monotonic() >= deadline:
+            remaining_s(deadline, operation.name.lower(), str(target.descriptor))
         asked = batch.statuses.copy() if len(target._paths) > 1 else None
         while True:
             transport, remote = target._path(deadline)

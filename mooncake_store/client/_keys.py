@@ -112,7 +112,7 @@ class KeyBatch:
             return cls._one_by_one(keys, seed)
 
     @classmethod
-    def single(cls, key: Key, seed: int) -> KeyBatch:
+    def single(cls, key: Key, namespace: str) -> KeyBatch:
         """Hash one key. Raises InvalidArgumentError: a single call has nobody else to spare."""
         if isinstance(key, Digests):
             if len(key) != 1:
@@ -122,7 +122,8 @@ class KeyBatch:
             raise InvalidArgumentError(
                 f"a key is a str, bytes or Digests, not {type(key).__name__}"
             )
-        return cls((key,), ids.digests((key,), seed))
+        digest = bytearray(ids.digest(key, namespace))
+        return cls((key,), np.frombuffer(digest, np.uint64).reshape(1, 2))
 
     @classmethod
     def _one_by_one(cls, keys: Sequence[str | bytes], seed: int) -> KeyBatch:

@@ -73,7 +73,7 @@ class Listing:
         if options:
             check_options(options, CallOptions)
         core = self.core
-        keys = KeyBatch.single(key, core.seed)
+        keys = KeyBatch.single(key, core.namespace)
         until = core.until(options)
         body = STAT.request.pack(StatRequest(keys.digests.tobytes()))
         reply = yield from ask_one(core.shard_of(keys), STAT, body, until)

@@ -55,13 +55,16 @@ class Operations:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        config = core.config
+        # What a get without options asks for.
+        self._plan = Plan(core.ttl_ms, config.verify, config.lease_cache)
 
     # Puts.
 
     def put(self, key: Key, value: Any, options: PutOptions) -> Steps[PutResult]:
         """Put one object; raises what a batch would report."""
         core, started = self.core, time.monotonic()
-        keys = KeyBatch.single(key, core.seed)
+        keys = KeyBatch.single(key, core.namespace)
         address, nbytes = locate_one(value, writable=False)
         memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), value)
         result = yield from self._put(keys, memory, options)
@@ -124,7 +127,7 @@ class Operations:
         self, key: Key, sink: Sink, options: ReadOptions, offset: int, length: int | None
     ) -> Steps[Reading]:
         started = time.monotonic()
-        keys = KeyBatch.single(key, self.core.seed)
+        keys = KeyBatch.single(key, self.core.namespace)
         reading = self.reading(keys, sink, options, offset, length)
         yield from reading.steps()
         if reading.cols[k.STATUS, 0]:
@@ -147,6 +150,8 @@ class Operations:
     ) -> Reading:
         """A read with its options."""
         core = self.core
+        if not options and not offset and length is None and cached:
+            return Reading(core, keys, sink, self._plan, core.until(options))
         if options:
             check_options(options, ReadOptions)
         if offset < 0 or (length is not None and length < 1):
@@ -193,7 +198,7 @@ class Operations:
 
     def exists(self, key: Key, options: CallOptions) -> Steps[bool]:
         """Whether one object can be read now."""
-        keys = KeyBatch.single(key, self.core.seed)
+        keys = KeyBatch.single(key, self.core.namespace)
         return bool((yield from self._exists(keys, options))[0])
 
     def exists_many(self, keys: Keys, options: CallOptions) -> Steps[NDArray[np.bool_]]:
@@ -240,7 +245,7 @@ class Operations:
 
     def query(self, key: Key, options: CallOptions) -> Steps[ObjectInfo]:
         """Size, checksum, generation and replicas of one object, without a lease."""
-        keys = KeyBatch.single(key, self.core.seed)
+        keys = KeyBatch.single(key, self.core.namespace)
         result = yield from self._query(keys, options)
         result.check()
         info = result.infos[0]
@@ -285,7 +290,7 @@ class Operations:
 
     def remove(self, key: Key, force: bool, options: CallOptions) -> Steps[None]:
         """Remove one object."""
-        keys = KeyBatch.single(key, self.core.seed)
+        keys = KeyBatch.single(key, self.core.namespace)
         result = yield from self._remove(keys, force, options)
         result.check()
 

@@ -152,6 +152,8 @@ class Reading:
         self._replicas: Column = _NO_REPLICAS
         self._refreshed: set[int] = set()
         self._causes: dict[int, tuple[int, str]] = {}
+        self._failed = 0
+        self._expired = 0
         # A lease that is not entered in the table is given back by who asked for it.
         self.uncounted = False
 
@@ -194,9 +196,11 @@ class Reading:
         if core.leases.epoch != epoch:
             # A lease of ours was given back meanwhile, perhaps the one that was read under.
             cols[k.STATUS][cols[k.STATUS] == 0] = k.EXPIRED
-        expired = self._where(k.EXPIRED) if cols[k.STATUS].any() else _NO_SUMS
-        if len(expired):
-            yield from self._renew(expired)
+            self._expired = len(self.keys)
+        if self._expired:
+            expired = self._where(k.EXPIRED)
+            if len(expired):
+                yield from self._renew(expired)
 
     def _where(self, status: int) -> Column:
         return np.flatnonzero(self.cols[k.STATUS] == status)
@@ -266,12 +270,11 @@ class Reading:
         """Transfer FOUND keys until each is filled, or no replica is left to try."""
         index = self._place(index)
         while len(index):
+            self._failed = 0
             yield from self._transfer(index)
-            if not self.cols[k.STATUS].any():
+            if not self._failed:
                 return
             failed = self._where(k.FAILED)
-            if not len(failed):
-                return
             yield from self._find_others(failed)
             index = failed[self.cols[k.STATUS, failed] == k.FOUND]
 
@@ -279,7 +282,8 @@ class Reading:
         """Decide what is read of each key and where it goes; return the keys that are to be."""
         plan, cols = self.plan, self.cols
         if plan.whole:
-            lengths = cols[k.SIZE][index]
+            sizes = cols[k.SIZE]
+            lengths = sizes if len(index) == len(sizes) else sizes[index]
         else:
             sizes = cols[k.SIZE][index]
             lengths = (
@@ -302,15 +306,19 @@ class Reading:
 
     def _transfer(self, index: Column) -> Steps[None]:
         """Move one batch per segment and judge each key."""
-        segments = self.cols[k.SEGMENT, index]
+        directory, segments = self.core.directory, self.cols[k.SEGMENT, index]
         first = int(segments[0])
         if len(index) == 1 or (segments == first).all():
+            road = directory.get(first)
+            if road is not None and road.handle is not None:  # nearly always
+                yield from self._move_all([(road, index)])
+                return
             groups = [(first, index)]
         else:
             groups = [(int(s), index[segments == s]) for s in np.unique(segments)]
         roads: list[tuple[Road, Column]] = []
         for number, some in groups:
-            road = self.core.directory.get(number) if number >= 0 else None
+            road = directory.get(number) if number >= 0 else None
             if road is None:
                 what = f"segment {number} is unknown" if number >= 0 else "no replica is reachable"
                 self._fail(some, UnavailableError.code, what)
@@ -320,20 +328,26 @@ class Reading:
         if closed:
             outcome = yield Opens(closed, self.until)
             failures = {road.number: error for road, error in zip(closed, outcome, strict=True)}
-            opened = []
             for road, some in roads:
                 error = failures.get(road.number)
-                if error is None:
-                    opened.append((road, some))
-                else:
+                if error is not None:
                     yield from self._lost(road, some, error)
-            roads = opened
+            roads = [(road, some) for road, some in roads if failures.get(road.number) is None]
         if roads:
-            moves = [self._move(road, some) for road, some in roads]
-            outcomes = yield Moves(moves, self.until)
-            now = time.monotonic_ns()
-            for (road, some), outcome in zip(roads, outcomes, strict=True):
-                yield from self._judge(road, some, outcome, now)
+            yield from self._move_all(roads)
+
+    def _move_all(self, roads: list[tuple[Road, Column]]) -> Steps[None]:
+        moves = [self._move(road, some) for road, some in roads]
+        outcomes = yield Moves(moves, self.until)
+        now = time.monotonic_ns()
+        for (road, some), outcome in zip(roads, outcomes, strict=True):
+            if isinstance(outcome, StoreError):
+                yield from self._lost(road, some, outcome)
+                continue
+            gone = self._judge(road, some, outcome, now)
+            if gone is not None:
+                what = NotFoundError("it is not served there any more")
+                yield from self._lost(road, gone, what)
 
     def _move(self, road: Road, index: Column) -> Move:
         cols, everything = self.cols, len(index) == len(self.keys)
@@ -356,24 +370,23 @@ class Reading:
             return True
         return bool((self.lengths[index] == self.cols[k.SIZE, index]).all())
 
-    def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Steps[None]:
-        if isinstance(outcome, StoreError):
-            yield from self._lost(road, index, outcome)
-            return
+    def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Column | None:
+        """Settle each key of a batch; return those whose segment is not where it was."""
         statuses, checksums = outcome.statuses, outcome.checksums
         sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
-        failed, _ = k.settle(index, statuses, sums, now, self.cols)
-        counters = self.core.counters
-        moved = (
-            int(self.lengths.sum())
-            if len(index) == len(self.keys)
-            else int(self.lengths[index].sum())
-        )
+        failed, expired = k.settle(index, statuses, sums, now, self.cols)
+        self._expired += expired
+        counters, lengths = self.core.counters, self.lengths
+        if len(index) == 1:
+            moved = int(lengths[index[0]])
+        else:
+            moved = int((lengths if len(index) == len(self.keys) else lengths[index]).sum())
         name = outcome.transport
         counters.bytes_read[name] = counters.bytes_read.get(name, 0) + moved
         if not failed:
             self.core.directory.worked(road)
-            return
+            return None
+        self._failed += failed
         self.core.directory.failed(road, now)
         bad = np.flatnonzero(statuses)
         for at, status in zip(index[bad].tolist(), statuses[bad].tolist(), strict=True):
@@ -383,9 +396,8 @@ class Reading:
             else:
                 error = transfer_error(status, operation="read", peer=road.label)
                 self._note(at, f"{road.label}: {error.what}", status)
-        gone = index[statuses == NotFoundError.code]
-        if len(gone):
-            yield from self._lost(road, gone, NotFoundError("it is not served there any more"))
+        gone: Column = index[statuses == NotFoundError.code]
+        return gone if len(gone) else None
 
     def _lost(self, road: Road, index: Column, error: StoreError) -> Steps[None]:
         """A whole batch failed: prefer others for a while, or meet a restarted owner again."""
@@ -407,6 +419,7 @@ class Reading:
 
     def _fail(self, index: Column, status: int, what: str) -> None:
         self.cols[k.STATUS, index] = k.FAILED
+        self._failed += len(index)
         for at in index.tolist():
             self._note(at, what, status)
 

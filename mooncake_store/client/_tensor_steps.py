@@ -43,7 +43,7 @@ def _put(
 ) -> Steps[PutResult]:
     check_options(options, PutOptions)
     until = core.until(options)
-    keys = KeyBatch.single(key, core.seed)
+    keys = KeyBatch.single(key, core.namespace)
     session = Session(core, keys, len(header) + nbytes, options)
     try:
         yield from session.begin()

@@ -133,7 +133,7 @@ class AsyncClient:
         Leaving the block commits it, an exception gives it up. Raises AlreadyExistsError.
         """
         check_options(options, PutOptions)
-        session = Session(self._core, KeyBatch.single(key, self._core.seed), size, options)
+        session = Session(self._core, KeyBatch.single(key, self._core.namespace), size, options)
         return AsyncWriter(self, session, options)
 
     # Gets.
@@ -199,7 +199,7 @@ class AsyncClient:
         default_ms = max(1, int((until - time.monotonic()) * 1000))
         viewing = Viewing(
             core,
-            KeyBatch.single(key, core.seed),
+            KeyBatch.single(key, core.namespace),
             core.lease_ms(options) if "ttl" in options else default_ms,
             options.get("verify", core.config.verify),
             until,
@@ -310,7 +310,7 @@ class AsyncClient:
         **options: Unpack[CallOptions],
     ) -> None:
         """Set (True) or clear (False) pins; None leaves one as it is. `ttl` is the soft pin's."""
-        keys = KeyBatch.single(key, self._core.seed)
+        keys = KeyBatch.single(key, self._core.namespace)
         (await self._run(self._operations.pin(keys, soft, hard, ttl, options))).check()
 
     async def pin_many(

@@ -129,7 +129,7 @@ class Client:
         Leaving the block commits it, an exception gives it up. Raises AlreadyExistsError.
         """
         check_options(options, PutOptions)
-        session = Session(self._core, KeyBatch.single(key, self._core.seed), size, options)
+        session = Session(self._core, KeyBatch.single(key, self._core.namespace), size, options)
         self._run(session.begin())
         return Writer(self, session, options)
 
@@ -196,7 +196,7 @@ class Client:
         default_ms = max(1, int((until - time.monotonic()) * 1000))
         viewing = Viewing(
             core,
-            KeyBatch.single(key, core.seed),
+            KeyBatch.single(key, core.namespace),
             core.lease_ms(options) if "ttl" in options else default_ms,
             options.get("verify", core.config.verify),
             until,
@@ -305,7 +305,7 @@ class Client:
         **options: Unpack[CallOptions],
     ) -> None:
         """Set (True) or clear (False) pins; None leaves one as it is. `ttl` is the soft pin's."""
-        keys = KeyBatch.single(key, self._core.seed)
+        keys = KeyBatch.single(key, self._core.namespace)
         self._run(self._operations.pin(keys, soft, hard, ttl, options)).check()
 
     def pin_many(

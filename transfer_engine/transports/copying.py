@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine import _kernels
+from transfer_engine import _kernels, _kernels_xxh3
 from transfer_engine.base import CANCELLED, Operation
 from transfer_engine.errors import TransferTimeoutError
 
@@ -67,7 +67,6 @@ def move_batch(
 
 def _move_with_checksums(mapping: Mapping, operation: Operation, batch: Batch) -> None:
     """Copy and hash in one pass over the source, so that memory is read once."""
-    from transfer_engine import _kernels_xxh3
     from transfer_engine.checksum import copy_with_checksum
 
     assert batch.checksums is not None
