@@ -52,8 +52,8 @@ POOL_BUFFERS = 4
 """A pool is this many times the buffer: objects, puts, and what leases still hold."""
 MEMORY_BUFFERS = 30
 """All buffers and pools together, and as much again for everybody else, in buffers."""
-QUICK_S = 20.0
-"""What a quick run spends on its rows; pools and clients need as long to start."""
+QUICK_S = 32.0
+"""After this long a quick run makes as few rounds as it can; a pool under pressure comes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Plan:
     budget_s: float
     repeats: int
     total_s: float
-    """After this long a measurement makes no more rounds than it must."""
+    """From the start on; after that a measurement makes no more rounds than it must."""
     latency_calls: int
     too_large: str
     """Why a batch that does not fit into the buffer is left out."""
@@ -114,7 +114,7 @@ class _Bench:
         self._stack = stack
         self._upstream = _upstream.wanted(report, vs)
         self._drivers: dict[str, Driver] = {}
-        self._started, self._measured = 0.0, 0
+        self._started, self._measured = time.perf_counter(), 0
 
     def start(self) -> None:
         """Start all pools and clients, and use the memory of every pool once."""
@@ -138,7 +138,6 @@ class _Bench:
                 driver.ask("buffer", nbytes=buffer_bytes)
                 drivers[side] = driver
         self._touch()
-        self._started = time.perf_counter()
 
     def _start_upstream(self) -> None:
         assert self._upstream is not None
