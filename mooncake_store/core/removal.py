@@ -140,7 +140,8 @@ def pin(
         state.tally[c.SOFT_PINNED] += len(rows)
         plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
         state.policy.remove(plain)
-        state.watch_soft_pins(plain)
+        state.soft_policy.insert(plain)
+        state.time_soft_pins(rows)
     return status
 
 
@@ -176,7 +177,7 @@ def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -
             state.policy.remove(one)
             state.soft_policy.remove(one)
         elif flags & Flag.SOFT_PIN:
-            state.watch_soft_pins(one)
+            state.soft_policy.insert(one)
         else:
             state.policy.insert(one)
     return status

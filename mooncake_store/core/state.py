@@ -213,14 +213,14 @@ class ShardState:
         if special:
             pins = self.flags(rows) & (c.SOFT_PIN | c.HARD_PIN)
             self.policy.insert(rows[pins == 0])
-            self.watch_soft_pins(rows[pins == c.SOFT_PIN])
+            self.soft_policy.insert(rows[pins == c.SOFT_PIN])
+            self.time_soft_pins(rows[(pins & c.SOFT_PIN) != 0])
         else:
             self.policy.insert(rows)
 
-    def watch_soft_pins(self, rows: NDArray[np.int32]) -> None:
-        """Order soft-pinned rows after all others, until their pins end."""
+    def time_soft_pins(self, rows: NDArray[np.int32]) -> None:
+        """Note when soft pins end; under a hard pin their time runs as well."""
         if len(rows):
-            self.soft_policy.insert(rows)
             entries = np.stack([rows, self.rows["generation"][rows]], axis=1).astype(np.int64)
             self.soft_ends.add(self.pin_ends[rows], entries)
 

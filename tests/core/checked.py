@@ -640,6 +640,7 @@ class Checked:
         """Compare everything that can be asked, key by key."""
         model = self.model
         self.note("audit")
+        self.follow_late()
         for key in keys:
             found, item = self.stat(key), model.objects.get(key)
             if item is None or (not model.readable(key) and not self._placed(item)):

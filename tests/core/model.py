@@ -140,14 +140,10 @@ class Reference:
         return item.soft_pin_end > 0
 
     def end_soft_pins(self) -> None:
-        """What was pinned joins the ordinary objects as the most recently used, in any order.
-
-        Under a hard pin a soft one does not matter; it ends at the first tick after that.
-        """
+        """What was pinned joins the ordinary objects as the most recently used, in any order."""
         self.clock += 1
         for item in self.objects.values():
-            plain = item.current is not None and not item.hard_pin
-            if plain and 0 < item.soft_pin_end <= self.now:
+            if item.current is not None and 0 < item.soft_pin_end <= self.now:
                 item.soft_pin_end = 0
                 item.stamp = self.clock
 
