@@ -64,7 +64,9 @@ def work(url: str, job: Job) -> dict[str, Any]:
             expected = block_bytes(numbers, job.size)
             began = time.perf_counter()
             if job.verb == "put":
-                result = client.put_many(keys, expected, replicas=job.replicas)
+                result = client.put_many(
+                    keys, expected, replicas=job.replicas, replicas_min=job.replicas
+                )
                 seconds += time.perf_counter() - began
                 done += len(keys) - len(result.failed)
             else:
