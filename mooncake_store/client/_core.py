@@ -148,18 +148,16 @@ class Core:
 
 def check_options(options: CallOptions, known: type) -> None:
     """Refuse what a TypedDict lets through at run time: a misspelt option."""
-    unknown = options.keys() - known.__optional_keys__  # type: ignore[attr-defined]
+    names: frozenset[str] = getattr(known, "__optional_keys__")  # noqa: B009 - for type checkers
+    unknown = sorted(options.keys() - names)
     if unknown:
         import difflib
 
-        name = sorted(unknown)[0]
-        nearest = difflib.get_close_matches(name, known.__optional_keys__, n=1)  # type: ignore[attr-defined]
-        raise InvalidArgumentError(
-            f"there is no option {name!r}",
-            advice=f"did you mean {nearest[0]!r}?"
-            if nearest
-            else f"options here are {', '.join(sorted(known.__optional_keys__))}",  # type: ignore[attr-defined]
-        )
+        nearest = difflib.get_close_matches(unknown[0], names, n=1)
+        advice = f"options here are {', '.join(sorted(names))}"
+        if nearest:
+            advice = f"did you mean {nearest[0]!r}?"
+        raise InvalidArgumentError(f"there is no option {unknown[0]!r}", advice=advice)
 
 
 def every(count: int) -> NDArray[np.int64]:

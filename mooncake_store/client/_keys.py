@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Digests", "Key", "KeyBatch", "Keys"]
 
 _OFFSETS = np.dtype("<u4")
+_WORD = np.dtype(np.uint64)
 
 
 class Digests(Sequence["Digests"]):
@@ -123,7 +124,7 @@ class KeyBatch:
                 f"a key is a str, bytes or Digests, not {type(key).__name__}"
             )
         digest = bytearray(ids.digest(key, namespace))
-        return cls((key,), np.frombuffer(digest, np.uint64).reshape(1, 2))
+        return cls((key,), np.ndarray((1, 2), _WORD, digest))
 
     @classmethod
     def _one_by_one(cls, keys: Sequence[str | bytes], seed: int) -> KeyBatch:

@@ -220,6 +220,10 @@ class Operations:
                 for shard, some in split
             ]
         replies = yield from ask(calls, core.until(options))
+        out: NDArray[np.bool_]
+        if len(calls) == 1 and not keys.refused:
+            out = replies[0].present.astype(np.bool_)
+            return out
         out = np.zeros(n, np.bool_)
         for (_, some), reply in zip(split, replies, strict=True):
             if isinstance(reply, StoreError):

@@ -183,9 +183,9 @@ class Reading:
         index = every(n)
         if hits < n:
             missing = index if not (hits or self.keys.refused) else self._where(k.MISSING)
-            if len(missing):
-                yield from self.find(missing)
-            index = self._where(k.FOUND)
+            found = (yield from self.find(missing)) if len(missing) else 0
+            if hits + found < n:
+                index = self._where(k.FOUND)
         yield from self.finish(index, epoch)
 
     def finish(self, index: Column, epoch: int) -> Steps[None]:
@@ -207,8 +207,8 @@ class Reading:
 
     # Finding.
 
-    def find(self, index: Column) -> Steps[None]:
-        """Ask the shards where objects are, and choose a replica for each."""
+    def find(self, index: Column) -> Steps[int]:
+        """Ask the shards where objects are, choose a replica for each; return how many are."""
         core, keys, cols = self.core, self.keys, self.cols
         split = parts(keys, index, core.shards, BATCH_MAX)
         calls = []
@@ -218,7 +218,7 @@ class Reading:
             calls.append((shard, GET, body))
         sent = time.monotonic_ns()
         replies = yield from ask(calls, self.until)
-        unknown = 0
+        found = unknown = 0
         for (_, some), reply in zip(split, replies, strict=True):
             if isinstance(reply, StoreError):
                 self._blame(some, reply.code, reply)
@@ -227,16 +227,17 @@ class Reading:
             if len(rows) != len(some):
                 raise UnavailableError(f"{len(rows)} answers came to {len(some)} keys")
             base = len(self._replicas)
-            found = k.take(
+            here, strange = k.take(
                 some, rows, replicas, base, sent, time.monotonic_ns(), core.directory.roads, cols
             )
-            unknown += found[1]
+            found, unknown = found + here, unknown + strange
             self._replicas = replicas if not base else _joined(self._replicas, replicas)
         if unknown:
             yield from learn_segments(core, self._numbers(), self.until)
         self._choose(index)
         if not self.uncounted:
             core.leases.remember(keys.words, index, sent, cols)
+        return found
 
     def replicas(self, at: int) -> list[tuple[int, int]]:
         """(segment, offset) of each replica of a key that was found."""

@@ -1,4 +1,4 @@
-"""A cluster of real processes shared by all tests of the client; a namespace for each test."""
+"""A cluster of real processes for each module; a namespace for each test."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from mooncake_store import Client, LocalCluster
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster():
     with LocalCluster(workers=2, segment="64MB") as running:
         yield running
