@@ -23,8 +23,9 @@ __all__ = ["Table"]
 
 SLOTS_MIN = 1024
 ENTRIES_PER_PAGE = 512
-DRAIN_PER_KEY = 8
-"""The array drained has at most 0.7 load of half the new size: 8 per key ends well in time."""
+DRAIN_PER_KEY = 16
+"""After a growth 8 per key would end in time; after a shrink to a quarter it takes more."""
+BATCH_DRAINED = 65_536
 RELEASE_STEP = 1 << 19
 """Entries whose pages are given back in one step (4 MiB)."""
 
@@ -96,7 +97,11 @@ class Table:
         head = self.head
         if head[k.OLD_MASK] >= 0:
             self._drain(n)
-            return
+            crowded = growing and 10 * (int(head[k.USED]) + n) > 7 * self.slots
+            if head[k.OLD_MASK] >= 0 and not crowded:
+                return
+            while head[k.OLD_MASK] >= 0:  # only after a shrink, and then the array is small
+                self._drain(BATCH_DRAINED)
         if self._to_release:
             start = max(0, self._to_release - RELEASE_STEP)
             release(self.tables[1 - int(head[k.ACTIVE])], start, self._to_release)
