@@ -163,6 +163,7 @@ def build_iov(base, positions, lengths, statuses, iov, sink, sink_bytes):
 
 @njit(cache=True, nogil=True)
 def _errno():
+    """Return the error number of this thread's last failed system call. O(1)."""
     number = np.zeros(1, dtype=np.int32)
     _memmove(number.ctypes.data, _errno_location(), 4)
     return np.int64(number[0])

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import examples, make_app, note, progress
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note, progress
 from mooncake_store.cli._client import SecretOption, UrlOption, connected
+from mooncake_store.errors import InvalidArgumentError
 
 app = make_app()
 
@@ -25,10 +26,18 @@ def get(
     ] = "-",
     url: UrlOption = None,
     secret_file: SecretOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Read an object. Its checksum is verified before a byte is written."""
+    """Read an object. Its checksum is verified before a byte is written.
+
+    With --json the object goes into a file, and what is printed tells of it.
+    """
     from mooncake_store.units import format_size
 
+    if as_json and target == "-":
+        raise InvalidArgumentError(
+            "--json and the object would share standard output", advice="name a file"
+        )
     with connected(url, secret_file) as store, progress(f"reading {key}"):
         value = store.get(key)
     if target == "-":
@@ -36,4 +45,8 @@ def get(
         sys.stdout.buffer.flush()
         return
     Path(target).write_bytes(value)
-    note(f"wrote {format_size(len(value))} to {target}")
+    told = {"key": key, "size": len(value), "file": target}
+    if as_json:
+        emit(told, as_json=True, human=str)
+    else:
+        note(f"wrote {format_size(len(value))} to {target}")

@@ -15,7 +15,7 @@ app = make_app()
 @app.command(
     epilog=examples(
         ("mooncake put greeting hello.txt", "store a file under the key `greeting`"),
-        ("echo hello | mooncake put greeting -", "store what a pipe brings"),
+        ("mooncake put greeting -", "store what a pipe brings"),
         ("mooncake put model weights.bin --replicas 2 --hard-pin", "two copies, never evicted"),
     )
 )

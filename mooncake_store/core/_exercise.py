@@ -17,8 +17,11 @@ def exercise() -> None:
     """Run every kernel of the core once, with the argument types of production."""
     shard = Shard(ShardConfig(objects_max=4096, segments_max=8, hot_hits=1, put_discard_ns=1))
     client = shard.open_client(0, b"w" * 16, 1, "host")
-    for name in ("a", "b"):
-        shard.mount(0, client, name.encode() * 16, name, 1 << 20, name)
+    shard.mount(0, client, b"a" * 16, "a", 1 << 20, "a")
+    one = np.full((1, 2), 99, np.uint64)
+    shard.put_start(0, client, 0, one, np.full(1, 1000, np.int64))
+    shard.evict(0, 0.1)
+    shard.mount(0, client, b"b" * 16, "b", 1 << 20, "b")
     digests = np.arange(8, dtype=np.uint64).reshape(4, 2)
     sizes = np.full(4, 1000, np.int64)
     names = Names.of([b"one", b"two", b"three", b"four"])

@@ -276,18 +276,15 @@ def complete(
     tally,
     status,
     done,
-    ring,
-    at,
-    kept,
+    stream,
 ):
     """End puts; `done` lists the rows that became readable, and each is an event.
 
-    Returns (their number, whether any needs special care).
-
-    SWAP marks a completed second generation: the caller swaps it in. The second result says that
-    there is one, or that a done row has a flag.
+    Returns (their number, whether any needs special care): SWAP marks a completed second
+    generation, which the caller swaps in, and a done row may have a flag.
     """
     find(head, table_a, table_b, rows, digests, found)
+    ring, at, kept = stream
     count = 0
     special = False
     for i in range(found.shape[0]):
@@ -443,21 +440,17 @@ def extents(
     tally,
     tenant_use,
     out,
-    ring,
-    at,
-    kept,
+    stream,
 ):
     """List and unlink all extents of doomed rows.
 
     out[:, j] = (segment, offset, size, until): `until` is 0 when the space may be reused at
-    once, else the end of the lease or of the writer's time. With `kept` above 0 each readable
-    object is an event. Returns (extents, bytes, whether any has to wait, whether all are on one
-    segment, events).
+    once, else the end of the lease or of the writer's time. Returns (extents, bytes, whether any
+    has to wait, whether all are on one segment, events).
     """
+    ring, at, kept = stream
     waiting = False
-    total = 0
-    told = 0
-    m = 0
+    total, told, m = 0, 0, 0
     for i in range(doomed.shape[0]):
         row = doomed[i]
         until = 0

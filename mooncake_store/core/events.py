@@ -30,6 +30,10 @@ class Events:
         self.ring = reserve(max(kept, 1), EVENT)
         self.next_number = 1
 
+    def stream(self, silently: bool = False) -> tuple[NDArray[Any], int, int]:
+        """Return what kernels write events with: (ring, place of the next, length or 0)."""
+        return self.ring, self.next_number - 1, 0 if silently else self.kept
+
     def stored(self, rows: NDArray[Any], cold: NDArray[Any], row: int) -> None:
         """Record that one object, or its new generation, can be read."""
         if self.kept:

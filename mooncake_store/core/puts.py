@@ -423,9 +423,7 @@ def put_end(
         state.tally,
         status,
         done,
-        state.events.ring,
-        state.events.next_number - 1,
-        state.events.kept,
+        state.events.stream(),
     )
     if state.events.kept:
         state.events.next_number += count

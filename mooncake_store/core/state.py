@@ -166,9 +166,7 @@ class ShardState:
             self.tally,
             self.tenant_use,
             out,
-            events.ring,
-            events.next_number - 1,
-            0 if silently else events.kept,
+            events.stream(silently),
         )
         events.next_number += told
         if waiting:

@@ -25,7 +25,7 @@ import numpy as np
 
 from mooncake_store import ids
 from mooncake_store.core.names import Names
-from mooncake_store.core.options import Placement, PutOptions, SoftPin
+from mooncake_store.core.options import DEFAULTS, Placement, PutOptions, SoftPin
 from mooncake_store.core.records import Status
 from mooncake_store.master.clients import Clients, Peer
 from mooncake_store.master.pending import EventQueue, Put, PutQueue
@@ -331,7 +331,7 @@ def _names(names: Ragged) -> Names | None:
 def _options(request: Any) -> PutOptions:
     """Read the options of a put. Raises InvalidArgumentError for what does not exist."""
     try:
-        return PutOptions(
+        options = PutOptions(
             replicas=request.replicas,
             replicas_min=request.replicas_min,
             soft_pin=SoftPin(request.soft_pin),
@@ -342,6 +342,8 @@ def _options(request: Any) -> PutOptions:
             groups=_texts(request.groups) or None,
             placement=None if request.placement < 0 else Placement(request.placement),
         )
+        # The core takes the common case by its identity, and then a shorter way.
+        return DEFAULTS if options == DEFAULTS else options
     except ValueError as error:
         raise InvalidArgumentError(f"an option of the put is unknown: {error}") from error
 

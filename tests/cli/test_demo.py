@@ -14,7 +14,7 @@ def test_blocks_differ_and_are_the_same_each_time():
 
 def test_the_demo_says_what_it_did(start_program):
     program = start_program("-m", "mooncake_store.demo")
-    assert program.wait() == 0, program.output
+    assert program.wait(90) == 0, program.output
     assert "Every block read back equal to what was put" in program.output
     for step in ("client 1 puts", "client 2 reads them", "a worker killed"):
         assert step in program.output

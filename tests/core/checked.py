@@ -17,10 +17,11 @@ import numpy as np
 from mooncake_store.core import Shard, ShardConfig
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.state import as_words
-from mooncake_store.core.tasks import TaskKind, TaskState
-from tests.core.lab import START, digest_of, digests_of, names_of
-from tests.core.model import NO_ROOM, OK, Object, Reference, Segment, Task, Tenant, Version
-from tests.core.space import Extent, Mismatch, Space
+from tests.core import audit
+from tests.core.checked_tasks import TaskCalls
+from tests.core.lab import START, digests_of, names_of
+from tests.core.model import NO_ROOM, OK, Object, Reference, Segment, Tenant, Version
+from tests.core.space import Extent, Space, expect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,12 +31,7 @@ if TYPE_CHECKING:
 WRONG_WRITER = {Status.INVALID_WRITE, Status.ILLEGAL_CLIENT}
 
 
-def expect(condition: bool, message: str) -> None:
-    if not condition:
-        raise Mismatch(message)
-
-
-class Checked:
+class Checked(TaskCalls):
     """Calls both, compares, and keeps the last calls for the failure report."""
 
     def __init__(self, config: ShardConfig, slack: int) -> None:
@@ -541,158 +537,13 @@ class Checked:
             else:
                 expect(pinned and int(code) == Status.NO_SPACE, f"hard pin: {int(code)}")
 
-    # Copy and move
-
-    def copy(
-        self, client: int, key: int, source: int | None, targets: list[int], move: bool
-    ) -> None:
-        self.note("move" if move else "copy", client, key, source, targets)
-        digest = digests_of([key])[0]
-        if move:
-            reply = self.shard.move_start(self.now, client, digest, source, targets[0])
-        else:
-            reply = self.shard.copy_start(self.now, client, digest, source, targets)
-        status, number, replicas = reply
-        allowed = self.model.expect_copy(key, source, targets)
-        expect(status in allowed, f"copy of {key}: {status!r}, allowed {allowed}")
-        victims = self.model.reconcile(self.probe, "copy_start")
-        if status != OK:
-            return
-        expect(key not in {victim.key for victim in victims}, "copy evicted its own source")
-        item = self.model.objects[key]
-        assert item.current is not None
-        extents = [
-            Extent(int(r["segment"]), int(r["offset"]), item.current.size, readable=False)
-            for r in replicas
-        ]
-        expect({e.segment for e in extents} <= set(targets), "copy went elsewhere")
-        if source is None and move:
-            source = next(iter(self.model.alive(item.current))).segment
-        self.model.copy_begins(number, Task(key, client, move, source, extents, self.now))
-
-    def copy_end(self, client: int, number: int, ok: bool) -> None:
-        self.note("copy_end", client, number, ok)
-        task = self.model.tasks.get(number)
-        status = self.shard.finish_task(self.now, client, number, ok)
-        if task is None:
-            expect(status != OK, f"end of unknown task {number}: {status!r}")
-        elif client != task.client:
-            expect(status == Status.ILLEGAL_CLIENT, f"end by a stranger: {status!r}")
-        else:
-            arrived = any(
-                self.model.segments[extent.segment].state != SegmentState.GONE
-                for extent in task.targets
-            )
-            if arrived or not ok:
-                expect(status == OK, f"end of task {number}: {status!r}")
-            self.model.copy_ends(number, ok=ok)
-
-    def submit(self, key: int, targets: list[int]) -> None:
-        """Queue a copy; it begins when the owner of its source fetches it."""
-        self.note("submit", key, targets)
-        status, _ = self.shard.submit_copy(self.now, digests_of([key])[0], targets)
-        allowed = self.model.expect_copy(key, None, targets)
-        expect(status in allowed, f"submit of {key}: {status!r}, allowed {allowed}")
-
-    def fetch(self, client: int, keys: Sequence[int]) -> None:
-        """A worker takes its tasks: submitted ones, and those that replace lost replicas."""
-        self.note("fetch", client)
-        by_digest = {digest_of(key): key for key in keys}
-        for task in self.shard.fetch_tasks(self.now, client, 3):
-            key = by_digest[task.digest]
-            self.note("  task", task.number, key, task.source, task.targets)
-            item = self.model.readable(key)
-            expect(item is not None and item.task is None, f"task of {key}: {item}")
-            assert item is not None
-            assert item.current is not None
-            sources = [extent.segment for extent in self.model.alive(item.current)]
-            expect(task.source in sources, f"task of {key} reads from {task.source}: {sources}")
-            size = item.current.size
-            extents = [
-                Extent(int(r["segment"]), int(r["offset"]), size, readable=False)
-                for r in task.replicas
-            ]
-            move = task.kind == TaskKind.MOVE
-            begun = Task(key, client, move, task.source, extents, self.now)
-            self.model.copy_begins(task.number, begun)
-
-    def follow_tasks(self) -> None:
-        """Follow the tasks that the core gave up: late ones, and those that lost a replica."""
-        for number, task in list(self.model.tasks.items()):
-            found = self.shard.task(number)
-            if found is None or found.state == TaskState.FAILED:
-                late = self.now - task.started >= self.model.config.task_timeout_ns
-                current = self.model.objects[task.key].current
-                lost = current is None or any(
-                    self.model.segments[extent.segment].state == SegmentState.GONE
-                    for extent in current.extents
-                )
-                expect(late or lost, f"task {number} was given up for no reason: {found}")
-                self.model.copy_ends(number, ok=False, fenced=False)
-
-    # Audit
-
     def check(self) -> None:
         """Cheap comparison after each step: the core's own invariants."""
         self.shard.check_integrity()
 
     def audit(self, keys: Sequence[int], tenants: Sequence[int]) -> None:
         """Compare everything that can be asked, key by key."""
-        model = self.model
-        self.note("audit")
-        self.follow_late()
-        for key in keys:
-            found, item = self.stat(key), model.objects.get(key)
-            if item is None or (not model.readable(key) and not self._placed(item)):
-                expect(
-                    found is None or found.state != State.READABLE,
-                    f"{key} is unknown to the model: {found}",
-                )
-                continue
-            expect(found is not None, f"the core forgot {key}: {item}")
-            self._compare(item, found)
-        for tenant in tenants:
-            self._compare_listing(tenant)
-        stats = self.shard.stats()
-        readable = sum(model.readable(key) is not None for key in model.objects)
-        expect(stats.objects >= readable, f"stats.objects {stats.objects} < {readable}")
-
-    def _placed(self, item: Object) -> bool:
-        return item.writing is not None and self.model.placed_somewhere(item.writing)
-
-    def _compare(self, item: Object, found: Any) -> None:
-        model, version = self.model, item.current
-        if version is None or not model.alive(version):
-            expect(found.state == State.WRITING, f"{item.key} is readable too early: {found}")
-            return
-        expect(found.state == State.READABLE, f"{item.key} is not readable: {found}")
-        told = (found.size, found.generation, found.checksum, found.hard_pin, found.tenant)
-        known = (version.size, version.generation, version.checksum, item.hard_pin, item.tenant)
-        expect(told == known, f"stat of {item.key} tells {told}, not {known}")
-        lease = max(item.lease_end - self.now, 0)
-        expect(found.lease_ns == lease, f"lease of {item.key}: {found.lease_ns}, not {lease}")
-        pin = max(item.soft_pin_end - self.now, 0)
-        expect(found.soft_pin_ns == pin, f"soft pin of {item.key}: {found.soft_pin_ns}, not {pin}")
-
-    def _compare_listing(self, tenant: int) -> None:
-        names: set[bytes] = set()
-        cursor = 0
-        for _ in range(10_000):
-            rows, blob, cursor = self.shard.list_objects(self.now, tenant, b"", cursor, 7)
-            at = 0
-            for row in rows:
-                name = bytes(blob[at : at + int(row["name_bytes"])])
-                expect(name not in names, f"{name!r} is listed twice")
-                names.add(name)
-                at += len(name)
-            if not cursor:
-                break
-        known = {
-            item.name.encode()
-            for item in self.model.objects.values()
-            if item.tenant == tenant and self.model.readable(item.key)
-        }
-        expect(names == known, f"listing differs: {names ^ known}")
+        audit.audit(self, keys, tenants)
 
 
 def _matches(name: str, pattern: str, kind: str) -> bool:

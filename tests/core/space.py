@@ -64,3 +64,8 @@ class Space:
     def used(self) -> int:
         """Bytes that have an owner."""
         return sum(upper - lower for lower, upper in self.taken)
+
+
+def expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise Mismatch(message)

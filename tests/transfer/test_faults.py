@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.waiting import until
 from transfer_engine import Operation, SegmentDescriptor, TransferEngine
 from transfer_engine.base import REFUSED, TIMED_OUT, UNKNOWN_SEGMENT
 from transfer_engine.errors import (
@@ -26,13 +27,6 @@ from transfer_engine.wire.frame import MAGIC
 
 SIZE = 8 << 20
 BOTH = pytest.mark.parametrize("transport", ["shm", "tcp"])
-
-
-def wait_until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -63,7 +57,7 @@ def test_a_killed_owner_is_lost(owner, engine, setting, transport):
 def test_an_owner_killed_under_way_is_lost(owner, engine, setting, transport):
     descriptor, _, region = setting
     target = engine.open(descriptor, require=transport)
-    failures = []
+    failures, moved = [], []
     started = threading.Barrier(4)
 
     def read():
@@ -71,6 +65,7 @@ def test_an_owner_killed_under_way_is_lost(owner, engine, setting, transport):
         try:
             for _ in range(100_000):
                 engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=10).check()
+                moved.append(SIZE)
         except StoreError as error:
             failures.append(error)
 
@@ -78,7 +73,7 @@ def test_an_owner_killed_under_way_is_lost(owner, engine, setting, transport):
     for thread in threads:
         thread.start()
     started.wait()
-    time.sleep(0.05)  # any moment will do: what is tested is that none of them hangs
+    until(lambda: len(moved) > 5)  # any moment will do: none of them may hang
     owner.process.kill()
     for thread in threads:
         thread.join(10)
@@ -129,8 +124,8 @@ def test_cancelling_wakes_a_blocked_transfer(owner, engine, setting):
         submission = engine.submit(
             Operation.READ, target, [0], [SIZE], [region.address], timeout_s=30
         )
-        wait_until(lambda: submission.states() == ["pending"])
-        wait_until(lambda: submission._batch.interrupt is not None)
+        until(lambda: submission.states() == ["pending"])
+        until(lambda: submission._batch.interrupt is not None)
         begin = time.monotonic()
         assert submission.cancel()
         submission.wait(5)
@@ -172,7 +167,7 @@ def test_a_withdrawn_segment_is_unknown(owner, engine, setting, transport):
     target = engine.open(descriptor, require=transport)
     other = owner.publish(4096, 9)
     owner.withdraw(descriptor)
-    wait_until(
+    until(
         lambda: (
             engine.read_batch(target, [0, 9], [8, 0], [region.address] * 2).statuses.tolist()
             == [UNKNOWN_SEGMENT] * 2
@@ -413,7 +408,7 @@ def test_garbage_and_silence_on_the_port_harm_nobody(owner, engine, setting):
         assert b"speaks HTTP" in sock.recv(4096)
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
     assert np.array_equal(memory, content(3, SIZE))
-    wait_until(lambda: owner.ask("threads") <= threads)
+    until(lambda: owner.ask("threads") <= threads)
 
 
 def test_a_write_cut_short_leaves_the_rest(owner, setting):
@@ -426,7 +421,7 @@ def test_a_write_cut_short_leaves_the_rest(owner, setting):
     expected[:1000] = 0x11
     import xxhash
 
-    wait_until(lambda: owner.digest(descriptor) == xxhash.xxh3_128_hexdigest(expected))
+    until(lambda: owner.digest(descriptor) == xxhash.xxh3_128_hexdigest(expected))
 
 
 def test_a_full_owner_says_so():

@@ -1,0 +1,113 @@
+"""Copies, moves and their tasks, called on a shard and its model; part of `Checked`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.core.records import SegmentState, Status
+from mooncake_store.core.tasks import TaskKind, TaskState
+from tests.core.lab import digest_of, digests_of
+from tests.core.model import OK, Task
+from tests.core.space import Extent, expect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class TaskCalls:
+    """What `Checked` does about tasks; it brings shard, model, time and log."""
+
+    shard: Any
+    model: Any
+    now: int
+    note: Any
+    stat: Any
+
+    def copy(
+        self, client: int, key: int, source: int | None, targets: list[int], move: bool
+    ) -> None:
+        self.note("move" if move else "copy", client, key, source, targets)
+        digest = digests_of([key])[0]
+        if move:
+            reply = self.shard.move_start(self.now, client, digest, source, targets[0])
+        else:
+            reply = self.shard.copy_start(self.now, client, digest, source, targets)
+        status, number, replicas = reply
+        allowed = self.model.expect_copy(key, source, targets)
+        expect(status in allowed, f"copy of {key}: {status!r}, allowed {allowed}")
+        victims = self.model.reconcile(self.probe, "copy_start")
+        if status != OK:
+            return
+        expect(key not in {victim.key for victim in victims}, "copy evicted its own source")
+        item = self.model.objects[key]
+        assert item.current is not None
+        extents = [
+            Extent(int(r["segment"]), int(r["offset"]), item.current.size, readable=False)
+            for r in replicas
+        ]
+        expect({e.segment for e in extents} <= set(targets), "copy went elsewhere")
+        if source is None and move:
+            source = next(iter(self.model.alive(item.current))).segment
+        self.model.copy_begins(number, Task(key, client, move, source, extents, self.now))
+
+    def copy_end(self, client: int, number: int, ok: bool) -> None:
+        self.note("copy_end", client, number, ok)
+        task = self.model.tasks.get(number)
+        status = self.shard.finish_task(self.now, client, number, ok)
+        if task is None:
+            expect(status != OK, f"end of unknown task {number}: {status!r}")
+        elif client != task.client:
+            expect(status == Status.ILLEGAL_CLIENT, f"end by a stranger: {status!r}")
+        else:
+            arrived = any(
+                self.model.segments[extent.segment].state != SegmentState.GONE
+                for extent in task.targets
+            )
+            if arrived or not ok:
+                expect(status == OK, f"end of task {number}: {status!r}")
+            self.model.copy_ends(number, ok=ok)
+
+    def submit(self, key: int, targets: list[int]) -> None:
+        """Queue a copy; it begins when the owner of its source fetches it."""
+        self.note("submit", key, targets)
+        status, _ = self.shard.submit_copy(self.now, digests_of([key])[0], targets)
+        allowed = self.model.expect_copy(key, None, targets)
+        expect(status in allowed, f"submit of {key}: {status!r}, allowed {allowed}")
+
+    def fetch(self, client: int, keys: Sequence[int]) -> None:
+        """A worker takes its tasks: submitted ones, and those that replace lost replicas."""
+        self.note("fetch", client)
+        by_digest = {digest_of(key): key for key in keys}
+        for task in self.shard.fetch_tasks(self.now, client, 3):
+            key = by_digest[task.digest]
+            self.note("  task", task.number, key, task.source, task.targets)
+            item = self.model.readable(key)
+            expect(item is not None and item.task is None, f"task of {key}: {item}")
+            assert item is not None
+            assert item.current is not None
+            sources = [extent.segment for extent in self.model.alive(item.current)]
+            expect(task.source in sources, f"task of {key} reads from {task.source}: {sources}")
+            size = item.current.size
+            extents = [
+                Extent(int(r["segment"]), int(r["offset"]), size, readable=False)
+                for r in task.replicas
+            ]
+            move = task.kind == TaskKind.MOVE
+            begun = Task(key, client, move, task.source, extents, self.now)
+            self.model.copy_begins(task.number, begun)
+
+    def follow_tasks(self) -> None:
+        """Follow the tasks that the core gave up: late ones, and those that lost a replica."""
+        for number, task in list(self.model.tasks.items()):
+            found = self.shard.task(number)
+            if found is None or found.state == TaskState.FAILED:
+                late = self.now - task.started >= self.model.config.task_timeout_ns
+                current = self.model.objects[task.key].current
+                lost = current is None or any(
+                    self.model.segments[extent.segment].state == SegmentState.GONE
+                    for extent in current.extents
+                )
+                expect(late or lost, f"task {number} was given up for no reason: {found}")
+                self.model.copy_ends(number, ok=False, fenced=False)
+
+    # Audit
