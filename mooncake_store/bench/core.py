@@ -84,11 +84,12 @@ class Columns:
     """The store's own core."""
 
     def __init__(self) -> None:
-        from mooncake_store.core import Placement, PutOptions, Shard, ShardConfig
+        from mooncake_store.core import Placement, Shard, ShardConfig
         from mooncake_store.core.names import Names
+        from mooncake_store.core.options import DEFAULTS
 
         self._shard = Shard(ShardConfig(placement=Placement.RANDOM))
-        self._options = PutOptions()
+        self._options = DEFAULTS
         self._names = Names
         self._client = self._shard.open_client(1, b"bench".ljust(16), 1, "host")
         for number in range(SEGMENTS):
@@ -106,7 +107,7 @@ class Columns:
         """Start a batch."""
         given = None
         if names is not None:
-            given = self._names(names, np.full(len(keys[0]), NAME_BYTES, np.uint16))
+            given = self._names(names, np.full(len(keys[0]), NAME_BYTES, np.uint32))
         rows, _ = self._shard.put_start(
             now, self._client, 0, keys[0], keys[1], given, self._options
         )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note, progress
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app, progress
 from mooncake_store.cli._client import SecretOption, UrlOption, connected
 from mooncake_store.errors import InvalidArgumentError
 
@@ -45,8 +45,8 @@ def get(
         sys.stdout.buffer.flush()
         return
     Path(target).write_bytes(value)
-    told = {"key": key, "size": len(value), "file": target}
-    if as_json:
-        emit(told, as_json=True, human=str)
-    else:
-        note(f"wrote {format_size(len(value))} to {target}")
+    emit(
+        {"key": key, "size": len(value), "file": target},
+        as_json=as_json,
+        human=lambda: f"wrote {format_size(len(value))} to {target}",
+    )

@@ -19,6 +19,7 @@ from mooncake_store.core.records import (
     Flag,
     Status,
 )
+from mooncake_store.core.space import SPREAD_RUN
 from mooncake_store.core.state import ShardState, as_column, as_words
 
 if TYPE_CHECKING:
@@ -242,63 +243,69 @@ def _fill(
     answers = np.empty(len(found), PUT_ROW)
     replicas = np.empty(claimed * options.replicas, REPLICA)
     state.replicas_most = max(state.replicas_most, options.replicas)
-    if claimed:
-        common = claimed == len(found) and options is DEFAULTS
-        if common and _fill_shortly(state, who, found, sizes, answers, replicas):
-            if names is not None:
-                state.names.store(found, status, names)
-            return answers, replicas
-        rows, accepted = found, None
-        if claimed < len(found):
-            accepted = np.flatnonzero(status == c.OK)
-            rows, sizes = found[accepted], as_column(sizes[accepted], np.int64)
+    settled = 0
+    if claimed == len(found) and options is DEFAULTS:
+        settled = _settle_runs(state, who, found, sizes, answers, replicas)
+    if settled < claimed:
+        accepted = np.flatnonzero(status == c.OK)[settled:]
+        rows = found[accepted]
         _mark(state, who[1], rows, accepted, options)
-        failed = _place(state, who, rows, sizes, options)
+        failed = _place(state, who, rows, as_column(sizes[accepted], np.int64), options)
         if failed is not None:
             bad = failed != c.OK
-            status[np.flatnonzero(status == c.OK)[bad]] = failed[bad]
+            status[accepted[bad]] = failed[bad]
             state.dispose(rows[bad], writer_done=True)
-        if names is not None:
-            state.names.store(found, status, names)
+    if names is not None and claimed:
+        state.names.store(found, status, names)
+    if settled and settled == len(found):
+        return answers, replicas
     m = k.put_reply(state.rows, state.overflow, found, status, answers, replicas)
     return answers, replicas[:m]
 
 
-def _fill_shortly(
+def _settle_runs(
     state: ShardState,
     who: tuple[int, int],
     found: NDArray[np.int32],
     sizes: NDArray[np.int64],
     answers: NDArray[Any],
     replicas: NDArray[Any],
-) -> bool:
-    """Do the common case in two kernel calls: one segment, every key new, room for all."""
-    order = state.space.order(state.now, DEFAULTS, "")
-    if len(order) != 1 or state.tenant_by_number[who[1]].quota_bytes is not None:
-        return False
-    segment, tenant = order[0], who[1]
-    offsets = segment.allocator.allocate(sizes)
-    if k.settle(
-        state.rows,
-        found,
-        segment.index,
-        offsets,
-        tenant,
-        state.tally,
-        state.tenant_use,
-        answers,
-        replicas,
-    ):
-        return True
-    state.space.free_on(segment.index, offsets[offsets >= 0])
-    return False
+) -> int:
+    """Place the common batch (new keys, one replica, nothing special), a run per segment.
+
+    Two kernel calls a run. Returns how many keys from the front were placed; the rest is for
+    `_place`, which can evict and try other segments.
+    """
+    if state.tenant_by_number[who[1]].quota_bytes is not None:
+        return 0
+    order = state.space.order(state.now, DEFAULTS, state.client_by_handle[who[0]].host)
+    n, start = len(found), 0
+    runs = min(len(order), max(1, n // SPREAD_RUN))
+    for run in range(runs):
+        segment, stop = order[run], n * (run + 1) // runs
+        offsets = segment.allocator.allocate(sizes[start:stop])
+        if not k.settle(
+            state.rows,
+            found[start:stop],
+            segment.index,
+            offsets,
+            who[1],
+            state.tally,
+            state.tenant_use,
+            answers[start:stop],
+            replicas[start:stop],
+        ):
+            state.space.free_on(segment.index, offsets[offsets >= 0])
+            break
+        start = stop
+    return start
 
 
 def _mark(
     state: ShardState,
     tenant: int,
     rows: NDArray[np.int32],
-    accepted: NDArray[np.int64] | None,
+    accepted: NDArray[np.int64],
     options: PutOptions,
 ) -> None:
     """Write what the options say into the columns of new rows."""
@@ -316,8 +323,7 @@ def _mark(
         # The time counts from the moment the object is readable.
         state.pin_ends[rows] = ttl if ttl > 0 else DISABLE_PIN
     if options.groups is not None:
-        keys = range(len(rows)) if accepted is None else accepted.tolist()
-        for row, at in zip(rows.tolist(), keys, strict=True):
+        for row, at in zip(rows.tolist(), accepted.tolist(), strict=True):
             if options.groups[at]:
                 state.groups.add(row, tenant, options.groups[at])
                 state.set_flag(row, Flag.GROUPED)

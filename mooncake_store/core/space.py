@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from alloc.base import Allocator
 
-__all__ = ["Segment", "Space"]
+__all__ = ["SPREAD_RUN", "Segment", "Space"]
 
-SPREAD_RUN = 16
+SPREAD_RUN = 64
 """Fewest objects of a batch worth a segment of their own."""
 RATIO_SAMPLE = 16
 """Segments compared by free share when there are more than these."""
