@@ -10,7 +10,7 @@ deadline. When the connection ends every open call gets PeerLostError, and the n
 `AsyncClient` connects again.
 
 What it does not do: retry, and being used from two event loops.
-Cost: about 10 us a call on uvloop, mostly asyncio's; use the blocking client where latency counts.
+Most of the cost of a call is asyncio's; use the blocking client where latency counts.
 """
 
 from __future__ import annotations

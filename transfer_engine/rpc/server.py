@@ -5,7 +5,7 @@
     ...
     await server.stop(grace_s=5)
 
-It runs on any asyncio loop; `run` starts one on uvloop, which is two to three times faster. One
+It runs on any asyncio loop; `run` starts one on uvloop, which is faster. One
 thread, no locks: a handler that blocks, blocks every peer. See `serving` for what happens on one
 connection. Cost of an idle connection: a few KiB.
 """

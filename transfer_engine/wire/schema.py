@@ -20,7 +20,7 @@ its limit and the sum of all lengths with the length of the body before it build
 what it builds are read-only views of the body: they are valid as long as the body is.
 
 What it does not do: nested or optional fields, and judging values; that is what `Cold` bodies
-and the handlers are for. Cost: about 1.5 us to pack or unpack one scalar and two columns,
+and the handlers are for. Cost: about 2 us to pack or unpack one scalar and two columns,
 whatever the number of rows; a ragged column adds a pass over its offsets.
 """
 
