@@ -126,15 +126,28 @@ def _error(kind: type[StoreError]) -> str:
     )
 
 
-PAGES = {"config.md": config_page, "errors.md": errors_page}
+def wire_page() -> str:
+    """Return docs/reference/wire-protocol.md with the tables of all services written anew."""
+    from mooncake_store.wire.cluster import ADMIN, CLUSTER, LIVENESS
+    from mooncake_store.wire.shard import SHARD
+    from transfer_engine.rpc import echo
+    from transfer_engine.wire.registry import render
+
+    page = (FOLDER / "wire-protocol.md").read_text(encoding="utf-8")
+    for registry in (SHARD, CLUSTER, LIVENESS, ADMIN, echo.REGISTRY):
+        page = render(page, registry)
+    return page
+
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+PAGES = {"config.md": config_page, "errors.md": errors_page, "wire-protocol.md": wire_page}
 """Each page of docs/reference that this module writes, and what returns its text."""
 
 
 def main() -> None:
-    """Write both pages into the docs/reference of this source tree."""
-    folder = Path(__file__).resolve().parents[1] / "docs" / "reference"
+    """Write the pages into the docs/reference of this source tree."""
     for name, page in PAGES.items():
-        (folder / name).write_text(page(), encoding="utf-8")
+        (FOLDER / name).write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
