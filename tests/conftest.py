@@ -41,6 +41,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def pytest_configure(config):
     """Drop kernel caches that an edit made stale, once, before any worker imports a kernel."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background of a script: programs under test would inherit this.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         kernels.forget_stale_caches()
 

@@ -95,9 +95,9 @@ def _drawn(value: dict[str, Any]) -> Any:
     from mooncake_store.units import format_size
 
     columns = {
-        "shard": "right", "requests/s": "right", "keys/s": "right", "evicted/s": "right",
-        "cpu": "right", "rss": "right", "objects": "right", "used": "right", "of": "right",
-        "clients": "right",
+        # Short enough for 80 columns.
+        "shard": "right", "req/s": "right", "keys/s": "right", "evict/s": "right",
+        "cpu": "right", "rss": "right", "objects": "right", "used": "right",
     }  # fmt: skip
     rows = [
         (
@@ -108,9 +108,7 @@ def _drawn(value: dict[str, Any]) -> Any:
             f"{shard['cpu']:.0%}",
             format_size(shard["rss_bytes"]),
             f"{shard['objects']:,}",
-            format_size(shard["bytes_used"]),
-            format_size(shard["bytes_total"]),
-            str(shard["clients"]),
+            f"{format_size(shard['bytes_used'])} of {format_size(shard['bytes_total'])}",
         )
         for shard in value["shards"]
     ]

@@ -36,9 +36,11 @@ def test_put_get_and_rm(mooncake, tmp_path):
     assert mooncake("put", "piped", "-", "--replace", stdin=b"other\n")[0] == 0
     assert mooncake("get", "piped")[1] == "other\n"
     target = tmp_path / "target"
-    code, out, err = mooncake("get", "file", str(target))
-    assert (code, out) == (0, "")
-    assert "1.95KiB" in err
+    code, out, _ = mooncake("get", "file", str(target))
+    assert code == 0
+    assert "wrote 1.95KiB" in out
+    code, out, _ = mooncake("get", "file", str(target), "--json")
+    assert json.loads(out) == {"key": "file", "size": 2000, "file": str(target)}
     assert target.read_bytes() == source.read_bytes()
     assert mooncake("rm", "file", "missing")[0] == 1
     code, _, err = mooncake("rm", "missing")
