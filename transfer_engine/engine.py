@@ -13,7 +13,7 @@ a bounded pool (`submit`). Everything is thread-safe; a forked child makes its o
 Every batch is checked before it moves: remote ranges against the segment, local addresses
 against what was registered, unless the caller vouches for them (`trusted`). It knows nothing of
 objects, keys, leases.
-Cost: about 3 us of Python a batch besides the transport; nothing per request.
+Cost: a fixed amount of Python a batch besides the transport; nothing per request.
 """
 
 from __future__ import annotations
