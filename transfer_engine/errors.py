@@ -4,6 +4,7 @@
     ├── NotFoundError (KeyError)
     ├── AlreadyExistsError
     ├── NoSpaceError (OSError, errno ENOSPC)
+    │   └── ObjectTooLargeError
     ├── LeaseExpiredError
     ├── HasLeaseError
     ├── ReplicaNotReadyError
@@ -45,6 +46,7 @@ __all__ = [
     "LocalProtocolError",
     "NoSpaceError",
     "NotFoundError",
+    "ObjectTooLargeError",
     "PeerLostError",
     "ProtocolError",
     "RemoteProtocolError",
@@ -131,6 +133,13 @@ class NoSpaceError(StoreError, OSError):
     def __init__(self, what: str, **context: object) -> None:
         StoreError.__init__(self, what, **context)  # type: ignore[arg-type]
         self.errno = errno.ENOSPC
+
+
+class ObjectTooLargeError(NoSpaceError):
+    """No segment could hold the object, even if it were empty; waiting would not help."""
+
+    retryable = False
+    default_advice = "lend a larger segment, use fewer shards, or put it in several pieces"
 
 
 class LeaseExpiredError(StoreError):

@@ -17,6 +17,7 @@ from mooncake_store.errors import (
     LeaseExpiredError,
     NoSpaceError,
     NotFoundError,
+    ObjectTooLargeError,
     PeerLostError,
     ReplicaNotReadyError,
     StoreError,
@@ -36,6 +37,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     BUFFER_SMALL: (InvalidArgumentError, "the buffer is smaller than what is to be read"),
     OUT_OF_RANGE: (InvalidArgumentError, "the range is outside of the object"),
     Status.NO_SPACE: (NoSpaceError, "no segment has room for the object"),
+    Status.TOO_LARGE: (ObjectTooLargeError, "the object is larger than any segment of its shard"),
     Status.INVALID_KEY: (InvalidArgumentError, "the key is not valid"),
     Status.INVALID_PARAMS: (
         InvalidArgumentError,

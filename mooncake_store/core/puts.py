@@ -343,7 +343,10 @@ def _place(
         _within_limits(state, who[1], sizes, options) if limited else np.zeros(len(rows), np.int16)
     )
     largest = max((segment.nbytes for segment in order), default=0)
-    result[sizes > largest] = c.NO_SPACE  # for which nobody else shall be evicted
+    large = sizes > largest
+    if large.any():  # for these nobody else shall be evicted, nor anybody wait in vain
+        never = sizes[large] > state.space.largest_bytes()
+        result[large] = np.where(never, Status.TOO_LARGE, Status.NO_SPACE)
     todo = np.flatnonzero(result == c.OK)
     for attempt in range(pressure.ATTEMPTS_MAX):
         got = state.space.place(order, sizes[todo], options.replicas, not options.preferred)

@@ -77,6 +77,7 @@ class Status(IntEnum):
     SEGMENT_ALREADY_EXISTS = -102
     CLIENT_NOT_FOUND = -103
     NO_SPACE = -200
+    TOO_LARGE = -201  # ours: no segment could hold it even if empty; the drop-in API says -200
     INVALID_KEY = -400
     INVALID_PARAMS = -600
     ILLEGAL_CLIENT = -601

@@ -15,7 +15,7 @@ import numpy as np
 
 from alloc import create_allocator
 from mooncake_store.core.options import DEFAULTS, Placement, PutOptions, ShardConfig
-from mooncake_store.core.records import SegmentState
+from mooncake_store.core.records import SIZE_MAX, SegmentState
 from mooncake_store.core.wheel import Wheel
 
 if TYPE_CHECKING:
@@ -259,6 +259,15 @@ class Space:
     def total_bytes(self) -> int:
         """Bytes of all segments whose replicas can be read."""
         return sum(s.nbytes for s in self._segments.values() if s.state != SegmentState.GONE)
+
+    def largest_bytes(self) -> int:
+        """Size of the largest segment that may ever take an object, SIZE_MAX without segments.
+
+        One that is suspect or drains counts: it may come back while a put waits. Without any
+        segment a put waits for the first, whose size nobody knows.
+        """
+        sizes = [s.nbytes for s in self._segments.values() if s.state != SegmentState.GONE]
+        return max(sizes, default=SIZE_MAX)
 
     def used_bytes(self) -> int:
         """Bytes of them that are not free."""

@@ -9,6 +9,7 @@ from mooncake_store import (
     InvalidArgumentError,
     NoSpaceError,
     NotFoundError,
+    ObjectTooLargeError,
     ids,
 )
 from mooncake_store.units import MIB
@@ -203,11 +204,19 @@ def test_query_tells_where_an_object_is(store):
     assert store.query("elsewhere").replicas[0].segment == "worker-0"
 
 
-def test_an_object_larger_than_any_segment_finds_no_space(store):
-    with pytest.raises(NoSpaceError, match="allocated to") as caught:
-        store.put("key", bytes(65 * MIB), deadline=0.5)
+def test_an_object_larger_than_any_segment_is_refused_at_once(store):
+    assert store.put("other", b"stays").stored
+    with pytest.raises(ObjectTooLargeError, match="larger than any segment") as caught:
+        store.put("key", bytes(65 * MIB), deadline=30)
     assert caught.value.elapsed_s < 5
-    assert not store.exists("key")
+    assert isinstance(caught.value, NoSpaceError)
+    assert not caught.value.retryable
+    with pytest.raises(ObjectTooLargeError):
+        store.writer("key", 65 * MIB)
+    put = store.put_many(["small", "key"], [b"fits", bytes(65 * MIB)], deadline=30)
+    assert [put[0].stored, put[1].stored] == [True, False]
+    assert isinstance(put.error(1), ObjectTooLargeError)
+    assert store.exists_many(["other", "small", "key"]).tolist() == [True, True, False]
 
 
 def test_options_are_checked(store):

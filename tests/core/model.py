@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OK = Status.OK
 PLACED = {Status.OK}
-NO_ROOM = {Status.NO_SPACE, Status.TENANT_QUOTA}
+NO_ROOM = {Status.NO_SPACE, Status.TOO_LARGE, Status.TENANT_QUOTA}
 
 
 @dataclass(slots=True)
@@ -367,7 +367,7 @@ class Reference:
         """A full pool is no excuse while something may be evicted; pins and quotas are."""
         if status == Status.TENANT_QUOTA and self.tenants[tenant].quota is None:
             raise Mismatch(f"put of {key}: a tenant without a quota is over it")
-        excused = options.hard_pin or options.replicas_min > 1 or status != Status.NO_SPACE
+        excused = options.hard_pin or options.replicas_min > 1 or status == Status.TENANT_QUOTA
         if not excused and self.room(size, options):
             raise Mismatch(f"put of {key}: no space for {size} bytes though there is room")
 

@@ -40,11 +40,11 @@ def test_one_bad_size_spoils_only_its_own_key() -> None:
     assert rows["status"].tolist() == [S.OK, S.INVALID_PARAMS, S.OK]
 
 
-def test_a_size_that_fits_nowhere_is_no_space_and_evicts_nobody_leased() -> None:
+def test_a_size_that_fits_nowhere_is_too_large_and_evicts_nobody_leased() -> None:
     lab = pool()
     lab.get(range(10), ttl=10)
     rows, _ = lab.start([100, 101], [SIZE_MAX - 1, 4096])
-    assert rows["status"].tolist() == [S.NO_SPACE, S.OK]
+    assert rows["status"].tolist() == [S.TOO_LARGE, S.OK]
     assert all(lab.exists(range(10)))
 
 
@@ -52,7 +52,7 @@ def test_a_size_that_fits_nowhere_does_not_empty_the_pool() -> None:
     """No amount of eviction makes a segment larger, so evicting for it is only harm."""
     lab = pool()
     rows, _ = lab.start([100], [1 << 40])
-    assert rows["status"].tolist() == [S.NO_SPACE]
+    assert rows["status"].tolist() == [S.TOO_LARGE]
     assert all(lab.exists(range(10)))
 
 
