@@ -18,7 +18,7 @@ __all__ = ["COMMANDS", "root", "run"]
 
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
-    "put", "get", "ls", "stat", "exists", "rm", "warmup", "bench",
+    "put", "get", "ls", "stat", "exists", "rm", "topology", "warmup", "bench",
 )  # fmt: skip
 
 
