@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mooncake_store.client._buffers import Rows
     from mooncake_store.client._core import CallOptions, ClientStats, PutOptions, ReadOptions
     from mooncake_store.client._keys import Digests
+    from mooncake_store.client._pieces import Pieces
     from mooncake_store.client.aio import AsyncClient, AsyncView, AsyncWriter
     from mooncake_store.client.blocking import Client, View, Writer
     from mooncake_store.client.results import (
@@ -34,6 +35,7 @@ _HOME = {
     "AsyncWriter": "mooncake_store.client.aio",
     # What they take.
     "Digests": "mooncake_store.client._keys",
+    "Pieces": "mooncake_store.client._pieces",
     "Rows": "mooncake_store.client._buffers",
     "CallOptions": "mooncake_store.client._core",
     "PutOptions": "mooncake_store.client._core",
@@ -64,6 +66,7 @@ __all__ = [
     "ListedObject",
     "ObjectInfo",
     "ObjectStat",
+    "Pieces",
     "PutManyResult",
     "PutOptions",
     "PutResult",

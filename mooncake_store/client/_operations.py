@@ -23,6 +23,7 @@ from mooncake_store.client._core import (
     parts,
 )
 from mooncake_store.client._keys import Key, KeyBatch, Keys
+from mooncake_store.client._pieces import PiecePutting, PieceReading, Pieces
 from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading, learn_segments
 from mooncake_store.client._steps import Steps, ask
 from mooncake_store.client._writes import Putting, Wishes
@@ -77,14 +78,22 @@ class Operations:
     def put_many(self, keys: Keys, values: Buffers, options: PutOptions) -> Steps[PutManyResult]:
         """Put a batch."""
         batch = KeyBatch.of(keys, self.core.seed)
+        if isinstance(values, Pieces):
+            return (yield from self._put(batch, values, options))
         memory = locate(values, len(batch), writable=False)
         return (yield from self._put(batch, memory, options))
 
-    def _put(self, keys: KeyBatch, memory: Memory, options: PutOptions) -> Steps[PutManyResult]:
+    def _put(
+        self, keys: KeyBatch, memory: Memory | Pieces, options: PutOptions
+    ) -> Steps[PutManyResult]:
         if options:
             check_options(options, PutOptions)
-        wishes = Wishes(self.core, options, len(keys))
-        putting = Putting(self.core, keys, memory, wishes, self.core.until(options))
+        wishes, until = Wishes(self.core, options, len(keys)), self.core.until(options)
+        putting: Putting
+        if isinstance(memory, Pieces):
+            putting = PiecePutting(self.core, keys, memory, wishes, until)
+        else:
+            putting = Putting(self.core, keys, memory, wishes, until)
         yield from putting.steps()
         return PutManyResult(keys, putting.statuses(), putting.errors, putting.written)
 
@@ -138,6 +147,30 @@ class Operations:
                 raise
         return reading
 
+    def plan(
+        self,
+        options: ReadOptions,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        cached: bool = True,
+    ) -> Plan:
+        """What a read with these options asks for."""
+        core = self.core
+        if not options and not offset and length is None and cached:
+            return self._plan
+        if options:
+            check_options(options, ReadOptions)
+        if offset < 0 or (length is not None and length < 1):
+            raise InvalidArgumentError(f"no object has a range [{offset}, + {length})")
+        return Plan(
+            core.lease_ms(options),
+            options.get("verify", core.config.verify),
+            cached and core.config.lease_cache,
+            offset,
+            length,
+        )
+
     def reading(
         self,
         keys: KeyBatch,
@@ -149,21 +182,8 @@ class Operations:
         cached: bool = True,
     ) -> Reading:
         """A read with its options."""
-        core = self.core
-        if not options and not offset and length is None and cached:
-            return Reading(core, keys, sink, self._plan, core.until(options))
-        if options:
-            check_options(options, ReadOptions)
-        if offset < 0 or (length is not None and length < 1):
-            raise InvalidArgumentError(f"no object has a range [{offset}, + {length})")
-        plan = Plan(
-            core.lease_ms(options),
-            options.get("verify", core.config.verify),
-            cached and core.config.lease_cache,
-            offset,
-            length,
-        )
-        return Reading(core, keys, sink, plan, core.until(options))
+        plan = self.plan(options, offset, length, cached=cached)
+        return Reading(self.core, keys, sink, plan, self.core.until(options))
 
     def get_many(self, keys: Keys, copy: bool, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into new bytes objects, or memoryviews of one arena without `copy`."""
@@ -174,6 +194,10 @@ class Operations:
     def get_into_many(self, keys: Keys, buffers: Buffers, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into buffers of the caller."""
         batch = KeyBatch.of(keys, self.core.seed)
+        if isinstance(buffers, Pieces):
+            plan, until = self.plan(options), self.core.until(options)
+            reading = PieceReading(self.core, batch, buffers, plan, until)
+            return (yield from self._result(batch, reading, []))
         memory = locate(buffers, len(batch), writable=True)
         return (yield from self._many(batch, MemorySink(memory), options, []))
 
@@ -184,7 +208,11 @@ class Operations:
         options: ReadOptions,
         values: list[bytes | memoryview | None],
     ) -> Steps[GetResult]:
-        reading = self.reading(keys, sink, options)
+        return (yield from self._result(keys, self.reading(keys, sink, options), values))
+
+    def _result(
+        self, keys: KeyBatch, reading: Reading, values: list[bytes | memoryview | None]
+    ) -> Steps[GetResult]:
         yield from reading.steps()
         statuses, sizes = reading.statuses(), reading.cols[k.SIZE]
         if statuses.any():
