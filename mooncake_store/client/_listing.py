@@ -12,8 +12,9 @@ import numpy as np
 
 from mooncake_store.client._core import CallOptions, check_options, every, parts
 from mooncake_store.client._keys import Digests, Key, KeyBatch
+from mooncake_store.client._queries import name_segments
 from mooncake_store.client._steps import CLUSTER, Steps, ask, ask_one
-from mooncake_store.client.results import ListedObject, ObjectStat, Replica
+from mooncake_store.client.results import ListedObject, ObjectStat
 from mooncake_store.core.records import LISTED, State
 from mooncake_store.errors import NotFoundError, StoreError
 from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
@@ -31,7 +32,7 @@ from mooncake_store.wire.shard import (
 )
 
 if TYPE_CHECKING:
-    from mooncake_store.client._operations import Operations
+    from mooncake_store.client._core import Core
 
 __all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page"]
 
@@ -46,11 +47,10 @@ END: Page = (-1, 0)
 
 
 class Listing:
-    """See the module; beside `Operations`, whose state it shares."""
+    """See the module; beside `Operations`, whose core it shares."""
 
-    def __init__(self, operations: Operations) -> None:
-        self.core = operations.core
-        self._operations = operations
+    def __init__(self, core: Core) -> None:
+        self.core = core
 
     def page(
         self, prefix: str | bytes, at: Page, limit: int, options: CallOptions
@@ -79,10 +79,8 @@ class Listing:
         reply = yield from ask_one(core.shard_of(keys), STAT, body, until)
         if not reply.found:
             raise NotFoundError("no object has this key", key=keys.label(0), operation="stat")
-        yield from self._operations.meet({place[0] for place in reply.replicas}, until)
-        replicas: list[Replica] = [
-            self._operations.replica(segment, offset) for segment, offset, _ in reply.replicas
-        ]
+        numbers = {place[0] for place in reply.replicas}
+        named = yield from name_segments(self.core, numbers, until)
         return ObjectStat(
             _text(reply.name) if reply.name else keys.label(0),
             reply.size,
@@ -95,7 +93,7 @@ class Listing:
             reply.group,
             reply.age_ms / 1e3,
             reply.hits,
-            tuple(replicas),
+            tuple(named[segment].replica(offset) for segment, offset, _ in reply.replicas),
         )
 
     def remove_matching(

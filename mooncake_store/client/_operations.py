@@ -24,7 +24,8 @@ from mooncake_store.client._core import (
 )
 from mooncake_store.client._keys import Key, KeyBatch, Keys
 from mooncake_store.client._pieces import PiecePutting, PieceReading, Pieces
-from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading, learn_segments
+from mooncake_store.client._queries import query
+from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading
 from mooncake_store.client._steps import Steps, ask
 from mooncake_store.client._writes import Putting, Wishes
 from mooncake_store.client.results import (
@@ -34,7 +35,6 @@ from mooncake_store.client.results import (
     PutManyResult,
     PutResult,
     QueryResult,
-    Replica,
 )
 from mooncake_store.core.options import SoftPin
 from mooncake_store.errors import InvalidArgumentError, StoreError
@@ -289,34 +289,9 @@ class Operations:
         return (yield from self._query(KeyBatch.of(keys, self.core.seed), options))
 
     def _query(self, keys: KeyBatch, options: CallOptions) -> Steps[QueryResult]:
-        core = self.core
         if options:
             check_options(options, CallOptions)
-        plan = Plan(0, verify=False, cached=False, operation="query")
-        reading = Reading(core, keys, BytesSink(0), plan, core.until(options))
-        core.counters.keys += len(keys)
-        index = np.flatnonzero(reading.cols[k.STATUS] == 0)
-        if len(index):
-            yield from reading.find(index)
-        status = reading.cols[k.STATUS]
-        status[status == k.FOUND] = 0
-        infos: list[ObjectInfo | None] = [None] * len(keys)
-        for at in np.flatnonzero(status == 0).tolist():
-            infos[at] = ObjectInfo(
-                int(reading.cols[k.SIZE, at]),
-                int(reading.cols[k.CHECKSUM, at]) & 0xFFFF_FFFF_FFFF_FFFF,
-                int(reading.cols[k.GENERATION, at]),
-                tuple(self.replica(segment, offset) for segment, offset in reading.replicas(at)),
-            )
-        return QueryResult(keys, reading.statuses(), reading.errors, infos)
-
-    def replica(self, segment: int, offset: int) -> Replica:
-        """A replica as people read it."""
-        road = self.core.directory.get(segment)
-        if road is None:
-            return Replica(f"#{segment}", "", offset, "")
-        transport = road.handle.transport if road.handle is not None else ""
-        return Replica(road.entry.name, road.entry.host, offset, transport)
+        return (yield from query(self.core, keys, self.core.until(options)))
 
     # Removal and pins.
 
@@ -419,14 +394,6 @@ class Operations:
             digests=keys.digests[repeated],
             generations=np.repeat(generations, counts)[:BATCH_MAX].astype(np.uint32),
         )
-
-    # Support.
-
-    def meet(self, numbers: set[int], until: float) -> Steps[None]:
-        """Learn about segments that are only to be named."""
-        new = {number for number in numbers if self.core.directory.get(number) is None}
-        if new:
-            yield from learn_segments(self.core, new, until)
 
 
 class _ArenaSink:

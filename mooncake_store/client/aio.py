@@ -75,7 +75,7 @@ class AsyncClient:
         self._core = setup.core
         self._driver = AsyncDriver(setup)
         self._operations = Operations(setup.core)
-        self._listing = Listing(self._operations)
+        self._listing = Listing(setup.core)
 
     async def connect(self) -> AsyncClient:
         """Reach the store; return self. Raises as the constructor of `Client` does."""

@@ -85,7 +85,7 @@ class Client:
         self._core = setup.core
         self._driver = BlockingDriver(setup)
         self._operations = Operations(setup.core)
-        self._listing = Listing(self._operations)
+        self._listing = Listing(setup.core)
         self._pid = os.getpid()
         try:
             self._driver.connect()

@@ -12,8 +12,9 @@ order) and makes an error object only for the key somebody asks about:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -205,8 +206,70 @@ class ObjectInfo:
     replicas: tuple[Replica, ...]
 
 
+class SegmentName(NamedTuple):
+    """A segment as people know it; `transport` is empty when it was not reached yet."""
+
+    name: str
+    host: str
+    transport: str
+
+    def replica(self, offset: int) -> Replica:
+        """A copy that lies there."""
+        return Replica(self.name, self.host, offset, self.transport)
+
+
+class Infos(Sequence["ObjectInfo | None"]):
+    """An `ObjectInfo` per key of a query, None where it failed; made when it is looked at."""
+
+    __slots__ = ("_last", "_places", "_rows", "_segments")
+
+    def __init__(
+        self,
+        rows: NDArray[Any],
+        last: NDArray[np.int64],
+        places: NDArray[Any],
+        segments: Mapping[int, SegmentName],
+    ) -> None:
+        self._rows = rows  # GET_ROW per key
+        self._last = last  # where the replicas of each key end among all
+        self._places = places  # REPLICA each
+        self._segments = segments
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> ObjectInfo | None: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[ObjectInfo | None]: ...
+    def __getitem__(self, at: int | slice) -> ObjectInfo | list[ObjectInfo | None] | None:
+        if isinstance(at, slice):
+            return [self[position] for position in range(*at.indices(len(self)))]
+        size, checksum, _, generation, status, replicas = self._rows[at].item()
+        if status:
+            return None
+        last = int(self._last[at])
+        return ObjectInfo(
+            size,
+            checksum,
+            generation,
+            tuple(
+                self._segments[segment].replica(offset)
+                for offset, segment, _ in self._places[last - replicas : last].tolist()
+            ),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Infos({len(self)})"
+
+
 class QueryResult(BatchResult):
-    """`infos`: an `ObjectInfo` per key, None where the key failed."""
+    """`infos`: an `ObjectInfo` per key, None where the key failed; made as they are looked at."""
 
     __slots__ = ("infos",)
 
@@ -215,7 +278,7 @@ class QueryResult(BatchResult):
         keys: KeyBatch,
         statuses: NDArray[np.int16],
         errors: Mapping[int, StoreError | str] | None,
-        infos: list[ObjectInfo | None],
+        infos: Infos,
     ) -> None:
         super().__init__("query", keys, statuses, errors)
         self.infos = infos

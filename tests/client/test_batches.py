@@ -218,3 +218,30 @@ def test_namespaces_do_not_see_each_other(cluster, connect):
     assert other.clear() == 1
     assert one.get("key") == b"1"
     one.clear()
+
+
+def test_query_answers_are_made_when_they_are_looked_at(own_cluster, connect):
+    store = connect(own_cluster(workers=1, shards=2).url)
+    keys, values = pairs(50)
+    assert store.put_many(keys, values).ok
+    found = store.query_many([*keys, "", "missing"])
+    assert found.failed.tolist() == [50, 51]
+    assert isinstance(found.error(51), NotFoundError)
+    infos = found.infos
+    assert [info.size for info in infos[:50]] == [len(value) for value in values]
+    assert infos[50:] == [None, None]
+    assert infos[-1] is None
+    assert infos[7] == store.query(keys[7])
+    assert infos == list(infos)
+    assert {replica.segment for info in infos[:50] for replica in info.replicas} == {"worker-0"}
+    with pytest.raises(IndexError):
+        infos[52]
+    store.remove(keys[0])  # what was answered stays what it was
+    assert infos[0].size == len(values[0])
+
+
+def test_query_of_nothing(store):
+    found = store.query_many([])
+    assert found.ok
+    assert list(found.infos) == []
+    assert list(store.query_many(["", ""]).infos) == [None, None]
