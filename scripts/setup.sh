@@ -37,6 +37,19 @@ fi
   exit 1
 }
 
+# Servers that some tests talk to; without them those tests say so and are skipped.
+if [ "$extra" = torch ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  servers=()
+  command -v etcd >/dev/null || servers+=(etcd-server)
+  command -v redis-server >/dev/null || servers+=(redis-server)
+  if [ ${#servers[@]} -gt 0 ]; then
+    echo "setup: installing servers for tests: ${servers[*]}"
+    # RUNLEVEL=1 keeps the packages from starting them: tests start their own.
+    DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends \
+      "${servers[@]}" >/dev/null || echo "setup: could not; the tests of these will be skipped"
+  fi
+fi
+
 echo "setup: making .venv with $("$python" --version)"
 # One that a Ctrl-C left half made has no pip, and is made anew.
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear .venv
