@@ -12,12 +12,19 @@ NUMBA_CACHE_DIR, `__pycache__` beside the file, the user's cache directory. Wher
 written, numba caches nothing either and there is nothing to do. A process that loads a kernel
 while another deletes it compiles it again; numba treats a vanished cache file as absent.
 
-Importing this module does not import numba; only `warmup` and `announce_compilation` do. Not done
-here: deciding when. Programs call these at start, libraries never. O(bytes of kernel files).
+A program that may serve while it loads its kernels asks `loaded_before` whether they come from
+disk: with `note_loaded` an earlier run told, in a file beside the cached ones, that it had loaded
+or compiled all of them, for this processor and from sources of these times and sizes (which is
+what numba goes by).
+
+Importing this module does not import numba, and `find_kernels` and `forget_stale_caches` do not
+either. Not done here: deciding when. Programs call these at start, libraries never. O(bytes of
+kernel files).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -35,11 +42,20 @@ from mooncake_store.logs import PACKAGES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["KernelFile", "announce_compilation", "find_kernels", "forget_stale_caches", "warmup"]
+__all__ = [
+    "KernelFile",
+    "announce_compilation",
+    "find_kernels",
+    "forget_stale_caches",
+    "loaded_before",
+    "note_loaded",
+    "warmup",
+]
 
 log = logging.getLogger(__name__)
 
 STAMP_NAME = "_kernels.stamp"
+LOADED_NAME = "_kernels.loaded"
 
 
 class KernelFile(NamedTuple):
@@ -134,16 +150,57 @@ def _renew(cache: Path, stamp: str) -> int:
     if marker.is_file() and marker.read_text(encoding="ascii", errors="replace") == stamp:
         return 0
     deleted = 0
+    (cache / LOADED_NAME).unlink(missing_ok=True)
     # An index names data files, so it goes first: a reader finds both, or no index.
     for pattern in ("_kernels*.nbi", "_kernels*.nbc"):
         for stale in cache.glob(pattern):
             stale.unlink(missing_ok=True)
             deleted += 1
     # The stamp comes last and at once, so an interrupted run starts over.
-    fresh = cache / f"{STAMP_NAME}.{os.getpid()}"
-    fresh.write_text(stamp, encoding="ascii")
-    fresh.replace(marker)
+    _write_at_once(marker, stamp)
     return deleted
+
+
+def loaded_before(kernels: Path) -> bool:
+    """Whether an earlier process loaded all kernels that the one with this folder needs.
+
+    False when in doubt: after a change, on another processor, without a cache.
+    """
+    mark = _mark_of(kernels)
+    try:
+        return mark is not None and mark.read_text(encoding="ascii") == _load_facts()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def note_loaded(kernels: Path) -> None:
+    """Tell later processes that all kernels were loaded; never raises for want of a cache."""
+    mark = _mark_of(kernels)
+    if mark is not None:
+        with contextlib.suppress(OSError):
+            _write_at_once(mark, _load_facts())
+
+
+def _mark_of(kernels: Path) -> Path | None:
+    cache = _cache_of(kernels.absolute())
+    return None if cache is None else cache / LOADED_NAME
+
+
+def _load_facts() -> str:
+    """What numba compares to decide whether cached kernels are good, of all our kernels."""
+    from llvmlite import binding
+
+    facts = [f"{metadata.version('numba')} {sys.version} {binding.get_host_cpu_name()}"]
+    for kernel in find_kernels():
+        found = kernel.path.stat()
+        facts.append(f"{kernel.module} {found.st_mtime_ns} {found.st_size}")
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def _write_at_once(path: Path, text: str) -> None:
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="ascii")
+    fresh.replace(path)
 
 
 def announce_compilation(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store import config, logs
 from mooncake_store.children import Parent
+from mooncake_store.start_up import hold_garbage_collection
 from transfer_engine.errors import StoreError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run what the parent asked for; returns the exit code."""
+    hold_garbage_collection()
     parent = Parent()
     program, given = parent.message["program"], parent.message["settings"]
     secret: bytes | None = parent.message["secret"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store import kernels
 from mooncake_store.port_file import remove_port_file, write_port_file
+from mooncake_store.start_up import settle_garbage_collection
 from mooncake_store.worker import LEASES_S, Worker
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def run_worker(
     try:
         if config.port_file:
             write_port_file(config.port_file, facts)
+        settle_garbage_collection()
         on_ready(facts)
         ending.wait()
         # Whoever asks a second time does not want to wait for leases.

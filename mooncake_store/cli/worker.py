@@ -59,7 +59,10 @@ def worker(
     or the environment: see `mooncake config show --program worker`.
     """
     from mooncake_store import config, logs
+    from mooncake_store.start_up import hold_garbage_collection
     from mooncake_store.units import format_size, parse_duration
+
+    hold_garbage_collection()
     from mooncake_store.worker_program import run_worker
 
     given = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mooncake_store import core, kernels
 from mooncake_store.core.options import Placement, ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.master.cluster import SEGMENT_NUMBERS
@@ -14,8 +17,9 @@ if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.config import MasterConfig
 
-__all__ = ["build_service", "load_kernels", "server_limits", "shard_config"]
+__all__ = ["build_service", "fail_with", "load_kernels", "server_limits", "shard_config"]
 
+_CORE = Path(core.__path__[0])
 _PLACEMENTS = {"random": Placement.RANDOM, "free_ratio": Placement.FREE_RATIO}
 
 
@@ -48,11 +52,37 @@ def build_service(config: MasterConfig, place: ShardPlace, clock: Clock) -> Shar
     return ShardService(Shard(shard_config(config, place.shard)), place, times, clock)
 
 
-def load_kernels() -> None:
-    """Load or compile what requests need, so that the first one is as fast as the rest."""
+async def load_kernels() -> asyncio.Future[None]:
+    """Load on a thread what requests need; return when no request can have to wait for a compiler.
+
+    Kernels that were compiled before are loaded in some 0.3 s, one after the other. Serving need
+    not wait for that: a request that is early loads the few it needs itself. So this returns at
+    once if an earlier run left them all on disk, and else when all are compiled, with a future
+    that ends when they are loaded.
+    """
+    loading = asyncio.ensure_future(asyncio.to_thread(_load_kernels))
+    if not kernels.loaded_before(_CORE):
+        await loading
+    return loading
+
+
+def _load_kernels() -> None:
     from mooncake_store.core._exercise import exercise
 
     exercise()
+    if not kernels.loaded_before(_CORE):
+        kernels.note_loaded(_CORE)
+
+
+def fail_with(service: ShardService, loading: asyncio.Future[None]) -> None:
+    """Let a service fail when its kernels cannot be loaded."""
+
+    def ended(loading: asyncio.Future[None]) -> None:
+        error = None if loading.cancelled() else loading.exception()
+        if error is not None and not service.failure.done():
+            service.failure.set_exception(error)
+
+    loading.add_done_callback(ended)
 
 
 def server_limits(config: MasterConfig) -> ServerLimits:

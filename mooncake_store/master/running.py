@@ -1,4 +1,4 @@
-"""Running a master as a program: signals, the port file, garbage collection, exit.
+"""Running a master as a program: signals, the port file, exit.
 
     run_master(config, secret, on_ready)       # returns when told to stop, raises what broke
 
@@ -8,7 +8,6 @@ Nothing here knows of command lines: `mooncake master` and `LocalCluster` both e
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store import kernels
 from mooncake_store.master.server import Master
 from mooncake_store.port_file import remove_port_file, write_port_file
+from mooncake_store.start_up import settle_garbage_collection
 from transfer_engine.rpc.server import run
 
 if TYPE_CHECKING:
@@ -29,24 +29,11 @@ if TYPE_CHECKING:
 __all__ = [
     "described",
     "run_master",
-    "settle_garbage_collection",
 ]
 
 log = logging.getLogger(__name__)
 
 STOP_S = 4.0
-
-
-def settle_garbage_collection() -> None:
-    """Keep collections short: they would stop every client of this process.
-
-    What exists now (modules, kernels, tables) lives as long as the process, so it is taken out of
-    all later collections. Requests make no reference cycles, only failures do, so collecting
-    seldom leaks nothing that matters. Not collected first: that takes 50 ms of a start, and what
-    little garbage there is may stay.
-    """
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
 
 
 def described(addresses: Addresses) -> dict[str, Any]:
@@ -79,8 +66,11 @@ async def serve_master(
     try:
         if config.port_file:
             write_port_file(config.port_file, facts)
-        settle_garbage_collection()
         on_ready(facts)
+        if master.loading is None:
+            settle_garbage_collection()
+        else:
+            master.loading.add_done_callback(lambda _: settle_garbage_collection())
         ending = loop.create_task(stop.wait())
         ends: set[asyncio.Future[Any]] = {ending, master.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

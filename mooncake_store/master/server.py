@@ -21,7 +21,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from mooncake_store.clock import SystemClock
-from mooncake_store.master.building import build_service, load_kernels, server_limits
+from mooncake_store.master.building import build_service, fail_with, load_kernels, server_limits
 from mooncake_store.master.cluster import Cluster, ClusterFacts
 from mooncake_store.master.liveness import Liveness, LivenessTimes
 from mooncake_store.master.shard_service import ShardPlace
@@ -70,6 +70,8 @@ class Master:
         self._service: ShardService | None = None
         self._servers: list[Server] = []
         self.failed: asyncio.Future[None] | None = None
+        self.loading: asyncio.Future[None] | None = None
+        """Ends when the kernels of the shard in this process are loaded; None without one."""
 
     async def start(self) -> Addresses:
         """Start everything, or nothing; raises ConfigError for an address in use."""
@@ -123,8 +125,9 @@ class Master:
             supervisor = self._supervisor = Supervisor(config, self._secret)
             self.failed = supervisor.failed
             return await supervisor.start()
-        load_kernels()
+        self.loading = await load_kernels()
         service = self._service = build_service(config, ShardPlace(), self._clock)
+        fail_with(service, self.loading)
         self.failed = service.failure
         server = Server(SHARD, service.handle, secret=self._secret, limits=server_limits(config))
         self._servers.append(server)

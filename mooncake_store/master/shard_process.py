@@ -17,10 +17,10 @@ from mooncake_store import kernels, logs
 from mooncake_store.children import Parent
 from mooncake_store.clock import SystemClock
 from mooncake_store.config import MasterConfig
-from mooncake_store.master.building import build_service, load_kernels, server_limits
-from mooncake_store.master.running import settle_garbage_collection
+from mooncake_store.master.building import build_service, fail_with, load_kernels, server_limits
 from mooncake_store.master.shard_service import ShardPlace
 from mooncake_store.master.slices import LocalShard
+from mooncake_store.start_up import hold_garbage_collection, settle_garbage_collection
 from mooncake_store.wire.cluster import ADMIN
 from mooncake_store.wire.shard import SHARD
 from transfer_engine.errors import StoreError
@@ -38,6 +38,7 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     place = ShardPlace(message["shard"], config.shards)
+    loading = await load_kernels()
     service = build_service(config, place, SystemClock())
     async with (
         Server(
@@ -48,7 +49,8 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
         shard = await clients.listen(config.host, 0, insecure=config.insecure)
         admin = await master.listen("127.0.0.1", 0)
         service.start()
-        settle_garbage_collection()
+        fail_with(service, loading)
+        loading.add_done_callback(lambda _: settle_garbage_collection())
         parent.ready({"shard": str(shard), "admin": str(admin)})
         parent.watch(lambda: loop.call_soon_threadsafe(stop.set))
         ending = loop.create_task(stop.wait())
@@ -63,12 +65,12 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
 
 def main() -> int:
     """Run one shard; returns the exit code."""
+    hold_garbage_collection()
     parent = Parent()
     config = msgspec.convert(parent.message["config"], MasterConfig)
     logs.configure(config.log_level, as_json=config.log_json)
     try:
         kernels.forget_stale_caches()
-        load_kernels()
         run(serve(parent, parent.message, config))
     except StoreError as error:
         parent.failed(error)

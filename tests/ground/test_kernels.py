@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from mooncake_store import kernels
 from mooncake_store.kernels import STAMP_NAME, find_kernels, forget_stale_caches
 
 KERNELS = """
@@ -196,3 +197,26 @@ def test_only_cached_kernels_are_deleted_and_only_once(package, monkeypatch):
     assert left == sorted([STAMP_NAME, "_kernels.cpython-311.pyc", "other.f-1.nbi"])
     (cache / "_kernels.f-1.py311.nbi").write_bytes(b"")
     assert forget_stale_caches(["fakekernels"]) == 0
+
+
+def test_kernels_count_as_loaded_before_only_while_nothing_changed(tmp_path, monkeypatch):
+    """Else a program would serve while its kernels are being compiled."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "fake" / "_kernels.py"
+    source.parent.mkdir()
+    source.write_text("one")
+    found = [kernels.KernelFile("fake._kernels", source)]
+    monkeypatch.setattr(kernels, "find_kernels", lambda packages=(): found)
+    home = source.parent
+    assert not kernels.loaded_before(home)
+    kernels.note_loaded(home)
+    assert kernels.loaded_before(home)
+    os.utime(source, ns=(1, 1))
+    assert not kernels.loaded_before(home)
+    kernels.note_loaded(home)
+    assert kernels.loaded_before(home)
+    kernels.forget_stale_caches()  # nobody stamped this cache yet
+    assert not kernels.loaded_before(home)
+    monkeypatch.setattr(kernels, "_cache_of", lambda folder: None)
+    kernels.note_loaded(home)
+    assert not kernels.loaded_before(home)

@@ -50,6 +50,22 @@ def test_a_master_tells_where_it_is_and_removes_the_note_when_it_ends(start_prog
     wire.close()
 
 
+def test_a_warm_master_is_ready_within_a_second(start_program):
+    """In processor time, the least of three: other programs may run meanwhile."""
+
+    def start_s():
+        master = start_program(*MASTER, "--port", 0, "--json")
+        ready(master)
+        with open(f"/proc/{master.process.pid}/stat", encoding="ascii") as file:
+            ticks = file.read().rpartition(")")[2].split()[11:13]
+        master.signal(signal.SIGTERM)
+        assert master.wait(5) == 0
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+    start_s()  # which compiles kernels if need be, and leaves them for the others
+    assert min(start_s() for _ in range(3)) < 1.0
+
+
 def test_a_worker_serves_and_leaves_in_order(start_program, tmp_path):
     master = start_program(*MASTER, "--port", 0, "--json")
     address = ready(master)["address"]
