@@ -1,0 +1,342 @@
+"""Open files: `PoolReader` and `PoolWriter`.
+
+A reader looks at the file's objects through views: where memory is shared with its owner nothing
+is copied but what the caller asks for. A view holds a lease, which is prolonged as long as the
+file is read; when the file rested for longer than that, the next read asks the store whether the
+object is the same, and raises FileNotFoundError if it is not. It never returns other bytes.
+
+A writer collects one part at a time and stores it; nothing is visible before `close`, which puts
+the object that carries the name. Leaving a `with` block by an exception gives the file up, and so
+does the garbage collector: only `close` (or the end of a transaction) stores a file.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
+from mooncake_store.fs.parts import Manifest, needs_parts
+from mooncake_store.fs.paths import key_of
+from mooncake_store.fs.plans import missing_error, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from mooncake_store.client import Client, View
+    from mooncake_store.fs.plans import Plans
+
+__all__ = ["PoolReader", "PoolWriter"]
+
+_PEEK_BYTES = 64 << 10
+_LEASE_S = 30.0
+_RENEW_BELOW_S = _LEASE_S / 3
+# Parts written by one call are stored in batches of this many bytes.
+_BATCH_BYTES = 64 << 20
+
+
+class PoolReader(io.BufferedIOBase):
+    """A file open for reading; seekable. Made by `MooncakeFileSystem.open`."""
+
+    def __init__(self, client: Client, plans: Plans, path: str) -> None:
+        self.path = path
+        self.mode = "rb"
+        self.blocksize = plans.part_bytes
+        self._client = client
+        self._position = 0
+        self._view: View | None = None
+        self._number = -1
+        self._manifest: Manifest | None = None
+        self.size, self._manifest = run(client, plans.manifest(path))
+        if self._manifest is None:
+            # The object may be another one than the one that was measured: take this one's size.
+            self.size = len(self._open_part(0))
+
+    def _open_part(self, number: int) -> memoryview:
+        """Lease and show one part; the one before is given back."""
+        self._give_back()
+        key: Any = key_of(self.path) if self._manifest is None else self._manifest.key(number)
+        try:
+            self._view = self._client.view(key, ttl=_LEASE_S)
+        except (NotFoundError, LeaseExpiredError):
+            raise self._lost() from None
+        self._number = number
+        return self._view.data
+
+    def _lost(self) -> OSError:
+        return missing_error(self.path, "evicted, removed or replaced while it was open")
+
+    def _give_back(self) -> None:
+        view, self._view, self._number = self._view, None, -1
+        if view is not None:
+            view.release()
+
+    def _window(self) -> memoryview:
+        """What can be read from the position on without opening another part."""
+        if self._manifest is None:
+            number, start = 0, 0
+        else:
+            number = self._position // self._manifest.part_bytes
+            start = number * self._manifest.part_bytes
+        if number == self._number:
+            assert self._view is not None
+            if self._view.zero_copy and self._view.remaining_s < _RENEW_BELOW_S:
+                self._renew()
+            data = self._view.data
+        else:
+            data = self._open_part(number)
+        return data[self._position - start :]
+
+    def _renew(self) -> None:
+        assert self._view is not None
+        try:
+            self._view.renew()
+        except (LeaseExpiredError, NotFoundError):
+            self._give_back()
+            raise self._lost() from None
+
+    def _still_good(self) -> None:
+        """Call after bytes were copied out of the window, before anybody gets them."""
+        view = self._view
+        if view is not None and view.zero_copy and view.remaining_s <= 0:
+            self._renew()
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """The position."""
+        self._check_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position, beyond the end too."""
+        self._check_open()
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}.get(whence)
+        if base is None:
+            raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
+        if base + offset < 0:
+            raise ValueError(f"cannot seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as the file goes; return the number of bytes."""
+        self._check_open()
+        target = memoryview(buffer).cast("B")
+        wanted = max(0, min(len(target), self.size - self._position))
+        done = 0
+        while done < wanted:
+            window = self._window()
+            count = min(wanted - done, len(window))
+            target[done : done + count] = window[:count]
+            self._still_good()
+            done += count
+            self._position += count
+        return done
+
+    def readinto1(self, buffer: Any) -> int:
+        """The same: a part is never further away than the next one."""
+        return self.readinto(buffer)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read `size` bytes, fewer only at the end of the file; all that is left without it."""
+        self._check_open()
+        left = max(0, self.size - self._position)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if not wanted:
+            return b""
+        window = self._window()
+        if wanted <= len(window):
+            data = bytes(window[:wanted])
+            self._still_good()
+            self._position += wanted
+            return data
+        out = bytearray(wanted)
+        self.readinto(out)
+        return bytes(out)
+
+    def read1(self, size: int = -1) -> bytes:
+        """Read what is at hand, at most `size` bytes."""
+        return self.read(_PEEK_BYTES if size < 0 else size)
+
+    def peek(self, size: int = 0) -> bytes:
+        """Bytes from the position on, which does not move; this is what makes lines fast."""
+        self._check_open()
+        if self._position >= self.size:
+            return b""
+        data = bytes(self._window()[: max(size, _PEEK_BYTES)])
+        self._still_good()
+        return data
+
+    def close(self) -> None:
+        """Give the lease back. Idempotent."""
+        if not self.closed:
+            try:
+                self._give_back()
+            except StoreError:
+                pass  # the lease ends by itself when the store cannot be told
+            finally:
+                super().close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+    def __del__(self) -> None:
+        """Do nothing: a lease that nobody gives back ends by itself."""
+
+    def __repr__(self) -> str:
+        return f"<PoolReader {self.path!r}, {self.size} bytes>"
+
+
+class PoolWriter(io.BufferedIOBase):
+    """A file being written, from its beginning to its end. Made by `MooncakeFileSystem.open`."""
+
+    def __init__(
+        self,
+        client: Client,
+        plans: Plans,
+        path: str,
+        *,
+        exclusive: bool = False,
+        pins: dict[str, Any] | None = None,
+        autocommit: bool = True,
+        on_commit: Callable[[], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.mode = "xb" if exclusive else "wb"
+        self.autocommit = autocommit
+        self.blocksize = plans.part_bytes
+        self.size = 0
+        self._client = client
+        self._plans = plans
+        self._exclusive = exclusive
+        self._pins = plans.pins if pins is None else pins
+        self._on_commit = on_commit
+        self._buffer = bytearray()
+        self._manifest = Manifest.make(0, plans.part_bytes)
+        self._stored = 0
+        self._settled = False
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """How many bytes were written."""
+        return self.size
+
+    def write(self, data: Any) -> int:
+        """Append to the file; large writes are stored from where they lie."""
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        view = memoryview(data).cast("B")
+        part, done = self.blocksize, 0
+        while done < len(view):
+            if not self._buffer and len(view) - done >= part:
+                count = min((len(view) - done) // part, max(1, _BATCH_BYTES // part))
+                self._store([view[done + n * part : done + (n + 1) * part] for n in range(count)])
+                done += count * part
+                continue
+            count = min(part - len(self._buffer), len(view) - done)
+            self._buffer += view[done : done + count]
+            done += count
+            if len(self._buffer) == part and done < len(view):
+                self._flush_part()
+        self.size += len(view)
+        return len(view)
+
+    def _flush_part(self) -> None:
+        self._store([self._buffer])
+        self._buffer = bytearray()
+
+    def _store(self, values: list[Any]) -> None:
+        keys = [self._manifest.key(self._stored + at) for at in range(len(values))]
+        try:
+            run(self._client, self._plans.put_parts(keys, values))
+        except BaseException:
+            self.discard()
+            raise
+        self._stored += len(values)
+
+    def flush(self) -> None:
+        """Do nothing: a part is stored when it is full, the file when it is closed."""
+
+    def close(self) -> None:
+        """Store the file under its name, unless a transaction does that later."""
+        if self.closed:
+            return
+        try:
+            if self.autocommit and not self._settled:
+                self.commit()
+        finally:
+            super().close()
+
+    def commit(self) -> None:
+        """Make the file visible, at once and whole."""
+        if self._settled:
+            return
+        self._settled = True
+        data = memoryview(self._buffer)
+        single = not self._stored and not needs_parts(data, self.blocksize)
+        manifest = Manifest(self.size, self._manifest.part_bytes, self._manifest.file)
+        try:
+            if single:
+                head: Any = data
+            else:
+                if len(data):
+                    keys = [manifest.key(self._stored)]
+                    run(self._client, self._plans.put_parts(keys, [data]))
+                    self._stored += 1
+                head = manifest.encode()
+            run(
+                self._client,
+                self._plans.commit(
+                    [self.path],
+                    [head],
+                    {} if single else {0: manifest},
+                    exclusive=self._exclusive,
+                    pins=self._pins,
+                ),
+            )
+        except BaseException:
+            self._remove_parts()
+            raise
+        if self._on_commit is not None:
+            self._on_commit()
+
+    def discard(self) -> None:
+        """Give the file up; the parts that were stored are removed."""
+        if not self._settled:
+            self._settled = True
+            self._remove_parts()
+
+    def _remove_parts(self) -> None:
+        stored, self._stored = self._stored, 0
+        self._buffer = bytearray()
+        if stored:
+            keys = [self._manifest.key(number) for number in range(stored)]
+            self._client.remove_many(keys, force=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.discard()
+        self.close()
+
+    def __del__(self) -> None:
+        """Do nothing: a file that nobody closed was not finished. Its parts are unpinned."""
+
+    def __repr__(self) -> str:
+        return f"<PoolWriter {self.path!r}, {self.size} bytes so far>"

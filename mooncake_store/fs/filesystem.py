@@ -1,0 +1,396 @@
+"""`MooncakeFileSystem`: the store behind fsspec's interface, blocking and asynchronous.
+
+    fs = fsspec.filesystem("mooncake", url="mooncake://127.0.0.1:50051/default")
+    fs.pipe({"a/1": b"one", "a/2": b"two"})       # one batch
+    fs.cat(["a/1", "a/2"]); fs.ls("a"); fs.rm("a", recursive=True)
+
+Blocking calls use blocking sockets on the caller's thread: there is no event loop behind them
+that could be the wrong one, and nothing is left over by a fork. Coroutines (`_cat_file` and so on)
+use an `AsyncClient` of the running loop. Both carry out the same plans (`plans.py`, `listing.py`).
+
+A cache, not an archive: files are soft-pinned for a while and then evictable under pressure, so
+reading may raise FileNotFoundError for what was written; never are other bytes returned.
+Connections are made when first needed; instances can be pickled and hold no secret, only the name
+of the file with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.compression import compr
+from fsspec.core import get_compression
+from fsspec.spec import AbstractFileSystem
+from fsspec.utils import isfilelike, stringify_path
+
+from mooncake_store.client import Client
+from mooncake_store.config import ClientConfig, load
+from mooncake_store.fs import listing
+from mooncake_store.fs.arguments import (
+    answer,
+    checked,
+    part_bytes,
+    pin_options,
+    pins_of_call,
+    piping,
+    ranges,
+)
+from mooncake_store.fs.coroutines import Coroutines
+from mooncake_store.fs.files import PoolReader, PoolWriter
+from mooncake_store.fs.paths import PROTOCOL, clean, options_of
+from mooncake_store.fs.plans import Plans, exists_error, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mooncake_store.fs.plans import Plan
+
+__all__ = ["MooncakeFileSystem"]
+
+T = TypeVar("T")
+
+
+class MooncakeFileSystem(Coroutines):
+    """A namespace of a store as a filesystem.
+
+    `url` names both: mooncake://host:port/namespace. `pin` says how files that are written are
+    kept under pressure: "soft" (for `ttl`, the store's default without it), "hard" or None. Files
+    above `part_size` are stored in parts. `settings` are those of `Client`.
+    """
+
+    protocol = PROTOCOL
+    root_marker = ""
+    cachable = True
+    mirror_sync_methods = False  # fsspec's would send blocking calls through an event loop
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        pin: str | None = "soft",
+        ttl: float | str | None = None,
+        part_size: int | str = "8MiB",
+        asynchronous: bool = False,
+        loop: Any = None,
+        batch_size: int | None = None,
+        **settings: Any,
+    ) -> None:
+        # fsspec keeps what these four mean to itself; what is left configures the client.
+        own = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache")
+        foreign = {name: settings.pop(name) for name in own if name in settings}
+        AbstractFileSystem.__init__(self, **foreign)
+        self._prepare(asynchronous, loop, batch_size)
+        given = settings if url is None else settings | {"url": url}
+        self.config = load(ClientConfig, overrides=given).value
+        self._settings = settings | {"url": self.config.url}
+        self.plans = Plans(part_bytes(part_size), pin_options(pin, ttl))
+        self.blocksize = self.plans.part_bytes
+
+    # What fsspec asks of the class.
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(entry) for entry in path]
+        return clean(stringify_path(path))
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: Any) -> dict[str, str]:
+        return options_of(stringify_path(path))
+
+    def unstrip_protocol(self, name: str) -> str:
+        """The URL of a path."""
+        return f"{self.config.url.rstrip('/')}/{self._strip_protocol(name)}"
+
+    @property
+    def fsid(self) -> str:
+        """What two instances for the same files have in common."""
+        return self.config.url
+
+    # The client.
+
+    @property
+    def client(self) -> Client:
+        """The blocking client of this filesystem, connected when first needed."""
+        made = self.__dict__.get("_client")
+        if made is None:
+            fresh = Client(**self._settings)
+            # Of threads that come together one wins; a lock could be held in a fork.
+            made = self.__dict__.setdefault("_client", fresh)
+            if made is not fresh:
+                fresh.close()
+        return made
+
+    def close(self) -> None:
+        """Close the connections of blocking calls; the next call makes new ones."""
+        client = self.__dict__.pop("_client", None)
+        if client is not None:
+            client.close()
+
+    def _do(self, plan: Plan[T]) -> T:
+        return run(self.client, plan)
+
+    # Looking.
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        """Type and size; of files also created, checksum, generation, replicas, segments, tier."""
+        return self._do(listing.info(self._strip_protocol(path)))
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        """The entries of a directory, as they are now."""
+        entries = self._do(listing.ls(self.plans, self._strip_protocol(path)))
+        return entries if detail else [entry["name"] for entry in entries]
+
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Every file below a path."""
+        plan = listing.find(self.plans, self._strip_protocol(path), maxdepth, withdirs=withdirs)
+        found = self._do(plan)
+        return found if detail else list(found)
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        """Whether a path is a file or a directory."""
+        return self._do(listing.exists(self._strip_protocol(path)))
+
+    def isdir(self, path: str) -> bool:
+        """Whether a path is a directory: whether anything lies below it."""
+        return self._do(listing.is_directory(self._strip_protocol(path)))
+
+    def isfile(self, path: str) -> bool:
+        """Whether a path is a file."""
+        path = self._strip_protocol(path)
+        return bool(path) and self._do(listing.is_file(path))
+
+    def created(self, path: str) -> datetime.datetime:
+        """When a file was written."""
+        entry = self.info(path)
+        if entry["type"] != "file":
+            raise IsADirectoryError(path)
+        return datetime.datetime.fromtimestamp(entry["created"], datetime.UTC)
+
+    modified = created
+    """The same: a file is written once."""
+
+    def checksum(self, path: str) -> int:
+        """A number that changes with the content of a file."""
+        entry = self.info(path)
+        return int(entry.get("checksum", 0))
+
+    def ukey(self, path: str) -> str:
+        """A text that changes whenever a file is written anew."""
+        entry = self.info(path)
+        return f"{entry.get('generation', 0):x}-{entry.get('checksum', 0):x}"
+
+    # Reading.
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        """The content of a file, or of a slice of it."""
+        return self._do(self.plans.read(self._strip_protocol(path), start, end))
+
+    def cat(
+        self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any
+    ) -> Any:
+        """The content of a file, or of many as a dict, read as one batch."""
+        paths = self.expand_path(path, recursive=recursive)
+        if recursive:
+            paths = self._do(listing.files_among(paths))
+        values = self._do(self.plans.read_many(paths))
+        single = isinstance(path, str) and paths == [self._strip_protocol(path)]
+        return answer(paths, values, on_error, single=single)
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Slices of files, read as one batch."""
+        bounds = ranges(paths, starts, ends, max_gap)
+        names = [self._strip_protocol(path) for path in paths]
+        values = self._do(self.plans.read_ranges(names, *bounds))
+        return checked(values, on_error)
+
+    def get_file(
+        self,
+        rpath: str,
+        lpath: Any = None,
+        callback: Any = DEFAULT_CALLBACK,
+        outfile: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copy a file to the local disk; a copy that fails leaves nothing behind."""
+        if outfile is None and isfilelike(lpath):
+            outfile = lpath
+        if outfile is None and self.isdir(rpath) and not self.isfile(rpath):
+            os.makedirs(lpath, exist_ok=True)
+            return
+        if outfile is None:
+            os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
+        with self.open(rpath, "rb") as source, contextlib.ExitStack() as stack:
+            if outfile is None:
+                outfile = stack.enter_context(_fresh_file(lpath))
+            callback.set_size(source.size)
+            while data := source.read(self.blocksize):
+                outfile.write(data)
+                callback.relative_update(len(data))
+
+    # Writing.
+
+    def pipe_file(
+        self,
+        path: str,
+        value: Any,
+        mode: str = "overwrite",
+        *,
+        pin: str | None = "default",
+        ttl: float | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Store a file; mode="create" raises FileExistsError rather than replace one."""
+        self.pipe({path: value}, mode=mode, pin=pin, ttl=ttl)
+
+    def pipe(
+        self,
+        path: Any,
+        value: Any = None,
+        mode: str = "overwrite",
+        *,
+        pin: str | None = "default",
+        ttl: float | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Store one file, or a dict of them as one batch."""
+        files = path if isinstance(path, dict) else {path: value}
+        self._do(piping(self.plans, self._strip_protocol, files, mode, pin, ttl))
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Copy a file within the store."""
+        self._do(self.plans.copy(self._strip_protocol(path1), self._strip_protocol(path2)))
+
+    def mv(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Rename a file, or with `recursive` a directory. The bytes of large files stay."""
+        one, other = self._strip_protocol(path1), self._strip_protocol(path2)
+        if one == other:
+            return
+        if recursive or not isinstance(one, str) or not self.isfile(one):
+            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+            return
+        if stringify_path(path2).endswith("/") or self.isdir(other):
+            other = f"{other}/{one.rpartition('/')[2]}".lstrip("/")
+        self._do(self.plans.move([(one, other)]))
+
+    def rm_file(self, path: str) -> None:
+        """Remove a file. Whoever reads it just then goes on until the lease ends."""
+        self._do(self.plans.remove([self._strip_protocol(path)], strict=True))
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Remove files, or with `recursive` all that is below directories."""
+        if recursive and maxdepth is None and isinstance(path, str) and "*" not in path:
+            self._do(self.plans.remove_tree(self._strip_protocol(path)))
+            return
+        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
+        self._do(self.plans.remove(paths, strict=not recursive))
+
+    def rmdir(self, path: str) -> None:
+        """Remove the mark of an empty directory; raises OSError when it is not empty."""
+        self._do(listing.remove_directory(self._strip_protocol(path)))
+
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: Any = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Open a file; modes r, w and x, text and binary. `pin` and `ttl` as in `pipe`."""
+        if compression is None or "b" not in mode:
+            return super().open(
+                path, mode, block_size, cache_options, compression=compression, **kwargs
+            )
+        kind = get_compression(path, compression)
+        file = super().open(path, mode, block_size, cache_options, **kwargs)
+        packed = compr[kind](file, mode=mode[0])
+        if packed is not file:
+            # These leave the file below to the garbage collector, which stores nothing here.
+            packed.close = _both_closed(packed.close, file.close)
+        return packed
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: Any = None,
+        pin: str | None = "default",
+        ttl: float | str | None = None,
+        **kwargs: Any,
+    ) -> PoolReader | PoolWriter:
+        path = self._strip_protocol(path)
+        if mode == "rb":
+            return PoolReader(self.client, self.plans, path)
+        if mode not in ("wb", "xb"):
+            raise ValueError(
+                f"mode {mode!r} is not possible: objects are written once; "
+                "read the file and write it anew, or use modes r, w and x"
+            )
+        exclusive = mode == "xb"
+        if exclusive and self.isfile(path):
+            raise exists_error(path)
+        return PoolWriter(
+            self.client,
+            self.plans,
+            path,
+            exclusive=exclusive,
+            pins=pins_of_call(self.plans, pin, ttl),
+            autocommit=autocommit,
+        )
+
+
+def _both_closed(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    def close() -> None:
+        try:
+            one()
+        finally:
+            other()
+
+    return close
+
+
+@contextlib.contextmanager
+def _fresh_file(path: str) -> Iterator[Any]:
+    """A local file that takes its name when it is complete."""
+    partial = f"{path}.{os.getpid():x}-{threading.get_ident():x}.part"
+    try:
+        with open(partial, "xb") as out:
+            yield out
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+        raise

@@ -1,0 +1,181 @@
+"""Directories as plans: what lies below a prefix, and what a path is.
+
+A listing is one scan of names; the store answers it from its own table, so nothing is cached here
+and what was written a moment ago is in it. Cost: O(names below the path), even for the listing of
+one level, because a directory is nothing but what its names have in common.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.errors import NotFoundError
+from mooncake_store.fs.parts import MANIFEST_BYTES, Manifest, is_manifest
+from mooncake_store.fs.paths import HIDDEN, key_of, name_of, prefix_of
+from mooncake_store.fs.plans import Do, missing_error
+
+if TYPE_CHECKING:
+    from mooncake_store.fs.plans import Plan, Plans
+
+__all__ = [
+    "directory_entry",
+    "exists",
+    "files_among",
+    "find",
+    "info",
+    "is_directory",
+    "is_file",
+    "ls",
+    "remove_directory",
+]
+
+Entry = dict[str, Any]
+
+
+def directory_entry(path: str) -> Entry:
+    """What is told of a directory."""
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+def _file_entry(path: str, size: int, created: float, replicas: int) -> Entry:
+    return {"name": path, "size": size, "type": "file", "created": created, "replicas": replicas}
+
+
+def info(path: str) -> Plan[Entry]:
+    """What a path is: a file with all that is known of it, or a directory."""
+    if not path:
+        return directory_entry("")
+    try:
+        stat = yield Do("stat", (key_of(path),))
+    except NotFoundError:
+        stat = None
+    if stat is not None and stat.state == "readable":
+        size = stat.size
+        if size == MANIFEST_BYTES:
+            (data,) = (yield Do("get_many", ([key_of(path)],))).values
+            if data is not None and is_manifest(data):
+                size = Manifest.decode(data, path).size
+        entry = _file_entry(path, size, time.time() - stat.age_s, len(stat.replicas))
+        entry.update(
+            checksum=stat.checksum,
+            generation=stat.generation,
+            tier="memory",
+            segments=[replica.segment for replica in stat.replicas],
+        )
+        return entry
+    if (yield from is_directory(path)):
+        return directory_entry(path)
+    raise missing_error(path)
+
+
+def is_directory(path: str) -> Plan[bool]:
+    """Whether any name lies below a path."""
+    if not path:
+        return True
+    return bool((yield Do("list", (prefix_of(path),), {"limit": 1})))
+
+
+def is_file(path: str) -> Plan[bool]:
+    """Whether a path names a file."""
+    return bool(path) and bool((yield Do("exists", (key_of(path),))))
+
+
+def exists(path: str) -> Plan[bool]:
+    """Whether a path names a file or a directory."""
+    return (yield from is_file(path)) or (yield from is_directory(path))
+
+
+def files_among(paths: list[str]) -> Plan[list[str]]:
+    """The paths that name files."""
+    if not paths:
+        return []
+    present = yield Do("exists_many", ([key_of(path) for path in paths],))
+    return [path for path, there in zip(paths, present.tolist(), strict=True) if there]
+
+
+def remove_directory(path: str) -> Plan[None]:
+    """Remove the mark of an empty directory; raises OSError for one that is none or not empty."""
+    listed = yield Do("list", (prefix_of(path),), {"limit": 2})
+    if not listed:
+        raise missing_error(path)
+    if len(listed) > 1 or not path or name_of(listed[0].key) != path + "/":
+        raise OSError(errno.ENOTEMPTY, "the directory is not empty", path)
+    yield Do("remove", (prefix_of(path),), {"force": True})
+
+
+def ls(plans: Plans, path: str) -> Plan[list[Entry]]:
+    """The entries of a directory, or the one entry of a file; raises FileNotFoundError."""
+    listed = yield Do("list", (prefix_of(path),))
+    if not listed:
+        if not path:
+            return []
+        return [(yield from info(path))]
+    skip = len(path) + 1 if path else 0
+    directories: dict[str, None] = {}
+    files = []
+    for item in listed:
+        rest = name_of(item.key)[skip:]
+        below = rest.find("/")
+        if below >= 0:
+            directories[rest[:below]] = None
+        elif rest:  # else it is the mark of the directory itself
+            files.append(item)
+    if not path:
+        directories.pop(f"{HIDDEN}parts", None)
+    sizes = yield from plans.sizes(files)
+    lead = path + "/" if path else ""
+    out = [directory_entry(lead + name) for name in directories]
+    out += [
+        _file_entry(name_of(item.key), size, float(item.created_s), item.replicas)
+        for item, size in zip(files, sizes, strict=True)
+    ]
+    return out
+
+
+def find(
+    plans: Plans, path: str, maxdepth: int | None, *, withdirs: bool
+) -> Plan[dict[str, Entry]]:
+    """Every file below a path, or the file it names; `withdirs` adds the directories between."""
+    if maxdepth is not None and maxdepth < 1:
+        raise ValueError("maxdepth must be at least 1")
+    listed = yield Do("list", (prefix_of(path),))
+    skip = len(path) + 1 if path else 0
+    found: dict[str, Entry] = {}
+    directories: dict[str, Entry] = {}
+    files = []
+    for item in listed:
+        name = name_of(item.key)
+        if name.startswith(HIDDEN):
+            continue
+        depth = name.count("/", skip) + 1
+        if withdirs:
+            _note_parents(directories, name, skip, maxdepth)
+        if len(name) > skip and name[-1] != "/" and (maxdepth is None or depth <= maxdepth):
+            files.append(item)
+    sizes = yield from plans.sizes(files)
+    for item, size in zip(files, sizes, strict=True):
+        name = name_of(item.key)
+        found[name] = _file_entry(name, size, float(item.created_s), item.replicas)
+    if withdirs and path and listed:
+        directories.setdefault(path, directory_entry(path))
+    if not listed and path:
+        try:
+            entry = yield from info(path)
+        except FileNotFoundError:
+            return {}
+        found[path] = entry
+    return dict(sorted((found | directories).items()))
+
+
+def _note_parents(
+    directories: dict[str, Entry], name: str, skip: int, maxdepth: int | None
+) -> None:
+    """Add the directories between `skip` characters and the end of a name."""
+    at, depth = name.find("/", skip), 1
+    while at >= 0 and (maxdepth is None or depth <= maxdepth):
+        parent = name[:at]
+        if parent not in directories:
+            directories[parent] = directory_entry(parent)
+        at, depth = name.find("/", at + 1), depth + 1

@@ -1,0 +1,396 @@
+"""What the filesystem does, as plans: generators that yield client calls and receive the answers.
+
+The blocking and the asynchronous filesystem run the same plans with their own clients (`run` and
+`run_async`), so there is one logic for both. A batch of any size is a fixed number of requests.
+Errors of the store pass through, but "not found" and "exists" become the built-in exceptions that
+callers of a filesystem catch. No I/O here.
+
+Overwriting is one upsert: readers see the old file or the new one. Parts of what was replaced
+or removed go at once (memory that somebody reads just then is kept by the store until its lease
+ends). Parts are put without a pin and pinned when their manifest stands, so what a dead
+writer leaves behind is the first thing to be evicted.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+
+from mooncake_store.errors import NotFoundError
+from mooncake_store.fs.parts import MANIFEST_BYTES, Manifest, is_manifest, needs_parts
+from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+    from mooncake_store.client import AsyncClient, Client
+
+__all__ = ["Do", "Plan", "Plans", "exists_error", "missing_error", "run", "run_async"]
+
+T = TypeVar("T")
+
+COPY_BYTES = 64 << 20
+"""How much of a large file is in flight while it is copied."""
+
+
+class Do(NamedTuple):
+    """One call of the client: method, arguments, options."""
+
+    method: str
+    args: tuple[Any, ...]
+    options: dict[str, Any] = {}  # noqa: RUF012 - never written to
+
+
+Plan: TypeAlias = "Generator[Do, Any, T]"
+
+
+def run(client: Client, plan: Plan[T]) -> T:
+    """Carry a plan out with blocking calls."""
+    try:
+        do = next(plan)
+        while True:
+            try:
+                answer = getattr(client, do.method)(*do.args, **do.options)
+            except Exception as error:  # the plan decides what it means
+                do = plan.throw(error)
+            else:
+                do = plan.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def run_async(client: AsyncClient, plan: Plan[T]) -> T:
+    """Carry a plan out on an event loop."""
+    try:
+        do = next(plan)
+        while True:
+            try:
+                answer = await getattr(client, do.method)(*do.args, **do.options)
+            except Exception as error:  # the plan decides what it means
+                do = plan.throw(error)
+            else:
+                do = plan.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def missing_error(path: str, why: str = "no such file or directory in the store") -> OSError:
+    """What callers of a filesystem expect when a name leads to nothing."""
+    return FileNotFoundError(errno.ENOENT, why, path)
+
+
+def exists_error(path: str) -> OSError:
+    """What an exclusive create raises."""
+    return FileExistsError(errno.EEXIST, "the file exists already", path)
+
+
+class Plans:
+    """The plans of one filesystem. `pins` are the put options of finished files."""
+
+    def __init__(self, part_bytes: int, pins: dict[str, Any]) -> None:
+        self.part_bytes = part_bytes
+        self.pins = pins
+
+    # Reading.
+
+    def manifest(self, path: str) -> Plan[tuple[int, Manifest | None]]:
+        """The size of a file, and its manifest when it is in parts."""
+        try:
+            found = yield Do("query", (key_of(path),))
+            if found.size != MANIFEST_BYTES:
+                return found.size, None
+            data = yield Do("get", (key_of(path),))
+        except NotFoundError:
+            raise missing_error(path) from None
+        if not is_manifest(data):
+            return len(data), None
+        manifest = Manifest.decode(data, path)
+        return manifest.size, manifest
+
+    def manifests(self, keys: Sequence[Any]) -> Plan[dict[int, Manifest]]:
+        """The manifests among keys, by position; keys that name nothing are left out."""
+        found = yield Do("query_many", (keys,))
+        suspects = [
+            at
+            for at, info in enumerate(found.infos)
+            if info is not None and info.size == MANIFEST_BYTES
+        ]
+        return (yield from self._decode(keys, suspects))
+
+    def _decode(self, keys: Sequence[Any], suspects: list[int]) -> Plan[dict[int, Manifest]]:
+        if not suspects:
+            return {}
+        got = yield Do("get_many", ([keys[at] for at in suspects],))
+        return {
+            at: Manifest.decode(value, str(keys[at]))
+            for at, value in zip(suspects, got.values, strict=True)
+            if value is not None and is_manifest(value)
+        }
+
+    def sizes(self, listed: Sequence[Any]) -> Plan[list[int]]:
+        """The sizes of files that were listed as objects."""
+        sizes = [item.size for item in listed]
+        suspects = [at for at, size in enumerate(sizes) if size == MANIFEST_BYTES]
+        found = yield from self._decode([item.key for item in listed], suspects)
+        for at, manifest in found.items():
+            sizes[at] = manifest.size
+        return sizes
+
+    def read(self, path: str, start: int | None, end: int | None) -> Plan[bytes]:
+        """A file, or what a slice [start:end] of it holds."""
+        if not start and end is None:
+            (value,) = yield from self.read_many([path])
+            if isinstance(value, Exception):
+                raise value
+            return value
+        (value,) = yield from self.read_ranges([path], [start], [end])
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def read_many(self, paths: Sequence[str]) -> Plan[list[bytes | Exception]]:
+        """Whole files, or why not."""
+        got = yield Do("get_many", ([key_of(path) for path in paths],))
+        out: list[bytes | Exception] = []
+        for at, value in enumerate(got.values):
+            if value is None:
+                out.append(_failure(got.error(at), paths[at]))
+            elif is_manifest(value):
+                manifest = Manifest.decode(value, paths[at])
+                out.append((yield from self._join(manifest, 0, manifest.size, paths[at])))
+            else:
+                out.append(value)
+        return out
+
+    def read_ranges(
+        self, paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
+    ) -> Plan[list[bytes | Exception]]:
+        """Slices of files, or why not. Two requests, and those of the files that are in parts."""
+        unique = list(dict.fromkeys(paths))
+        keys = [key_of(path) for path in unique]
+        found = yield Do("query_many", (keys,))
+        sizes: dict[str, Any] = {
+            path: _failure(found.error(at), path) if info is None else info.size
+            for at, (path, info) in enumerate(zip(unique, found.infos, strict=True))
+        }
+        suspects = [at for at, path in enumerate(unique) if sizes[path] == MANIFEST_BYTES]
+        manifests = yield from self._decode(keys, suspects)
+        in_parts = {unique[at]: manifest for at, manifest in manifests.items()}
+        out: list[bytes | Exception] = []
+        for path, start, end in zip(paths, starts, ends, strict=True):
+            size = sizes[path]
+            if isinstance(size, Exception):
+                out.append(size)
+                continue
+            manifest = in_parts.get(path)
+            total = size if manifest is None else manifest.size
+            first, last, _ = slice(start, end).indices(total)
+            if first >= last:
+                out.append(b"")
+            elif manifest is not None:
+                out.append((yield from self._join(manifest, first, last, path)))
+            else:
+                out.append((yield from self._range(key_of(path), first, last - first, path)))
+        return out
+
+    def _range(self, key: Any, offset: int, length: int, path: str) -> Plan[bytes | Exception]:
+        try:
+            return (yield Do("get_range", (key, offset, length)))  # type: ignore[no-any-return]
+        except Exception as error:
+            return _failure(error, path)
+
+    def _join(self, manifest: Manifest, start: int, end: int, path: str) -> Plan[bytes | Exception]:
+        """Bytes [start, end) of a file in parts: whole parts in one batch, its ends as ranges."""
+        pieces: dict[int, Any] = {}
+        whole: list[int] = []
+        numbers = range(start // manifest.part_bytes, -(-end // manifest.part_bytes))
+        for number in numbers:
+            first, last = manifest.span(number)
+            if start <= first and last <= end:
+                whole.append(number)
+                continue
+            offset = max(start, first) - first
+            length = min(end, last) - first - offset
+            piece = yield from self._range(manifest.key(number), offset, length, path)
+            if isinstance(piece, Exception):
+                return piece
+            pieces[number] = piece
+        if whole:
+            keys = [manifest.key(number) for number in whole]
+            got = yield Do("get_many", (keys,))
+            for at, (number, value) in enumerate(zip(whole, got.values, strict=True)):
+                if value is None:
+                    return _failure(got.error(at), path)
+                pieces[number] = value
+        if len(pieces) == 1:
+            (only,) = pieces.values()
+            return only  # type: ignore[no-any-return]
+        return b"".join(pieces[number] for number in numbers)
+
+    # Writing.
+
+    def write_many(
+        self, files: dict[str, Any], *, exclusive: bool, pins: dict[str, Any] | None = None
+    ) -> Plan[None]:
+        """Store files, each at once and whole. Raises for the first one that could not be."""
+        pins = self.pins if pins is None else pins
+        paths = list(files)
+        heads: list[Any] = []
+        fresh: dict[int, Manifest] = {}
+        part_keys: list[str] = []
+        part_values: list[memoryview] = []
+        for at, path in enumerate(paths):
+            data = memoryview(files[path]).cast("B")
+            if not needs_parts(data, self.part_bytes):
+                heads.append(files[path] if type(files[path]) is bytes else data)
+                continue
+            manifest = fresh[at] = Manifest.make(data.nbytes, self.part_bytes)
+            heads.append(manifest.encode())
+            for number in range(manifest.count):
+                first, last = manifest.span(number)
+                part_keys.append(manifest.key(number))
+                part_values.append(data[first:last])
+        if part_keys:
+            yield from self.put_parts(part_keys, part_values)
+        yield from self.commit(paths, heads, fresh, exclusive=exclusive, pins=pins)
+
+    def put_parts(self, keys: list[str], values: Sequence[Any]) -> Plan[None]:
+        """Store parts that no manifest names yet; all or none of them."""
+        put = yield Do("put_many", (keys, values))
+        if not put.ok:
+            yield Do("remove_many", (keys,), {"force": True})
+            put.check()
+
+    def commit(
+        self,
+        paths: Sequence[str],
+        heads: Sequence[Any],
+        fresh: dict[int, Manifest],
+        *,
+        exclusive: bool,
+        pins: dict[str, Any],
+    ) -> Plan[None]:
+        """Put the objects that carry the files' names; the parts of `fresh` stand already."""
+        keys = [key_of(path) for path in paths]
+        replaced = {} if exclusive else (yield from self.manifests(keys))
+        put = yield Do("put_many", (keys, heads), {"upsert": not exclusive, **pins})
+        refused = set(np.flatnonzero(put.already_present | (put.statuses != 0)).tolist())
+        lost = [manifest for at, manifest in fresh.items() if at in refused]
+        lost += [manifest for at, manifest in replaced.items() if at not in refused]
+        yield from self.remove_parts(lost)
+        kept = [
+            key
+            for at, manifest in fresh.items()
+            if at not in refused
+            for key in manifest.all_keys()
+        ]
+        if kept and pins:
+            soft, hard = pins.get("soft_pin"), pins.get("hard_pin")
+            yield Do("pin_many", (kept,), {"soft": soft, "hard": hard, "ttl": pins.get("pin_ttl")})
+        if refused:
+            first = min(refused)
+            raise put[first].error or exists_error(paths[first])
+
+    def remove_parts(self, manifests: Iterable[Manifest]) -> Plan[None]:
+        """Remove the parts of files that are no more."""
+        keys = [key for manifest in manifests for key in manifest.all_keys()]
+        if keys:
+            yield Do("remove_many", (keys,), {"force": True})
+
+    def remove(self, paths: Sequence[str], *, strict: bool) -> Plan[None]:
+        """Remove files; `strict` raises FileNotFoundError for the first one that was none."""
+        keys = [key_of(path) for path in paths]
+        manifests = yield from self.manifests(keys)
+        gone = yield Do("remove_many", (keys,), {"force": True})
+        yield from self.remove_parts(manifests.values())
+        for at, error in gone.errors():
+            if not isinstance(error, NotFoundError):
+                raise error
+            if strict:
+                raise missing_error(paths[at])
+
+    def remove_tree(self, path: str) -> Plan[None]:
+        """Remove a file, or everything below a directory; raises FileNotFoundError for neither."""
+        listed = yield Do("list", (prefix_of(path),))
+        keys = [key for item in listed if not _hidden(key := item.key)]
+        if path:
+            keys.append(key_of(path))
+        if not keys:
+            return
+        manifests = yield from self.manifests(keys)
+        gone = yield Do("remove_many", (keys,), {"force": True})
+        yield from self.remove_parts(manifests.values())
+        for _, error in gone.errors():
+            if not isinstance(error, NotFoundError):
+                raise error
+        if len(gone.failed) == len(keys):
+            raise missing_error(path)
+
+    def move(self, pairs: Sequence[tuple[str, str]]) -> Plan[None]:
+        """Give files other names. Parts stay where they are; small files are put anew.
+
+        In batches of bounded size; each file is at its new name before it leaves the old one.
+        """
+        sources = [key_of(source) for source, _ in pairs]
+        found = yield Do("query_many", (sources,))
+        batch: list[int] = []
+        room = COPY_BYTES
+        for at, info in enumerate(found.infos):
+            if info is None:
+                raise _failure(found.error(at), pairs[at][0])
+            if batch and info.size > room:
+                yield from self._move_batch([pairs[n] for n in batch])
+                batch, room = [], COPY_BYTES
+            batch.append(at)
+            room -= info.size
+        if batch:
+            yield from self._move_batch([pairs[n] for n in batch])
+
+    def _move_batch(self, pairs: Sequence[tuple[str, str]]) -> Plan[None]:
+        sources = [key_of(source) for source, _ in pairs]
+        got = yield Do("get_many", (sources,), {"copy": False})
+        for at, error in got.errors():
+            raise _failure(error, pairs[at][0])
+        targets = [target for _, target in pairs]
+        yield from self.commit(targets, got.values, {}, exclusive=False, pins=self.pins)
+        yield Do("remove_many", (sources,), {"force": True})
+
+    def copy(self, source: str, target: str) -> Plan[None]:
+        """Copy one file, a bounded piece at a time."""
+        (value,) = (yield Do("get_many", ([key_of(source)],), {"copy": False})).values
+        if value is None:
+            raise missing_error(source)
+        if not is_manifest(value):
+            yield from self.commit([target], [value], {}, exclusive=False, pins=self.pins)
+            return
+        old = Manifest.decode(value, source)
+        new = Manifest.make(old.size, old.part_bytes)
+        step = max(1, COPY_BYTES // old.part_bytes)
+        done = 0
+        try:
+            while done < old.count:
+                numbers = range(done, min(old.count, done + step))
+                got = yield Do("get_many", ([old.key(n) for n in numbers],), {"copy": False})
+                for _, error in got.errors():
+                    raise _failure(error, source)
+                yield from self.put_parts([new.key(n) for n in numbers], got.values)
+                done = numbers.stop
+        except BaseException:
+            stored = [new.key(number) for number in range(done)]
+            if stored:
+                yield Do("remove_many", (stored,), {"force": True})
+            raise
+        yield from self.commit([target], [new.encode()], {0: new}, exclusive=False, pins=self.pins)
+
+
+def _hidden(key: str | bytes) -> bool:
+    return key[:1] in (HIDDEN, HIDDEN.encode())
+
+
+def _failure(error: Exception | None, path: str) -> Exception:
+    """The exception a filesystem raises for an error of the store."""
+    if error is None or isinstance(error, NotFoundError):
+        return missing_error(path)
+    return error
