@@ -94,6 +94,7 @@ class Listing:
             reply.age_ms / 1e3,
             reply.hits,
             tuple(named[segment].replica(offset) for segment, offset, _ in reply.replicas),
+            reply.created_s,
         )
 
     def remove_matching(

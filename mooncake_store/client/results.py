@@ -238,6 +238,11 @@ class Infos(Sequence["ObjectInfo | None"]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The column of sizes; of keys that failed it says nothing."""
+        return self._rows["size"].astype(np.int64)
+
     @overload
     def __getitem__(self, at: int) -> ObjectInfo | None: ...
     @overload
@@ -283,6 +288,11 @@ class QueryResult(BatchResult):
         super().__init__("query", keys, statuses, errors)
         self.infos = infos
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The size of each object as a column, 0 where the key failed."""
+        return np.where(self.statuses == 0, self.infos.sizes, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectStat:
@@ -301,6 +311,8 @@ class ObjectStat:
     age_s: float
     hits: int
     replicas: tuple[Replica, ...]
+    created_s: int
+    """When its put began, as a date in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ one level, because a directory is nothing but what its names have in common.
 from __future__ import annotations
 
 import errno
-import time
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import NotFoundError
@@ -57,7 +56,7 @@ def info(path: str) -> Plan[Entry]:
             (data,) = (yield Do("get_many", ([key_of(path)],))).values
             if data is not None and is_manifest(data):
                 size = Manifest.decode(data, path).size
-        entry = _file_entry(path, size, time.time() - stat.age_s, len(stat.replicas))
+        entry = _file_entry(path, size, float(stat.created_s), len(stat.replicas))
         entry.update(
             checksum=stat.checksum,
             generation=stat.generation,

@@ -7,8 +7,8 @@ callers of a filesystem catch. No I/O here.
 
 Overwriting is one upsert: readers see the old file or the new one. Parts of what was replaced
 or removed go at once (memory that somebody reads just then is kept by the store until its lease
-ends). Parts are put without a pin and pinned when their manifest stands, so what a dead
-writer leaves behind is the first thing to be evicted.
+ends). Parts are pinned for a minute while they are written, and as the file asks when it is
+complete, so what a dead writer leaves behind does not stay for long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from mooncake_store.errors import NotFoundError
+from mooncake_store.errors import IllegalClientError, NoSpaceError, NotFoundError
 from mooncake_store.fs.parts import MANIFEST_BYTES, Manifest, is_manifest, needs_parts
 from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
 
@@ -31,6 +31,10 @@ __all__ = ["Do", "Plan", "Plans", "exists_error", "missing_error", "run", "run_a
 
 T = TypeVar("T")
 
+COMMIT_ATTEMPTS = 100
+"""How often a file is put again while other writers of the same path keep cutting in."""
+WHILE_WRITING = {"soft_pin": True, "pin_ttl": "60s"}
+"""Parts are kept while the others are written; what a dead writer leaves is soon evictable."""
 COPY_BYTES = 64 << 20
 """How much of a large file is in flight while it is copied."""
 
@@ -112,11 +116,7 @@ class Plans:
     def manifests(self, keys: Sequence[Any]) -> Plan[dict[int, Manifest]]:
         """The manifests among keys, by position; keys that name nothing are left out."""
         found = yield Do("query_many", (keys,))
-        suspects = [
-            at
-            for at, info in enumerate(found.infos)
-            if info is not None and info.size == MANIFEST_BYTES
-        ]
+        suspects = np.flatnonzero(found.sizes == MANIFEST_BYTES).tolist()
         return (yield from self._decode(keys, suspects))
 
     def _decode(self, keys: Sequence[Any], suspects: list[int]) -> Plan[dict[int, Manifest]]:
@@ -172,10 +172,10 @@ class Plans:
         keys = [key_of(path) for path in unique]
         found = yield Do("query_many", (keys,))
         sizes: dict[str, Any] = {
-            path: _failure(found.error(at), path) if info is None else info.size
-            for at, (path, info) in enumerate(zip(unique, found.infos, strict=True))
+            path: size or _failure(found.error(at), path)
+            for at, (path, size) in enumerate(zip(unique, found.sizes.tolist(), strict=True))
         }
-        suspects = [at for at, path in enumerate(unique) if sizes[path] == MANIFEST_BYTES]
+        suspects = np.flatnonzero(found.sizes == MANIFEST_BYTES).tolist()
         manifests = yield from self._decode(keys, suspects)
         in_parts = {unique[at]: manifest for at, manifest in manifests.items()}
         out: list[bytes | Exception] = []
@@ -258,7 +258,7 @@ class Plans:
 
     def put_parts(self, keys: list[str], values: Sequence[Any]) -> Plan[None]:
         """Store parts that no manifest names yet; all or none of them."""
-        put = yield Do("put_many", (keys, values))
+        put = yield Do("put_many", (keys, values), WHILE_WRITING)
         if not put.ok:
             yield Do("remove_many", (keys,), {"force": True})
             put.check()
@@ -273,25 +273,46 @@ class Plans:
         pins: dict[str, Any],
     ) -> Plan[None]:
         """Put the objects that carry the files' names; the parts of `fresh` stand already."""
-        keys = [key_of(path) for path in paths]
-        replaced = {} if exclusive else (yield from self.manifests(keys))
-        put = yield Do("put_many", (keys, heads), {"upsert": not exclusive, **pins})
-        refused = set(np.flatnonzero(put.already_present | (put.statuses != 0)).tolist())
-        lost = [manifest for at, manifest in fresh.items() if at in refused]
-        lost += [manifest for at, manifest in replaced.items() if at not in refused]
-        yield from self.remove_parts(lost)
-        kept = [
-            key
-            for at, manifest in fresh.items()
-            if at not in refused
-            for key in manifest.all_keys()
-        ]
-        if kept and pins:
+        parts = [key for manifest in fresh.values() for key in manifest.all_keys()]
+        yield from self._secure(parts, pins)
+        waiting = list(range(len(paths)))
+        for _ in range(COMMIT_ATTEMPTS):
+            keys = [key_of(paths[at]) for at in waiting]
+            replaced = {} if exclusive else (yield from self.manifests(keys))
+            values = [heads[at] for at in waiting]
+            put = yield Do("put_many", (keys, values), {"upsert": not exclusive, **pins})
+            refused = np.flatnonzero(put.already_present | (put.statuses != 0)).tolist()
+            kept = set(refused)
+            yield from self.remove_parts(old for at, old in replaced.items() if at not in kept)
+            if not refused:
+                return
+            error = put[refused[0]].error or exists_error(paths[waiting[refused[0]]])
+            waiting = [waiting[at] for at in refused]
+            if not isinstance(error, IllegalClientError):
+                break
+            # Another writer began the same file meanwhile; the one who ends last has it.
+        yield from self.remove_parts(fresh[at] for at in waiting if at in fresh)
+        raise error
+
+    def _secure(self, parts: list[str], pins: dict[str, Any]) -> Plan[None]:
+        """Pin the parts of finished files; raises if one was evicted while others were written."""
+        if not parts:
+            return
+        if pins:
             soft, hard = pins.get("soft_pin"), pins.get("hard_pin")
-            yield Do("pin_many", (kept,), {"soft": soft, "hard": hard, "ttl": pins.get("pin_ttl")})
-        if refused:
-            first = min(refused)
-            raise put[first].error or exists_error(paths[first])
+            options = {"soft": soft, "hard": hard, "ttl": pins.get("pin_ttl")}
+            pinned = yield Do("pin_many", (parts,), options)
+            missing = len(pinned.failed)
+        else:
+            present = yield Do("exists_many", (parts,))
+            missing = len(parts) - int(np.count_nonzero(present))
+        if missing:
+            yield Do("remove_many", (parts,), {"force": True})
+            raise NoSpaceError(
+                f"{missing} of {len(parts)} parts were evicted before the file was complete",
+                operation="write",
+                advice="add a segment, remove or unpin other objects, or write a smaller file",
+            )
 
     def remove_parts(self, manifests: Iterable[Manifest]) -> Plan[None]:
         """Remove the parts of files that are no more."""
@@ -337,14 +358,14 @@ class Plans:
         found = yield Do("query_many", (sources,))
         batch: list[int] = []
         room = COPY_BYTES
-        for at, info in enumerate(found.infos):
-            if info is None:
-                raise _failure(found.error(at), pairs[at][0])
-            if batch and info.size > room:
+        for at, error in found.errors():
+            raise _failure(error, pairs[at][0])
+        for at, size in enumerate(found.sizes.tolist()):
+            if batch and size > room:
                 yield from self._move_batch([pairs[n] for n in batch])
                 batch, room = [], COPY_BYTES
             batch.append(at)
-            room -= info.size
+            room -= size
         if batch:
             yield from self._move_batch([pairs[n] for n in batch])
 

@@ -98,10 +98,13 @@ class RareOperations:
             if len(names) <= wire.LIST_BYTES_MAX:
                 break
             limit = max(1, limit // 2)
-        # The core's seconds are those of its clock; clients get dates.
-        clock = self._service.clock
-        rows["created_s"] += np.uint32((clock.wall_ns() - clock.now_ns()) // SECOND)
+        rows["created_s"] += np.uint32(self._epoch_s())
         return wire.LIST.reply.pack(cursor=following, rows=words(rows), names=names)
+
+    def _epoch_s(self) -> int:
+        """The date of the core's second 0: its seconds are those of its clock."""
+        clock = self._service.clock
+        return (clock.wall_ns() - clock.now_ns()) // SECOND
 
     def snapshot(self, peer: Peer, frame: Frame) -> bytes:
         """Return one page of the digests of readable objects."""
@@ -134,6 +137,7 @@ class RareOperations:
                     (segment, offset + int(bases[segment]), int(state))
                     for segment, offset, state in found.replicas
                 ),
+                created_s=found.created_ns // SECOND + self._epoch_s(),
             )
         )
 

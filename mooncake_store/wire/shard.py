@@ -111,6 +111,7 @@ class StatReply(msgspec.Struct, frozen=True, array_like=True, tag="stat"):
     hits: int = 0
     replicas: tuple[tuple[int, int, int], ...] = ()
     """(segment, offset, state) each."""
+    created_s: int = 0
 
 
 class RemoveMatching(msgspec.Struct, frozen=True, array_like=True, tag="remove?"):

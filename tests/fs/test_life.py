@@ -128,7 +128,7 @@ def test_a_killed_writer_leaves_nothing_visible_and_its_space_returns(cluster, f
         writer.send_signal(signal.SIGKILL)
     assert fs.ls("") == []
     assert fs.find("") == []
-    # Its parts are the first to go: twice the pool is written after them.
+    # Its parts go under pressure: twice the pool is written after them.
     other = MooncakeFileSystem(url + "-after", part_size="8MiB")
     for number in range(64):
         other.pipe_file(f"file-{number}", bytes(16 << 20))

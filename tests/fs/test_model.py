@@ -93,6 +93,7 @@ class Agreement(RuleBasedStateMachine):
     def copy(self, one, other):
         if one != other:
             self.both(lambda side: side.cp_file(one, other))
+            self.prune()
 
     @rule(path=DIRECTORIES)
     def remove_tree(self, path):
