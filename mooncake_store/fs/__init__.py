@@ -1,4 +1,4 @@
-"""The pool as a filesystem for everything that speaks fsspec: `mooncake://host:port/namespace/path`.
+"""The pool as a filesystem of fsspec: `mooncake://host:port/namespace/path`.
 
     import fsspec
     with fsspec.open("mooncake://127.0.0.1:50051/default/run/config.json", "w") as file:
