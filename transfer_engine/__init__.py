@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         SegmentHandle,
         TransferEngine,
     )
+    from transfer_engine.file_segment import FileSegment
     from transfer_engine.segment import Segment
     from transfer_engine.submission import Submission
     from transfer_engine.transports.server import TransferServer
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     # The owner of memory.
     "Access",
+    "FileSegment",
     "Segment",
     "SegmentDescriptor",
     "TransferServer",
@@ -35,6 +37,7 @@ __all__ = [
 _HOME = {
     "Access": "transfer_engine.base",
     "BatchResult": "transfer_engine.engine",
+    "FileSegment": "transfer_engine.file_segment",
     "Operation": "transfer_engine.base",
     "PathReport": "transfer_engine.engine",
     "Region": "transfer_engine.engine",

@@ -26,17 +26,21 @@ import numpy as np
 from transfer_engine.errors import (
     AuthError,
     InvalidArgumentError,
+    NoSpaceError,
     NotFoundError,
     PeerLostError,
     StoreError,
     TransferError,
     TransferTimeoutError,
+    TruncatedError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+
+    from transfer_engine.memory import Mapping
 
     Columns = NDArray[np.int64]
     Statuses = NDArray[np.int32]
@@ -67,6 +71,8 @@ REFUSED = AuthError.code
 FAILED = TransferError.code
 PEER_LOST = PeerLostError.code
 TIMED_OUT = TransferTimeoutError.code
+NO_SPACE = NoSpaceError.code
+TRUNCATED = TruncatedError.code
 
 _STATUS_NAMES = {
     COMPLETED: "completed",
@@ -239,6 +245,10 @@ class Transport(abc.ABC):
             advice="read it into a buffer",
         )
 
+    def memory(self, target: RemoteSegment) -> Mapping | None:
+        """Return the segment's memory where it is mapped in this process, else None."""
+        return None
+
     def release(self, target: RemoteSegment) -> None:  # noqa: B027 - most hold nothing
         """Give an opened segment up; transfers under way still end."""
 
@@ -253,6 +263,8 @@ _ERRORS: dict[int, type[StoreError]] = {
     REFUSED: AuthError,
     PEER_LOST: PeerLostError,
     TIMED_OUT: TransferTimeoutError,
+    NO_SPACE: NoSpaceError,
+    TRUNCATED: TruncatedError,
 }
 
 _REASONS = {
@@ -262,6 +274,8 @@ _REASONS = {
     CANCELLED: "the transfer was cancelled",
     TIMED_OUT: "the deadline passed first",
     PEER_LOST: "the peer was lost",
+    NO_SPACE: "the disk under the segment is full",
+    TRUNCATED: "the file under the segment ended before the range did",
 }
 
 

@@ -13,7 +13,8 @@
     ├── TransferError
     │   ├── TransferTimeoutError (TimeoutError)
     │   ├── PeerLostError (ConnectionError)
-    │   └── ChecksumMismatchError
+    │   ├── ChecksumMismatchError
+    │   └── TruncatedError
     ├── ProtocolError
     │   ├── LocalProtocolError      this side broke the rules
     │   └── RemoteProtocolError     the peer broke the rules
@@ -31,6 +32,7 @@ objects: one tree in one file is worth more than purity, and `mooncake_store.err
 from __future__ import annotations
 
 import errno
+import os
 from typing import ClassVar
 
 __all__ = [
@@ -54,7 +56,9 @@ __all__ = [
     "StoreError",
     "TransferError",
     "TransferTimeoutError",
+    "TruncatedError",
     "UnavailableError",
+    "open_error",
 ]
 
 
@@ -209,6 +213,14 @@ class ChecksumMismatchError(TransferError):
     default_advice = "another replica is tried first; if this repeats, check the memory of the peer"
 
 
+class TruncatedError(TransferError):
+    """A file or device under a segment holds less than it did when the segment was opened."""
+
+    code = -802
+    retryable = False
+    default_advice = "somebody shortened the file: remove the segment and create it anew"
+
+
 class ProtocolError(StoreError):
     """A rule of the wire protocol was broken."""
 
@@ -250,3 +262,19 @@ class InvalidArgumentError(StoreError, ValueError):
     """An argument is out of range or of the wrong kind."""
 
     code = -600
+
+
+def open_error(name: str, error: OSError) -> StoreError:
+    """Return the error of this project that a failed open, create or map stands for."""
+    what = f"process {os.getpid()} cannot open {name}: {error.strerror}"
+    if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
+        return NotFoundError(what, operation="open", advice="check the path; attach the device")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return AuthError(what, operation="open", advice=f"give user {os.geteuid()} the right to it")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(what, operation="open", advice="free some, or ask for less")
+    if error.errno == errno.EEXIST:
+        return AlreadyExistsError(what, operation="open", advice="open it instead of creating it")
+    if error.errno == errno.EBUSY:
+        return ConfigError(what, operation="open", advice="it is mounted or otherwise claimed")
+    return ConfigError(what, operation="open")

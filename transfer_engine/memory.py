@@ -29,13 +29,15 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from transfer_engine.errors import ConfigError, InvalidArgumentError
+from transfer_engine.errors import ConfigError, InvalidArgumentError, TransferError
+from transfer_engine.geometry import measure
 
 __all__ = [
     "HugePages",
     "Mapping",
     "Prefaulter",
     "create_file",
+    "flush",
     "host_identity",
     "load_kernels",
     "map_file",
@@ -47,6 +49,7 @@ _THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _HUGETLB_FREE = "/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages"
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23
+_MS_SYNC = 4
 _MPOL_PREFERRED = 1
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -156,10 +159,12 @@ def map_file(
     fd: int, size: int, *, writable: bool, page_kind: str = "small", numa_node: int | None = None
 ) -> Mapping:
     """Map the first `size` bytes of a file, shared, and advise the kernel on pages and node."""
-    held = os.fstat(fd).st_size
+    kind, held, align, _ = measure(fd)
     if held < size:
         raise InvalidArgumentError(f"the file holds {held} bytes, the segment names {size}")
     length = held if page_kind == "hugetlb" else size
+    if kind == "dax":
+        length = -(-size // align) * align  # the device maps no less
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     try:
         mapped = mmap.mmap(fd, length, mmap.MAP_SHARED, protection)
@@ -175,6 +180,33 @@ def map_file(
     if numa_node is not None:
         _prefer_node(mapping, numa_node)
     return mapping
+
+
+def flush(mapping: Mapping, offset: int, length: int, *, caches: bool) -> None:
+    """Make bytes of a mapped file or DAX device durable; return when they are.
+
+    With `caches` the lines are written back from the processor's caches, which is all a DAX
+    device needs; otherwise the kernel writes the pages to the medium (msync).
+    Raises TransferError when the medium fails.
+    """
+    if not 0 <= offset <= offset + length <= mapping.bytes:
+        raise InvalidArgumentError(
+            f"range [{offset}, {offset + length}) is outside of {mapping.bytes} bytes"
+        )
+    if length == 0:
+        return
+    if caches:
+        from transfer_engine._kernels_dax import instruction, write_back
+
+        write_back(mapping.address + offset, length, instruction())
+        return
+    begin = (mapping.address + offset) // mmap.PAGESIZE * mmap.PAGESIZE
+    end = mapping.address + offset + length
+    answer = _libc().msync(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MS_SYNC)
+    if answer != 0:
+        raise TransferError(
+            f"cannot write mapped pages back: {os.strerror(ctypes.get_errno())}", operation="flush"
+        )
 
 
 def _prefer_node(mapping: Mapping, node: int) -> None:

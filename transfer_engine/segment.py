@@ -19,8 +19,9 @@ import secrets
 import weakref
 from typing import TYPE_CHECKING
 
-from transfer_engine.errors import InvalidArgumentError, NotFoundError
-from transfer_engine.memory import Mapping, Prefaulter, create_file, map_file
+from transfer_engine.errors import InvalidArgumentError, NotFoundError, open_error
+from transfer_engine.geometry import measure
+from transfer_engine.memory import Mapping, Prefaulter, create_file, flush, map_file
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,14 +50,14 @@ class Segment:
     """Named memory, identified everywhere by its uuid; make one with create, attach or wrap.
 
     Attributes are constant: `name`, `uuid` (16 bytes), `size` in bytes, `page_kind` ("thp",
-    "hugetlb", "small", or "caller" for wrapped buffers), `writable`.
+    "hugetlb", "small", "file" or "dax" for mapped ones, "caller" for wrapped buffers), `writable`.
     """
 
     def __init__(
         self, mapping: Mapping, *, name: str, uuid: bytes | None, fd: int | None, page_kind: str
     ) -> None:
         self.name = name
-        self.uuid = _check_uuid(uuid)
+        self.uuid = check_uuid(uuid)
         self.size = mapping.bytes
         self.page_kind = page_kind
         self.writable = mapping.writable
@@ -80,8 +81,8 @@ class Segment:
 
         A path must not exist yet. Raises ConfigError when what was required cannot be had.
         """
-        _check_name(name)
-        _check_uuid(uuid)
+        check_name(name)
+        check_uuid(uuid)
         fd, page_kind = create_file(size, name=name, path=path, hugepages=hugepages)
         try:
             mapping = map_file(fd, size, writable=True, page_kind=page_kind, numa_node=numa_node)
@@ -95,7 +96,7 @@ class Segment:
     @classmethod
     def attach(cls, path: str | os.PathLike[str], *, uuid: bytes, name: str = "segment") -> Segment:
         """Map a named segment that a former process left behind; its bytes are as they were."""
-        _check_name(name)
+        check_name(name)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -110,12 +111,48 @@ class Segment:
         return cls(mapping, name=name, uuid=uuid, fd=fd, page_kind="small")
 
     @classmethod
+    def map(
+        cls,
+        path: str | os.PathLike[str],
+        size: int | None = None,
+        *,
+        name: str = "mapped",
+        uuid: bytes | None = None,
+    ) -> Segment:
+        """Map an existing file or DAX device, whole or its first `size` bytes, as it is.
+
+        What is written is visible to all who map it at once, and durable after `flush`. The file
+        must keep its length, and its space must be reserved: a page that the kernel cannot
+        provide kills whoever touches it (SIGBUS).
+        """
+        check_name(name)
+        whole = os.fspath(path)
+        try:
+            fd = os.open(whole, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise open_error(whole, error) from error
+        try:
+            kind, held, _, _ = measure(fd)
+            if kind == "block":
+                raise InvalidArgumentError(
+                    f"{whole} is a block device; mapping one would go through the page cache",
+                    advice="use FileSegment.open",
+                )
+            mapping = map_file(fd, held if size is None else size, writable=True)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(
+            mapping, name=name, uuid=uuid, fd=fd, page_kind="dax" if kind == "dax" else "file"
+        )
+
+    @classmethod
     def wrap(cls, buffer: Buffer, *, name: str = "buffer", uuid: bytes | None = None) -> Segment:
         """Make a segment of a caller's contiguous buffer; read-only buffers give such segments.
 
         The buffer is held until the segment is closed and the last transfer on it has ended.
         """
-        _check_name(name)
+        check_name(name)
         flat = flat_view(buffer)
         if flat.nbytes == 0:
             raise InvalidArgumentError("an empty buffer cannot be a segment")
@@ -139,6 +176,11 @@ class Segment:
         return self.mapping.address
 
     @property
+    def lent_as(self) -> str:
+        """The transport by which other processes of this host reach it, if any does."""
+        return "shm" if self.shareable else ""
+
+    @property
     def shareable(self) -> bool:
         """Whether other processes of this host can map it."""
         return self._fd is not None
@@ -151,6 +193,17 @@ class Segment:
     def view(self, offset: int, length: int) -> memoryview:
         """Return a read-only view of a range, without a copy; it keeps the memory mapped."""
         return self.mapping.view(offset, length)
+
+    def flush(self, offset: int = 0, length: int | None = None) -> None:
+        """Make bytes of a mapped segment durable, whoever of this host wrote them before.
+
+        Only for segments made by `map`; raises InvalidArgumentError for others.
+        """
+        if self.page_kind not in ("file", "dax"):
+            raise InvalidArgumentError(f"segment {self.name!r} is memory: nothing keeps it")
+        mapping = self.mapping
+        length = mapping.bytes - offset if length is None else length
+        flush(mapping, offset, length, caches=self.page_kind == "dax")
 
     def share(self, *, writable: bool) -> int:
         """Return a new descriptor of the memory for another process; the caller closes it."""
@@ -211,7 +264,8 @@ def flat_view(buffer: Buffer) -> memoryview:
         ) from error
 
 
-def _check_uuid(uuid: bytes | None) -> bytes:
+def check_uuid(uuid: bytes | None) -> bytes:
+    """Return a uuid of the right length, a random one for None."""
     if uuid is None:
         return secrets.token_bytes(UUID_BYTES)
     if len(uuid) != UUID_BYTES:
@@ -219,6 +273,7 @@ def _check_uuid(uuid: bytes | None) -> bytes:
     return uuid
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raise InvalidArgumentError for a name that would garble listings."""
     if not _NAME.fullmatch(name):
         raise InvalidArgumentError(f"segment name {name!r}: use 1 to 128 printable characters")

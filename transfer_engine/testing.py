@@ -14,6 +14,7 @@ kill and stop them. Used by this project's tests; public for transports kept els
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ import xxhash
 from transfer_engine.base import BAD_RANGE, CANCELLED, COMPLETED, Access, Operation
 from transfer_engine.base import SegmentDescriptor as Descriptor
 from transfer_engine.errors import InvalidArgumentError, TransferTimeoutError
+from transfer_engine.file_segment import FileSegment
 from transfer_engine.segment import Segment
 from transfer_engine.transports.server import TransferServer
 
@@ -85,6 +87,16 @@ class OwnerProcess:
         told = self.ask("publish", size=size, seed=seed, uuid=uuid.hex() if uuid else None)
         return Descriptor.decode(bytes.fromhex(told))
 
+    def publish_file(self, path: str, size: int, seed: int, **options: Any) -> Descriptor:
+        """Serve a file or block device of `FileSegment.create` or `open`, filled likewise."""
+        told = self.ask("publish_file", path=path, size=size, seed=seed, options=options)
+        return Descriptor.decode(bytes.fromhex(told))
+
+    def publish_map(self, path: str, size: int, seed: int) -> Descriptor:
+        """Serve a file or DAX device of `Segment.map`, filled likewise."""
+        told = self.ask("publish_map", path=path, size=size, seed=seed)
+        return Descriptor.decode(bytes.fromhex(told))
+
     def digest(self, descriptor: Descriptor) -> str:
         """Return the hash of the whole segment as its owner sees it."""
         return str(self.ask("digest", uuid=descriptor.uuid.hex()))
@@ -92,6 +104,12 @@ class OwnerProcess:
     def withdraw(self, descriptor: Descriptor) -> None:
         """Stop serving a segment."""
         self.ask("withdraw", uuid=descriptor.uuid.hex())
+
+    def __enter__(self) -> OwnerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the process, whatever state it is in. Idempotent."""
@@ -327,16 +345,37 @@ class _Owner:
             authorize=_policy(options.pop("policy", None)),
             **options,
         )
-        self.segments: dict[str, Segment] = {}
+        self.segments: dict[str, Segment | FileSegment] = {}
+        self.paths: dict[str, str] = {}
 
     def publish(self, size: int, seed: int, uuid: str | None) -> str:
         segment = Segment.create(size, uuid=bytes.fromhex(uuid) if uuid else None)
-        np.frombuffer(segment.buffer, dtype=np.uint8)[:] = content(seed, size)
+        return self._serve(segment, seed)
+
+    def publish_map(self, path: str, size: int, seed: int) -> str:
+        return self._serve(Segment.map(path, size), seed)
+
+    def _serve(self, segment: Segment, seed: int) -> str:
+        np.frombuffer(segment.buffer, dtype=np.uint8)[:] = content(seed, segment.size)
         self.segments[segment.uuid.hex()] = segment
         return self.server.publish(segment).encode().hex()
 
+    def publish_file(self, path: str, size: int, seed: int, options: dict[str, Any]) -> str:
+        make = FileSegment.open if os.path.exists(path) else FileSegment.create
+        segment = make(path, size=size, **options)
+        with open(path, "r+b", buffering=0) as file:
+            file.write(content(seed, size).data)
+            os.fsync(file.fileno())
+        self.segments[segment.uuid.hex()] = segment
+        self.paths[segment.uuid.hex()] = path
+        return self.server.publish(segment).encode().hex()
+
     def digest(self, uuid: str) -> str:
-        return xxhash.xxh3_128_hexdigest(self.segments[uuid].buffer)
+        segment = self.segments[uuid]
+        if isinstance(segment, Segment):
+            return xxhash.xxh3_128_hexdigest(segment.buffer)
+        with open(self.paths[uuid], "rb") as file:
+            return xxhash.xxh3_128_hexdigest(file.read(segment.size))
 
     def withdraw(self, uuid: str) -> None:
         segment = self.segments.pop(uuid)

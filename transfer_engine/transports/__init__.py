@@ -1,4 +1,4 @@
-"""One file per way to move bytes: `local`, `shm`, `tcp`; the server that answers them."""
+"""One file per way to move bytes: `local`, `shm`, `file`, `tcp`; the server that answers them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "create"]
 
-NAMES = ("local", "shm", "tcp")
+NAMES = ("local", "shm", "file", "tcp")
 """The transports there are, cheapest first."""
 
 
@@ -25,6 +25,10 @@ def create(name: str, *, secret: bytes | None = None) -> Transport:
         from transfer_engine.transports.shm import ShmTransport
 
         return ShmTransport()
+    if name == "file":
+        from transfer_engine.transports.file import FileTransport
+
+        return FileTransport()
     if name == "tcp":
         from transfer_engine.transports.tcp import TcpTransport
 

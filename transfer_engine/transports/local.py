@@ -15,6 +15,7 @@ from transfer_engine.transports.copying import move_batch
 
 if TYPE_CHECKING:
     from transfer_engine.base import Batch, SegmentDescriptor
+    from transfer_engine.memory import Mapping
 
 __all__ = ["LocalTransport"]
 
@@ -56,6 +57,11 @@ class LocalTransport(Transport):
             batch.statuses[batch.statuses == 0] = REFUSED
             return
         move_batch(mapping, operation, batch, deadline, str(target.descriptor))
+
+    def memory(self, target: RemoteSegment) -> Mapping | None:
+        """Return the memory itself."""
+        segment = find_segment(target.descriptor.uuid)
+        return None if segment is None else segment.held()
 
     def view(self, target: RemoteSegment, offset: int, length: int) -> memoryview:
         """Return the memory itself, read-only."""

@@ -34,11 +34,37 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine.base import Access, AccessHook
-    from transfer_engine.segment import Segment
+    from transfer_engine.memory import Mapping
 
-__all__ = ["Owner", "TransferServer"]
+__all__ = ["Owner", "Served", "TransferServer"]
 
 _log = logging.getLogger(__name__)
+
+
+class Served(Protocol):
+    """What a server needs to know of a segment: `Segment` and `FileSegment` are such."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - see Segment
+
+    @property
+    def uuid(self) -> bytes: ...  # noqa: D102
+
+    @property
+    def size(self) -> int: ...  # noqa: D102
+
+    @property
+    def writable(self) -> bool: ...  # noqa: D102
+
+    @property
+    def lent_as(self) -> str:
+        """The transport by which other processes of this host reach it, or an empty string."""
+
+    def share(self, *, writable: bool) -> int:
+        """Return a new descriptor of it for another process."""
+
+    def held(self) -> Mapping | None:
+        """Return its memory, or None when it is closed or has none."""
 
 
 class Owner(Protocol):
@@ -47,7 +73,7 @@ class Owner(Protocol):
     instance: bytes
     secret: bytes | None
 
-    def find(self, uuid: bytes) -> Segment | None:
+    def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
 
     def permits(self, access: Access) -> bool | NDArray[np.bool_]:
@@ -79,7 +105,7 @@ class TransferServer:
         self.instance = secrets.token_bytes(16)
         self.secret = secret
         self._authorize = authorize
-        self._segments: dict[bytes, Segment] = {}
+        self._segments: dict[bytes, Served] = {}
         self._lock = threading.Lock()
         self._tcp: TcpServer | None = None
         self._shm: ShmServer | None = None
@@ -112,12 +138,13 @@ class TransferServer:
         """The Unix socket that descriptors name."""
         return None if self._shm is None else self._shm.address
 
-    def publish(self, segment: Segment) -> SegmentDescriptor:
+    def publish(self, segment: Served) -> SegmentDescriptor:
         """Serve a segment from now on and return how to reach it."""
         with self._lock:
             if self._segments.setdefault(segment.uuid, segment) is not segment:
                 raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
-        shm = self._shm if segment.shareable else None
+        lender = self._shm if segment.lent_as else None
+        tcp = self._tcp if segment.held() is not None else None
         return SegmentDescriptor(
             uuid=segment.uuid,
             size=segment.size,
@@ -127,13 +154,13 @@ class TransferServer:
             instance=self.instance,
             uid=os.geteuid(),
             pid=os.getpid(),
-            transports=(*(("shm",) if shm else ()), *(("tcp",) if self._tcp else ())),
-            unix_address=shm.address if shm else "",
-            tcp_host=self._tcp_host if self._tcp else "",
-            tcp_port=self._tcp.port if self._tcp else 0,
+            transports=(*((segment.lent_as,) if lender else ()), *(("tcp",) if tcp else ())),
+            unix_address=lender.address if lender else "",
+            tcp_host=self._tcp_host if tcp else "",
+            tcp_port=tcp.port if tcp else 0,
         )
 
-    def withdraw(self, segment: Segment, *, timeout_s: float = 5.0) -> None:
+    def withdraw(self, segment: Served, *, timeout_s: float = 5.0) -> None:
         """Stop serving a segment; return when no connection moves bytes of it any more.
 
         Connections still busy with it after `timeout_s` are cut. Processes that mapped it are
@@ -147,7 +174,7 @@ class TransferServer:
         if self._tcp is not None:
             self._tcp.quiesce(segment.uuid, timeout_s)
 
-    def find(self, uuid: bytes) -> Segment | None:
+    def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
         return self._segments.get(uuid)
 

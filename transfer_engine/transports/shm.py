@@ -1,58 +1,21 @@
 """Segments of other processes on this host: mapped once, then every transfer is one copy.
 
-Opening asks the owner, over its Unix socket, for the descriptor of the segment and maps it. The
-connection stays open and is looked at before each batch (0.3 us): it says that the owner died,
-or withdrew the segment. There is no thread.
-
-The owner is not asked per batch. Who must be kept from writing is refused the writable mapping;
-who may write can write anywhere in the segment. Bounds are checked by the engine for the
-caller's sake. Fencing of single writers needs a transport whose owner takes part (tcp).
+The owner hands the descriptor of the segment over (`transports.lending`) and is not asked per
+batch. Bounds are checked by the engine for the caller's sake. Fencing of single writers needs a
+transport whose owner takes part (tcp).
 
 Cost: one kernel call a batch.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
-import threading
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine.base import (
-    REFUSED as REFUSED_STATUS,
-)
-from transfer_engine.base import (
-    UNKNOWN_SEGMENT,
-    Operation,
-    RemoteSegment,
-    Transport,
-    error_of,
-    remaining_s,
-)
-from transfer_engine.errors import (
-    InvalidArgumentError,
-    NotFoundError,
-    PeerLostError,
-    RemoteProtocolError,
-    StoreError,
-    TransferTimeoutError,
-)
-from transfer_engine.memory import Mapping, host_identity, map_file
-from transfer_engine.transports import forking
+from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Operation, RemoteSegment, error_of
+from transfer_engine.memory import Mapping, map_file
 from transfer_engine.transports.copying import move_batch
-from transfer_engine.transports.handover import (
-    GRANTED,
-    MAP,
-    MESSAGE_BYTES,
-    REFUSED,
-    WITHDRAWN,
-    Message,
-    check_uid,
-    peer_credentials,
-    socket_address,
-)
+from transfer_engine.transports.lending import LendingTransport, LentSegment
 
 if TYPE_CHECKING:
     from transfer_engine.base import Batch, SegmentDescriptor
@@ -60,285 +23,39 @@ if TYPE_CHECKING:
 __all__ = ["ShmTransport"]
 
 
-class _Peer:
-    """The connection to one owner, and what is mapped of it."""
-
-    def __init__(self, descriptor: SegmentDescriptor) -> None:
-        self.name = str(descriptor)
-        self.instance = descriptor.instance
-        self.lock = threading.Lock()
-        self.lost = ""
-        self.segments: dict[bytes, ShmSegment] = {}
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._epoll = select.epoll()
-        self._address = socket_address(descriptor.unix_address)
-
-    def connect(self, deadline: float) -> None:
-        self._sock.settimeout(remaining_s(deadline, "open", self.name))
-        try:
-            self._sock.connect(self._address)
-        except TimeoutError as error:
-            raise TransferTimeoutError(
-                "the owner does not accept connections", peer=self.name, operation="open"
-            ) from error
-        except OSError as error:
-            raise PeerLostError(
-                f"process {os.getpid()} cannot connect to the owner: {error.strerror}",
-                peer=self.name,
-                operation="open",
-            ) from error
-        _, uid = peer_credentials(self._sock)
-        check_uid(uid, self.name)
-        self._epoll.register(self._sock.fileno(), select.EPOLLIN)
-
-    def map(self, uuid: bytes, *, writable: bool, deadline: float) -> tuple[Message, int]:
-        """Ask for a segment; return the grant and the descriptor. Held: `lock`."""
-        try:
-            self._sock.settimeout(remaining_s(deadline, "open", self.name))
-            self._sock.send(Message(MAP, writable, uuid=uuid).pack())
-            while True:
-                self._sock.settimeout(remaining_s(deadline, "open", self.name))
-                data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE_BYTES + 1, 4)
-                message = self._understand(data, fds)
-                if message.kind != WITHDRAWN:
-                    return message, fds[0]
-        except StoreError:  # some of them are OSErrors as well
-            raise
-        except TimeoutError as error:
-            self.disconnect("it did not answer")  # its late answer would confuse the next one
-            raise TransferTimeoutError(
-                "the owner did not answer before the deadline", peer=self.name, operation="open"
-            ) from error
-        except OSError as error:
-            self.disconnect(error.strerror or "the connection failed")
-            raise self.error("open") from error
-
-    def _understand(self, data: bytes, fds: list[int]) -> Message:
-        """Check and apply a message of the owner; raise what a refusal stands for."""
-        try:
-            if not data:
-                self.disconnect("it closed the connection")
-                raise self.error("open")
-            message = Message.unpack(data, self.name)
-            if message.instance != self.instance:
-                raise PeerLostError(
-                    f"the owner restarted: the descriptor names instance "
-                    f"{self.instance.hex()[:8]}, the process at this address is "
-                    f"{message.instance.hex()[:8]}",
-                    peer=self.name,
-                    operation="open",
-                    advice="get the new descriptor of the segment and open that",
-                )
-            if message.kind == REFUSED:
-                raise error_of(message.code, operation="open", peer=self.name)
-            if message.kind == WITHDRAWN:
-                self._withdraw(message.uuid)
-            elif message.kind != GRANTED or len(fds) != 1:
-                raise RemoteProtocolError(f"{self.name} sent kind {message.kind}", peer=self.name)
-        except BaseException:
-            for fd in fds:
-                os.close(fd)
-            raise
-        return message
-
-    def _withdraw(self, uuid: bytes) -> None:
-        segment = self.segments.pop(uuid, None)
-        if segment is not None:
-            segment.mapping = None
-
-    def check(self) -> None:
-        """Notice what happened to the owner since the last look."""
-        if not self.lost and self._epoll.poll(0, 1):
-            with self.lock:
-                self._hear()
-
-    def _hear(self) -> None:
-        self._sock.setblocking(False)
-        while not self.lost:
-            try:
-                data = self._sock.recv(MESSAGE_BYTES + 1)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self.disconnect(error.strerror or "the connection failed")
-                return
-            if not data:
-                self.disconnect("it ended")
-                return
-            self._understand(data, [])
-
-    def error(self, operation: str) -> PeerLostError:
-        return PeerLostError(
-            f"process {os.getpid()} lost the owner of the segment: {self.lost}",
-            peer=self.name,
-            operation=operation,
-        )
-
-    def disconnect(self, why: str) -> None:
-        """Give the connection up; what is mapped is forgotten. Held: `lock`, or a forked child."""
-        if not self.lost:
-            self.lost = why
-            self._epoll.close()
-            self._sock.close()
-
-
-class ShmSegment(RemoteSegment):
-    """A mapped segment; `mapping` is None once it was withdrawn."""
-
-    __slots__ = ("mapping", "peer", "users", "writable")
-
-    def __init__(
-        self, descriptor: SegmentDescriptor, peer: _Peer, mapping: Mapping, *, writable: bool
-    ) -> None:
-        super().__init__(descriptor)
-        self.peer = peer
-        self.mapping: Mapping | None = mapping
-        self.writable = writable
-        self.users = 0
-
-
-class ShmTransport(Transport):
+class ShmTransport(LendingTransport[Mapping]):
     """Copies between this process and memory it maps from others."""
 
     name: ClassVar[str] = "shm"
     cost: ClassVar[int] = 10
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._peers: dict[tuple[str, bytes], _Peer] = {}
-        forking.register(self)
-
-    def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
-        """Only shared segments of this boot of this host."""
-        if self.name not in descriptor.transports:
-            return "the owner does not share this segment"
-        if descriptor.host != host_identity():
-            return "the owner runs on another host"
-        return None
-
-    def open(self, descriptor: SegmentDescriptor, deadline: float) -> ShmSegment:
-        """Map the segment, once however often it is opened."""
-        while True:
-            peer = self._peer(descriptor, deadline)
-            with peer.lock:
-                if peer.lost:
-                    continue
-                segment = peer.segments.get(descriptor.uuid)
-                if segment is None:
-                    segment = self._map(peer, descriptor, deadline)
-                segment.users += 1
-                return segment
-
-    def _map(self, peer: _Peer, descriptor: SegmentDescriptor, deadline: float) -> ShmSegment:
-        message, fd = peer.map(descriptor.uuid, writable=descriptor.writable, deadline=deadline)
-        try:
-            mapping = map_file(fd, descriptor.size, writable=message.writable)
-        except InvalidArgumentError as error:
-            raise RemoteProtocolError(
-                f"{descriptor} is smaller than its descriptor says: {error.what}"
-            ) from error
-        finally:
-            os.close(fd)
-        segment = ShmSegment(descriptor, peer, mapping, writable=message.writable)
-        peer.segments[descriptor.uuid] = segment
-        return segment
-
-    def _peer(self, descriptor: SegmentDescriptor, deadline: float) -> _Peer:
-        key = (descriptor.unix_address, descriptor.instance)
-        with self._lock:
-            peer = self._peers.get(key)
-        if peer is not None:
-            peer.check()
-            if not peer.lost:
-                return peer
-        peer = _Peer(descriptor)
-        try:
-            peer.connect(deadline)
-        except BaseException:
-            peer.disconnect("it could not be reached")
-            raise
-        with self._lock:
-            current = self._peers.get(key)
-            if current is not None and not current.lost:
-                peer.disconnect("another thread connected first")
-                return current
-            self._peers[key] = peer
-        return peer
+    def _accept(self, fd: int, descriptor: SegmentDescriptor, *, writable: bool) -> Mapping:
+        return map_file(fd, descriptor.size, writable=writable)
 
     def move(
         self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
     ) -> None:
         """Copy the batch. Raises PeerLostError when the owner is gone."""
-        assert isinstance(target, ShmSegment)
-        mapping = self._memory(target, operation.name.lower(), deadline)
+        assert isinstance(target, LentSegment)
+        mapping = self._resource(target, operation.name.lower(), deadline)
         if mapping is None:
             batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
         elif operation is Operation.WRITE and not target.writable:
-            batch.statuses[batch.statuses == 0] = REFUSED_STATUS
+            batch.statuses[batch.statuses == 0] = REFUSED
         else:
             move_batch(mapping, operation, batch, deadline, target.peer.name)
 
-    def _memory(self, target: ShmSegment, operation: str, deadline: float) -> Mapping | None:
-        """Return the memory, held by the reference, or None when it was withdrawn."""
-        target.peer.check()
-        if target.peer.lost:
-            if target.peer.lost != _FORKED:
-                raise target.peer.error(operation)
-            self._reopen(target, deadline)
-        return target.mapping
-
-    def _reopen(self, target: ShmSegment, deadline: float) -> None:
-        """Give a forked child a connection and mapping of its own."""
-        try:
-            fresh = self.open(target.descriptor, deadline)
-        except NotFoundError:
-            target.mapping = None
-            return
-        target.peer, target.mapping = fresh.peer, fresh.mapping
-        target.writable = fresh.writable
-        fresh.users += target.users - 1
-        fresh.peer.segments[target.descriptor.uuid] = target
+    def memory(self, target: RemoteSegment) -> Mapping | None:
+        """Return the mapped memory."""
+        assert isinstance(target, LentSegment)
+        return self._resource(target, "map", time.monotonic() + _MAP_S)
 
     def view(self, target: RemoteSegment, offset: int, length: int) -> memoryview:
         """Return the memory itself, read-only; it stays mapped as long as the view lives."""
-        assert isinstance(target, ShmSegment)
-        mapping = self._memory(target, "view", time.monotonic() + 5.0)
+        mapping = self.memory(target)
         if mapping is None:
-            raise error_of(UNKNOWN_SEGMENT, operation="view", peer=target.peer.name)
+            raise error_of(UNKNOWN_SEGMENT, operation="view", peer=str(target.descriptor))
         return mapping.view(offset, length)
 
-    def release(self, target: RemoteSegment) -> None:
-        """Unmap after the last user; copies and views under way keep the memory."""
-        assert isinstance(target, ShmSegment)
-        peer = target.peer
-        with peer.lock:
-            target.users -= 1
-            if target.users > 0:
-                return
-            if peer.segments.get(target.descriptor.uuid) is target:
-                del peer.segments[target.descriptor.uuid]
-            target.mapping = None
-            if not peer.segments:
-                peer.disconnect("nothing of it is in use")
 
-    def close(self) -> None:
-        """Disconnect from all owners and unmap what nobody copies or views. Idempotent."""
-        with self._lock:
-            peers, self._peers = list(self._peers.values()), {}
-        for peer in peers:
-            with peer.lock:
-                for segment in peer.segments.values():
-                    segment.mapping = None
-                peer.segments.clear()
-                peer.disconnect("the transport was closed")
-
-    def after_fork(self) -> None:
-        """Leave the connections to the parent; mappings stay valid in the child."""
-        self._lock = threading.Lock()
-        for peer in self._peers.values():
-            peer.lock = threading.Lock()
-            peer.disconnect(_FORKED)
-        self._peers = {}
-
-
-_FORKED = "this process was forked"
+_MAP_S = 5.0

@@ -35,8 +35,7 @@ from transfer_engine.transports.handover import (
 )
 
 if TYPE_CHECKING:
-    from transfer_engine.segment import Segment
-    from transfer_engine.transports.server import Owner
+    from transfer_engine.transports.server import Owner, Served
 
 __all__ = ["ShmServer"]
 
@@ -139,7 +138,7 @@ class ShmServer:
             segment = self._owner.find(uuid)
             if segment is not None:
                 client.mapped.add(uuid)
-        if segment is None or not segment.shareable:
+        if segment is None or not segment.lent_as:
             self._send(client, self._message(REFUSED, code=UNKNOWN_SEGMENT, uuid=uuid))
             return
         writable = message.writable and self._permits(client, Operation.WRITE, segment)
@@ -157,7 +156,7 @@ class ShmServer:
         finally:
             os.close(fd)
 
-    def _permits(self, client: _Client, operation: Operation, segment: Segment) -> bool:
+    def _permits(self, client: _Client, operation: Operation, segment: Served) -> bool:
         if operation is Operation.WRITE and not segment.writable:
             return False
         none = np.empty(0, dtype=np.int64)

@@ -1,0 +1,171 @@
+"""The kernels of file segments, compiled and as plain Python, against a file held in memory."""
+
+import ctypes
+import os
+
+import numpy as np
+import pytest
+
+from transfer_engine import _kernels_file
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+BLOCK, MEMORY_BLOCK, IN_PLACE, PIECE, THROUGH = 64, 8, 256, 512, 256
+
+
+def _bare(name, result, *arguments):
+    function = getattr(_LIBC, name)
+    function.restype, function.argtypes = result, arguments
+    return lambda *values: function(*map(int, values))
+
+
+@pytest.fixture(params=["compiled", "python"])
+def kernels(request, monkeypatch):
+    """The kernels; as plain Python they reach libc, and each other, without numba."""
+    if request.param == "compiled":
+        return _kernels_file
+    long, size, number = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
+    monkeypatch.setattr(_kernels_file, "_memmove", _bare("memmove", long, long, long, size))
+    for name in ("pread", "pwrite"):
+        call = _bare(name, ctypes.c_ssize_t, number, long, size, long)
+        monkeypatch.setattr(_kernels_file, f"_{name}", call)
+    monkeypatch.setattr(_kernels_file, "_errno_location", _bare("__errno_location", long))
+    for name, value in list(vars(_kernels_file).items()):
+        if hasattr(value, "py_func"):
+            monkeypatch.setattr(_kernels_file, name, value.py_func)
+    return _kernels_file
+
+
+@pytest.fixture
+def file():
+    fd = os.memfd_create("kernels")
+    os.pwrite(fd, bytes(range(256)) * 64, 0)
+    yield fd
+    os.close(fd)
+
+
+def columns(*rows):
+    return [np.array(row, dtype=np.int64) for row in zip(*rows, strict=True)]
+
+
+def cut_up(kernels, requests, statuses):
+    offsets, lengths, addresses = columns(*requests)
+    sizes = (BLOCK, MEMORY_BLOCK, IN_PLACE, PIECE, THROUGH)
+    pieces = np.zeros((4, 1), dtype=np.int64)
+    count = kernels.plan(offsets, lengths, addresses, statuses, *sizes, pieces)
+    pieces = np.zeros((4, count), dtype=np.int64)
+    assert kernels.plan(offsets, lengths, addresses, statuses, *sizes, pieces) == count
+    pieces = np.ascontiguousarray(pieces[:, np.argsort(pieces[0], kind="stable")])
+    runs = np.zeros(count + 1, dtype=np.int64)
+    found = kernels.cut(
+        pieces[0], pieces[1], pieces[2], BLOCK, MEMORY_BLOCK, IN_PLACE, THROUGH, runs
+    )
+    spans = np.zeros((3, found), dtype=np.int64)
+    kernels.hulls(pieces[0], pieces[1], runs, found, BLOCK, *spans)
+    return pieces, runs, found, spans
+
+
+def test_pieces_cover_each_good_request_once(kernels):
+    """Whatever the alignment, every byte of every good request is in exactly one piece."""
+    rng = np.random.default_rng(1)
+    requests = [
+        (int(rng.integers(0, 3000)), int(rng.integers(0, 2000)), int(rng.integers(1, 9)) * 4)
+        for _ in range(60)
+    ]
+    statuses = np.zeros(60, np.int32)
+    statuses[7] = -600
+    pieces, _, _, _ = cut_up(kernels, requests, statuses)
+    seen = [np.zeros(length, int) for _, length, _ in requests]
+    for offset, length, address, owner in pieces.T.tolist():
+        start = offset - requests[owner][0]
+        assert address == requests[owner][2] + start
+        assert 0 < length <= PIECE
+        seen[owner][start : start + length] += 1
+    assert not seen.pop(7).any()
+    assert all((count == 1).all() for count in seen)
+
+
+def test_the_inside_of_a_large_request_moves_in_place(kernels):
+    """Only where file and memory are aligned alike; head and tail go through the buffer."""
+    aligned = (10, 1000, 8 * 100 + 10)
+    skewed = (10_010, 1000, 8 * 100 + 11)
+    pieces, _, _, _ = cut_up(kernels, [aligned, skewed], np.zeros(2, np.int32))
+    assert pieces[:2, pieces[3] == 0].T.tolist() == [[10, 54], [64, 512], [576, 384], [960, 50]]
+    assert pieces[1, pieces[3] == 1].max() <= THROUGH
+
+
+def test_touching_blocks_are_one_run(kernels):
+    requests = [(0, 10, 1), (10, 54, 1), (64, 1, 1), (200, 8, 1), (130, 4, 1), (1000, 300, 1)]
+    pieces, runs, found, (begins, ends, tiled) = cut_up(kernels, requests, np.zeros(6, np.int32))
+    assert list(zip(begins.tolist(), ends.tolist(), tiled.tolist(), strict=True)) == [
+        (0, 256, 0),
+        (960, 1216, 0),
+        (1216, 1344, 0),
+    ]
+    assert runs[: found + 1].tolist() == [0, 5, 6, 7]
+    assert (np.diff(pieces[0]) >= 0).all()
+    _, _, _, (_, _, tiled) = cut_up(kernels, [(64, 60, 1), (124, 4, 9)], np.zeros(2, np.int32))
+    assert tiled.tolist() == [1]
+
+
+def run_all(kernels, fd, requests, writing, statuses=None, cancel=0):
+    statuses = np.zeros(len(requests), np.int32) if statuses is None else statuses
+    pieces, runs, found, spans = cut_up(kernels, requests, statuses)
+    buffer = np.zeros(max(THROUGH, PIECE), np.uint8)
+    failure = np.zeros(2, dtype=np.int64)
+    stopped = kernels.move_runs(
+        fd, pieces, runs, 0, found, BLOCK, MEMORY_BLOCK, *spans, buffer.ctypes.data, writing,
+        statuses, failure, np.array([cancel]),
+    )  # fmt: skip
+    return statuses.tolist(), failure.tolist(), stopped
+
+
+def laid_out(memory, ranges):
+    """Requests whose local memory lies one after another in `memory`."""
+    at = memory.ctypes.data
+    requests = []
+    for offset, length in ranges:
+        requests.append((offset, length, at))
+        at += length
+    return requests
+
+
+def test_moves_both_ways_and_keeps_the_neighbours(kernels, file):
+    model = bytearray(os.pread(file, 1 << 14, 0))
+    rng = np.random.default_rng(2)
+    memory = rng.integers(0, 256, 8000, dtype=np.uint8)
+    ranges = [(3, 1), (64, 64), (200, 1500), (2048, 1024), (4000, 777), (9000, 3)]
+    assert run_all(kernels, file, laid_out(memory, ranges), 1) == ([0] * 6, [0, 0], 0)
+    at = 0
+    for offset, length in ranges:
+        model[offset : offset + length] = memory[at : at + length].tobytes()
+        at += length
+    assert os.pread(file, 1 << 15, 0) == bytes(model)
+    back = np.zeros(8000, np.uint8)
+    assert run_all(kernels, file, laid_out(back, ranges), 0) == ([0] * 6, [0, 0], 0)
+    assert np.array_equal(back[:at], memory[:at])
+
+
+def test_the_end_of_the_file_and_failures_are_statuses(kernels, file):
+    os.ftruncate(file, 1000)
+    memory = np.zeros(4000, np.uint8)
+    requests = laid_out(memory, [(0, 10), (990, 10), (991, 10), (5000, 640)])
+    for writing in (0, 1):
+        statuses, failure, _ = run_all(kernels, file, requests, writing)
+        assert statuses[0] == 0
+        assert statuses[2:] == [-802, -802] or writing
+        assert failure[0] == 0
+    assert os.fstat(file).st_size <= 5640
+    read_only = os.open(f"/proc/self/fd/{file}", os.O_RDONLY)
+    statuses, failure, _ = run_all(kernels, read_only, requests[:1], 1)
+    os.close(read_only)
+    assert (statuses, failure[0]) == ([-800], 9)
+    full = os.open("/dev/full", os.O_RDWR)
+    statuses, failure, _ = run_all(kernels, full, requests[:2], 1)
+    os.close(full)
+    assert (statuses, failure[0]) == ([-200, -200], 28)
+
+
+def test_cancelling_stops_before_the_next_run(kernels, file):
+    memory = np.zeros(100, np.uint8)
+    assert run_all(kernels, file, laid_out(memory, [(0, 100)]), 0, cancel=1)[2] == 1
+    assert not memory.any()

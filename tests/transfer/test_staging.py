@@ -1,0 +1,62 @@
+"""The pool of staging memory: bounded, reusable, honest when a piece cannot be prepared."""
+
+import threading
+import time
+
+import pytest
+
+from tests.waiting import until
+from transfer_engine.errors import InvalidArgumentError, TransferTimeoutError
+from transfer_engine.staging import StagingPool
+
+PIECE = 1 << 16
+
+
+def in_time(seconds=30):
+    return time.monotonic() + seconds
+
+
+def test_pieces_are_aligned_distinct_and_used_again():
+    pool = StagingPool(PIECE, 2)
+    with pool.lease(in_time(), "read", "x") as one, pool.lease(in_time(), "read", "x") as two:
+        assert one.bytes == two.bytes == PIECE
+        assert one.address % 4096 == two.address % 4096 == 0
+        assert one.address != two.address
+        assert pool.lent == 2
+    assert pool.lent == 0
+    assert pool.take(in_time(), "read", "x") in (one, two)
+
+
+def test_whoever_finds_none_waits_until_the_deadline_or_a_return():
+    pool = StagingPool(PIECE, 1)
+    piece = pool.take(in_time(), "read", "x")
+    assert pool.try_take() is None
+    with pytest.raises(TransferTimeoutError):
+        pool.take(in_time(0.02), "read", "x")
+    got = []
+    waiter = threading.Thread(target=lambda: got.append(pool.take(in_time(), "read", "x")))
+    waiter.start()
+    pool.give(piece)
+    waiter.join(10)
+    assert got == [piece]
+    pool.give(piece)
+    assert pool.try_take() is piece
+
+
+def test_a_piece_that_cannot_be_prepared_is_not_counted():
+    refuse = [True]
+
+    def prepare(piece):
+        if refuse:
+            raise OSError(refuse.pop())
+
+    pool = StagingPool(PIECE, 1, prepare=prepare)
+    with pytest.raises(OSError, match="True"):
+        pool.take(in_time(), "read", "x")
+    assert until(lambda: pool.take(in_time(), "read", "x"))
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 1), (100, 1), (4096, 0)])
+def test_impossible_pools_are_refused(size, count):
+    with pytest.raises(InvalidArgumentError, match="staging pool"):
+        StagingPool(size, count)

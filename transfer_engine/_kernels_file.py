@@ -1,0 +1,253 @@
+"""Compiled loops of file segments: cut a batch into pieces, pieces into runs, and move runs.
+
+A batch is cut in three steps. `plan` turns each request into pieces: the block-aligned inside of
+a large one is moved in place, the rest passes through an aligned buffer. Pieces are then sorted by
+their offset (outside), and `cut` joins neighbours that touch the same or adjacent blocks into
+runs. `move_runs` moves runs: one read or write of the device each, however many requests it
+serves. Where a run does not fill its blocks, they are read first, so that no neighbour is lost;
+whoever calls holds the lock that makes this safe.
+
+Pieces are four int64 columns (offset in the file, length, local address, number of the request).
+Addresses are plain integers that callers have checked. Numba does not check bounds: every index
+below is bounded by an array's size.
+"""
+
+import numpy as np
+from numba import njit, types
+from numba.core.types import ExternalFunction
+
+_memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
+_pread = ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
+_pwrite = ExternalFunction("pwrite", types.intp(types.int32, types.intp, types.uintp, types.int64))
+_errno_location = ExternalFunction("__errno_location", types.intp())
+
+_EINTR = 4
+_EDQUOT = 122
+_ENOSPC = 28
+# Codes of transfer_engine.errors: TransferError, NoSpaceError, TruncatedError.
+_FAILED = -800
+_NO_SPACE = -200
+_TRUNCATED = -802
+
+
+@njit(cache=True, nogil=True)
+def plan(offsets, lengths, addresses, statuses, block, memory_block, in_place, piece, through, out):
+    """Cut the good requests of a batch into pieces; return how many.
+
+    block, memory_block: alignment of file offsets and of memory for a transfer without a copy.
+    in_place: requests whose aligned inside has at least this many bytes move that in place, in
+    pieces of `piece` bytes. through: the largest piece that passes through a buffer. piece and
+    through are multiples of block. out: 4 rows of columns; when they are too short, nothing is
+    complete and the count says how long they must be. O(n + pieces).
+    """
+    count = 0
+    room = out.shape[1]
+    for i in range(offsets.size):
+        if statuses[i] != 0 or lengths[i] == 0:
+            continue
+        at = offsets[i]
+        end = at + lengths[i]
+        shift = addresses[i] - at
+        inside = -(-at // block) * block
+        inside_end = end // block * block
+        whole = inside_end - inside >= in_place and (inside + shift) % memory_block == 0
+        while at < end:
+            if whole and inside <= at < inside_end:
+                stop = min(at + piece, inside_end)
+            elif whole and at < inside:
+                stop = inside
+            else:
+                stop = min(at // block * block + through, end)
+            if count < room:
+                out[0, count] = at
+                out[1, count] = stop - at
+                out[2, count] = at + shift
+                out[3, count] = i
+            count += 1
+            at = stop
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _is_whole(offset, length, address, block, memory_block):
+    """Whether a piece can move without a copy. O(1)."""
+    return offset % block == 0 and length % block == 0 and address % memory_block == 0
+
+
+@njit(cache=True, nogil=True)
+def cut(offsets, lengths, addresses, block, memory_block, in_place, through, runs):
+    """Join pieces sorted by offset into runs; return how many.
+
+    A run is pieces whose blocks touch, at most `through` bytes of blocks (or one piece), or a
+    single piece of at least in_place bytes that moves without a copy. runs: n + 1 entries; run r
+    holds the pieces runs[r] to runs[r + 1]. O(n).
+    """
+    count = 0
+    begin = np.int64(0)
+    end = np.int64(-1)
+    alone = True
+    for i in range(offsets.size):
+        first = offsets[i] // block * block
+        last = -(-(offsets[i] + lengths[i]) // block) * block
+        own = lengths[i] >= in_place and _is_whole(
+            offsets[i], lengths[i], addresses[i], block, memory_block
+        )
+        if alone or own or first > end or max(last, end) - begin > through:
+            runs[count] = i
+            count += 1
+            begin = first
+            end = last
+            alone = own
+        else:
+            end = max(last, end)
+    runs[count] = offsets.size
+    return count
+
+
+@njit(cache=True, nogil=True)
+def hulls(offsets, lengths, runs, count, block, begins, ends, tiled):
+    """Write first and last block boundary of each run, and 1 where its pieces fill its blocks.
+
+    begins, ends, tiled: one int64 a run. O(pieces).
+    """
+    for r in range(count):
+        at = offsets[runs[r]] // block * block
+        begins[r] = at
+        full = 1
+        for i in range(runs[r], runs[r + 1]):
+            if offsets[i] > at:
+                full = 0
+            at = max(at, offsets[i] + lengths[i])
+        ends[r] = -(-at // block) * block
+        tiled[r] = full if ends[r] == at else 0
+
+
+@njit(cache=True, nogil=True)
+def _errno():
+    """Return the error number of this thread's last failed system call. O(1)."""
+    number = np.zeros(1, dtype=np.int32)
+    _memmove(number.ctypes.data, _errno_location(), 4)
+    return np.int64(number[0])
+
+
+@njit(cache=True, nogil=True)
+def _move_all(fd, address, length, offset, writing):
+    """Read or write until all is moved; return the bytes, fewer at the end, or -errno. O(bytes)."""
+    moved = np.int64(0)
+    while moved < length:
+        if writing != 0:
+            step = _pwrite(fd, address + moved, length - moved, offset + moved)
+        else:
+            step = _pread(fd, address + moved, length - moved, offset + moved)
+        if step < 0:
+            number = _errno()
+            if number == _EINTR:
+                continue
+            return -number
+        if step == 0:
+            break
+        moved += step
+    return moved
+
+
+@njit(cache=True, nogil=True)
+def _fail(moved, offset, owners, first, last, statuses, failure):
+    """Give the pieces first..last the status of a failed call, and keep its cause. O(pieces)."""
+    if moved >= 0:
+        code = _TRUNCATED
+    elif moved in (-_ENOSPC, -_EDQUOT):
+        code = _NO_SPACE
+    else:
+        code = _FAILED
+    failure[0] = -moved if moved < 0 else 0
+    failure[1] = offset
+    for i in range(first, last):
+        statuses[owners[i]] = code
+
+
+@njit(cache=True, nogil=True)
+def _read_run(fd, pieces, first, last, begin, end, buffer, statuses, failure):
+    """Read the blocks begin..end once and copy each piece out of them. O(bytes)."""
+    offsets, lengths, addresses, owners = pieces[0], pieces[1], pieces[2], pieces[3]
+    moved = _move_all(fd, buffer, end - begin, begin, 0)
+    for i in range(first, last):
+        if moved < 0 or offsets[i] + lengths[i] > begin + moved:
+            _fail(moved, begin + max(moved, 0), owners, i, i + 1, statuses, failure)
+        else:
+            _memmove(addresses[i], buffer + offsets[i] - begin, lengths[i])
+
+
+@njit(cache=True, nogil=True)
+def _write_run(fd, pieces, first, last, begin, end, tiled, buffer, statuses, failure):
+    """Copy each piece into the blocks begin..end and write them once. O(bytes)."""
+    offsets, lengths, addresses, owners = pieces[0], pieces[1], pieces[2], pieces[3]
+    if tiled == 0:
+        moved = _move_all(fd, buffer, end - begin, begin, 0)
+        if moved < end - begin:
+            _fail(moved, begin + max(moved, 0), owners, first, last, statuses, failure)
+            return
+    for i in range(first, last):
+        _memmove(buffer + offsets[i] - begin, addresses[i], lengths[i])
+    moved = _move_all(fd, buffer, end - begin, begin, 1)
+    if moved < end - begin:
+        _fail(moved, begin + max(moved, 0), owners, first, last, statuses, failure)
+
+
+@njit(cache=True, nogil=True)
+def move_runs(
+    fd, pieces, runs, first, last, block, memory_block, begins, ends, tiled, buffer, writing,
+    statuses, failure, cancel,
+):  # fmt: skip
+    """Move the runs first..last between a file and memory; return 1 when cancelled, else 0.
+
+    pieces: 4 rows (offsets, lengths, addresses, owners), sorted by offset. buffer: address of
+    memory that holds the longest run that is not moved in place. statuses: one per request;
+    what fails gets a code, and failure its errno (0: the file ended) and offset. cancel: one
+    int64, looked at before each run. O(bytes).
+    """
+    for r in range(first, last):
+        if cancel[0] != 0:
+            return 1
+        i = runs[r]
+        offset, length, address = pieces[0, i], pieces[1, i], pieces[2, i]
+        if runs[r + 1] - i == 1 and _is_whole(offset, length, address, block, memory_block):
+            moved = _move_all(fd, address, length, offset, writing)
+            if moved < length:
+                where = offset + max(moved, 0)
+                _fail(moved, where, pieces[3], i, i + 1, statuses, failure)
+        elif writing != 0:
+            _write_run(
+                fd, pieces, i, runs[r + 1], begins[r], ends[r], tiled[r], buffer, statuses, failure
+            )
+        else:
+            _read_run(fd, pieces, i, runs[r + 1], begins[r], ends[r], buffer, statuses, failure)
+    return 0
+
+
+def warmup() -> None:
+    """Call every kernel once with the argument types of production."""
+    import os
+
+    column = np.zeros(1, dtype=np.int64)
+    statuses = np.zeros(1, dtype=np.int32)
+    memory = np.zeros(64, dtype=np.uint8)
+    length = np.full(1, 8, dtype=np.int64)
+    address = np.full(1, memory.ctypes.data + 8, dtype=np.int64)
+    pieces = np.zeros((4, 2), dtype=np.int64)
+    plan(column, length, address, statuses, 16, 1, 64, 64, 32, pieces)
+    pieces = np.ascontiguousarray(pieces[:, :1])
+    runs = np.zeros(2, dtype=np.int64)
+    cut(pieces[0], pieces[1], pieces[2], 16, 1, 64, 32, runs)
+    begins, ends, tiled = column.copy(), column.copy(), column.copy()
+    hulls(pieces[0], pieces[1], runs, 1, 16, begins, ends, tiled)
+    failure = np.zeros(2, dtype=np.int64)
+    fd = os.memfd_create("mooncake-warmup", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, 16)
+        for writing in (1, 0):
+            move_runs(
+                fd, pieces, runs, 0, 1, 16, 1, begins, ends, tiled, memory.ctypes.data + 32,
+                writing, statuses, failure, column,
+            )  # fmt: skip
+    finally:
+        os.close(fd)

@@ -1,0 +1,160 @@
+"""Segments on files and block devices: bytes that are read and written, not mapped.
+
+A `FileSegment` is published like a segment of memory and reached by the `file` transport on its
+own host, and over TCP from others. Who made it decides how it is used by everybody: with or
+without the page cache (`direct`), and whether a write is on the medium before it is reported
+(`durable`).
+
+Space is reserved when a file is created, so that a disk that fills up later fails no write. The
+file stays when the segment is closed. Cost: O(1), and the reservation.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, ClassVar
+
+from transfer_engine.blockfile import BlockFile
+from transfer_engine.errors import InvalidArgumentError, NotFoundError, open_error
+from transfer_engine.segment import check_name, check_uuid
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from transfer_engine.blockfile import Direct
+
+__all__ = ["FileSegment", "find_file_segment"]
+
+_ROUND_BYTES = 4096
+
+_live: weakref.WeakValueDictionary[bytes, FileSegment] = weakref.WeakValueDictionary()
+os.register_at_fork(after_in_child=lambda: _live.clear())
+
+
+def find_file_segment(uuid: bytes) -> FileSegment | None:
+    """Return the open file segment of this process with this uuid."""
+    return _live.get(uuid)
+
+
+class FileSegment:
+    """A named file or block device that others may be allowed to read and write.
+
+    Attributes are constant: `name`, `uuid` (16 bytes), `size`, `writable`, `page_kind` ("direct"
+    or "cached"). Make one with `create` or `open`.
+    """
+
+    lent_as: ClassVar[str] = "file"
+    """The transport by which other processes of this host reach it."""
+
+    def __init__(
+        self, file: BlockFile, *, name: str, uuid: bytes | None, size: int | None = None
+    ) -> None:
+        self.name = name
+        self.uuid = check_uuid(uuid)
+        self.size = file.size if size is None else size
+        self.page_kind = "direct" if file.direct else "cached"
+        self.writable = file.writable
+        if not 0 < self.size <= file.size:
+            raise InvalidArgumentError(
+                f"a segment of {self.size} bytes on {file.name}, which holds {file.size}"
+            )
+        self._file: BlockFile | None = file
+        _live[self.uuid] = self
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        size: int,
+        *,
+        name: str = "file",
+        uuid: bytes | None = None,
+        direct: Direct = "auto",
+        durable: bool = False,
+    ) -> FileSegment:
+        """Create a file of zeros with its space reserved; it must not exist yet.
+
+        Raises NoSpaceError, and leaves no file, when the disk has not that much room.
+        """
+        check_name(name)
+        check_uuid(uuid)
+        if size <= 0:
+            raise InvalidArgumentError(f"a file segment of {size} bytes; it must be positive")
+        whole = os.fspath(path)
+        try:
+            fd = os.open(whole, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise open_error(whole, error) from error
+        try:
+            try:
+                os.posix_fallocate(fd, 0, -(-size // _ROUND_BYTES) * _ROUND_BYTES)
+            except OSError as error:
+                raise open_error(whole, error) from error
+            finally:
+                os.close(fd)
+            file = BlockFile.open(whole, direct=direct, durable=durable)
+        except BaseException:
+            os.unlink(whole)
+            raise
+        return cls(file, name=name, uuid=uuid, size=size)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        size: int | None = None,
+        name: str = "file",
+        uuid: bytes | None = None,
+        writable: bool = True,
+        direct: Direct = "auto",
+        durable: bool = False,
+    ) -> FileSegment:
+        """Use an existing file or block device, whole or its first `size` bytes, as it is."""
+        check_name(name)
+        check_uuid(uuid)
+        file = BlockFile.open(path, writable=writable, direct=direct, durable=durable)
+        try:
+            return cls(file, name=name, uuid=uuid, size=size)
+        except BaseException:
+            file.close()
+            raise
+
+    @property
+    def file(self) -> BlockFile:
+        """The open file. Whoever moves bytes holds this object."""
+        if self._file is None:
+            raise NotFoundError(f"segment {self.name!r} is closed", advice="open it again")
+        return self._file
+
+    def held_file(self) -> BlockFile | None:
+        """Return the open file, or None once the segment is closed."""
+        return self._file
+
+    def held(self) -> None:
+        """Return the memory of the segment: it has none."""
+
+    def share(self, *, writable: bool) -> int:
+        """Return a new descriptor of the file for another process; the caller closes it."""
+        return self.file.reopen(writable=writable)
+
+    def close(self) -> None:
+        """Give the segment up; the file stays. Transfers under way still end. Idempotent."""
+        self._file = None
+        if _live.get(self.uuid) is self:
+            del _live[self.uuid]
+
+    def __enter__(self) -> FileSegment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"FileSegment({self.name!r}, {self.uuid.hex()}, {self.size} bytes, {self.page_kind})"

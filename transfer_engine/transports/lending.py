@@ -1,0 +1,336 @@
+"""Borrowing segments from other processes of this host, by file descriptor.
+
+Opening asks the owner, over its Unix socket, for the descriptor of the segment; what becomes of
+it (`shm` maps it, `file` reads and writes it) derived transports say. The connection stays open
+and is looked at before each batch (0.3 us): it says that the owner died, or withdrew the segment.
+There is no thread.
+
+The owner is asked once, not per batch. Who must be kept from writing is handed a descriptor
+opened read-only; who may write can write anywhere in the segment.
+
+Cost: one exchange of messages per segment, one look at the connection per batch.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import select
+import socket
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from transfer_engine.base import (
+    RemoteSegment,
+    Transport,
+    error_of,
+    remaining_s,
+)
+from transfer_engine.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PeerLostError,
+    RemoteProtocolError,
+    StoreError,
+    TransferTimeoutError,
+)
+from transfer_engine.memory import host_identity
+from transfer_engine.transports import forking
+from transfer_engine.transports.handover import (
+    GRANTED,
+    MAP,
+    MESSAGE_BYTES,
+    REFUSED,
+    WITHDRAWN,
+    Message,
+    check_uid,
+    peer_credentials,
+    socket_address,
+)
+
+if TYPE_CHECKING:
+    from transfer_engine.base import SegmentDescriptor
+
+__all__ = ["LendingTransport", "LentSegment"]
+
+Resource = TypeVar("Resource")
+"""What a lent segment is in this process: memory it maps, or a file it opened."""
+
+
+class _Peer(Generic[Resource]):
+    """The connection to one owner, and what it lent."""
+
+    def __init__(self, descriptor: SegmentDescriptor) -> None:
+        self.name = str(descriptor)
+        self.instance = descriptor.instance
+        self.lock = threading.Lock()
+        self.lost = ""
+        self.segments: dict[bytes, LentSegment[Resource]] = {}
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._epoll = select.epoll()
+        self._address = socket_address(descriptor.unix_address)
+
+    def connect(self, deadline: float) -> None:
+        self._sock.settimeout(remaining_s(deadline, "open", self.name))
+        try:
+            self._sock.connect(self._address)
+        except TimeoutError as error:
+            raise TransferTimeoutError(
+                "the owner does not accept connections", peer=self.name, operation="open"
+            ) from error
+        except OSError as error:
+            raise PeerLostError(
+                f"process {os.getpid()} cannot connect to the owner: {error.strerror}",
+                peer=self.name,
+                operation="open",
+            ) from error
+        _, uid = peer_credentials(self._sock)
+        check_uid(uid, self.name)
+        self._epoll.register(self._sock.fileno(), select.EPOLLIN)
+
+    def map(self, uuid: bytes, *, writable: bool, deadline: float) -> tuple[Message, int]:
+        """Ask for a segment; return the grant and the file descriptor. Held: `lock`."""
+        try:
+            self._sock.settimeout(remaining_s(deadline, "open", self.name))
+            self._sock.send(Message(MAP, writable, uuid=uuid).pack())
+            while True:
+                self._sock.settimeout(remaining_s(deadline, "open", self.name))
+                data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE_BYTES + 1, 4)
+                message = self._understand(data, fds)
+                if message.kind != WITHDRAWN:
+                    return message, fds[0]
+        except StoreError:  # some of them are OSErrors as well
+            raise
+        except TimeoutError as error:
+            self.disconnect("it did not answer")  # its late answer would confuse the next one
+            raise TransferTimeoutError(
+                "the owner did not answer before the deadline", peer=self.name, operation="open"
+            ) from error
+        except OSError as error:
+            self.disconnect(error.strerror or "the connection failed")
+            raise self.error("open") from error
+
+    def _understand(self, data: bytes, fds: list[int]) -> Message:
+        """Check and apply a message of the owner; raise what a refusal stands for."""
+        try:
+            if not data:
+                self.disconnect("it closed the connection")
+                raise self.error("open")
+            message = Message.unpack(data, self.name)
+            if message.instance != self.instance:
+                raise PeerLostError(
+                    f"the owner restarted: the descriptor names instance "
+                    f"{self.instance.hex()[:8]}, the process at this address is "
+                    f"{message.instance.hex()[:8]}",
+                    peer=self.name,
+                    operation="open",
+                    advice="get the new descriptor of the segment and open that",
+                )
+            if message.kind == REFUSED:
+                raise error_of(message.code, operation="open", peer=self.name)
+            if message.kind == WITHDRAWN:
+                self._withdraw(message.uuid)
+            elif message.kind != GRANTED or len(fds) != 1:
+                raise RemoteProtocolError(f"{self.name} sent kind {message.kind}", peer=self.name)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return message
+
+    def _withdraw(self, uuid: bytes) -> None:
+        segment = self.segments.pop(uuid, None)
+        if segment is not None:
+            segment.resource = None
+
+    def check(self) -> None:
+        """Notice what happened to the owner since the last look."""
+        if not self.lost and self._epoll.poll(0, 1):
+            with self.lock:
+                self._hear()
+
+    def _hear(self) -> None:
+        self._sock.setblocking(False)
+        while not self.lost:
+            try:
+                data = self._sock.recv(MESSAGE_BYTES + 1)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.disconnect(error.strerror or "the connection failed")
+                return
+            if not data:
+                self.disconnect("it ended")
+                return
+            self._understand(data, [])
+
+    def error(self, operation: str) -> PeerLostError:
+        return PeerLostError(
+            f"process {os.getpid()} lost the owner of the segment: {self.lost}",
+            peer=self.name,
+            operation=operation,
+        )
+
+    def disconnect(self, why: str) -> None:
+        """Give the connection up; what it lent is forgotten. Held: `lock`, or a forked child."""
+        if not self.lost:
+            self.lost = why
+            self._epoll.close()
+            self._sock.close()
+
+
+class LentSegment(RemoteSegment, Generic[Resource]):
+    """A segment another process lent; `resource` is None once it was withdrawn."""
+
+    __slots__ = ("peer", "resource", "users", "writable")
+
+    def __init__(
+        self,
+        descriptor: SegmentDescriptor,
+        peer: _Peer[Resource],
+        resource: Resource,
+        *,
+        writable: bool,
+    ) -> None:
+        super().__init__(descriptor)
+        self.peer = peer
+        self.resource: Resource | None = resource
+        self.writable = writable
+        self.users = 0
+
+
+class LendingTransport(Transport, Generic[Resource]):
+    """Asks owners for descriptors of their segments; derived classes say what to do with one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._peers: dict[tuple[str, bytes], _Peer[Resource]] = {}
+        forking.register(self)
+
+    @abc.abstractmethod
+    def _accept(self, fd: int, descriptor: SegmentDescriptor, *, writable: bool) -> Resource:
+        """Make the resource of a file descriptor that the caller closes afterwards.
+
+        Raises InvalidArgumentError when the file holds less than the segment.
+        """
+
+    def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
+        """Only segments that are lent, on this boot of this host."""
+        if self.name not in descriptor.transports:
+            return "the owner does not share this segment"
+        if descriptor.host != host_identity():
+            return "the owner runs on another host"
+        return None
+
+    def open(self, descriptor: SegmentDescriptor, deadline: float) -> RemoteSegment:
+        """Borrow the segment, once however often it is opened."""
+        return self._borrow(descriptor, deadline)
+
+    def _borrow(self, descriptor: SegmentDescriptor, deadline: float) -> LentSegment[Resource]:
+        while True:
+            peer = self._peer(descriptor, deadline)
+            with peer.lock:
+                if peer.lost:
+                    continue
+                segment = peer.segments.get(descriptor.uuid)
+                if segment is None:
+                    segment = self._ask(peer, descriptor, deadline)
+                segment.users += 1
+                return segment
+
+    def _ask(
+        self, peer: _Peer[Resource], descriptor: SegmentDescriptor, deadline: float
+    ) -> LentSegment[Resource]:
+        message, fd = peer.map(descriptor.uuid, writable=descriptor.writable, deadline=deadline)
+        try:
+            resource = self._accept(fd, descriptor, writable=message.writable)
+        except InvalidArgumentError as error:
+            raise RemoteProtocolError(
+                f"{descriptor} is smaller than its descriptor says: {error.what}"
+            ) from error
+        finally:
+            os.close(fd)
+        segment = LentSegment(descriptor, peer, resource, writable=message.writable)
+        peer.segments[descriptor.uuid] = segment
+        return segment
+
+    def _peer(self, descriptor: SegmentDescriptor, deadline: float) -> _Peer[Resource]:
+        key = (descriptor.unix_address, descriptor.instance)
+        with self._lock:
+            peer = self._peers.get(key)
+        if peer is not None:
+            peer.check()
+            if not peer.lost:
+                return peer
+        peer = _Peer[Resource](descriptor)
+        try:
+            peer.connect(deadline)
+        except BaseException:
+            peer.disconnect("it could not be reached")
+            raise
+        with self._lock:
+            current = self._peers.get(key)
+            if current is not None and not current.lost:
+                peer.disconnect("another thread connected first")
+                return current
+            self._peers[key] = peer
+        return peer
+
+    def _resource(
+        self, target: LentSegment[Resource], operation: str, deadline: float
+    ) -> Resource | None:
+        """Return what was lent, held by the reference, or None when it was withdrawn."""
+        target.peer.check()
+        if target.peer.lost:
+            if target.peer.lost != _FORKED:
+                raise target.peer.error(operation)
+            self._reopen(target, deadline)
+        return target.resource
+
+    def _reopen(self, target: LentSegment[Resource], deadline: float) -> None:
+        """Give a forked child a connection and resource of its own."""
+        try:
+            fresh = self._borrow(target.descriptor, deadline)
+        except NotFoundError:
+            target.resource = None
+            return
+        target.peer, target.resource = fresh.peer, fresh.resource
+        target.writable = fresh.writable
+        fresh.users += target.users - 1
+        fresh.peer.segments[target.descriptor.uuid] = target
+
+    def release(self, target: RemoteSegment) -> None:
+        """Give back after the last user; transfers and views under way keep what they use."""
+        assert isinstance(target, LentSegment)
+        peer = target.peer
+        with peer.lock:
+            target.users -= 1
+            if target.users > 0:
+                return
+            if peer.segments.get(target.descriptor.uuid) is target:
+                del peer.segments[target.descriptor.uuid]
+            target.resource = None
+            if not peer.segments:
+                peer.disconnect("nothing of it is in use")
+
+    def close(self) -> None:
+        """Disconnect from all owners and give back what nobody uses. Idempotent."""
+        with self._lock:
+            peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            with peer.lock:
+                for segment in peer.segments.values():
+                    segment.resource = None
+                peer.segments.clear()
+                peer.disconnect("the transport was closed")
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent; what was lent stays valid in the child."""
+        self._lock = threading.Lock()
+        for peer in self._peers.values():
+            peer.lock = threading.Lock()
+            peer.disconnect(_FORKED)
+        self._peers = {}
+
+
+_FORKED = "this process was forked"
