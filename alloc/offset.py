@@ -134,10 +134,15 @@ class OffsetAllocator(Allocator):
         head = self._head
         return AllocatorStats(
             capacity=self.capacity,
-            allocated_bytes=int(head[kernels.ALLOCATED]),
+            allocated_bytes=self.allocated_bytes,
             allocations=int(head[kernels.LIVE]),
             largest_free=self.largest_free(),
         )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all extents, rounding included. O(1)."""
+        return int(self._head[kernels.ALLOCATED])
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless nodes tile the pool and every index agrees. O(n)."""

@@ -197,11 +197,17 @@ class SlabAllocator(Allocator):
         head, extents = self._head, self._extents.stats()
         return AllocatorStats(
             capacity=self.capacity,
-            allocated_bytes=extents.allocated_bytes
-            + int(head[kernels.ALLOCATED] - head[kernels.HELD]),
+            allocated_bytes=self.allocated_bytes,
             allocations=extents.allocations + int(head[kernels.LIVE] - head[kernels.SLABS]),
             largest_free=extents.largest_free,
         )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all objects, rounding included. O(1)."""
+        head = self._head
+        slack = int(head[kernels.ALLOCATED]) - int(head[kernels.HELD])  # free slots, negative
+        return self._extents.allocated_bytes + slack
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless extents and slabs agree on who owns every byte. O(n)."""

@@ -37,7 +37,7 @@ class BucketPolicy(EvictionPolicy):
         super().__init__(capacity_ids)
 
     def _reset(self) -> None:
-        self._nodes: NDArray[np.uint32] = reserve((self.capacity_ids + 1, 4), np.uint32, dense=True)
+        self._nodes: NDArray[np.uint32] = reserve((self.capacity_ids + 1, 4), np.uint32)
         self._heads: NDArray[np.uint32] = reserve((self._kernels.KEYS,), np.uint32)
         self._words: NDArray[np.uint64] = reserve((self._kernels.WORDS,), np.uint64)
 

@@ -29,7 +29,7 @@ class ListPolicy(EvictionPolicy):
 
     def _reset(self) -> None:
         rows = self.capacity_ids + self._kernels.FIRST
-        self._links: NDArray[np.uint32] = reserve((rows, 2), np.uint32, dense=True)
+        self._links: NDArray[np.uint32] = reserve((rows, 2), np.uint32)
         self._links[self._kernels.END] = self._kernels.END
 
     def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:

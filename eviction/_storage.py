@@ -23,22 +23,20 @@ __all__ = ["reserve"]
 
 # Python names this flag only since 3.13; 0x4000 is its value on Linux.
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
-_HUGE_FROM_BYTES = 4 << 20
 
 
-def reserve(shape: tuple[int, ...], dtype: DTypeLike, *, dense: bool = False) -> NDArray[Any]:
+def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """A zero array of `shape` over fresh address space, released when the array goes.
 
-    `dense` says the array fills up from its start, so huge pages would save address translation
-    misses and waste at most one page; a sparse array must not have them.
+    Small pages only: the first touch of a huge page took up to 5.5 ms where the machine's host
+    had yet to back it, and that would be one request's wait.
     """
     kind = np.dtype(dtype)
     count = math.prod(shape)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     memory = mmap.mmap(-1, max(1, count * kind.itemsize), flags=flags)
-    advice = "MADV_HUGEPAGE" if dense and len(memory) >= _HUGE_FROM_BYTES else "MADV_NOHUGEPAGE"
-    if hasattr(mmap, advice):
-        # A kernel built without huge pages refuses the advice; only speed depends on it.
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # A kernel built without huge pages refuses the advice, and needs none.
         with contextlib.suppress(OSError):
-            memory.madvise(getattr(mmap, advice))
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype=kind, count=count).reshape(shape)

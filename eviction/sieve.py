@@ -37,7 +37,7 @@ class SievePolicy(ListPolicy):
     def _reset(self) -> None:
         super()._reset()
         rows = self.capacity_ids + self._kernels.FIRST
-        self._marks: NDArray[np.uint8] = reserve((rows,), np.uint8, dense=True)
+        self._marks: NDArray[np.uint8] = reserve((rows,), np.uint8)
         self._hand = np.zeros(1, dtype=np.int64)
         self._proposed: NDArray[np.int64] | None = None
 

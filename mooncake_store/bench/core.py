@@ -99,9 +99,12 @@ class Columns:
             assert status == 0, status
 
     def keys(self, digests: NDArray[np.uint64]) -> Any:
-        """Digests as they are, with the columns that go with them."""
+        """Digests as they are, with the columns that go with them; read-only, as from a socket."""
         n = len(digests)
-        return digests, np.full(n, OBJECT_BYTES, np.int64), np.zeros(n, np.uint64)
+        columns = digests.view(), np.full(n, OBJECT_BYTES, np.int64), np.zeros(n, np.uint64)
+        for column in columns:
+            column.flags.writeable = False
+        return columns
 
     def put_start(self, now: int, keys: Any, names: bytes | None) -> Any:
         """Start a batch."""
@@ -135,7 +138,7 @@ class Columns:
 
     def evict(self, now: int, count: int) -> int:
         """Evict by the share that makes the count."""
-        return int(self._shard.evict(now, count / self._shard.stats().objects).objects)
+        return int(self._shard.evict(now, count / self._shard.objects).objects)
 
 
 class Objects:

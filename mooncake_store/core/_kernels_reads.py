@@ -22,7 +22,22 @@ from mooncake_store.core._codes import (
     OK,
     READABLE,
 )
+from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_table import find
+from mooncake_store.core.context import (
+    ALIVE,
+    BYTE,
+    HOT_HITS,
+    HOT_WINDOW_NS,
+    INT64,
+    LEASE_UNTIL,
+    OVERFLOW_ROWS,
+    ROWS,
+    TABLE_A,
+    TABLE_B,
+    TALLY,
+)
+from mooncake_store.core.records import OVERFLOW, ROW
 
 
 @njit(**KERNEL, inline="always")
@@ -69,35 +84,25 @@ def count_hit(rows, row, window):
 
 
 @njit(**KERNEL)
-def get(
-    table,
-    found,
-    rows,
-    overflow,
-    alive,
-    lease_until,
-    digests,
-    wish,
-    tally,
-    answers,
-    replicas,
-    touched,
-):
+def get(context, now, ttl, stop_at_miss, digests, found, answers, replicas, touched):
     """Answer gets: where the replicas are, with a lease of `ttl` if that is above 0.
 
-    table = (head, table_a, table_b), wish = (now, ttl, stop_at_miss, hot_window_ns, hot_hits).
     `touched` lists the rows read; rows that just became hot are listed from its end backwards,
-    tally[HOT] of them. Returns (replicas written, rows touched).
+    HOT of the totals counts them. Returns (replicas written, rows touched).
     """
-    now, ttl, stop_at_miss, hot_window_ns, hot_hits = wish
-    n = digests.shape[0]
-    find(table[0], table[1], table[2], rows, digests, found)
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    alive = column(context, ALIVE, BYTE)
+    lease_until = column(context, LEASE_UNTIL, INT64)
+    table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    find(context, table_a, table_b, rows, digests, found)
+    hot_hits = context[HOT_HITS]
     window = 0
     if hot_hits > 0:
-        window = ((now // hot_window_ns) & HOT_WINDOWS) << HOT_COUNT_BITS
+        window = ((now // context[HOT_WINDOW_NS]) & HOT_WINDOWS) << HOT_COUNT_BITS
     m, count, hot = 0, 0, 0
     missed = False
-    for i in range(n):
+    for i in range(digests.shape[0]):
         row = found[i]
         status = NOT_FOUND
         first = m
@@ -132,13 +137,16 @@ def get(
             touched[touched.shape[0] - hot] = row
         touched[count] = row
         count += 1
-    tally[HOT] = hot
+    context[TALLY + HOT] = hot
     return m, count
 
 
 @njit(**KERNEL)
-def readable(rows, overflow, alive, found, out):
+def readable(context, found, out):
     """out[i] = whether the object can be read now."""
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    alive = column(context, ALIVE, BYTE)
     for i in range(found.shape[0]):
         row = found[i]
         out[i] = False
@@ -151,18 +159,11 @@ def readable(rows, overflow, alive, found, out):
 
 
 @njit(**KERNEL)
-def exists(head, table_a, table_b, found, rows, overflow, alive, digests, out):
+def exists(context, digests, found, out):
     """out[i] = whether digests[i] names an object that can be read now."""
-    find(head, table_a, table_b, rows, digests, found)
-    for i in range(found.shape[0]):
-        row = found[i]
-        out[i] = False
-        if row >= 0 and rows[row].state == READABLE:
-            out[i] = alive[rows[row].segment] != 0
-            link = rows[row].more
-            while not out[i] and link >= 0:
-                out[i] = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
-                link = overflow[link].next
+    table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
+    readable(context, found, out)
 
 
 @njit(**KERNEL)

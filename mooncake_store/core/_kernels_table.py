@@ -43,11 +43,28 @@ def _find_in_old(head, old, rows, lo, hi):
 
 
 @njit(**KERNEL)
+def _find_among_equals(table, mask, rows, lo, hi):
+    """Look past entries whose tag is right but whose digest is not. O(1) expected."""
+    tag = lo & LOW
+    p = tag & mask
+    entry = table[p]
+    while entry != 0:
+        if ((entry >> 32) & LOW) == tag:
+            row = (entry & LOW) - 1
+            if rows[row].digest_lo == lo and rows[row].digest_hi == hi:
+                return row
+        p = (p + 1) & mask
+        entry = table[p]
+    return -1
+
+
+@njit(**KERNEL)
 def find(head, table_a, table_b, rows, digests, out):
     """out[i] = row of digests[i] or -1. O(n) expected.
 
-    The probe is written out here and in find_or_insert: a call that passes arrays costs more
-    than the whole lookup.
+    Three passes, so that a loop that waits for memory has no branch that depends on it: touch
+    the home entries; walk to the entry with the right tag, which is the right one but once in
+    four billion, and touch its row; compare digests.
     """
     n = digests.shape[0]
     if head[ACTIVE] == 0:
@@ -59,27 +76,22 @@ def find(head, table_a, table_b, rows, digests, out):
     for i in range(n):
         sink ^= table[digests[i, 0] & LOW & mask]
     for i in range(n):
-        # The home entry is the right one more often than not; guess it and load its row.
-        row = (table[digests[i, 0] & LOW & mask] & LOW) - 1
-        if row >= 0:
-            sink ^= rows[row].digest_lo
-    head[SINK] = sink
-    for i in range(n):
-        lo = digests[i, 0]
-        hi = digests[i, 1]
-        tag = lo & LOW
+        tag = digests[i, 0] & LOW
         p = tag & mask
         entry = table[p]
-        row = -1
-        while entry != 0:
-            if ((entry >> 32) & LOW) == tag:
-                row = (entry & LOW) - 1
-                if rows[row].digest_lo == lo and rows[row].digest_hi == hi:
-                    break
-                row = -1
+        while entry != 0 and ((entry >> 32) & LOW) != tag:
             p = (p + 1) & mask
             entry = table[p]
+        row = (entry & LOW) - 1
         out[i] = row
+        sink ^= rows[max(row, 0)].digest_lo
+    head[SINK] = sink
+    for i in range(n):
+        row = out[i]
+        if row >= 0 and (
+            rows[row].digest_lo != digests[i, 0] or rows[row].digest_hi != digests[i, 1]
+        ):
+            out[i] = _find_among_equals(table, mask, rows, digests[i, 0], digests[i, 1])
     if head[OLD_MASK] >= 0:
         for i in range(n):
             if out[i] < 0:

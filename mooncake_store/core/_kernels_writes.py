@@ -1,4 +1,4 @@
-"""Kernels that change objects: puts, their ends, removals, and the space that leaves with them.
+"""Kernels that change objects: puts, their ends, and the replicas they gain or lose.
 
 Rows were found by `_kernels_table`; -1 stands for "no such object".
 Layouts are those of `records.py`. `overflow` holds replicas after the first as chains that begin
@@ -18,7 +18,6 @@ from mooncake_store.core._codes import (
     GENERATION,
     HARD_BYTES,
     HARD_PIN,
-    HAS_LEASE,
     ILLEGAL_CLIENT,
     INVALID_KEY,
     INVALID_PARAMS,
@@ -27,11 +26,9 @@ from mooncake_store.core._codes import (
     NAME_BYTES_MAX,
     NO_SPACE,
     NOT_FOUND,
-    NOT_READY,
     OBJECTS,
     OK,
     READABLE,
-    REMOVED,
     RETRY,
     SINK,
     SIZE_MAX,
@@ -39,12 +36,33 @@ from mooncake_store.core._codes import (
     SOFT_PINNED,
     STORED,
     SWAP,
+    TALLY_WORDS,
     TASK,
     UNFINISHED,
     UPSERT,
     WRITING,
 )
+from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_table import FREE_ROWS, find, find_or_insert
+from mooncake_store.core.context import (
+    ALIVE,
+    BYTE,
+    COLD_ROWS,
+    EVENTS,
+    EVENTS_KEPT,
+    EVENTS_NEXT,
+    FREE_STACK,
+    INT32,
+    INT64,
+    OVERFLOW_ROWS,
+    PIN_ENDS,
+    ROWS,
+    TABLE_A,
+    TABLE_B,
+    TALLY,
+    TENANT_USE,
+)
+from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 
 @njit(**KERNEL, inline="always")
@@ -87,42 +105,53 @@ def record(ring, at, rows, cold, row, kind):
 
 
 @njit(**KERNEL)
+def why_not(context, rows, row, now, discard_ns):
+    """What to answer to the put of a key that has a row. O(replicas)."""
+    if rows[row].state != READABLE:
+        return RETRY if now - rows[row].lease_end >= discard_ns else ALREADY_EXISTS
+    alive = column(context, ALIVE, BYTE)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    living = alive[rows[row].segment] != 0
+    link = rows[row].more
+    while not living and link >= 0:
+        living = alive[overflow[link].segment] != 0 and overflow[link].state == READABLE
+        link = overflow[link].next
+    if living:
+        return ALREADY_EXISTS
+    return BUSY if rows[row].flags & TASK else RETRY  # a task's writer is stopped by the janitor
+
+
+@njit(**KERNEL)
 def claim(
-    head,
-    table_a,
-    table_b,
-    rows,
-    cold,
-    free_rows,
-    overflow,
-    alive,
-    digests,
-    sizes,
-    lengths,
-    now,
-    discard_ns,
-    who,
-    wanted,
-    tally,
-    tenant_use,
-    status,
-    found,
-    inserted,
+    context, now, client, tenant, wanted, discard_ns, digests, sizes, lengths, status, found, fresh
 ):
     """Start puts: missing keys get a row in state WRITING, others an answer that says why not.
 
-    who = (client, tenant). status[i] != 0 on entry means refused already. RETRY marks a row
-    whose writer is late, or whose replicas are all gone. Returns (rows claimed, RETRY answers).
+    status[i] != 0 on entry means refused already. RETRY marks a row whose writer is late, or whose
+    replicas are all gone. `fresh` is scratch. Returns (rows claimed, RETRY answers).
     """
+    rows = column(context, ROWS, ROW)
+    cold = column(context, COLD_ROWS, COLD)
+    free_rows = column(context, FREE_STACK, INT32)
+    tally = context[TALLY : TALLY + TALLY_WORDS]
     n = digests.shape[0]
     admit(sizes, lengths, status)
     sink = 0
-    for i in range(min(n, head[FREE_ROWS])):  # the rows that will be taken, so that they are near
-        row = free_rows[head[FREE_ROWS] - 1 - i]
+    for i in range(min(n, context[FREE_ROWS])):  # the rows that will be taken, to have them near
+        row = free_rows[context[FREE_ROWS] - 1 - i]
         sink ^= rows[row].size ^ cold[row].name_ref
     tally[SINK] = sink
-    find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, found, inserted)
-    tenant = who[1]
+    find_or_insert(
+        context,
+        column(context, TABLE_A, INT64),
+        column(context, TABLE_B, INT64),
+        rows,
+        free_rows,
+        digests,
+        status,
+        found,
+        fresh,
+    )
     claimed = 0
     retries = 0
     for i in range(n):
@@ -131,25 +160,13 @@ def claim(
         row = found[i]
         if row < 0:
             status[i] = NO_SPACE
-        elif inserted[i]:
-            open_row(rows, cold, row, sizes[i], now, who[0], tenant, wanted, tally)
+        elif fresh[i]:
+            open_row(rows, cold, row, sizes[i], now, client, tenant, wanted, tally)
             claimed += 1
-        elif rows[row].state == READABLE:
-            living = alive[rows[row].segment] != 0
-            link = rows[row].more
-            while not living and link >= 0:
-                living = alive[overflow[link].segment] != 0 and overflow[link].state == READABLE
-                link = overflow[link].next
-            status[i] = RETRY
-            if living:
-                status[i] = ALREADY_EXISTS
-            elif rows[row].flags & TASK:
-                status[i] = BUSY  # its writer must be stopped first; the janitor does
         else:
-            status[i] = RETRY if now - rows[row].lease_end >= discard_ns else ALREADY_EXISTS
-        if status[i] == RETRY:
-            retries += 1
-    tenant_use[tenant, 1] += claimed
+            status[i] = why_not(context, rows, row, now, discard_ns)
+            retries += status[i] == RETRY
+    column(context, TENANT_USE, INT64)[2 * tenant + 1] += claimed
     return claimed, retries
 
 
@@ -168,34 +185,35 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
 
 
 @njit(**KERNEL)
-def settle(rows, chosen, segment, offsets, tenant, tally, tenant_use, answers, replicas):
-    """Give every chosen row, which has none, its one replica, and write the answers.
+def settle(context, tenant, segment, start, offsets, found, answers, replicas):
+    """Give the rows found[start:] their one replica each, and write their answers.
 
-    False, with nothing done, if one of the offsets is -1.
+    There are as many as `offsets`. False, with nothing done, if one of the offsets is -1.
     """
-    n = chosen.shape[0]
+    rows = column(context, ROWS, ROW)
+    n = offsets.shape[0]
     for i in range(n):
         if offsets[i] < 0:
             return False
     total = 0
     hard = 0
     for i in range(n):
-        row = chosen[i]
+        row = found[start + i]
         rows[row].segment = segment
         rows[row].offset = offsets[i]
         rows[row].replicas = 1
         total += rows[row].size
         if rows[row].flags & HARD_PIN:
             hard += rows[row].size
-        answers[i].generation = rows[row].generation
-        answers[i].status = OK
-        answers[i].replicas = 1
-        replicas[i].offset = offsets[i]
-        replicas[i].segment = segment
-        replicas[i].spare = 0
-    tally[BYTES] += total
-    tally[HARD_BYTES] += hard
-    tenant_use[tenant, 0] += total
+        answers[start + i].generation = rows[row].generation
+        answers[start + i].status = OK
+        answers[start + i].replicas = 1
+        replicas[start + i].offset = offsets[i]
+        replicas[start + i].segment = segment
+        replicas[start + i].spare = 0
+    context[TALLY + BYTES] += total
+    context[TALLY + HARD_BYTES] += hard
+    column(context, TENANT_USE, INT64)[2 * tenant] += total
     return True
 
 
@@ -260,32 +278,22 @@ def put_reply(rows, overflow, found, status, answers, replicas):
 
 
 @njit(**KERNEL)
-def complete(
-    head,
-    table_a,
-    table_b,
-    found,
-    rows,
-    cold,
-    digests,
-    generations,
-    checksums,
-    now,
-    client,
-    pin_ends,
-    tally,
-    status,
-    done,
-    stream,
-):
+def complete(context, now, client, digests, generations, checksums, found, status, done):
     """End puts; `done` lists the rows that became readable, and each is an event.
 
     Returns (their number, whether any needs special care): SWAP marks a completed second
     generation, which the caller swaps in, and a done row may have a flag.
     """
-    find(head, table_a, table_b, rows, digests, found)
-    ring, at, kept = stream
+    rows = column(context, ROWS, ROW)
+    cold = column(context, COLD_ROWS, COLD)
+    events = column(context, EVENTS, EVENT)
+    pin_ends = column(context, PIN_ENDS, INT64)
+    table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    find(context, table_a, table_b, rows, digests, found)
+    kept = context[EVENTS_KEPT]
+    place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
     count = 0
+    pinned = 0
     special = False
     for i in range(found.shape[0]):
         row = found[i]
@@ -317,17 +325,21 @@ def complete(
             rows[row].checksum = checksums[i]
             rows[row].lease_end = 0
             rows[row].holders = 0
-            tally[UNFINISHED] -= 1
-            tally[OBJECTS] += 1
             if rows[row].flags != 0:
                 special = True
             if rows[row].flags & SOFT_PIN:
                 pin_ends[row] += now  # held the ttl until now
-                tally[SOFT_PINNED] += 1
+                pinned += 1
             if kept > 0:
-                record(ring, (at + count) % kept, rows, cold, row, STORED)
+                record(events, place, rows, cold, row, STORED)
+                place = place + 1 if place + 1 < kept else 0
             done[count] = row
             count += 1
+    context[TALLY + UNFINISHED] -= count
+    context[TALLY + OBJECTS] += count
+    context[TALLY + SOFT_PINNED] += pinned
+    if kept > 0:
+        context[EVENTS_NEXT] += count
     return count, special
 
 
@@ -355,150 +367,6 @@ def revoke(rows, cold, found, generations, client, status, doomed):
             doomed[count] = row
             count += 1
     return count
-
-
-@njit(**KERNEL)
-def check_remove(rows, found, now, discard_ns, force, status, doomed):
-    """Decide removals. Returns how many rows are doomed.
-
-    A doomed row is flagged, so that a second occurrence in the batch is answered as missing.
-    """
-    count = 0
-    for i in range(found.shape[0]):
-        row = found[i]
-        if row < 0 or rows[row].flags & DOOMED:
-            status[i] = NOT_FOUND
-        elif rows[row].flags & TASK:
-            status[i] = BUSY
-        elif rows[row].state == WRITING and now - rows[row].lease_end < discard_ns and force == 0:
-            status[i] = NOT_READY
-        elif rows[row].flags & UPSERT and force == 0:
-            status[i] = NOT_READY
-        elif rows[row].state == READABLE and rows[row].lease_end > now and force == 0:
-            status[i] = HAS_LEASE
-        else:
-            status[i] = OK
-            rows[row].flags |= DOOMED
-            doomed[count] = row
-            count += 1
-    return count
-
-
-@njit(**KERNEL)
-def survey(rows, cold, tally, doomed):
-    """Return (all flags of doomed rows or-ed, number of their replicas).
-
-    Touches everything the kernels after it will need of these rows: loads that depend on nothing
-    overlap their cache misses.
-    """
-    flags = 0
-    replicas = 0
-    sink = 0
-    for i in range(doomed.shape[0]):
-        flags |= rows[doomed[i]].flags
-        replicas += rows[doomed[i]].replicas
-        sink ^= cold[doomed[i]].name_ref
-    tally[SINK] = sink
-    return flags, replicas
-
-
-@njit(**KERNEL)
-def remove(
-    head,
-    table_a,
-    table_b,
-    found,
-    rows,
-    cold,
-    digests,
-    now,
-    discard_ns,
-    force,
-    tally,
-    status,
-    doomed,
-):
-    """Find keys and decide their removal.
-
-    Returns (rows doomed, all their flags or-ed, number of their replicas).
-    """
-    find(head, table_a, table_b, rows, digests, found)
-    count = check_remove(rows, found, now, discard_ns, force, status, doomed)
-    flags, replicas = survey(rows, cold, tally, doomed[:count])
-    return count, flags, replicas
-
-
-@njit(**KERNEL)
-def extents(
-    rows,
-    cold,
-    overflow,
-    doomed,
-    now,
-    release_ns,
-    writer_done,
-    tally,
-    tenant_use,
-    out,
-    stream,
-):
-    """List and unlink all extents of doomed rows.
-
-    out[:, j] = (segment, offset, size, until): `until` is 0 when the space may be reused at
-    once, else the end of the lease or of the writer's time. Returns (extents, bytes, whether any
-    has to wait, whether all are on one segment, events).
-    """
-    ring, at, kept = stream
-    waiting = False
-    total, told, m = 0, 0, 0
-    for i in range(doomed.shape[0]):
-        row = doomed[i]
-        until = 0
-        if rows[row].state == WRITING:
-            tally[UNFINISHED] -= 1
-            if writer_done == 0:
-                until = rows[row].lease_end + release_ns
-        else:
-            tally[OBJECTS] -= 1
-            if kept > 0:
-                record(ring, (at + told) % kept, rows, cold, row, REMOVED)
-                told += 1
-            until = rows[row].lease_end
-            if rows[row].flags & SOFT_PIN:
-                tally[SOFT_PINNED] -= 1
-        if until <= now:
-            until = 0
-        else:
-            waiting = True
-        first = m
-        size = rows[row].size
-        if rows[row].segment >= 0:
-            out[0, m] = rows[row].segment
-            out[1, m] = rows[row].offset
-            m += 1
-        link = rows[row].more
-        while link >= 0:
-            out[0, m] = overflow[link].segment
-            out[1, m] = overflow[link].offset
-            m += 1
-            after = overflow[link].next
-            overflow[link].state = 0
-            overflow[link].next = overflow[0].next
-            overflow[0].next = link
-            link = after
-        for j in range(first, m):
-            out[2, j] = size
-            out[3, j] = until
-        total += size * (m - first)
-        tally[BYTES] -= size * (m - first)
-        tenant_use[cold[row].tenant, 0] -= size * (m - first)
-        tenant_use[cold[row].tenant, 1] -= 1
-        if rows[row].flags & HARD_PIN:
-            tally[HARD_BYTES] -= size * (m - first)
-    together = True
-    for j in range(1, m):
-        together = together and out[0, j] == out[0, 0]
-    return m, total, waiting, together, told
 
 
 @njit(**KERNEL)

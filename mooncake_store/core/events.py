@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.core import context as places
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.records import EVENT, EventKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from mooncake_store.core.context import Context
 
 __all__ = ["Events"]
 
@@ -22,17 +25,24 @@ __all__ = ["Events"]
 class Events:
     """The newest `kept` events of a shard. Numbers start at 1.
 
-    Kernels write events into `ring` from place `next_number - 1` on; the caller then counts them.
+    Kernels that change objects write into the ring, and count, themselves.
     """
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, kept: int, context: Context) -> None:
         self.kept = kept
-        self.ring = reserve(max(kept, 1), EVENT)
-        self.next_number = 1
+        self.ring = context.bind(places.EVENTS, reserve(max(kept, 1), EVENT))
+        self._words = context.words
+        self._words[places.EVENTS_KEPT] = kept
+        self._words[places.EVENTS_NEXT] = 1
 
-    def stream(self, silently: bool = False) -> tuple[NDArray[Any], int, int]:
-        """Return what kernels write events with: (ring, place of the next, length or 0)."""
-        return self.ring, self.next_number - 1, 0 if silently else self.kept
+    @property
+    def next_number(self) -> int:
+        """The number the next event will have."""
+        return int(self._words[places.EVENTS_NEXT])
+
+    @next_number.setter
+    def next_number(self, number: int) -> None:
+        self._words[places.EVENTS_NEXT] = number
 
     def stored(self, rows: NDArray[Any], cold: NDArray[Any], row: int) -> None:
         """Record that one object, or its new generation, can be read."""

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core import _kernels_names as k
+from mooncake_store.core import context as places
 from mooncake_store.core.memory import reserve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from mooncake_store.core.context import Context
 
 __all__ = ["NameArena", "Names"]
 
@@ -45,10 +48,11 @@ def as_lengths(lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
 class NameArena:
     """Row -> name; `cold` holds the reference of each row."""
 
-    def __init__(self, cold: NDArray[Any]) -> None:
-        self._words = reserve(max(1024, len(cold) * ARENA_BYTES_PER_ROW // 8), np.int64)
+    def __init__(self, cold: NDArray[Any], context: Context) -> None:
+        words = reserve(max(1024, len(cold) * ARENA_BYTES_PER_ROW // 8), np.int64)
+        self._words = context.bind(places.NAME_WORDS, words)
         self._blob = self._words.view(np.uint8)
-        self._heads = np.zeros(k.CLASSES, np.int64)
+        self._heads = context.bind(places.NAME_HEADS, np.zeros(k.CLASSES, np.int64))
         self._cold = cold
 
     def store(self, rows: NDArray[np.int32], status: NDArray[np.int16], names: Names) -> int:
@@ -66,10 +70,6 @@ class NameArena:
                 as_lengths(names.lengths),
             )
         )
-
-    def drop(self, rows: NDArray[np.int32]) -> None:
-        """Forget the names of rows that are going away."""
-        k.drop(self._words, self._heads, self._cold, rows)
 
     def hand_over(self, old: int, new: int) -> None:
         """Give the name of one row to another that has none."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_writes as k
+from mooncake_store.core import context as places
 from mooncake_store.core import pressure
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.names import as_lengths
@@ -20,7 +21,7 @@ from mooncake_store.core.records import (
     Status,
 )
 from mooncake_store.core.space import SPREAD_RUN
-from mooncake_store.core.state import ShardState, as_column, as_words
+from mooncake_store.core.state import INT64, UINT32, UINT64, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +46,7 @@ def put_start(
     options: PutOptions,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin objects that do not exist yet; see `Shard.put_start`."""
-    sizes = as_column(sizes, np.int64)
+    sizes = as_column(sizes, INT64)
     status = _admit(state, client, tenant, len(digests), sizes, names, options)
     if status is None:
         return _all_refused(len(digests), _why_whole(state, client, tenant))
@@ -59,7 +60,7 @@ def put_start(
         late = np.flatnonzero(status == c.RETRY)
         state.dispose(np.unique(found[late]))
         again, rows = np.zeros(len(late), np.int16), np.empty(len(late), np.int32)
-        keys, again_sizes = as_words(words[late]), as_column(sizes[late], np.int64)
+        keys, again_sizes = as_words(words[late]), as_column(sizes[late], INT64)
         more, _ = _claim(state, who, keys, again_sizes, NO_LENGTHS, wish, again, rows)
         found[late], status[late] = rows, again
         claimed += more
@@ -76,7 +77,7 @@ def upsert_start(
     options: PutOptions,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin new generations; a readable one stays readable until its successor is complete."""
-    sizes = as_column(sizes, np.int64)
+    sizes = as_column(sizes, INT64)
     status = _admit(state, client, tenant, len(digests), sizes, names, options)
     if status is None:
         return _all_refused(len(digests), _why_whole(state, client, tenant))
@@ -157,21 +158,13 @@ def _claim(
     """
     state.table.maintain(len(words))
     claimed, retries = k.claim(
-        *state.table.parts,
-        state.rows,
-        state.cold,
-        state.table.free_rows,
-        state.overflow,
-        state.space.alive,
+        state.words,
+        state.now,
+        *who,
+        *wish,
         words,
         sizes,
         lengths,
-        state.now,
-        wish[1],
-        who,
-        wish[0],
-        state.tally,
-        state.tenant_use,
         status,
         found,
         np.empty(len(words), np.bool_),
@@ -187,7 +180,7 @@ def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int
     if len(rows) == 0:
         return
     living = np.empty(len(rows), np.bool_)
-    readable(state.rows, state.overflow, state.space.alive, rows, living)
+    readable(state.words, rows, living)
     flags = state.flags(rows)
     busy = (flags & Flag.TASK) != 0
     living |= busy
@@ -218,7 +211,7 @@ def _second_generations(
         state.cold,
         found[beside],
         new,
-        as_column(sizes[beside], np.int64),
+        as_column(sizes[beside], INT64),
         state.now,
         who,
         options.replicas,
@@ -250,7 +243,7 @@ def _fill(
         accepted = np.flatnonzero(status == c.OK)[settled:]
         rows = found[accepted]
         _mark(state, who[1], rows, accepted, options)
-        failed = _place(state, who, rows, as_column(sizes[accepted], np.int64), options)
+        failed = _place(state, who, rows, as_column(sizes[accepted], INT64), options)
         if failed is not None:
             bad = failed != c.OK
             status[accepted[bad]] = failed[bad]
@@ -283,17 +276,9 @@ def _settle_runs(
     runs = min(len(order), max(1, n // SPREAD_RUN))
     for run in range(runs):
         segment, stop = order[run], n * (run + 1) // runs
-        offsets = segment.allocator.allocate(sizes[start:stop])
+        offsets = segment.allocator.allocate(sizes if runs == 1 else sizes[start:stop])
         if not k.settle(
-            state.rows,
-            found[start:stop],
-            segment.index,
-            offsets,
-            who[1],
-            state.tally,
-            state.tenant_use,
-            answers[start:stop],
-            replicas[start:stop],
+            state.words, who[1], segment.index, start, offsets, found, answers, replicas
         ):
             state.space.free_on(segment.index, offsets[offsets >= 0])
             break
@@ -311,7 +296,8 @@ def _mark(
     """Write what the options say into the columns of new rows."""
     if options.hard_pin:
         state.set_flag(rows, Flag.HARD_PIN)
-    state.pins_used |= options.soft_pin != SoftPin.PRESERVE
+    if options.soft_pin != SoftPin.PRESERVE:
+        state.words[places.PINS_USED] = 1
     if options.soft_pin == SoftPin.DISABLE:
         state.pin_ends[rows] = DISABLE_PIN
     elif options.soft_pin == SoftPin.ENABLE:
@@ -419,23 +405,16 @@ def put_end(
     words = as_words(digests)
     status, done = np.empty(n, np.int16), np.empty(n, np.int32)
     count, special = k.complete(
-        *state.table.parts,
-        np.empty(n, np.int32),
-        state.rows,
-        state.cold,
-        words,
-        as_column(generations, np.uint32),
-        as_column(checksums, np.uint64),
+        state.words,
         state.now,
         client,
-        state.pin_ends,
-        state.tally,
+        words,
+        as_column(generations, UINT32),
+        as_column(checksums, UINT64),
+        np.empty(n, np.int32),
         status,
         done,
-        state.events.stream(),
     )
-    if state.events.kept:
-        state.events.next_number += count
     state.become_readable(done[:count], special)
     if special:
         for at in np.flatnonzero(status == c.SWAP):
@@ -500,7 +479,7 @@ def put_revoke(
     found = state.table.find(as_words(digests))
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
     count = k.revoke(
-        state.rows, state.cold, found, as_column(generations, np.uint32), client, status, doomed
+        state.rows, state.cold, found, as_column(generations, UINT32), client, status, doomed
     )
     state.dispose(doomed[:count], writer_done=True)
     return status

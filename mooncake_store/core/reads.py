@@ -18,7 +18,7 @@ from mooncake_store.core.records import (
     State,
     Status,
 )
-from mooncake_store.core.state import ShardState, as_column, as_words
+from mooncake_store.core.state import UINT32, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,27 +58,16 @@ def get(
         answers = np.zeros(n, GET_ROW)
         answers["status"] = Status.INVALID_PARAMS
         return answers, np.empty(0, REPLICA)
-    config = state.config
     answers = np.empty(n, GET_ROW)
     replicas = np.empty(n * state.replicas_most, REPLICA)
     touched = np.empty(2 * n, np.int32)
-    wish = (
-        state.now,
-        min(ttl_ns, config.lease_ttl_max_ns),
-        int(stop_at_miss),
-        config.hot_window_ns,
-        config.hot_hits,
-    )
     m, count = k.get(
-        state.table.parts,
-        np.empty(n, np.int32),
-        state.rows,
-        state.overflow,
-        state.space.alive,
-        state.space.lease_until,
+        state.words,
+        state.now,
+        min(ttl_ns, state.config.lease_ttl_max_ns),
+        stop_at_miss,
         as_words(digests),
-        wish,
-        state.tally,
+        np.empty(n, np.int32),
         answers,
         replicas,
         touched,
@@ -97,15 +86,7 @@ def get(
 def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return whether each object can be read; neither leases nor touches."""
     out = np.empty(len(digests), np.bool_)
-    k.exists(
-        *state.table.parts,
-        np.empty(len(digests), np.int32),
-        state.rows,
-        state.overflow,
-        state.space.alive,
-        as_words(digests),
-        out,
-    )
+    k.exists(state.words, as_words(digests), np.empty(len(digests), np.int32), out)
     return out
 
 
@@ -134,7 +115,7 @@ def renew(
         state.overflow,
         state.space.alive,
         found,
-        as_column(generations, np.uint32),
+        as_column(generations, UINT32),
         times,
         state.space.lease_until,
         status,
@@ -153,7 +134,7 @@ def release(
         status[:] = Status.INVALID_PARAMS
         return status
     found = state.table.find(as_words(digests))
-    k.release_leases(state.rows, found, as_column(generations, np.uint32), state.now, status)
+    k.release_leases(state.rows, found, as_column(generations, UINT32), state.now, status)
     return status
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_removal as k
 from mooncake_store.core import _kernels_scan as scan
-from mooncake_store.core import _kernels_writes as k
+from mooncake_store.core import context as places
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import BATCH_MAX, Flag, State, Status
@@ -35,17 +36,7 @@ def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArr
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
     count, flags, replicas = k.remove(
-        *state.table.parts,
-        np.empty(n, np.int32),
-        state.rows,
-        state.cold,
-        as_words(digests),
-        state.now,
-        state.config.put_discard_ns,
-        int(force),
-        state.tally,
-        status,
-        doomed,
+        state.words, state.now, force, as_words(digests), np.empty(n, np.int32), status, doomed
     )
     if count:
         state.dispose_surveyed(doomed[:count], flags, replicas)
@@ -54,8 +45,7 @@ def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArr
 
 def _remove_rows(state: ShardState, rows: NDArray[np.int32], force: bool) -> NDArray[np.int16]:
     status, doomed = np.empty(len(rows), np.int16), np.empty(len(rows), np.int32)
-    discard = state.config.put_discard_ns
-    count = k.check_remove(state.rows, rows, state.now, discard, int(force), status, doomed)
+    count = k.check_remove(state.words, state.now, force, rows, status, doomed)
     state.dispose(doomed[:count])
     return status
 
@@ -136,7 +126,7 @@ def pin(
     if soft_pin == SoftPin.ENABLE and ttl > 0:
         state.set_flag(rows, Flag.SOFT_PIN)
         state.pin_ends[rows] = state.now + ttl
-        state.pins_used = True
+        state.words[places.PINS_USED] = 1
         state.tally[c.SOFT_PINNED] += len(rows)
         plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
         state.policy.remove(plain)
@@ -192,7 +182,7 @@ def _readable(
         return np.full(n, -1, np.int32), np.full(n, Status.INVALID_PARAMS, np.int16)
     found = state.table.find(as_words(digests))
     there = np.empty(n, np.bool_)
-    readable(state.rows, state.overflow, state.space.alive, found, there)
+    readable(state.words, found, there)
     status = np.where(there, Status.OK, Status.NOT_FOUND).astype(np.int16)
     writing = (found >= 0) & ~there
     writing[writing] = state.rows["state"][found[writing]] == State.WRITING

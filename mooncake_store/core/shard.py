@@ -514,11 +514,16 @@ class Shard:
         out: Digests = words.view(np.uint64)
         return out
 
+    @property
+    def objects(self) -> int:
+        """How many objects can be read."""
+        return int(self._state.tally[c.OBJECTS])
+
     def stats(self) -> ShardStats:
         """Return totals; cheap."""
         state = self._state
         return ShardStats(
-            objects=int(state.tally[c.OBJECTS]),
+            objects=self.objects,
             writing=int(state.tally[c.UNFINISHED]),
             bytes_used=int(state.tally[c.BYTES]),
             bytes_allocated=state.space.used_bytes(),

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from alloc import create_allocator
+from mooncake_store.core import _kernels_removal as k
+from mooncake_store.core import context as places
 from mooncake_store.core.options import DEFAULTS, Placement, PutOptions, ShardConfig
 from mooncake_store.core.records import SIZE_MAX, SegmentState
 from mooncake_store.core.wheel import Wheel
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alloc.base import Allocator
+    from mooncake_store.core.context import Context
 
 __all__ = ["SPREAD_RUN", "Segment", "Space"]
 
@@ -58,7 +61,7 @@ class Segment:
     @property
     def used(self) -> int:
         """Bytes that are not free: objects and quarantine, rounded as the allocator rounds."""
-        return int(self.allocator.stats().allocated_bytes)
+        return self.allocator.allocated_bytes
 
 
 @dataclass(slots=True)
@@ -73,15 +76,18 @@ class Extents:
 class Space:
     """All segments of a shard."""
 
-    def __init__(self, config: ShardConfig, rng: random.Random) -> None:
+    def __init__(self, config: ShardConfig, rng: random.Random, context: Context) -> None:
         self._config = config
         self._rng = rng
         self._segments: dict[int, Segment] = {}
         self._by_uuid: dict[bytes, Segment] = {}
         self._cycle: list[Segment] | None = None
+        self._usable_from = 0  # when every segment of the cycle is usable
         self._earlier: dict[bytes, int] = {}  # uuid of a forgotten segment -> its busy_until
-        self.alive = np.zeros(config.segments_max, np.uint8)
-        self.lease_until = np.zeros(config.segments_max, np.int64)
+        most = config.segments_max
+        self.alive = context.bind(places.ALIVE, np.zeros(most, np.uint8))
+        self.lease_until = context.bind(places.LEASE_UNTIL, np.zeros(most, np.int64))
+        self._counts = np.zeros(most, np.int64)
         self.quarantine = Wheel(3)
 
     def __iter__(self) -> object:
@@ -168,14 +174,15 @@ class Space:
             self._cycle = _interleave_hosts(
                 [s for s in self._segments.values() if s.state == SegmentState.OK]
             )
+            self._usable_from = max((s.usable_from for s in self._cycle), default=0)
         cycle = self._cycle
-        if len(cycle) == 1 and options is DEFAULTS and cycle[0].usable_from <= now:
-            return cycle
         if len(cycle) > 1:
-            start = self._rng.randrange(len(cycle))
+            start = int(self._rng.random() * len(cycle))
             cycle = cycle[start:] + cycle[:start]
-        usable = [s for s in cycle if s.usable_from <= now and s.name not in options.excluded]
         placement = self._config.placement if options.placement is None else options.placement
+        if options is DEFAULTS and placement == Placement.RANDOM and self._usable_from <= now:
+            return cycle
+        usable = [s for s in cycle if s.usable_from <= now and s.name not in options.excluded]
         if placement == Placement.FREE_RATIO:
             head, tail = usable[:RATIO_SAMPLE], usable[RATIO_SAMPLE:]
             usable = sorted(head, key=lambda s: s.used / s.nbytes) + tail
@@ -223,8 +230,12 @@ class Space:
 
     def free(self, segments: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
         """Return extents to the allocators of their segments."""
-        for index in np.unique(segments):
-            self.free_on(int(index), np.ascontiguousarray(offsets[segments == index]))
+        if len(segments) == 0:
+            return
+        grouped, runs = np.empty(len(segments), np.int64), np.empty((len(segments), 3), np.int64)
+        count = k.by_segment(segments, offsets, self._counts, grouped, runs)
+        for index, start, stop in runs[:count].tolist():
+            self.free_on(index, grouped[start:stop])
 
     def free_or_quarantine(self, extents: NDArray[np.int64]) -> None:
         """Return extents (rows segment, offset, size, until), those with `until` at that time."""

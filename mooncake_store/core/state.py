@@ -15,7 +15,9 @@ import numpy as np
 
 from eviction import create_policy
 from mooncake_store.core import _codes as c
-from mooncake_store.core import _kernels_writes as k
+from mooncake_store.core import _kernels_removal as k
+from mooncake_store.core import context as places
+from mooncake_store.core.context import Context
 from mooncake_store.core.events import Events
 from mooncake_store.core.groups import Groups
 from mooncake_store.core.memory import reserve
@@ -32,7 +34,19 @@ if TYPE_CHECKING:
 
     from mooncake_store.core.options import ShardConfig
 
-__all__ = ["Client", "ShardState", "Tenant", "Totals", "as_column", "as_words"]
+__all__ = [
+    "INT64",
+    "UINT32",
+    "UINT64",
+    "Client",
+    "ShardState",
+    "Tenant",
+    "Totals",
+    "as_column",
+    "as_words",
+]
+
+INT64, UINT32, UINT64 = np.dtype(np.int64), np.dtype(np.uint32), np.dtype(np.uint64)
 
 CLIENTS_MAX = 1 << 16
 TENANTS_MAX = 1 << 16
@@ -75,20 +89,28 @@ class ShardState:
         self.config = config
         self.now = 0
         self.rng = random.Random(config.seed)
-        self.rows = reserve(rows_max, ROW)
-        self.table = Table(self.rows)
-        self.overflow = reserve(2 * rows_max + 1, OVERFLOW)
-        self.cold = reserve(rows_max, COLD)
-        self.names = NameArena(self.cold)
+        self.context = Context()
+        self.words = self.context.words
+        bind = self.context.bind
+        self.rows = bind(places.ROWS, reserve(rows_max, ROW))
+        self.table = Table(self.rows, self.context)
+        self.overflow = bind(places.OVERFLOW_ROWS, reserve(2 * rows_max + 1, OVERFLOW))
+        self.cold = bind(places.COLD_ROWS, reserve(rows_max, COLD))
+        self.names = NameArena(self.cold, self.context)
         self.groups = Groups(rows_max)
-        self.pin_ends = reserve(rows_max, np.int64)  # 0 unless soft-pinned, so seldom real memory
-        self.space = Space(config, self.rng)
+        # 0 unless soft-pinned, so seldom real memory.
+        self.pin_ends = bind(places.PIN_ENDS, reserve(rows_max, np.int64))
+        self.space = Space(config, self.rng, self.context)
         self.policy = create_policy(config.eviction_policy, rows_max)
         self.soft_policy = create_policy("lru", rows_max)
         self.soft_ends = Wheel(2)
-        self.events = Events(config.events_kept)
-        self.tally = np.zeros(c.TALLY_WORDS, np.int64)
-        self.tenant_use = np.zeros((TENANTS_MAX, 2), np.int64)
+        self.events = Events(config.events_kept, self.context)
+        self.tally = self.context.part(places.TALLY, c.TALLY_WORDS)
+        self.tenant_use = bind(places.TENANT_USE, np.zeros((TENANTS_MAX, 2), np.int64))
+        self.words[places.DISCARD_NS] = config.put_discard_ns
+        self.words[places.RELEASE_NS] = config.put_release_ns
+        self.words[places.HOT_WINDOW_NS] = config.hot_window_ns
+        self.words[places.HOT_HITS] = config.hot_hits
         self.tenants: dict[str, Tenant] = {"default": Tenant(0, "default", None)}
         self.tenant_by_number = {0: self.tenants["default"]}
         self.clients: dict[bytes, Client] = {}
@@ -96,7 +118,6 @@ class ShardState:
         self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
         self.closed[0] = 1  # handle 0 is nobody
         self.totals = Totals()
-        self.pins_used = False  # whether `pin_ends` was ever written
         self.late_cursor = 0  # where the search for late puts goes on
         self.handle = 0  # of the client opened last
         self.replicas_most = 1  # replicas of one object, at most, ever
@@ -104,7 +125,8 @@ class ShardState:
 
     def advance(self, now: int) -> int:
         """Take over the time of a request; time never runs backwards here."""
-        self.now = max(self.now, now)
+        if now > self.now:
+            self.now = now
         return self.now
 
     def flags(self, rows: NDArray[np.int32]) -> NDArray[np.uint8]:
@@ -135,7 +157,7 @@ class ShardState:
         """
         if len(doomed) == 0:
             return 0
-        flags, replicas = k.survey(self.rows, self.cold, self.tally, doomed)
+        flags, replicas = k.survey(self.words, doomed)
         return self.dispose_surveyed(doomed, flags, replicas, writer_done, silently)
 
     def dispose_surveyed(
@@ -149,39 +171,24 @@ class ShardState:
         """Dispose rows of which the flags, or-ed, and the number of replicas are known."""
         if flags & (c.UPSERT | c.GROUPED):
             doomed = self._untied(doomed)
-            flags, replicas = k.survey(self.rows, self.cold, self.tally, doomed)
+            flags, replicas = k.survey(self.words, doomed)
         self.policy.remove(doomed)
         if len(self.soft_policy):
             self.soft_policy.remove(doomed)
+        if self.hot:
+            for row in doomed.tolist():
+                self.hot.pop(row, None)
+        self.table.maintain(len(doomed), growing=False)
         out = np.empty((4, replicas), np.int64)
-        events = self.events
-        m, total, waiting, together, told = k.extents(
-            self.rows,
-            self.cold,
-            self.overflow,
-            doomed,
-            self.now,
-            self.config.put_release_ns,
-            int(writer_done),
-            self.tally,
-            self.tenant_use,
-            out,
-            events.stream(silently),
+        m, total, waiting, together = k.dispose(
+            self.words, self.now, writer_done, silently, doomed, out
         )
-        events.next_number += told
         if waiting:
             self.space.free_or_quarantine(out[:, :m])
         elif together and m:
             self.space.free_on(int(out[0, 0]), out[1, :m])
         else:
             self.space.free(out[0, :m], out[1, :m])
-        if self.pins_used:
-            self.pin_ends[doomed] = 0
-        self.names.drop(doomed)
-        if self.hot:
-            for row in doomed.tolist():
-                self.hot.pop(row, None)
-        self.table.delete(doomed)
         return int(total)
 
     def _untied(self, doomed: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -237,7 +244,7 @@ class ShardState:
 
 def as_words(digests: NDArray[Any]) -> NDArray[np.int64]:
     """View digests (n, 2) as the signed words rows are made of, without copying."""
-    return as_column(digests, np.int64)
+    return as_column(digests, INT64)
 
 
 def as_column(values: NDArray[Any], kind: Any) -> NDArray[Any]:
@@ -247,7 +254,12 @@ def as_column(values: NDArray[Any], kind: Any) -> NDArray[Any]:
     every input made so, each kernel is compiled once.
     """
     flags = values.flags
-    if flags.writeable or not flags.c_contiguous or values.dtype != kind:
-        values = np.ascontiguousarray(values).view(kind)
+    if not flags.c_contiguous:
+        values = np.ascontiguousarray(values)
+    if values.dtype is not kind:
+        values = values.view(kind)
+    elif flags.writeable:
+        values = values.view()
+    if values.flags.writeable:
         values.flags.writeable = False
     return values

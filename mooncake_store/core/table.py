@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core import _kernels_table as k
+from mooncake_store.core import context as places
 from mooncake_store.core.memory import release, reserve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from mooncake_store.core.context import Context
 
 __all__ = ["Table"]
 
@@ -33,23 +36,23 @@ RELEASE_STEP = 1 << 19
 class Table:
     """Digest -> row with incremental growth, over a fixed address range of rows.
 
-    `parts` (head and both tables) and `free_rows` are what kernels of other files look up in;
-    before inserting n keys, call `maintain(n)`.
+    Kernels of other files reach it through the context; before inserting n keys, call
+    `maintain(n)`.
     """
 
-    def __init__(self, rows: NDArray[Any]) -> None:
+    def __init__(self, rows: NDArray[Any], context: Context) -> None:
         rows_max = len(rows)
         slots_max = 1 << max(10, (2 * rows_max - 1).bit_length())
         self._rows = rows
         self.tables = (
-            reserve(slots_max, np.int64),
-            reserve(slots_max, np.int64),
+            context.bind(places.TABLE_A, reserve(slots_max, np.int64)),
+            context.bind(places.TABLE_B, reserve(slots_max, np.int64)),
         )
-        self.free_rows = reserve(rows_max, np.int32)
-        self.head = np.zeros(k.HEAD_WORDS, np.int64)
+        self.free_rows = context.bind(places.FREE_STACK, reserve(rows_max, np.int32))
+        self.head = context.part(places.TABLE, k.HEAD_WORDS)
+        self._numbers = context.numbers[places.TABLE : places.TABLE + k.HEAD_WORDS]
         self.head[k.MASK] = SLOTS_MIN - 1
         self.head[k.OLD_MASK] = k.DELETED
-        self.parts = (self.head, *self.tables)
         self._touched = 0  # entries of the inactive array made real ahead of growth
         self._to_release = 0  # entries of the inactive array whose pages go back, from the end
 
@@ -94,19 +97,19 @@ class Table:
 
     def maintain(self, n: int, *, growing: bool = True) -> None:
         """Do a bounded share of pending growth, before a request on n keys."""
-        head = self.head
+        head = self._numbers
         if head[k.OLD_MASK] >= 0:
             self._drain(n)
-            crowded = growing and 10 * (int(head[k.USED]) + n) > 7 * self.slots
+            crowded = growing and 10 * (head[k.USED] + n) > 7 * self.slots
             if head[k.OLD_MASK] >= 0 and not crowded:
                 return
             while head[k.OLD_MASK] >= 0:  # only after a shrink, and then the array is small
                 self._drain(BATCH_DRAINED)
         if self._to_release:
             start = max(0, self._to_release - RELEASE_STEP)
-            release(self.tables[1 - int(head[k.ACTIVE])], start, self._to_release)
+            release(self.tables[1 - head[k.ACTIVE]], start, self._to_release)
             self._to_release = start
-        used, slots = int(head[k.USED]), self.slots
+        used, slots = head[k.USED], head[k.MASK] + 1
         if growing and 100 * used > 65 * slots:
             self._prefault(2 * slots, n)
         if growing and 10 * (used + n) > 7 * slots:
@@ -132,7 +135,6 @@ class Table:
         if self._to_release:  # a resize right after another one: rare, and only then in one go
             release(inactive, 0, self._to_release)
             self._to_release = 0
-        self.parts = (self.head, *self.tables)
         self._touched = 0
         head[k.ACTIVE] = 1 - head[k.ACTIVE]
         head[k.OLD_MASK] = head[k.MASK]

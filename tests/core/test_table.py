@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mooncake_store.core import _kernels_table as kernels
+from mooncake_store.core.context import Context
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.records import ROW
 from mooncake_store.core.table import Table
@@ -16,7 +17,7 @@ class Checked:
 
     def __init__(self):
         self.rows = reserve(ROWS, ROW)
-        self.table = Table(self.rows)
+        self.table = Table(self.rows, Context())
         self.known = {}
 
     def insert(self, digests):
@@ -27,7 +28,14 @@ class Checked:
         status = np.zeros(n, np.int16)
         table = self.table
         kernels.find_or_insert(
-            *table.parts, self.rows, table.free_rows, digests, status, found, inserted
+            table.head,
+            *table.tables,
+            self.rows,
+            table.free_rows,
+            digests,
+            status,
+            found,
+            inserted,
         )
         for key, row, new in zip(
             map(tuple, digests.tolist()), found.tolist(), inserted, strict=True

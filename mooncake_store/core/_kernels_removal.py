@@ -1,0 +1,256 @@
+"""Kernels that let objects go: removals, and everything that leaves with a row.
+
+Rows were found by `_kernels_table`; -1 stands for "no such object". Layouts are those of
+`records.py`, places in `context` those of `context.py`. All kernels are O(n + replicas).
+"""
+
+from numba import njit
+
+from mooncake_store.core._codes import (
+    BUSY,
+    BYTES,
+    DOOMED,
+    HARD_BYTES,
+    HARD_PIN,
+    HAS_LEASE,
+    KERNEL,
+    NOT_FOUND,
+    NOT_READY,
+    OBJECTS,
+    OK,
+    READABLE,
+    REMOVED,
+    SINK,
+    SOFT_PIN,
+    SOFT_PINNED,
+    TASK,
+    UNFINISHED,
+    UPSERT,
+    WRITING,
+)
+from mooncake_store.core._kernels_columns import column
+from mooncake_store.core._kernels_names import drop
+from mooncake_store.core._kernels_table import delete, find
+from mooncake_store.core._kernels_writes import record
+from mooncake_store.core.context import (
+    COLD_ROWS,
+    DISCARD_NS,
+    EVENTS,
+    EVENTS_KEPT,
+    EVENTS_NEXT,
+    FREE_STACK,
+    INT32,
+    INT64,
+    NAME_HEADS,
+    NAME_WORDS,
+    OVERFLOW_ROWS,
+    PIN_ENDS,
+    PINS_USED,
+    RELEASE_NS,
+    ROWS,
+    TABLE_A,
+    TABLE_B,
+    TALLY,
+    TENANT_USE,
+)
+from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
+
+
+@njit(**KERNEL)
+def check_remove(context, now, force, found, status, doomed):
+    """Decide removals. Returns how many rows are doomed.
+
+    A doomed row is flagged, so that a second occurrence in the batch is answered as missing.
+    """
+    rows = column(context, ROWS, ROW)
+    discard_ns = context[DISCARD_NS]
+    count = 0
+    for i in range(found.shape[0]):
+        row = found[i]
+        if row < 0 or rows[row].flags & DOOMED:
+            status[i] = NOT_FOUND
+        elif rows[row].flags & TASK:
+            status[i] = BUSY
+        elif rows[row].state == WRITING and now - rows[row].lease_end < discard_ns and force == 0:
+            status[i] = NOT_READY
+        elif rows[row].flags & UPSERT and force == 0:
+            status[i] = NOT_READY
+        elif rows[row].state == READABLE and rows[row].lease_end > now and force == 0:
+            status[i] = HAS_LEASE
+        else:
+            status[i] = OK
+            rows[row].flags |= DOOMED
+            doomed[count] = row
+            count += 1
+    return count
+
+
+@njit(**KERNEL)
+def survey(context, doomed):
+    """Return (all flags of doomed rows or-ed, number of their replicas).
+
+    Touches everything the kernels after it will need of these rows: loads that depend on nothing
+    overlap their cache misses.
+    """
+    rows = column(context, ROWS, ROW)
+    cold = column(context, COLD_ROWS, COLD)
+    flags = 0
+    replicas = 0
+    sink = 0
+    for i in range(doomed.shape[0]):
+        flags |= rows[doomed[i]].flags
+        replicas += rows[doomed[i]].replicas
+        sink ^= cold[doomed[i]].name_ref
+    context[TALLY + SINK] = sink
+    return flags, replicas
+
+
+@njit(**KERNEL)
+def remove(context, now, force, digests, found, status, doomed):
+    """Find keys and decide their removal.
+
+    Returns (rows doomed, all their flags or-ed, number of their replicas).
+    """
+    table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
+    count = check_remove(context, now, force, found, status, doomed)
+    flags, replicas = survey(context, doomed[:count])
+    return count, flags, replicas
+
+
+@njit(**KERNEL)
+def dispose(context, now, writer_done, silently, doomed, out):
+    """Let doomed rows go: list their extents, tell the events, and clear all that knows of them.
+
+    out[:, j] = (segment, offset, size, until): `until` is 0 when the space may be reused at
+    once, else the end of the lease or of the writer's time. Returns (extents, bytes, whether any
+    has to wait, whether all are on one segment).
+    """
+    rows = column(context, ROWS, ROW)
+    cold = column(context, COLD_ROWS, COLD)
+    if context[PINS_USED]:
+        pin_ends = column(context, PIN_ENDS, INT64)
+        for i in range(doomed.shape[0]):
+            pin_ends[doomed[i]] = 0
+    m, total, waiting = unlink(context, now, writer_done, silently, rows, cold, doomed, out)
+    drop(
+        column(context, NAME_WORDS, INT64),
+        column(context, NAME_HEADS, INT64),
+        cold,
+        doomed,
+    )
+    delete(
+        context,
+        column(context, TABLE_A, INT64),
+        column(context, TABLE_B, INT64),
+        rows,
+        column(context, FREE_STACK, INT32),
+        doomed,
+    )
+    together = True
+    for j in range(1, m):
+        together = together and out[0, j] == out[0, 0]
+    return m, total, waiting, together
+
+
+@njit(**KERNEL)
+def unlink(context, now, writer_done, silently, rows, cold, doomed, out):
+    """List and unlink the extents of doomed rows, and take the rows out of all totals.
+
+    Returns (extents, bytes, whether any has to wait); see `dispose`.
+    """
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    events = column(context, EVENTS, EVENT)
+    tenant_use = column(context, TENANT_USE, INT64)
+    kept = 0 if silently else context[EVENTS_KEPT]
+    place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
+    waiting = False
+    unfinished, pinned, hard, total, m = 0, 0, 0, 0, 0
+    for i in range(doomed.shape[0]):
+        row = doomed[i]
+        until = 0
+        if rows[row].state == WRITING:
+            unfinished += 1
+            if writer_done == 0:
+                until = rows[row].lease_end + context[RELEASE_NS]
+        else:
+            if kept > 0:
+                record(events, place, rows, cold, row, REMOVED)
+                place = place + 1 if place + 1 < kept else 0
+            until = rows[row].lease_end
+            if rows[row].flags & SOFT_PIN:
+                pinned += 1
+        if until <= now:
+            until = 0
+        else:
+            waiting = True
+        first = m
+        size = rows[row].size
+        if rows[row].segment >= 0:
+            out[0, m] = rows[row].segment
+            out[1, m] = rows[row].offset
+            m += 1
+        link = rows[row].more
+        while link >= 0:
+            out[0, m] = overflow[link].segment
+            out[1, m] = overflow[link].offset
+            m += 1
+            after = overflow[link].next
+            overflow[link].state = 0
+            overflow[link].next = overflow[0].next
+            overflow[0].next = link
+            link = after
+        for j in range(first, m):
+            out[2, j] = size
+            out[3, j] = until
+        nbytes = size * (m - first)
+        total += nbytes
+        tenant_use[2 * cold[row].tenant] -= nbytes
+        tenant_use[2 * cold[row].tenant + 1] -= 1
+        if rows[row].flags & HARD_PIN:
+            hard += nbytes
+    ended = doomed.shape[0] - unfinished
+    context[TALLY + UNFINISHED] -= unfinished
+    context[TALLY + OBJECTS] -= ended
+    context[TALLY + SOFT_PINNED] -= pinned
+    context[TALLY + BYTES] -= total
+    context[TALLY + HARD_BYTES] -= hard
+    if kept > 0:
+        context[EVENTS_NEXT] += ended
+    return m, total, waiting
+
+
+@njit(**KERNEL)
+def by_segment(segments, offsets, counts, grouped, runs):
+    """Put extents in order of their segment, keeping the order within one. O(n).
+
+    `counts` has a zero per segment, now and afterwards. runs[r] = (segment, start, stop) of each
+    run in `grouped`; returns how many.
+    """
+    found = 0
+    for j in range(segments.shape[0]):
+        segment = segments[j]
+        if counts[segment] == 0:
+            runs[found, 0] = segment
+            found += 1
+        counts[segment] += 1
+    start = 0
+    for r in range(found):
+        segment = runs[r, 0]
+        runs[r, 1] = start
+        start += counts[segment]
+        runs[r, 2] = start
+        counts[segment] = runs[r, 1]
+    for j in range(segments.shape[0]):
+        grouped[counts[segments[j]]] = offsets[j]
+        counts[segments[j]] += 1
+    for r in range(found):
+        counts[runs[r, 0]] = 0
+    return found
+
+
+def warmup() -> None:
+    """Compile every kernel of this file, by running a small shard through every operation."""
+    from mooncake_store.core._exercise import exercise
+
+    exercise()

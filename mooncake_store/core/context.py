@@ -1,0 +1,59 @@
+"""One array that leads a kernel to everything a shard has.
+
+A kernel call costs some 30 ns for every array it is given, more for arrays of records, and as much
+again in Python to name them; with a dozen columns that was half the price of a request on one key.
+So the hot kernels take one array of words instead: counters that they keep, and where every column
+lies. Columns never move (`memory.py` reserves their address range once), so an address is written
+down once, by `bind`, which also keeps its column alive as long as the words that point at it.
+
+Kernels turn a place into an array with `_kernels_columns.column`; nothing else may read addresses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Context"]
+
+# Words 0 to 7 are the head of the hash table (`_kernels_table.py`), the next 8 the totals of
+# `_codes.py`.
+TABLE, TALLY = 0, 8
+# What the configuration says, and the number of the next event.
+DISCARD_NS, RELEASE_NS, HOT_WINDOW_NS, HOT_HITS = 16, 17, 18, 19
+EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
+# Columns: two words each, address and number of entries.
+ROWS, COLD_ROWS, OVERFLOW_ROWS, TABLE_A, TABLE_B, FREE_STACK = 24, 26, 28, 30, 32, 34
+ALIVE, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 38, 40, 42, 44
+NAME_WORDS, NAME_HEADS = 46, 48
+WORDS = 64
+
+INT64, INT32, BYTE = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint8)
+"""Types of the columns that are not records, for `column`."""
+
+
+class Context:
+    """The words of one shard."""
+
+    def __init__(self) -> None:
+        self.words = np.zeros(WORDS, np.int64)
+        self.numbers = self.words.data
+        """The same words for Python, which reads one in a third of the time."""
+        self._bound: dict[int, NDArray[Any]] = {}
+
+    def bind(self, place: int, column: NDArray[Any]) -> NDArray[Any]:
+        """Write down where a column lies, and return it. It must be contiguous."""
+        assert column.flags.c_contiguous, "a column must be contiguous"
+        assert place not in self._bound, "a column never moves"
+        self._bound[place] = column
+        self.words[place] = column.ctypes.data
+        self.words[place + 1] = column.size
+        return column
+
+    def part(self, place: int, count: int) -> NDArray[np.int64]:
+        """Return a view of some words, for Python code that reads or keeps them."""
+        return self.words[place : place + count]
