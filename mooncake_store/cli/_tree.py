@@ -18,7 +18,7 @@ __all__ = ["COMMANDS", "root", "run"]
 
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
-    "put", "get", "ls", "stat", "exists", "rm", "topology", "warmup", "bench",
+    "put", "get", "ls", "stat", "exists", "rm", "mount", "umount", "topology", "warmup", "bench",
 )  # fmt: skip
 
 

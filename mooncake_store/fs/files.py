@@ -16,12 +16,11 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
-from mooncake_store.fs.parts import Manifest, needs_parts
+from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest, needs_parts
 from mooncake_store.fs.paths import key_of
 from mooncake_store.fs.plans import missing_error, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from mooncake_store.client import Client, View
@@ -208,7 +207,7 @@ class PoolWriter(io.BufferedIOBase):
         exclusive: bool = False,
         pins: dict[str, Any] | None = None,
         autocommit: bool = True,
-        on_commit: Callable[[], None] | None = None,
+        attributes: Attributes = ORDINARY,
     ) -> None:
         self.path = path
         self.mode = "xb" if exclusive else "wb"
@@ -219,9 +218,8 @@ class PoolWriter(io.BufferedIOBase):
         self._plans = plans
         self._exclusive = exclusive
         self._pins = plans.pins if pins is None else pins
-        self._on_commit = on_commit
         self._buffer = bytearray()
-        self._manifest = Manifest.make(0, plans.part_bytes)
+        self._manifest = Manifest.make(0, plans.part_bytes, attributes)
         self._stored = 0
         self._settled = False
 
@@ -285,8 +283,12 @@ class PoolWriter(io.BufferedIOBase):
             return
         self._settled = True
         data = memoryview(self._buffer)
-        single = not self._stored and not needs_parts(data, self.blocksize)
-        manifest = Manifest(self.size, self._manifest.part_bytes, self._manifest.file)
+        manifest = self._manifest.resized(self.size)
+        single = (
+            manifest.attributes.ordinary
+            and not self._stored
+            and not needs_parts(data, self.blocksize)
+        )
         try:
             if single:
                 head: Any = data
@@ -309,8 +311,6 @@ class PoolWriter(io.BufferedIOBase):
         except BaseException:
             self._remove_parts()
             raise
-        if self._on_commit is not None:
-            self._on_commit()
 
     def discard(self) -> None:
         """Give the file up; the parts that were stored are removed."""

@@ -38,8 +38,28 @@ def directory_entry(path: str) -> Entry:
     return {"name": path, "size": 0, "type": "directory"}
 
 
-def _file_entry(path: str, size: int, created: float, replicas: int) -> Entry:
-    return {"name": path, "size": size, "type": "file", "created": created, "replicas": replicas}
+def _file_entry(
+    path: str, size: int, created_s: int, replicas: int, manifest: Manifest | None
+) -> Entry:
+    entry = {
+        "name": path,
+        "size": size if manifest is None else manifest.size,
+        "type": "file",
+        "created": float(created_s),
+        "replicas": replicas,
+    }
+    if manifest is not None and not manifest.attributes.ordinary:
+        mode, mtime_ns, link = manifest.attributes
+        entry.update(mode=mode, mtime_ns=mtime_ns, islink=link)
+    return entry
+
+
+def _entries(plans: Plans, files: list[Any]) -> Plan[list[Entry]]:
+    manifests = yield from plans.listed_manifests(files)
+    return [
+        _file_entry(name_of(item.key), item.size, item.created_s, item.replicas, manifests.get(at))
+        for at, item in enumerate(files)
+    ]
 
 
 def info(path: str) -> Plan[Entry]:
@@ -51,12 +71,12 @@ def info(path: str) -> Plan[Entry]:
     except NotFoundError:
         stat = None
     if stat is not None and stat.state == "readable":
-        size = stat.size
-        if size == MANIFEST_BYTES:
+        manifest = None
+        if stat.size == MANIFEST_BYTES:
             (data,) = (yield Do("get_many", ([key_of(path)],))).values
             if data is not None and is_manifest(data):
-                size = Manifest.decode(data, path).size
-        entry = _file_entry(path, size, float(stat.created_s), len(stat.replicas))
+                manifest = Manifest.decode(data, path)
+        entry = _file_entry(path, stat.size, stat.created_s, len(stat.replicas), manifest)
         entry.update(
             checksum=stat.checksum,
             generation=stat.generation,
@@ -123,13 +143,9 @@ def ls(plans: Plans, path: str) -> Plan[list[Entry]]:
             files.append(item)
     if not path:
         directories.pop(f"{HIDDEN}parts", None)
-    sizes = yield from plans.sizes(files)
     lead = path + "/" if path else ""
     out = [directory_entry(lead + name) for name in directories]
-    out += [
-        _file_entry(name_of(item.key), size, float(item.created_s), item.replicas)
-        for item, size in zip(files, sizes, strict=True)
-    ]
+    out += yield from _entries(plans, files)
     return out
 
 
@@ -153,10 +169,8 @@ def find(
             _note_parents(directories, name, skip, maxdepth)
         if len(name) > skip and name[-1] != "/" and (maxdepth is None or depth <= maxdepth):
             files.append(item)
-    sizes = yield from plans.sizes(files)
-    for item, size in zip(files, sizes, strict=True):
-        name = name_of(item.key)
-        found[name] = _file_entry(name, size, float(item.created_s), item.replicas)
+    for entry in (yield from _entries(plans, files)):
+        found[entry["name"]] = entry
     if withdirs and path and listed:
         directories.setdefault(path, directory_entry(path))
     if not listed and path:

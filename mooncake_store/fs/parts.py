@@ -1,7 +1,8 @@
 """How files are objects. Most files are one object with the file's bytes and the file's name.
 
-Two kinds of file cannot be that: the empty one (an object has a byte) and the one that is larger
-than a part (objects are contiguous, and parts move in parallel). Their object is a manifest:
+Three kinds of file cannot be that: the empty one (an object has a byte), the one that is larger
+than a part (objects are contiguous, and parts move in parallel) and the one with attributes of
+its own, which only mounts make. Their object is a manifest:
 MANIFEST_BYTES bytes that begin with MAGIC and name the parts, whose names begin with NUL. Manifest
 and plain object have the same key, so one upsert replaces the one by the other at once.
 
@@ -17,17 +18,39 @@ from __future__ import annotations
 
 import secrets
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mooncake_store.errors import ProtocolError
 from mooncake_store.fs.paths import HIDDEN
 
-__all__ = ["MANIFEST_BYTES", "Manifest", "is_manifest", "needs_parts"]
+__all__ = ["MANIFEST_BYTES", "ORDINARY", "Attributes", "Manifest", "is_manifest", "needs_parts"]
 
 MANIFEST_BYTES = 251
 """An odd number, so that hardly any block or page has this size."""
 MAGIC = b"\0mooncake-parts\x01"
-_FIELDS = struct.Struct("<qq16s")
+_FIELDS = struct.Struct("<qq16siqB")
+_LINK = 1
+_UNSET = -(1 << 63)
+
+
+class Attributes(NamedTuple):
+    """What a mounted filesystem keeps of a file besides its bytes; None is the ordinary value."""
+
+    mode: int | None = None
+    """Permission bits."""
+    mtime_ns: int | None = None
+    """When it was changed, if not when it was written."""
+    link: bool = False
+    """Whether its content is the target of a symbolic link."""
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether there is nothing to keep."""
+        return self == ORDINARY
+
+
+ORDINARY = Attributes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +60,45 @@ class Manifest:
     size: int
     part_bytes: int
     file: bytes
+    attributes: Attributes = ORDINARY
 
     @classmethod
-    def make(cls, size: int, part_bytes: int) -> Manifest:
+    def make(cls, size: int, part_bytes: int, attributes: Attributes = ORDINARY) -> Manifest:
         """A manifest with a name that no other file has."""
-        return cls(size, part_bytes, secrets.token_bytes(16))
+        return cls(size, part_bytes, secrets.token_bytes(16), attributes)
+
+    def dressed(self, attributes: Attributes) -> Manifest:
+        """The same file with other attributes."""
+        return replace(self, attributes=attributes)
+
+    def resized(self, size: int) -> Manifest:
+        """The same file with another size."""
+        return replace(self, size=size)
 
     @classmethod
     def decode(cls, data: bytes | memoryview, path: str) -> Manifest:
         """Read it back."""
-        size, part_bytes, file = _FIELDS.unpack_from(data, len(MAGIC))
+        size, part_bytes, file, mode, mtime, flags = _FIELDS.unpack_from(data, len(MAGIC))
         if size < 0 or part_bytes < 1:
             raise ProtocolError(f"the manifest of {path!r} is damaged", key=path)
-        return cls(size, part_bytes, file)
+        attributes = Attributes(
+            None if mode < 0 else mode,
+            None if mtime == _UNSET else mtime,
+            bool(flags & _LINK),
+        )
+        return cls(size, part_bytes, file, attributes)
 
     def encode(self) -> bytes:
         """The content of the manifest's object."""
-        body = MAGIC + _FIELDS.pack(self.size, self.part_bytes, self.file)
+        mode, mtime, link = self.attributes
+        body = MAGIC + _FIELDS.pack(
+            self.size,
+            self.part_bytes,
+            self.file,
+            -1 if mode is None else mode,
+            _UNSET if mtime is None else mtime,
+            _LINK if link else 0,
+        )
         return body.ljust(MANIFEST_BYTES, b"\0")
 
     @property

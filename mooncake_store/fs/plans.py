@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from mooncake_store.errors import IllegalClientError, NoSpaceError, NotFoundError
-from mooncake_store.fs.parts import MANIFEST_BYTES, Manifest, is_manifest, needs_parts
+from mooncake_store.fs.parts import MANIFEST_BYTES, Attributes, Manifest, is_manifest, needs_parts
 from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
 
 if TYPE_CHECKING:
@@ -129,14 +129,10 @@ class Plans:
             if value is not None and is_manifest(value)
         }
 
-    def sizes(self, listed: Sequence[Any]) -> Plan[list[int]]:
-        """The sizes of files that were listed as objects."""
-        sizes = [item.size for item in listed]
-        suspects = [at for at, size in enumerate(sizes) if size == MANIFEST_BYTES]
-        found = yield from self._decode([item.key for item in listed], suspects)
-        for at, manifest in found.items():
-            sizes[at] = manifest.size
-        return sizes
+    def listed_manifests(self, listed: Sequence[Any]) -> Plan[dict[int, Manifest]]:
+        """The manifests among listed objects, by position."""
+        suspects = [at for at, item in enumerate(listed) if item.size == MANIFEST_BYTES]
+        return (yield from self._decode([item.key for item in listed], suspects))
 
     def read(self, path: str, start: int | None, end: int | None) -> Plan[bytes]:
         """A file, or what a slice [start:end] of it holds."""
@@ -314,6 +310,24 @@ class Plans:
                 advice="add a segment, remove or unpin other objects, or write a smaller file",
             )
 
+    def dress(self, path: str, attributes: Attributes) -> Plan[None]:
+        """Give a file other attributes; its bytes move only if it had no manifest so far."""
+        _, manifest = yield from self.manifest(path)
+        if manifest is not None:
+            head = manifest.dressed(attributes).encode()
+            put = yield Do("put_many", ([key_of(path)], [head]), {"upsert": True, **self.pins})
+            put.check()
+            return
+        try:
+            value = yield Do("get", (key_of(path),))
+        except NotFoundError:
+            raise missing_error(path) from None
+        fresh = Manifest.make(len(value), max(len(value), self.part_bytes), attributes)
+        yield from self.put_parts(fresh.all_keys(), [value])
+        yield from self.commit(
+            [path], [fresh.encode()], {0: fresh}, exclusive=False, pins=self.pins
+        )
+
     def remove_parts(self, manifests: Iterable[Manifest]) -> Plan[None]:
         """Remove the parts of files that are no more."""
         keys = [key for manifest in manifests for key in manifest.all_keys()]
@@ -387,7 +401,7 @@ class Plans:
             yield from self.commit([target], [value], {}, exclusive=False, pins=self.pins)
             return
         old = Manifest.decode(value, source)
-        new = Manifest.make(old.size, old.part_bytes)
+        new = Manifest.make(old.size, old.part_bytes, old.attributes)
         step = max(1, COPY_BYTES // old.part_bytes)
         done = 0
         try:

@@ -1,0 +1,27 @@
+"""`mooncake umount`: end a mount."""
+
+from typing import Annotated
+
+import typer
+
+from mooncake_store.cli._app import examples, make_app
+
+app = make_app()
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake umount /mnt/pool", "once nothing is open there"),
+        ("mooncake umount --lazy /mnt/pool", "now; it ends when the last file is closed"),
+    )
+)
+def umount(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="The mounted directory.")],
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Even if it is in use.", show_default=False)
+    ] = False,
+) -> None:
+    """Unmount a directory."""
+    from mooncake_store.fs.mount.program import unmount
+
+    unmount(directory, lazy=lazy)

@@ -1,0 +1,257 @@
+"""Open files of a mount. One node per path that is open; all handles of the path share it.
+
+A node that is only read has a `PoolReader`. With the first change it gets a staging file: an
+unlinked temporary file with the whole content, which takes writes anywhere. `save` stores it as a
+new object under its name, at once and whole; that is done when a handle is closed (so `close`
+reports errors), on fsync, and before a rename. Nobody outside sees half of a file.
+
+A node whose name was removed is detached: its handles go on, nothing is stored.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from mooncake_store.fs.files import PoolReader, PoolWriter
+from mooncake_store.fs.parts import ORDINARY, Attributes
+
+if TYPE_CHECKING:
+    from mooncake_store.fs.filesystem import MooncakeFileSystem
+
+__all__ = ["Node", "Nodes"]
+
+_COPY_BYTES = 8 << 20
+
+
+class Node:
+    """One open path; see the module. Every method takes the node's lock."""
+
+    def __init__(
+        self, fs: MooncakeFileSystem, path: str, staging: str | None, attributes: Attributes
+    ) -> None:
+        self.path = path
+        self.handles = 0
+        self.detached = False
+        self.attributes = attributes
+        self.changed_ns = 0
+        self._fs = fs
+        self._staging = staging
+        self._lock = threading.RLock()
+        self._reader: PoolReader | None = None
+        self._fd = -1
+        self._size = 0
+        self._dirty = False
+
+    @property
+    def staged(self) -> bool:
+        """Whether the content is here rather than in the store."""
+        return self._fd >= 0
+
+    @property
+    def size(self) -> int:
+        """The size of the file as its handles see it."""
+        with self._lock:
+            return self._size if self.staged else self._opened().size
+
+    def _opened(self) -> PoolReader:
+        if self._reader is None:
+            self._reader = PoolReader(self._fs.client, self._fs.plans, self.path)
+        return self._reader
+
+    def prepare(self) -> None:
+        """Find out now whether there is anything to read; raises FileNotFoundError."""
+        with self._lock:
+            if not self.staged:
+                self._opened()
+
+    def create(self) -> None:
+        """Begin as a new empty file, which is stored by the next `save`."""
+        with self._lock:
+            self.stage(empty=True)
+            self._dirty = True
+
+    def stage(self, *, empty: bool = False) -> None:
+        """Have the content here, all of it or none."""
+        with self._lock:
+            if self.staged:
+                if empty:
+                    self.truncate(0)
+                return
+            file = tempfile.TemporaryFile(dir=self._staging, buffering=0)  # noqa: SIM115
+            with file:
+                size = 0
+                if not empty:
+                    reader = self._opened()
+                    reader.seek(0)
+                    while piece := reader.read(_COPY_BYTES):
+                        file.write(piece)
+                        size += len(piece)
+                self._fd = os.dup(file.fileno())
+            self._size = size
+            if empty:
+                self._change()
+            self._close_reader()
+
+    def _change(self) -> None:
+        self._dirty = True
+        self.changed_ns = time.time_ns()
+        self.attributes = self.attributes._replace(mtime_ns=None)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Bytes at an offset, fewer at the end."""
+        with self._lock:
+            if self.staged:
+                return os.pread(self._fd, size, offset)
+            reader = self._opened()
+            reader.seek(offset)
+            return reader.read(size)
+
+    def write(self, data: bytes, offset: int) -> int:
+        """Write at an offset; a gap reads as zeros."""
+        with self._lock:
+            self.stage()
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self._fd, memoryview(data)[done:], offset + done)
+            self._size = max(self._size, offset + done)
+            self._change()
+            return done
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend."""
+        with self._lock:
+            self.stage(empty=size == 0 and not self.staged)
+            os.ftruncate(self._fd, size)
+            self._size = size
+            self._change()
+
+    def dress(self, attributes: Attributes) -> None:
+        """Give it other attributes; they are stored with the content."""
+        with self._lock:
+            self.stage()
+            self.attributes = attributes
+            self._dirty = True
+
+    def save(self) -> bool:
+        """Store what changed; return whether there was anything to store."""
+        with self._lock:
+            if not self._dirty or self.detached:
+                return False
+            # Changes that come while this runs wait for the lock, so none is overlooked.
+            writer = PoolWriter(
+                self._fs.client, self._fs.plans, self.path, attributes=self.attributes
+            )
+            with writer:
+                if self._size:
+                    with (
+                        mmap.mmap(self._fd, self._size, access=mmap.ACCESS_READ) as content,
+                        memoryview(content) as view,
+                    ):
+                        writer.write(view)
+            self._dirty = False
+            return True
+
+    def rename(self, path: str) -> None:
+        """Be known by another path from now on."""
+        with self._lock:
+            self.path = path
+
+    def detach(self) -> None:
+        """Go on without a name."""
+        with self._lock:
+            if not self.detached:
+                self.stage()
+                self.detached = True
+
+    def close(self) -> None:
+        """Free the staging file and the lease."""
+        with self._lock:
+            self._close_reader()
+            if self.staged:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+class Nodes:
+    """The table of open paths and handles."""
+
+    def __init__(self, fs: MooncakeFileSystem, staging: str | None) -> None:
+        self._fs = fs
+        self._staging = staging
+        self._lock = threading.Lock()
+        self._by_path: dict[str, Node] = {}
+        self._by_handle: dict[int, Node] = {}
+        self._last = 0
+
+    def open(self, path: str, attributes: Attributes = ORDINARY, *, create: bool = False) -> int:
+        """A new handle of a path."""
+        with self._lock:
+            node = self._by_path.get(path)
+            if node is None:
+                node = Node(self._fs, path, self._staging, attributes)
+                if create:
+                    node.create()
+                self._by_path[path] = node
+            self._last += 1
+            node.handles += 1
+            self._by_handle[self._last] = node
+            return self._last
+
+    def of_handle(self, handle: int) -> Node:
+        """The node behind a handle."""
+        return self._by_handle[handle]
+
+    def of_path(self, path: str) -> Node | None:
+        """The node of a path, if it is open."""
+        return self._by_path.get(path)
+
+    def below(self, prefix: str) -> list[Node]:
+        """Open nodes whose path begins with a prefix."""
+        with self._lock:
+            return [node for path, node in self._by_path.items() if path.startswith(prefix)]
+
+    def release(self, handle: int) -> None:
+        """Forget a handle; the last one frees the node."""
+        with self._lock:
+            node = self._by_handle.pop(handle)
+            node.handles -= 1
+            last = not node.handles
+            if last and self._by_path.get(node.path) is node:
+                del self._by_path[node.path]
+        if last:
+            node.close()
+
+    def rename(self, old: str, new: str) -> None:
+        """Let an open node follow its file; one that was at the new path loses its name."""
+        with self._lock:
+            lost = self._by_path.pop(new, None)
+            node = self._by_path.pop(old, None)
+            if node is not None:
+                self._by_path[new] = node
+                node.rename(new)
+        if lost is not None:
+            lost.detach()
+
+    def detach(self, path: str) -> None:
+        """Take the name from an open node."""
+        with self._lock:
+            node = self._by_path.pop(path, None)
+        if node is not None:
+            node.detach()
+
+    def save_all(self) -> None:
+        """Store whatever is not yet; at unmount."""
+        with self._lock:
+            nodes = list(self._by_path.values())
+        for node in nodes:
+            node.save()

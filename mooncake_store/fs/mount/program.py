@@ -1,0 +1,170 @@
+"""Mounting and unmounting.
+
+`mount` serves until the directory is unmounted or a signal comes, in this process or, without
+`foreground`, in one of its own: the call then returns when the directory can be used, or raises
+what kept it from that.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.errors import StoreError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["mount", "unmount"]
+
+_READY = b"ready"
+_UNMOUNT_S = 30.0
+
+
+def check_machine(directory: str) -> None:
+    """Raise with what to do when this machine cannot mount, or not there."""
+    if not os.path.exists("/dev/fuse"):
+        raise UnavailableError(
+            "there is no /dev/fuse",
+            operation="mount",
+            advice="load the module (modprobe fuse); in a container, pass --device /dev/fuse "
+            "and --cap-add SYS_ADMIN",
+        )
+    if not any(ctypes.util.find_library(name) for name in ("fuse3", "fuse")):
+        raise UnavailableError(
+            "libfuse is not installed", operation="mount", advice="apt install fuse3"
+        )
+    try:
+        import mfusepy  # noqa: F401
+    except ImportError:
+        raise UnavailableError(
+            "mfusepy is not installed",
+            operation="mount",
+            advice="pip install 'mooncake-store[fuse]'",
+        ) from None
+    if not os.path.isdir(directory):
+        raise NotADirectoryError(f"{directory} is not a directory; make it first")
+    if os.path.ismount(directory):
+        raise FileExistsError(f"{directory} is a mount already; mooncake umount {directory}")
+
+
+def mount(
+    directory: str,
+    *,
+    foreground: bool,
+    staging: str | None = None,
+    allow_other: bool = False,
+    read_only: bool = False,
+    **filesystem: Any,
+) -> None:
+    """Mount a namespace; `filesystem` are arguments of `MooncakeFileSystem`.
+
+    `staging` is where files lie while they are written. Raises OSError or StoreError.
+    """
+    directory = os.path.abspath(directory)
+    check_machine(directory)
+    options = {"allow_other": allow_other, "ro": read_only}
+
+    def serve(ready: Callable[[], None]) -> None:
+        _serve(directory, staging, options, filesystem, ready)
+
+    if foreground:
+        serve(lambda: None)
+    else:
+        _in_background(serve)
+
+
+def _serve(
+    directory: str,
+    staging: str | None,
+    options: dict[str, bool],
+    filesystem: dict[str, Any],
+    ready: Callable[[], None],
+) -> None:
+    import mfusepy
+
+    from mooncake_store.fs.filesystem import MooncakeFileSystem
+    from mooncake_store.fs.mount.operations import PoolOperations
+
+    stood = False
+
+    def on_ready() -> None:
+        nonlocal stood
+        stood = True
+        ready()
+
+    fs = MooncakeFileSystem(skip_instance_cache=True, **filesystem)
+    fs.client.status()  # a wrong address is told before anything is mounted
+    try:
+        mfusepy.FUSE(
+            PoolOperations(fs, staging, on_ready),
+            directory,
+            foreground=True,
+            default_permissions=True,
+            fsname=fs.config.url,
+            subtype="mooncake",
+            **{name: True for name, wanted in options.items() if wanted},
+        )
+    except RuntimeError as error:
+        # libfuse answers the same to "could not mount" and "ended by a signal".
+        if not stood:
+            raise UnavailableError(
+                f"libfuse could not mount {directory} (status {error})",
+                operation="mount",
+                advice="see the line above; allow_other needs user_allow_other in /etc/fuse.conf",
+            ) from None
+    finally:
+        fs.close()
+
+
+def _in_background(serve: Callable[[Callable[[], None]], None]) -> None:
+    """Serve in a process of its own; return when it is ready, raise what it says otherwise."""
+    readable, writable = os.pipe()
+    if os.fork() == 0:
+        os.close(readable)
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        _child(serve, writable)
+    os.close(writable)
+    with os.fdopen(readable, "rb") as pipe:
+        told = pipe.read()
+    os.wait()
+    if told != _READY:
+        raise UnavailableError(told.decode() or "the mount ended before it was ready")
+
+
+def _child(serve: Callable[[Callable[[], None]], None], pipe: int) -> None:
+    status = 1
+    try:
+
+        def ready() -> None:
+            os.write(pipe, _READY)
+            os.close(pipe)
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(null, number)
+
+        serve(ready)
+        status = 0
+    except (StoreError, OSError) as error:
+        os.write(pipe, str(error).encode())
+    finally:
+        os._exit(status)
+
+
+def unmount(directory: str, *, lazy: bool = False) -> None:
+    """Unmount; files that are open keep it busy unless `lazy`. Raises OSError."""
+    program = shutil.which("fusermount3") or shutil.which("fusermount")
+    command = [program, "-u"] if program else ["umount"]
+    if lazy:
+        command.append("-z" if program else "-l")
+    done = subprocess.run(
+        [*command, "--", directory], capture_output=True, text=True, timeout=_UNMOUNT_S, check=False
+    )
+    if done.returncode:
+        reason = done.stderr.strip() or f"{command[0]} answered {done.returncode}"
+        raise OSError(f"cannot unmount {directory}: {reason}; close what is open there, or --lazy")

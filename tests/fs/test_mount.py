@@ -1,0 +1,236 @@
+"""The mount on the real kernel: programs that know nothing of us work on it."""
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.waiting import until
+
+pytestmark = [
+    pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this machine has no /dev/fuse"),
+    pytest.mark.skipif(not shutil.which("fusermount3"), reason="fuse3 is not installed"),
+]
+pytest.importorskip("mfusepy", reason="the fuse extra is not installed")
+
+
+def mooncake(*arguments, **options):
+    command = [sys.executable, "-m", "mooncake_store", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.fixture
+def mounted(url, tmp_path):
+    """A mounted namespace."""
+    directory = tmp_path / "pool"
+    directory.mkdir()
+    done = mooncake("mount", url, str(directory), "--part-size", "64KiB")
+    assert done.returncode == 0, done.stderr
+    yield directory
+    subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False, timeout=30)
+
+
+def test_files_and_directories(mounted, fs):
+    (mounted / "dir" / "sub").mkdir(parents=True)
+    file = mounted / "dir" / "sub" / "file"
+    data = os.urandom(200_000)
+    file.write_bytes(data)
+    assert file.read_bytes() == data
+    assert fs.cat_file("dir/sub/file") == data
+    assert sorted(os.listdir(mounted / "dir")) == ["sub"]
+    status = file.stat()
+    assert status.st_size == len(data)
+    assert stat.S_IMODE(status.st_mode) == 0o644
+    assert abs(status.st_mtime - time.time()) < 60
+    with pytest.raises(OSError, match="not empty") as caught:
+        (mounted / "dir" / "sub").rmdir()
+    assert caught.value.errno == errno.ENOTEMPTY
+    file.unlink()
+    assert os.listdir(mounted / "dir" / "sub") == []  # the directory stays
+    (mounted / "dir" / "sub").rmdir()
+    assert os.listdir(mounted / "dir") == []
+    with pytest.raises(FileNotFoundError):
+        (mounted / "none").read_bytes()
+
+
+def test_changes_anywhere_in_a_file(mounted):
+    file = mounted / "file"
+    model = bytearray(os.urandom(300_000))
+    file.write_bytes(model)
+    with file.open("r+b") as opened:
+        opened.seek(100_000)
+        opened.write(b"middle")
+        model[100_000:100_006] = b"middle"
+        opened.seek(400_000)
+        opened.write(b"end")
+        model += bytes(100_000) + b"end"
+        opened.flush()
+        opened.seek(99_998)
+        assert opened.read(10) == bytes(model[99_998:100_008])
+    assert file.read_bytes() == model
+    os.truncate(file, 5)
+    assert file.read_bytes() == model[:5]
+    with file.open("ab") as opened:
+        opened.write(b"more")
+    assert file.read_bytes() == bytes(model[:5]) + b"more"
+
+
+def test_what_others_store_is_seen(mounted, fs):
+    assert os.listdir(mounted) == []
+    fs.pipe({"from/elsewhere": b"x" * 1000, "top": b"y"})
+    assert sorted(os.listdir(mounted)) == ["from", "top"]
+    assert (mounted / "from" / "elsewhere").read_bytes() == b"x" * 1000
+    fs.pipe_file("top", b"changed")
+    until(lambda: (mounted / "top").stat().st_size == 7)
+    assert (mounted / "top").read_bytes() == b"changed"
+
+
+def test_renames_replace_and_follow(mounted):
+    (mounted / "a").write_bytes(b"a" * 100_000)
+    (mounted / "b").write_bytes(b"b")
+    os.rename(mounted / "a", mounted / "b")
+    assert (mounted / "b").read_bytes() == b"a" * 100_000
+    assert os.listdir(mounted) == ["b"]
+    (mounted / "d" / "e").mkdir(parents=True)
+    os.rename(mounted / "b", mounted / "d" / "e" / "c")
+    (mounted / "d" / "empty").mkdir()
+    os.rename(mounted / "d", mounted / "moved")
+    assert (mounted / "moved" / "e" / "c").read_bytes() == b"a" * 100_000
+    assert sorted(os.listdir(mounted / "moved")) == ["e", "empty"]
+    assert not (mounted / "d").exists()
+    with (mounted / "open").open("wb") as opened:
+        opened.write(b"before ")
+        os.rename(mounted / "open", mounted / "renamed")
+        opened.write(b"and after")
+    assert (mounted / "renamed").read_bytes() == b"before and after"
+
+
+def test_a_removed_file_lives_on_for_who_has_it_open(mounted, fs):
+    (mounted / "file").write_bytes(b"x" * 200_000)
+    with (mounted / "file").open("r+b") as opened:
+        (mounted / "file").unlink()
+        assert os.listdir(mounted) == []
+        assert fs.find("") == []
+        opened.write(b"still here")
+        opened.seek(0)
+        assert opened.read(12) == b"still herexx"
+    assert os.listdir(mounted) == []
+    assert fs.find("") == []
+
+
+def test_attributes_and_links(mounted, fs):
+    file = mounted / "script"
+    file.write_bytes(b"#!/bin/sh\necho ran\n")
+    file.chmod(0o755)
+    os.utime(file, (1_000_000_000, 1_234_567_890))
+    assert subprocess.run([str(file)], capture_output=True, check=True).stdout == b"ran\n"
+    status = file.stat()
+    assert stat.S_IMODE(status.st_mode) == 0o755
+    assert status.st_mtime == 1_234_567_890
+    os.symlink("script", mounted / "link")
+    assert os.readlink(mounted / "link") == "script"
+    assert (mounted / "link").read_bytes() == file.read_bytes()
+    os.rename(file, mounted / "other")
+    assert stat.S_IMODE((mounted / "other").stat().st_mode) == 0o755
+    (mounted / "dir").mkdir(mode=0o700)
+    assert stat.S_IMODE((mounted / "dir").stat().st_mode) == 0o700
+    with pytest.raises(PermissionError):
+        os.chown(mounted / "other", 12345, 12345)
+    with pytest.raises(OSError, match=r".") as caught:
+        os.link(mounted / "other", mounted / "hard")
+    assert caught.value.errno in (errno.ENOSYS, errno.EPERM, errno.ENOTSUP, errno.EROFS)
+    assert fs.info("other")["size"] == 19
+
+
+def test_the_space_shown_is_that_of_the_pool(mounted, cluster):
+    space = os.statvfs(mounted)
+    total = space.f_blocks * space.f_frsize
+    assert 400 << 20 < total < 600 << 20  # two workers of 256 MB
+    (mounted / "file").write_bytes(bytes(8 << 20))
+    assert os.statvfs(mounted).f_bavail < space.f_bavail
+
+
+def test_two_handles_of_one_file_agree(mounted):
+    one = os.open(mounted / "file", os.O_RDWR | os.O_CREAT)
+    other = os.open(mounted / "file", os.O_RDWR)
+    os.pwrite(one, b"from one", 0)
+    assert os.pread(other, 100, 0) == b"from one"
+    os.pwrite(other, b"two", 5)
+    os.close(one)
+    assert os.pread(other, 100, 0) == b"from two"
+    os.close(other)
+    assert (mounted / "file").read_bytes() == b"from two"
+
+
+def test_many_entries(mounted, fs):
+    fs.pipe({f"many/{number:05d}": b"x" for number in range(10_000)})
+    assert len(os.listdir(mounted / "many")) == 10_000
+
+
+def test_programs_of_the_system(mounted, tmp_path):
+    source = tmp_path / "source"
+    (source / "deep" / "er").mkdir(parents=True)
+    for number in range(30):
+        (source / "deep" / f"file {number}").write_bytes(os.urandom(number * 5000))
+    (source / "deep" / "er" / "tool").write_text("#!/bin/sh\n")
+    (source / "deep" / "er" / "tool").chmod(0o755)
+    os.symlink("er/tool", source / "deep" / "link")
+
+    def shell(command):
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path, timeout=120)
+
+    shell("cp -a source pool/copy && diff -r --no-dereference source pool/copy")
+    shell("tar cf - source | tar xf - -C pool --no-same-owner && diff -r source pool/source")
+    if shutil.which("git"):
+        shell(
+            "git init -q origin && cp -r source origin/ && cd origin && git add -A &&"
+            " git -c user.name=n -c user.email=e@example.org commit -q -m all"
+        )
+        shell("git clone -q origin pool/clone && cd pool/clone && git fsck && git status --short")
+        shell("diff -r source pool/clone/source")
+    if shutil.which("rsync"):
+        shell("rsync -a --no-owner --no-group source/ pool/synced/")
+        shell(
+            "rsync -an --no-owner --no-group -i source/ pool/synced/ | tee /dev/stderr | (! grep .)"
+        )
+
+
+def test_unmounting_and_signals_leave_nothing(url, tmp_path, fs):
+    directory = tmp_path / "pool"
+    directory.mkdir()
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "mooncake_store", "mount", url, str(directory), "--foreground"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with serving:
+        until(lambda: os.path.ismount(directory))
+        (directory / "file").write_bytes(b"kept")
+        held = os.open(directory / "open", os.O_CREAT | os.O_WRONLY)
+        os.write(held, b"not closed")
+        serving.terminate()
+        assert serving.wait(30) == 0
+    assert not os.path.ismount(directory)
+    assert fs.cat_file("file") == b"kept"
+    assert fs.cat_file("open") == b"not closed"
+    with pytest.raises(OSError, match="not connected"):
+        os.close(held)
+
+
+def test_busy_and_missing_things_are_told(mounted, url, tmp_path, free_port):
+    with (mounted / "file").open("wb"):
+        done = mooncake("umount", str(mounted))
+        assert done.returncode != 0
+        assert "busy" in done.stderr
+    assert mooncake("umount", str(mounted)).returncode == 0
+    assert not os.path.ismount(mounted)
+    assert "not a directory" in mooncake("mount", url, str(tmp_path / "none")).stderr
+    wrong = mooncake("mount", f"mooncake://127.0.0.1:{free_port}/ns", str(mounted))
+    assert wrong.returncode != 0
+    assert str(free_port) in wrong.stderr
+    assert not os.path.ismount(mounted)
