@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 SEED ?= 1
 
-.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
+.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store test-mount test-interop clean
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -41,6 +41,12 @@ soak: setup      ## the shard core against its model, 100,000 steps of SEED
 
 soak-store: setup ## a running store under load, kills and stops, for ten minutes
 	@$(PY) -m tests.soak.store --minutes 10 --seed $(SEED)
+
+test-mount: setup-test ## 100,000 random operations and fio's verification on a mount
+	@$(PY) -m tests.fs.exercise --seed $(SEED)
+
+test-interop: setup-test ## pandas, zarr, torch and others on the store, in an environment of its own
+	@scripts/interop.sh
 
 clean:           ## remove everything that is not in git
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

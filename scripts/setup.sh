@@ -37,16 +37,19 @@ fi
   exit 1
 }
 
-# Servers that some tests talk to; without them those tests say so and are skipped.
+# What some tests run against; without it those tests say so and are skipped.
 if [ "$extra" = torch ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  servers=()
-  command -v etcd >/dev/null || servers+=(etcd-server)
-  command -v redis-server >/dev/null || servers+=(redis-server)
-  if [ ${#servers[@]} -gt 0 ]; then
-    echo "setup: installing servers for tests: ${servers[*]}"
+  needs=()
+  command -v etcd >/dev/null || needs+=(etcd-server)
+  command -v redis-server >/dev/null || needs+=(redis-server)
+  command -v fusermount3 >/dev/null || needs+=(fuse3)
+  command -v rsync >/dev/null || needs+=(rsync)
+  command -v git >/dev/null || needs+=(git)
+  if [ ${#needs[@]} -gt 0 ]; then
+    echo "setup: installing packages for tests: ${needs[*]}"
     # RUNLEVEL=1 keeps the packages from starting them: tests start their own.
     DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends \
-      "${servers[@]}" >/dev/null || echo "setup: could not; the tests of these will be skipped"
+      "${needs[@]}" >/dev/null || echo "setup: could not; the tests of these will be skipped"
   fi
 fi
 

@@ -22,6 +22,7 @@ __all__ = ["mount", "unmount"]
 
 _READY = b"ready"
 _UNMOUNT_S = 30.0
+_THREADS = 8
 
 
 def check_machine(directory: str) -> None:
@@ -104,6 +105,7 @@ def _serve(
             directory,
             foreground=True,
             default_permissions=True,
+            **_threads(mfusepy),
             fsname=fs.config.url,
             subtype="mooncake",
             **{name: True for name, wanted in options.items() if wanted},
@@ -118,6 +120,12 @@ def _serve(
             ) from None
     finally:
         fs.close()
+
+
+def _threads(mfusepy: Any) -> dict[str, int]:
+    """Bound the threads of libfuse, where it knows how: from 3.12 on it complains otherwise."""
+    version = (mfusepy.fuse_version_major, mfusepy.fuse_version_minor)
+    return {"max_threads": _THREADS} if version >= (3, 12) else {}
 
 
 def _in_background(serve: Callable[[Callable[[], None]], None]) -> None:

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes (once) an environment with libraries that read through fsspec, and runs tests/interop in it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+home=${MOONCAKE_CACHE:-$HOME/.cache/mooncake}/interop
+want=$(cat pyproject.toml scripts/interop.sh scripts/constraints.txt | sha256sum | cut -d' ' -f1)
+if [ ! -f "$home/.stamp" ] || [ "$(cat "$home/.stamp")" != "$want" ]; then
+  echo "interop: making $home (large downloads the first time)"
+  .venv/bin/python -c 'import pip' 2>/dev/null || { echo "run make setup first" >&2; exit 1; }
+  .venv/bin/python -m venv "$home"
+  pip() { "$home/bin/pip" install --quiet --disable-pip-version-check -c scripts/constraints.txt "$@"; }
+  pip torch
+  pip -e ".[dev]" zarr pandas pyarrow safetensors 'dask[array]' duckdb s3fs 'moto[server,s3]'
+  echo "$want" > "$home/.stamp"
+fi
+exec "$home/bin/python" -m pytest -q -n 0 -p no:cacheprovider tests/interop "$@"
