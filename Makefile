@@ -2,7 +2,8 @@
 PY := .venv/bin/python
 SEED ?= 1
 
-.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store test-mount test-interop clean
+.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
+.PHONY: test-mount test-interop
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -45,7 +46,7 @@ soak-store: setup ## a running store under load, kills and stops, for ten minute
 test-mount: setup-test ## 100,000 random operations and fio's verification on a mount
 	@$(PY) -m tests.fs.exercise --seed $(SEED)
 
-test-interop: setup-test ## pandas, zarr, torch and others on the store, in an environment of its own
+test-interop: setup-test ## pandas, zarr, torch and others on the store, in their own environment
 	@scripts/interop.sh
 
 clean:           ## remove everything that is not in git

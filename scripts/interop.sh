@@ -6,9 +6,8 @@ home=${MOONCAKE_CACHE:-$HOME/.cache/mooncake}/interop
 want=$(cat pyproject.toml scripts/interop.sh scripts/constraints.txt | sha256sum | cut -d' ' -f1)
 if [ ! -f "$home/.stamp" ] || [ "$(cat "$home/.stamp")" != "$want" ]; then
   echo "interop: making $home (large downloads the first time)"
-  .venv/bin/python -c 'import pip' 2>/dev/null || { echo "run make setup first" >&2; exit 1; }
-  .venv/bin/python -m venv "$home"
-  pip() { "$home/bin/pip" install --quiet --disable-pip-version-check -c scripts/constraints.txt "$@"; }
+  "${PYTHON:-.venv/bin/python}" -m venv "$home"
+  pip() { "$home/bin/pip" install --quiet -c scripts/constraints.txt "$@"; }
   pip torch
   pip -e ".[dev]" zarr pandas pyarrow safetensors 'dask[array]' duckdb s3fs 'moto[server,s3]'
   echo "$want" > "$home/.stamp"
