@@ -3,7 +3,7 @@ PY := .venv/bin/python
 SEED ?= 1
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
-.PHONY: test-mount test-interop
+.PHONY: test-mount test-interop test-gpu
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -33,6 +33,9 @@ bench: setup     ## every benchmark, quickly
 docs: setup      ## write the generated pages of docs/reference anew
 	@$(PY) scripts/cli_reference.py
 	@$(PY) -m mooncake_store._reference
+
+test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
+	@$(PY) -m pytest -n 0 -m gpu tests/transfer/test_cuda.py
 
 fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
 	@$(PY) -m tests.fuzz.wire --seconds 600

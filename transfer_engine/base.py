@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from transfer_engine.devices import StagedBatch
     from transfer_engine.memory import Mapping
 
     Columns = NDArray[np.int64]
@@ -188,6 +189,8 @@ class Batch:
     cancel: Columns = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     # Called by cancel(): a transport that waits in a system call leaves here what wakes it.
     interrupt: Callable[[], None] | None = None
+    # How to move a batch that names memory of devices; None for memory of the host.
+    staged: StagedBatch | None = None
 
     def stop(self) -> None:
         """Ask the transport to give the batch up; what already moved stays moved."""
@@ -217,6 +220,8 @@ class Transport(abc.ABC):
     name: ClassVar[str]
     cost: ClassVar[int]
     """Lower is tried first."""
+    takes_device_memory: ClassVar[bool] = False
+    """Whether `move` understands addresses of accelerators; others get staged batches."""
 
     @abc.abstractmethod
     def can_reach(self, descriptor: SegmentDescriptor) -> str | None:

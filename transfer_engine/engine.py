@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from transfer_engine.base import (
     error_of,
     remaining_s,
 )
+from transfer_engine.devices import DeviceMemory, DeviceRanges, locate
 from transfer_engine.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from transfer_engine.base import Columns, Statuses
+    from transfer_engine.devices import SupportsDevice
 
 __all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
 
@@ -108,8 +110,10 @@ class Region:
 
     address: int
     size: int
-    # What keeps the memory: a view of the buffer, or the mapping of the segment.
+    # What keeps the memory: a view of the buffer, the mapping of the segment, or device memory.
     _keep: object
+    location: str = "host"
+    """Where the memory is: "host", or the device as in "cuda:0"."""
 
 
 class SegmentHandle:
@@ -229,22 +233,29 @@ class TransferEngine:
         self._regions: dict[int, Region] = {}
         # Sorted disjoint [start, end) of everything registered; replaced, never changed.
         self._ranges: tuple[Columns, Columns] = merge_ranges([])
+        self._devices = DeviceRanges()
         self._submitter = Submitter(threads=threads, queue_max=queue_max)
         self._closed = False
         forking.register(self)
 
-    def register(self, memory: Buffer | Segment) -> Region:
-        """Allow transfers to touch a writable buffer, or a segment of this process."""
+    def register(self, memory: Buffer | Segment | SupportsDevice) -> Region:
+        """Allow transfers to touch a writable buffer, a segment of this process, a CUDA tensor.
+
+        Transfers from and to a tensor begin after what the calling thread has queued on its
+        device, and have ended there when they are reported.
+        """
         if isinstance(memory, Segment):
             mapping = memory.mapping
             region = Region(mapping.address, mapping.bytes, mapping)
+        elif (found := locate(memory)) is not None:
+            region = Region(found.address, found.size, found, found.device.location)
         else:
-            view = flat_view(memory)
+            view = flat_view(cast("Buffer", memory))
             address = int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.nbytes else 0
             region = Region(address, view.nbytes, view)
         with self._lock:
             self._regions[id(region)] = region
-            self._ranges = merge_ranges(list(self._regions.values()))
+            self._note_regions()
         return region
 
     def unregister(self, region: Region) -> None:
@@ -252,7 +263,15 @@ class TransferEngine:
         with self._lock:
             if self._regions.pop(id(region), None) is None:
                 raise NotFoundError("this region is not registered with this engine", advice="")
-            self._ranges = merge_ranges(list(self._regions.values()))
+            self._note_regions()
+
+    def _note_regions(self) -> None:
+        """Replace what batches are checked against. Held: the lock."""
+        regions = list(self._regions.values())
+        self._ranges = merge_ranges(regions)
+        self._devices = DeviceRanges(
+            tuple(region._keep for region in regions if isinstance(region._keep, DeviceMemory))
+        )
 
     def open(
         self,
@@ -422,7 +441,9 @@ class TransferEngine:
                 advice="register the buffer, and keep it registered until the transfer ends",
             )
         sums = np.zeros(at.size, dtype=np.uint64) if checksums else None
-        return Batch(at, size, local, statuses, total, bad, fence, sums)
+        batch = Batch(at, size, local, statuses, total, bad, fence, sums)
+        batch.staged = self._devices.stage(batch)
+        return batch
 
     def _single(
         self,
@@ -460,7 +481,10 @@ class TransferEngine:
         while True:
             transport, remote = target._path(deadline)
             try:
-                transport.move(remote, operation, batch, deadline)
+                if batch.staged is None:
+                    transport.move(remote, operation, batch, deadline)
+                else:
+                    batch.staged.move(transport, remote, operation, batch, deadline)
             except StoreError as error:
                 timed_out = isinstance(error, TransferTimeoutError)
                 if timed_out or asked is None or not target._fail_over(transport, error):
