@@ -28,6 +28,7 @@ import numpy as np
 import xxhash
 
 from transfer_engine.base import CANCELLED, REFUSED, Batch, Operation, remaining_s
+from transfer_engine.staging import windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -394,14 +395,9 @@ class _DeviceMove:
             )  # fmt: skip
             if count < rows.shape[1]:
                 rows = np.ascontiguousarray(rows[:, :count])
-        ends = np.cumsum(rows[1])
-        first = 0
-        while first < count:
-            begin = int(ends[first] - rows[1, first])
-            last = int(np.searchsorted(ends, begin + room, "right"))
+        for first, last in windows(rows[1], room):
             offsets, lengths, addresses, owners = (row[first:last] for row in rows)
-            yield _Chunk(offsets, lengths, addresses, owners, ends[first:last] - lengths - begin)
-            first = last
+            yield _Chunk(offsets, lengths, addresses, owners, np.cumsum(lengths) - lengths)
 
 
 class _Chunk(NamedTuple):

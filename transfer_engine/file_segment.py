@@ -1,9 +1,9 @@
 """Segments on files and block devices: bytes that are read and written, not mapped.
 
-A `FileSegment` is published like a segment of memory and reached by the `file` transport on its
-own host, and over TCP from others. Who made it decides how it is used by everybody: with or
-without the page cache (`direct`), and whether a write is on the medium before it is reported
-(`durable`).
+A `FileSegment` is published like a segment of memory. Processes of its host reach it by the `file`
+transport, others over TCP, for which the server reads and writes it. Who made it decides how it is
+used by everybody: with or without the page cache (`direct`), and whether a write is on the medium
+before it is reported (`durable`).
 
 Space is reserved when a file is created, so that a disk that fills up later fails no write. The
 file stays when the segment is closed. Cost: O(1), and the reservation.

@@ -170,6 +170,9 @@ class Segment:
         """Return the memory, or None once the segment is closed."""
         return self._mapping
 
+    def held_file(self) -> None:
+        """Return the file that is read and written instead of mapped: there is none."""
+
     @property
     def address(self) -> int:
         """Where the segment starts in this process."""

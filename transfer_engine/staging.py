@@ -16,6 +16,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from transfer_engine.base import remaining_s
 from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.memory import Mapping
@@ -24,7 +26,9 @@ from transfer_engine.transports import forking
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["StagingPool"]
+    from transfer_engine.base import Columns
+
+__all__ = ["StagingPool", "windows"]
 
 
 class StagingPool:
@@ -104,3 +108,14 @@ class StagingPool:
         self._changed = threading.Condition()
         self._free = []
         self._made = 0
+
+
+def windows(lengths: Columns, room: int) -> Iterator[tuple[int, int]]:
+    """Cut a column of lengths, none above `room`, into runs that fit: (first, end). O(n log n)."""
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < lengths.size:
+        begin = int(ends[first] - lengths[first])
+        last = int(np.searchsorted(ends, begin + room, "right"))
+        yield first, last
+        first = last

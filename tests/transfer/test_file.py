@@ -31,15 +31,21 @@ from transfer_engine.errors import (
 from transfer_engine.testing import OwnerProcess, TransportCase, TransportContract, content
 
 
-def file_case(owner, engine, memory, path, **options):
+def file_case(owner, engine, memory, path, transport="file", **options):
     descriptor = owner.publish_file(str(path), SEGMENT_BYTES, 5, **options)
-    yield from make_case(owner, engine, memory, descriptor, "file")
+    yield from make_case(owner, engine, memory, descriptor, transport)
 
 
 class TestDirect(TransportContract):
     @pytest.fixture
     def case(self, owner, engine, memory, tmp_path):
         yield from file_case(owner, engine, memory, tmp_path / "segment", direct="require")
+
+
+class TestOverTcp(TransportContract):
+    @pytest.fixture
+    def case(self, owner, engine, memory, tmp_path):
+        yield from file_case(owner, engine, memory, tmp_path / "segment", "tcp")
 
 
 class TestCached(TransportContract):
@@ -226,6 +232,26 @@ def test_a_shortened_file_fails_the_requests_behind_its_end(own, engine, mode, c
     engine.read_batch(target, offsets, [1000] * 3, at)
     complaints = [record for record in caplog.records if "ends there" in record.getMessage()]
     assert len(complaints) == 1, "a failing file is logged once"
+
+
+def test_a_shortened_file_read_over_tcp_is_never_partly_told_as_whole(engine, tmp_path):
+    """Small replies carry a status; one that was promised already ends its connection."""
+    size = 20 << 20
+    with (
+        FileSegment.create(tmp_path / "s", size) as segment,
+        TransferServer(unix=None) as server,
+    ):
+        target = engine.open(server.publish(segment), require="tcp")
+        os.truncate(tmp_path / "s", 10 << 20)
+        data = np.zeros(size, np.uint8)
+        region = engine.register(data)
+        done = engine.read_batch(
+            target, [0, (10 << 20) - 5], [10, 10], [region.address, region.address + 10]
+        )
+        assert done.statuses.tolist() == [0, TRUNCATED]
+        with pytest.raises(PeerLostError):
+            engine.read_batch(target, [0], [size], [region.address])
+        assert engine.read_batch(target, [0], [1 << 20], [region.address]).ok
 
 
 def test_a_full_disk_is_an_error_of_the_request():

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine.base import Access, AccessHook
+    from transfer_engine.blockfile import BlockFile
     from transfer_engine.memory import Mapping
 
 __all__ = ["Owner", "Served", "TransferServer"]
@@ -65,6 +66,9 @@ class Served(Protocol):
 
     def held(self) -> Mapping | None:
         """Return its memory, or None when it is closed or has none."""
+
+    def held_file(self) -> BlockFile | None:
+        """Return the file that is read and written for it, or None when there is none."""
 
 
 class Owner(Protocol):
@@ -144,7 +148,7 @@ class TransferServer:
             if self._segments.setdefault(segment.uuid, segment) is not segment:
                 raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
         lender = self._shm if segment.lent_as else None
-        tcp = self._tcp if segment.held() is not None else None
+        tcp = self._tcp
         return SegmentDescriptor(
             uuid=segment.uuid,
             size=segment.size,

@@ -23,12 +23,14 @@ import numpy as np
 
 from transfer_engine import _kernels
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Access, Operation
+from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import (
     ConfigError,
     RemoteProtocolError,
     StoreError,
     UnavailableError,
 )
+from transfer_engine.memory import Mapping
 from transfer_engine.transports.stream import (
     COLUMNS_AT,
     COUNT_MAX,
@@ -45,6 +47,7 @@ from transfer_engine.transports.stream import (
     identity,
     padded,
 )
+from transfer_engine.transports.tcp_files import FileService
 from transfer_engine.wire.faults import encode_error
 from transfer_engine.wire.frame import ERROR, HEADER_BYTES, MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
@@ -52,7 +55,6 @@ from transfer_engine.wire.handshake import ServerHandshake, refusal
 
 if TYPE_CHECKING:
     from transfer_engine.base import Statuses
-    from transfer_engine.memory import Mapping
     from transfer_engine.transports.server import Owner
 
 __all__ = ["TcpServer"]
@@ -75,6 +77,7 @@ class TcpServer:
         self._owner = owner
         self._connections_max = connections_max
         self._patience_s = patience_s
+        self._files = FileService(patience_s=patience_s)
         self._links: set[Link] = set()
         self._lock = threading.Lock()
         self._closing = False
@@ -195,48 +198,61 @@ class TcpServer:
         statuses = np.zeros(count + (count & 1), dtype=np.int32)
         verdicts = statuses[:count]
         access = Access(link.peer, operation, uuid, offsets, lengths, fence)
-        mapping, refused = self._judge(access, verdicts)
-        base = 0 if mapping is None else mapping.address
+        store, refused = self._judge(access, verdicts)
+        sink = (int(self._sink.ctypes.data), _SINK_BYTES) if refused else (0, 0)
+        base = store.address if isinstance(store, Mapping) else 0
         if operation is Operation.WRITE:
-            sink = (int(self._sink.ctypes.data), _SINK_BYTES) if refused else (0, 0)
-            entries, _ = link.entries(base, offsets, lengths, verdicts, sink=sink)
-            link.expect_progress()
-            link.move(entries, receive=True)
-        body = _REPLY_BODY
-        lead: tuple[tuple[int, int], ...] = ((link.address, REPLY.size),)
-        if refused:
-            body += 4 * statuses.size
-            lead += ((int(statuses.ctypes.data), 4 * statuses.size),)
+            if isinstance(store, BlockFile):
+                self._files.receive(link, store, (offsets, lengths), verdicts, sink)
+            else:
+                entries, _ = link.entries(base, offsets, lengths, verdicts, sink=sink)
+                link.expect_progress()
+                link.move(entries, receive=True)
+
+        def head(data: int, refused: int) -> None:
+            body = _REPLY_BODY + (4 * statuses.size if refused else 0)
+            REPLY.pack_into(
+                link.view, 0, MAGIC, VERSION, REPLY_FLAG, opcode, body, 0, number, data, refused
+            )
+
+        def lead(refused: int) -> tuple[tuple[int, int], ...]:
+            first = ((link.address, REPLY.size),)
+            return (*first, (int(statuses.ctypes.data), 4 * statuses.size)) if refused else first
+
+        data = 0
+        if isinstance(store, BlockFile):
+            if operation is Operation.READ:
+                self._files.send(link, store, (offsets, lengths), verdicts, head, lead)
+                return
+            refused = int(np.count_nonzero(verdicts))
         if operation is Operation.READ:
-            entries, data = link.entries(base, offsets, lengths, verdicts, lead=lead)
+            entries, data = link.entries(base, offsets, lengths, verdicts, lead=lead(refused))
         else:
-            entries, data = link.lead(*lead), 0
-        REPLY.pack_into(
-            link.view, 0, MAGIC, VERSION, REPLY_FLAG, opcode, body, 0, number, data, refused
-        )
+            entries = link.lead(*lead(refused))
+        head(data, refused)
         link.expect_progress()
         link.move(entries, receive=False)
 
-    def _judge(self, access: Access, statuses: Statuses) -> tuple[Mapping | None, int]:
-        """Set the status of every range; return the memory and how many were refused."""
+    def _judge(self, access: Access, statuses: Statuses) -> tuple[Mapping | BlockFile | None, int]:
+        """Set the status of every range; return what holds the bytes, and how many were refused."""
         segment = self._owner.find(access.segment)
-        mapping = None if segment is None else segment.held()
-        size = 0 if mapping is None else mapping.bytes
+        store = None if segment is None else segment.held() or segment.held_file()
+        size = 0 if segment is None or store is None else segment.size
         named, bad = _kernels.check_ranges(access.offsets, access.lengths, size, statuses)
         if not 0 <= named <= DATA_BYTES_MAX:
             raise RemoteProtocolError(
                 f"the ranges of one message add up to more than {DATA_BYTES_MAX} bytes, or below 0"
             )
-        if mapping is None:
+        if store is None:
             statuses[:] = UNKNOWN_SEGMENT
             return None, statuses.size
         allowed = self._owner.permits(access)
-        if access.operation is Operation.WRITE and not mapping.writable:
+        if access.operation is Operation.WRITE and not store.writable:
             allowed = False
         if allowed is not True:
             statuses[(statuses == 0) & np.logical_not(allowed)] = REFUSED
             bad = int(np.count_nonzero(statuses))
-        return mapping, bad
+        return store, bad
 
     def _refuse(self, link: Link, error: RemoteProtocolError) -> None:
         """Tell the peer why its connection ends, and give it the time to read that."""

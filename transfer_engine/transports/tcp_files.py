@@ -1,0 +1,150 @@
+"""The owner's end of the tcp transport for file segments: staging memory between socket and file.
+
+A socket takes bytes from memory, a file segment has none: bytes pass through a window of a bounded
+pool, read from the file and sent, or received and written, one window after the other. What fails
+at the file is a status of its request. A read of more than one window has promised its bytes before
+it has read them all; if one then fails, the connection is cut, and the peer's batch fails whole.
+
+Cost: one more copy than memory segments, and no overlap of network and disk within a connection.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from transfer_engine.base import Batch, Operation
+from transfer_engine.errors import TransferError
+from transfer_engine.staging import StagingPool, windows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from transfer_engine.base import Columns, Statuses
+    from transfer_engine.blockfile import BlockFile
+    from transfer_engine.memory import Mapping
+    from transfer_engine.transports.stream import Link
+
+__all__ = ["FileService"]
+
+_WINDOW_BYTES = 8 << 20
+_WINDOWS_MAX = 8
+
+
+class _Window(NamedTuple):
+    """Pieces of requests that fit into staging memory, and where each lies there."""
+
+    offsets: Columns
+    lengths: Columns
+    positions: Columns
+    owners: NDArray[np.intp]
+
+
+class FileService:
+    """Serves the batches of all connections of a process that name file segments."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        self._pool = StagingPool(_WINDOW_BYTES, _WINDOWS_MAX)
+        self._patience_s = patience_s
+
+    def receive(
+        self,
+        link: Link,
+        file: BlockFile,
+        ranges: tuple[Columns, Columns],
+        statuses: Statuses,
+        sink: tuple[int, int],
+    ) -> None:
+        """Take the data of a write off the connection and into the file, setting statuses."""
+        for window in _cut(*ranges):
+            with self._pool.lease(self._deadline(), "write", link.peer) as piece:
+                verdicts = statuses[window.owners]
+                entries, _ = link.entries(
+                    piece.address, window.positions, window.lengths, verdicts, sink=sink
+                )
+                link.expect_progress()
+                link.move(entries, receive=True)
+                self._move(Operation.WRITE, file, window, piece, statuses, link.peer)
+
+    def send(
+        self,
+        link: Link,
+        file: BlockFile,
+        ranges: tuple[Columns, Columns],
+        statuses: Statuses,
+        head: Callable[[int, int], None],
+        lead: Callable[[int], tuple[tuple[int, int], ...]],
+    ) -> None:
+        """Answer a read.
+
+        `head` writes the header, given the bytes of data and the requests that failed; `lead`
+        says where it and the statuses lie, given the latter.
+        """
+        offsets, lengths = ranges
+        wanted = np.where(statuses == 0, lengths, 0)
+        total = int(wanted.sum())
+        first: tuple[tuple[int, int], ...] | None = None
+
+        def promise() -> tuple[tuple[int, int], ...]:
+            failed = int(np.count_nonzero(statuses))
+            head(int(wanted[statuses == 0].sum()), failed)
+            return lead(failed)
+
+        if total > _WINDOW_BYTES:
+            first = promise()
+        elif total == 0:
+            link.move(link.lead(*promise()), receive=False)
+            return
+        for window in _cut(offsets, wanted):
+            with self._pool.lease(self._deadline(), "read", link.peer) as piece:
+                self._move(Operation.READ, file, window, piece, statuses, link.peer)
+                verdicts = statuses[window.owners]
+                if first is None:
+                    first = promise()
+                elif verdicts.any():
+                    raise TransferError(f"{file.name} failed in the middle of a reply")
+                entries, _ = link.entries(
+                    piece.address, window.positions, window.lengths, verdicts, lead=first
+                )
+                link.expect_progress()
+                link.move(entries, receive=False)
+                first = ()
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._patience_s
+
+    def _move(
+        self,
+        operation: Operation,
+        file: BlockFile,
+        window: _Window,
+        piece: Mapping,
+        statuses: Statuses,
+        peer: str,
+    ) -> None:
+        verdicts = statuses[window.owners]
+        bad = int(np.count_nonzero(verdicts))
+        total = int(window.lengths[verdicts == 0].sum())
+        addresses = piece.address + window.positions
+        batch = Batch(window.offsets, window.lengths, addresses, verdicts, total, bad)
+        file.move(operation, batch, self._deadline(), peer)
+        failed = batch.statuses != 0
+        statuses[window.owners[failed]] = batch.statuses[failed]
+
+
+def _cut(offsets: Columns, lengths: Columns) -> Iterator[_Window]:
+    """Cut requests into pieces, and these into windows of staging memory, in their order."""
+    counts = -(-lengths // _WINDOW_BYTES)
+    owners = np.repeat(np.arange(lengths.size), counts)
+    within = (
+        np.arange(owners.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    ) * _WINDOW_BYTES
+    pieces = np.minimum(lengths[owners] - within, _WINDOW_BYTES)
+    starts = offsets[owners] + within
+    for first, last in windows(pieces, _WINDOW_BYTES):
+        chosen = pieces[first:last]
+        yield _Window(starts[first:last], chosen, np.cumsum(chosen) - chosen, owners[first:last])
