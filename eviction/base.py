@@ -33,8 +33,7 @@ CAPACITY_MAX = 2**32 - 4
 CHUNK_MIN = 256
 CHUNK_MAX = 1 << 16
 
-_INT64 = np.dtype(np.int64)
-_INT32 = np.dtype(np.int32)
+_KINDS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 def as_ids(ids: ArrayLike) -> NDArray[Any]:
@@ -43,12 +42,7 @@ def as_ids(ids: ArrayLike) -> NDArray[Any]:
     Kernels are compiled for exactly these layouts; any other would compile anew at run time.
     Raises ValueError when `ids` is not a vector of integers.
     """
-    if (
-        type(ids) is np.ndarray
-        and ids.ndim == 1
-        and ids.flags.carray
-        and (ids.dtype == _INT64 or ids.dtype == _INT32)
-    ):
+    if type(ids) is np.ndarray and ids.ndim == 1 and ids.flags.carray and ids.dtype in _KINDS:
         return ids
     array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
@@ -208,6 +202,6 @@ def _cut(
         return ids, len(ids)
     if not len(ids):
         return ids, 0
-    ends = np.cumsum(sizes(ids))
-    ids = ids[: int(np.searchsorted(ends, wanted)) + 1]
+    ends = sizes(ids).cumsum()
+    ids = ids[: int(ends.searchsorted(wanted)) + 1]
     return ids, int(ends[len(ids) - 1])

@@ -9,11 +9,15 @@ running totals, because a sum over all rows would be a scan. All kernels are O(n
 from numba import njit
 
 from mooncake_store.core._codes import HARD_PIN, KERNEL, READABLE, TASK, UPSERT, WRITING
+from mooncake_store.core._kernels_columns import column
+from mooncake_store.core.context import ROWS
+from mooncake_store.core.records import ROW
 
 
 @njit(**KERNEL)
-def eligible(rows, ids, now, out):
+def eligible(context, ids, now, out):
     """out[i] = whether row ids[i] may be evicted now, groups left aside."""
+    rows = column(context, ROWS, ROW)
     for i in range(ids.shape[0]):
         row = ids[i]
         out[i] = (
@@ -36,8 +40,9 @@ def on_segments(rows, overflow, wanted, ids, out):
 
 
 @njit(**KERNEL)
-def row_bytes(rows, ids, out):
+def row_bytes(context, ids, out):
     """out[i] = bytes that row ids[i] occupies in all its replicas."""
+    rows = column(context, ROWS, ROW)
     for i in range(ids.shape[0]):
         out[i] = rows[ids[i]].size * rows[ids[i]].replicas
 

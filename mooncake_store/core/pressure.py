@@ -7,6 +7,7 @@ leaves whole or not at all. What still has a reader is never a candidate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,7 +66,7 @@ def evict(
 
 def _share(ratio: float, used: int) -> int:
     """Return ratio of used, rounded up; a hair of float error does not make a further victim."""
-    return max(1, int(np.ceil(ratio * used - 1e-6)))
+    return max(1, math.ceil(ratio * used - 1e-6))
 
 
 def relieve(state: ShardState) -> EvictReport:
@@ -181,7 +182,7 @@ class _Choice:
         """Filter candidates of the policy."""
         state = self._state
         out = np.empty(len(ids), np.bool_)
-        k.eligible(state.rows, ids, state.now, out)
+        k.eligible(state.words, ids, state.now, out)
         if self._where is not None:
             out &= self._where(ids)
         if len(state.groups):
@@ -195,7 +196,7 @@ class _Choice:
             state = self._state
             members = np.array(list(state.groups.members(number)), np.int64)
             out = np.empty(len(members), np.bool_)
-            k.eligible(state.rows, members, state.now, out)
+            k.eligible(state.words, members, state.now, out)
             pinned = (state.rows["flags"][members] & Flag.SOFT_PIN) != 0
             self._groups[number] = bool(out.all()) and (self._soft or not pinned.any())
         return self._groups[number]
@@ -204,7 +205,7 @@ class _Choice:
         """Return the bytes each id frees; a group's first member stands for all."""
         state = self._state
         out = np.empty(len(ids), np.int64)
-        k.row_bytes(state.rows, ids, out)
+        k.row_bytes(state.words, ids, out)
         if len(state.groups):
             for at in np.flatnonzero(state.rows["flags"][ids] & Flag.GROUPED):
                 number = state.groups.number(int(ids[at]))
@@ -215,7 +216,7 @@ class _Choice:
     def _group_bytes(self, number: int) -> int:
         members = np.array(list(self._state.groups.members(number)), np.int64)
         out = np.empty(len(members), np.int64)
-        k.row_bytes(self._state.rows, members, out)
+        k.row_bytes(self._state.words, members, out)
         return int(out.sum())
 
     def with_groups(self, victims: NDArray[np.int32]) -> NDArray[np.int32]:

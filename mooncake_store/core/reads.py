@@ -9,6 +9,7 @@ import numpy as np
 
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_reads as k
+from mooncake_store.core import context as places
 from mooncake_store.core.records import (
     BATCH_MAX,
     GET_ROW,
@@ -74,9 +75,9 @@ def get(
     )
     read = touched[:count]
     state.policy.touch(read)
-    if len(state.soft_policy):
+    if state.numbers[places.PINS_USED]:
         state.soft_policy.touch(read)
-    hot = int(state.tally[c.HOT])
+    hot = state.numbers[places.TALLY + c.HOT]
     if hot:
         for row in touched[2 * n - hot :].tolist():
             state.hot[row] = int(state.rows["generation"][row])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SPREAD_RUN", "Segment", "Space"]
 
-SPREAD_RUN = 64
+SPREAD_RUN = 128
 """Fewest objects of a batch worth a segment of their own."""
 RATIO_SAMPLE = 16
 """Segments compared by free share when there are more than these."""
@@ -232,7 +232,9 @@ class Space:
         """Return extents to the allocators of their segments."""
         if len(segments) == 0:
             return
-        grouped, runs = np.empty(len(segments), np.int64), np.empty((len(segments), 3), np.int64)
+        n = len(segments)
+        grouped, runs = np.empty(n, np.int64), np.empty((n, 3), np.int64)
+        segments, offsets = np.ascontiguousarray(segments), np.ascontiguousarray(offsets)
         count = k.by_segment(segments, offsets, self._counts, grouped, runs)
         for index, start, stop in runs[:count].tolist():
             self.free_on(index, grouped[start:stop])

@@ -91,6 +91,7 @@ class ShardState:
         self.rng = random.Random(config.seed)
         self.context = Context()
         self.words = self.context.words
+        self.numbers = self.context.numbers
         bind = self.context.bind
         self.rows = bind(places.ROWS, reserve(rows_max, ROW))
         self.table = Table(self.rows, self.context)
@@ -173,7 +174,7 @@ class ShardState:
             doomed = self._untied(doomed)
             flags, replicas = k.survey(self.words, doomed)
         self.policy.remove(doomed)
-        if len(self.soft_policy):
+        if self.numbers[places.PINS_USED]:
             self.soft_policy.remove(doomed)
         if self.hot:
             for row in doomed.tolist():
