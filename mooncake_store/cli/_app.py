@@ -62,6 +62,8 @@ class ExitCode(IntEnum):
     CONFIG = 3
     UNAVAILABLE = 4
     NOT_FOUND = 5
+    WARNINGS = 10
+    PROBLEMS = 11
     INTERRUPTED = 130
 
 
@@ -72,6 +74,8 @@ EXIT_MEANINGS = {
     ExitCode.CONFIG: "the configuration is wrong",
     ExitCode.UNAVAILABLE: "a service cannot be reached or does not answer in time",
     ExitCode.NOT_FOUND: "the key, or the thing named, does not exist",
+    ExitCode.WARNINGS: "`mooncake doctor` found something that costs speed or room",
+    ExitCode.PROBLEMS: "`mooncake doctor` found something that will fail",
     ExitCode.INTERRUPTED: "interrupted with Ctrl-C",
 }
 

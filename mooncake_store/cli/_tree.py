@@ -18,7 +18,8 @@ __all__ = ["COMMANDS", "root", "run"]
 
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
-    "put", "get", "ls", "stat", "exists", "rm", "mount", "umount", "topology", "warmup", "bench",
+    "put", "get", "ls", "stat", "exists", "rm", "mount", "umount",
+    "doctor", "topology", "warmup", "bench",
 )  # fmt: skip
 
 

@@ -1,0 +1,78 @@
+"""`mooncake doctor`: what stands between this host and fast transfers, and what to do about it."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, table
+
+if TYPE_CHECKING:
+    from mooncake_store.doctor import Finding, Route
+
+app = make_app()
+
+_EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
+"""By severity."""
+
+
+@app.command(
+    no_args_is_help=False,
+    epilog=examples(
+        ("mooncake doctor", "everything that is not as it should be, and what to do"),
+        ("mooncake doctor --all", "what is fine as well"),
+        ("mooncake doctor --json", "the same for a program"),
+    ),
+)
+def doctor(
+    every: Annotated[
+        bool, typer.Option("--all", help="Show what is fine as well.", show_default=False)
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Examine this host: memory limits, pages, RDMA, network, clock, versions, paths to peers.
+
+    The exit code says the worst that was found: 0 nothing but notes, 10 warnings, 11 problems.
+    """
+    from mooncake_store import doctor as examination
+
+    found = examination.examine(examination.Host())
+    routes = examination.routes()
+    worst = max(item.severity for item in found)
+    value = {
+        "worst": worst.name.lower(),
+        "findings": [
+            {
+                "name": item.name,
+                "severity": item.severity.name.lower(),
+                "found": item.found,
+                "advice": item.advice,
+            }
+            for item in found
+        ],
+        "routes": [route._asdict() for route in routes],
+    }
+    emit(value, as_json=as_json, human=lambda: _draw(found, routes, every))
+    raise typer.Exit(_EXIT_CODES[worst])
+
+
+def _draw(found: "list[Finding]", routes: "list[Route]", every: bool) -> Any:
+    from rich.console import Group
+
+    from mooncake_store.doctor import Severity
+
+    shown = [item for item in found if every or item.severity > Severity.OK]
+    shown.sort(key=lambda item: -item.severity)
+    lines = []
+    for item in shown:
+        lines.append(f"{item.severity.name.lower():<8} {item.name}: {item.found}")
+        if item.advice:
+            lines.append(f"{'':<8} -> {item.advice}")
+    fine = len(found) - sum(item.severity > Severity.OK for item in found)
+    if not every:
+        lines.append(f"{'ok':<8} {fine} other things")
+    columns = dict.fromkeys(("memory of", "over", "is", "because"), "left")
+    rows = [
+        (route.peer, route.transport, "chosen" if route.chosen else "not", route.reason)
+        for route in routes
+    ]
+    return Group(*lines, table(columns, rows))
