@@ -35,8 +35,8 @@ FILE_VARIABLE = "MOONCAKE_CONFIG"
 FOREIGN_TABLE = "serving"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-# SGLang's own variable for its Mooncake backend; it is set where our client runs inside SGLang.
-ENGINE_VARIABLES = frozenset({"MOONCAKE_MASTER_METRICS_PORT"})
+# Variables of SGLang and of the original; they are set where our client runs in their place.
+ENGINE_VARIABLES = frozenset({"MOONCAKE_CLIENT_HTTP_PORT", "MOONCAKE_MASTER_METRICS_PORT"})
 
 # A name this close to a known one is a misspelling even where unknown names are allowed.
 _MISSPELLED = 0.92

@@ -2,7 +2,8 @@
 
 A batch of buffers is a list of anything with memory (bytes, bytearray, memoryview, numpy, torch
 on the CPU), one contiguous array whose rows are the buffers (no cost per key), or `Rows`, which
-names plain addresses. Addresses are taken once and the buffers are held until the call returns.
+names plain addresses (`Memory` names them one by one). Addresses are taken once and the buffers
+are held until the call returns.
 
 `new_bytes` makes a bytes object whose content is filled in afterwards: what the C interface of
 CPython allows the maker of an object (PyBytes_FromStringAndSize without content) before anybody
@@ -84,6 +85,10 @@ def locate(buffers: Buffers, count: int, *, writable: bool) -> Memory:
     """Return the columns of `count` buffers; raises InvalidArgumentError for what is none."""
     if isinstance(buffers, Rows):
         return _rows(buffers, count, buffers)
+    if isinstance(buffers, Memory):
+        if not len(buffers.addresses) == len(buffers.sizes) == count:
+            raise InvalidArgumentError(f"{count} keys and {len(buffers.addresses)} buffers")
+        return buffers
     if isinstance(buffers, list | tuple):
         if len(buffers) != count:
             raise InvalidArgumentError(f"{count} keys and {len(buffers)} buffers")

@@ -191,6 +191,11 @@ class Operations:
         sink = BytesSink(len(batch)) if copy else _ArenaSink(len(batch))
         return (yield from self._many(batch, sink, options, sink.values))
 
+    def get_many_into_sink(self, keys: Keys, sink: Sink, options: ReadOptions) -> Steps[GetResult]:
+        """Read a batch into whatever memory a sink makes for it."""
+        batch = KeyBatch.of(keys, self.core.seed)
+        return (yield from self._many(batch, sink, options, []))
+
     def get_into_many(self, keys: Keys, buffers: Buffers, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into buffers of the caller."""
         batch = KeyBatch.of(keys, self.core.seed)
@@ -221,6 +226,45 @@ class Operations:
                 for at in np.flatnonzero(statuses).tolist():
                     values[at] = None  # what it holds was not checked
         return GetResult("get", keys, statuses, reading.errors, sizes, values)
+
+    # Leases.
+
+    def lease_many(self, keys: Keys, cached: bool, options: ReadOptions) -> Steps[GetResult]:
+        """Find and lease a batch without reading it."""
+        reading = yield from self._lease(keys, cached, options)
+        statuses = reading.statuses()
+        sizes = np.where(statuses == 0, reading.cols[k.SIZE], 0)
+        return GetResult("lease", reading.keys, statuses, reading.errors, sizes, [])
+
+    def lease_with_generations(
+        self, keys: Keys, options: ReadOptions
+    ) -> Steps[tuple[BatchResult, Column]]:
+        """The same, and which generation of each object it is."""
+        reading = yield from self._lease(keys, False, options)
+        result = BatchResult("lease", reading.keys, reading.statuses(), reading.errors)
+        return result, reading.cols[k.GENERATION]
+
+    def _lease(self, keys: Keys, cached: bool, options: ReadOptions) -> Steps[Reading]:
+        batch = KeyBatch.of(keys, self.core.seed)
+        reading = self.reading(batch, BytesSink(0), options, cached=cached)
+        yield from reading.locate()
+        status = reading.cols[k.STATUS]
+        status[status == k.FOUND] = 0
+        return reading
+
+    def release_many(self, keys: Keys, options: CallOptions) -> Steps[None]:
+        """Give leases of ours back, as often as they were granted."""
+        if options:
+            check_options(options, CallOptions)
+        batch = KeyBatch.of(keys, self.core.seed)
+        index = np.flatnonzero(batch.statuses() == 0)
+        calls: list[tuple[int, Any, bytes]] = []
+        for shard, some in parts(batch, index, self.core.shards, BATCH_MAX) if len(index) else ():
+            body = self._release(batch, some)
+            if body is not None:
+                calls.append((shard, RELEASE, body))
+        if calls:
+            yield from ask(calls, self.core.until(options))
 
     # Probes.
 

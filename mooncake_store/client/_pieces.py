@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64]
 
-__all__ = ["PiecePutting", "PieceReading", "Pieces", "checksum_pieces"]
+__all__ = ["PiecePutting", "PieceReading", "Pieces", "checksum_pieces", "fold", "move_pieces"]
 
 
 class Pieces:
@@ -156,24 +156,25 @@ def checksum_pieces(pieces: Pieces, index: Column) -> NDArray[np.uint64]:
     return out
 
 
-def _move(
-    pieces: Pieces, road: Road, direction: Direction, index: Column, cols: Column, keep: object
+def move_pieces(
+    pieces: Pieces, at: Column, road: Road, direction: Direction, bases: Column, keep: object
 ) -> Move:
-    rows, firsts = pieces.rows(index)
+    """One row per piece of the objects `at`, which begin at `bases` of a segment."""
+    rows, firsts = pieces.rows(at)
     counts = np.diff(firsts, append=len(rows))
-    offsets = np.repeat(cols[k.OFFSET, index], counts) + pieces.within(rows, firsts)
+    offsets = np.repeat(bases, counts) + pieces.within(rows, firsts)
     return Move(road, direction, offsets, pieces.lengths[rows], pieces.addresses[rows], False, keep)
 
 
-def _folded(pieces: Pieces, index: Column, outcome: BatchResult, hashed: bool) -> BatchResult:
-    """One status per key from one per piece, with checksums if asked for."""
-    _, firsts = pieces.rows(index)
+def fold(pieces: Pieces, at: Column, outcome: BatchResult, *, hashed: bool) -> BatchResult:
+    """One status per object from one per piece, with checksums if asked for."""
+    _, firsts = pieces.rows(at)
     statuses = np.minimum.reduceat(outcome.statuses, firsts)
     sums = None
     if hashed:
-        sums = np.zeros(len(index), np.uint64)
+        sums = np.zeros(len(at), np.uint64)
         good = np.flatnonzero(statuses == 0)
-        sums[good] = checksum_pieces(pieces, index[good])
+        sums[good] = checksum_pieces(pieces, at[good])
     return BatchResult(statuses, sums, outcome.transport)
 
 
@@ -199,11 +200,12 @@ class PieceReading(Reading):
 
     def _move(self, road: Road, index: Column) -> Move:
         keep = (self._pieces, self._pieces.keep)
-        return _move(self._pieces, road, Direction.READ, index, self.cols, keep)
+        bases = self.cols[k.OFFSET, index]
+        return move_pieces(self._pieces, index, road, Direction.READ, bases, keep)
 
     def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Column | None:
         hashed = self.plan.verify and self._pieces.offsets is None
-        return super()._judge(road, index, _folded(self._pieces, index, outcome, hashed), now)
+        return super()._judge(road, index, fold(self._pieces, index, outcome, hashed=hashed), now)
 
 
 class PiecePutting(Putting):
@@ -220,9 +222,11 @@ class PiecePutting(Putting):
         self._pieces = pieces
 
     def _move(self, road: Road, index: Column, nth: int) -> Move:
-        return _move(self._pieces, road, Direction.WRITE, index, self.cols, self.memory.keep)
+        bases = self.cols[k.OFFSET, index]
+        keep = self.memory.keep
+        return move_pieces(self._pieces, index, road, Direction.WRITE, bases, keep)
 
     def _judge(self, road: Road, index: Column, outcome: Any, nth: int) -> None:
         if isinstance(outcome, BatchResult):
-            outcome = _folded(self._pieces, index, outcome, nth == 0)
+            outcome = fold(self._pieces, index, outcome, hashed=nth == 0)
         super()._judge(road, index, outcome, nth)

@@ -170,8 +170,13 @@ class Reading:
 
     def steps(self) -> Steps[None]:
         """Read; see the module."""
+        epoch = self.core.leases.epoch
+        index = yield from self.locate()
+        yield from self.finish(index, epoch)
+
+    def locate(self) -> Steps[Column]:
+        """Find and lease keys without reading them; return those that are FOUND now."""
         core, cols, n = self.core, self.cols, len(self.keys)
-        epoch = core.leases.epoch
         now = time.monotonic_ns()
         if self.plan.cached:
             hits = core.leases.lookup(self.keys.words, now + _MARGIN_NS, cols)
@@ -186,7 +191,7 @@ class Reading:
             found = (yield from self.find(missing)) if len(missing) else 0
             if hits + found < n:
                 index = self._where(k.FOUND)
-        yield from self.finish(index, epoch)
+        return index
 
     def finish(self, index: Column, epoch: int) -> Steps[None]:
         """Transfer FOUND keys and check their leases; `epoch` is that of before they were found."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mooncake_store.client._keys import KeyBatch
     from mooncake_store.client._steps import Steps
 
-__all__ = ["Session", "Viewing"]
+__all__ = ["Session", "Viewing", "merged", "raw", "read_back"]
 
 # What is read back at once for the checksum of a session written out of order.
 _READ_BACK_BYTES = 8 << 20
@@ -116,34 +116,19 @@ class Session:
         if not nbytes:
             return 0
         moves = [
-            self._move(Direction.WRITE, road, base + offset, nbytes, address, data)
+            _move(Direction.WRITE, road, base + offset, nbytes, address, data)
             for road, base in self._roads
         ]
         outcomes = yield Moves(moves, until)
         for (road, _), outcome in zip(self._roads, outcomes, strict=True):
-            self._check(road, outcome)
+            _check(self.core, self.key, road, outcome)
         if offset == self._hashed and self._running is not None:
-            self._running.update(_raw(address, nbytes))
+            self._running.update(raw(address, nbytes))
             self._hashed += nbytes
         else:
             self._running = None
-        self._ranges = _merged([*self._ranges, (offset, offset + nbytes)])
+        self._ranges = merged([*self._ranges, (offset, offset + nbytes)])
         return nbytes
-
-    def _move(
-        self, direction: Direction, road: Road, offset: int, nbytes: int, address: int, keep: object
-    ) -> Move:
-        column = np.array([offset, nbytes, address], np.int64)
-        return Move(road, direction, column[0:1], column[1:2], column[2:3], False, keep)
-
-    def _check(self, road: Road, outcome: Any) -> None:
-        error = outcome if isinstance(outcome, StoreError) else None
-        if error is None and outcome.statuses[0]:
-            error = transfer_error(int(outcome.statuses[0]), operation="write", peer=road.label)
-        if error is not None:
-            self.core.directory.failed(road, time.monotonic_ns())
-            error.key = self.key
-            raise error
 
     def _require_open(self) -> None:
         if not self.open:
@@ -162,7 +147,8 @@ class Session:
             )
         putting = self._putting
         if self._running is None:
-            total = yield from self._read_back(until)
+            road, base = self._roads[0]
+            total = yield from read_back(self.core, self.key, road, base, self.size, until)
         else:
             total = self._running.intdigest()
         putting.checksums[0] = total
@@ -173,19 +159,6 @@ class Session:
             raise self._refusal()
         self.core.leases.forget(self._keys.words, np.zeros(1, np.int64), time.monotonic_ns())
         return PutResult("stored", replicas=len(self._roads))
-
-    def _read_back(self, until: float) -> Steps[int]:
-        """Hash the first replica in pieces."""
-        road, base = self._roads[0]
-        digest = xxhash.xxh3_64()
-        for start in range(0, self.size, _READ_BACK_BYTES):
-            nbytes = min(_READ_BACK_BYTES, self.size - start)
-            piece, address = new_bytes(nbytes)
-            move = self._move(Direction.READ, road, base + start, nbytes, address, piece)
-            outcomes = yield Moves([move], until)
-            self._check(road, outcomes[0])
-            digest.update(piece)
-        return digest.intdigest()
 
     def revoke(self) -> Steps[None]:
         """Give the put up; its space returns. Does nothing once the session has ended."""
@@ -292,14 +265,46 @@ class Viewing:
         yield from ask([(self.core.shard_of(self._keys), RELEASE, body)], until)
 
 
-def _raw(address: int, nbytes: int) -> Any:
+def read_back(
+    core: Core, key: str | bytes, road: Road, base: int, size: int, until: float
+) -> Steps[int]:
+    """Hash what was written to a replica, in pieces."""
+    digest = xxhash.xxh3_64()
+    for start in range(0, size, _READ_BACK_BYTES):
+        nbytes = min(_READ_BACK_BYTES, size - start)
+        piece, address = new_bytes(nbytes)
+        move = _move(Direction.READ, road, base + start, nbytes, address, piece)
+        outcomes = yield Moves([move], until)
+        _check(core, key, road, outcomes[0])
+        digest.update(piece)
+    return digest.intdigest()
+
+
+def _move(
+    direction: Direction, road: Road, offset: int, nbytes: int, address: int, keep: object
+) -> Move:
+    column = np.array([offset, nbytes, address], np.int64)
+    return Move(road, direction, column[0:1], column[1:2], column[2:3], False, keep)
+
+
+def _check(core: Core, key: str | bytes, road: Road, outcome: Any) -> None:
+    error = outcome if isinstance(outcome, StoreError) else None
+    if error is None and outcome.statuses[0]:
+        error = transfer_error(int(outcome.statuses[0]), operation="write", peer=road.label)
+    if error is not None:
+        core.directory.failed(road, time.monotonic_ns())
+        error.key = key
+        raise error
+
+
+def raw(address: int, nbytes: int) -> Any:
     """The memory of a buffer that was located before and is held by its owner."""
     import ctypes
 
     return (ctypes.c_char * nbytes).from_address(address)
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Unite ranges that touch or overlap. O(r log r)."""
     out: list[tuple[int, int]] = []
     for start, end in sorted(ranges):

@@ -318,8 +318,7 @@ class Putting:
             self.checksums[index] = outcome.checksums
         name = outcome.transport
         counters = core.counters
-        moved = int(self.memory.sizes[index].sum())
-        counters.bytes_written[name] = counters.bytes_written.get(name, 0) + moved
+        counters.bytes_written[name] = counters.bytes_written.get(name, 0) + self._moved(index)
         if not outcome.statuses.any():
             core.directory.worked(road)
             return
@@ -328,6 +327,10 @@ class Putting:
             error = transfer_error(int(outcome.statuses[j]), operation="put", peer=road.label)
             self._fail(index[j : j + 1], error, road.label, clean=True)
         self._exclude(road)
+
+    def _moved(self, index: Column) -> int:
+        """Bytes that one write of these keys moves."""
+        return int(self.memory.sizes[index].sum())
 
     def _exclude(self, road: Road) -> None:
         """Begin anew elsewhere; and meet the segment anew should it be named again."""

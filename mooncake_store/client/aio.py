@@ -206,6 +206,19 @@ class AsyncClient:
         )
         return AsyncView(self, viewing)
 
+    # Leases.
+
+    async def lease_many(self, keys: Keys, **options: Unpack[ReadOptions]) -> GetResult:
+        """Lease a batch without reading it: gets until `ttl` has passed find it where it is.
+
+        `sizes` says how large the objects are. `release_many` gives the leases back.
+        """
+        return await self._run(self._operations.lease_many(keys, False, options))
+
+    async def release_many(self, keys: Keys, **options: Unpack[CallOptions]) -> None:
+        """Give leases of this client back, those of its gets included."""
+        await self._run(self._operations.release_many(keys, options))
+
     # Probes.
 
     async def exists(self, key: Key, **options: Unpack[CallOptions]) -> bool:

@@ -204,6 +204,19 @@ class Client:
         self._run(viewing.begin())
         return View(self, viewing)
 
+    # Leases.
+
+    def lease_many(self, keys: Keys, **options: Unpack[ReadOptions]) -> GetResult:
+        """Lease a batch without reading it: gets until `ttl` has passed find it where it is.
+
+        `sizes` says how large the objects are. `release_many` gives the leases back.
+        """
+        return self._run(self._operations.lease_many(keys, False, options))
+
+    def release_many(self, keys: Keys, **options: Unpack[CallOptions]) -> None:
+        """Give leases of this client back, those of its gets included."""
+        self._run(self._operations.release_many(keys, options))
+
     # Probes.
 
     def exists(self, key: Key, **options: Unpack[CallOptions]) -> bool:

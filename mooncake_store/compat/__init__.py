@@ -1,0 +1,31 @@
+"""The Python API of the original, on this store: its names, arguments, return codes, variables.
+
+    from mooncake_store.compat import MooncakeDistributedStore, ReplicateConfig
+
+Programs that import `mooncake.store` and `mooncake.engine` need no change: the small distribution
+in `compat/` provides those names from here. What differs, and why, is in docs/reference/compat.md.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mooncake_store.compat.engine import TransferEngine
+    from mooncake_store.compat.store import MooncakeDistributedStore
+    from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
+
+_HOME = {
+    "MooncakeDistributedStore": "mooncake_store.compat.store",
+    "ReplicateConfig": "mooncake_store.compat.values",
+    "SoftPinAction": "mooncake_store.compat.values",
+    "TransferEngine": "mooncake_store.compat.engine",
+}
+
+__all__ = ["MooncakeDistributedStore", "ReplicateConfig", "SoftPinAction", "TransferEngine"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

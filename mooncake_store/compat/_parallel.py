@@ -1,0 +1,381 @@
+"""Tensors cut along named axes (`TensorParallelism`) and read as stored, as a shard, or whole.
+
+Each shard is an object of its own whose key names its axes and whose header says how it was cut,
+so a reader needs no further object: rank 0 tells how many shards there are and along which
+dimension. A shard of another cut than the stored one is made from the whole tensor.
+
+One axis "tp" alone takes the shard itself, as the original does; with further axes, and with a
+writer partition, the whole tensor is passed and its part is cut out here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.compat import tensor_format
+from mooncake_store.compat._codes import INVALID_PARAMS
+from mooncake_store.compat._tensors import TensorCalls, serialize, tensor_at
+from mooncake_store.compat.values import ParallelAxis, ReadTarget, TensorParallelism
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mooncake_store.compat.tensor_format import Layout
+    from mooncake_store.compat.values import ReplicateConfig
+
+__all__ = ["ParallelCalls", "shard_key"]
+
+_ORDER = ("dp", "pp", "ep", "tp")
+_MODES = ("as_stored", "shard", "full")
+
+
+def _checked(parallelism: TensorParallelism | None) -> list[ParallelAxis]:
+    """Its axes in one order; raises ValueError for a contradiction."""
+    axes = list(parallelism.axes) if parallelism is not None else []
+    kinds = [axis.kind for axis in axes]
+    if len(set(kinds)) != len(kinds) or not set(kinds) <= set(_ORDER):
+        raise ValueError(f"axes {kinds}: each of {_ORDER} may stand once")
+    for axis in axes:
+        if not 0 <= axis.rank < axis.size:
+            raise ValueError(f"rank {axis.rank} of {axis.size} {axis.kind} shards")
+        if (axis.split_dim is not None) != (axis.kind == "tp"):
+            raise ValueError("tp names a split_dim, and no other axis does")
+        if axis.kind == "ep" and axis.expert_id is None:
+            raise ValueError("ep names an expert_id")
+        if axis.kind == "pp" and axis.stage_id is None:
+            raise ValueError("pp names a stage_id")
+    return sorted(axes, key=lambda axis: _ORDER.index(axis.kind))
+
+
+def shard_key(key: str, axes: Sequence[ParallelAxis]) -> str:
+    """The key of one shard."""
+    if not axes:
+        return key
+    if len(axes) == 1 and axes[0].kind == "tp":
+        return f"{key}_tp_{axes[0].rank}"
+    for axis in axes:
+        key += f"__{axis.kind}_{axis.rank}of{axis.size}"
+        for mark, value in (
+            ("sd", axis.split_dim),
+            ("eid", axis.expert_id),
+            ("sid", axis.stage_id),
+        ):
+            key += "" if value is None else f"_{mark}{value}"
+    return key
+
+
+def _tp(axes: Sequence[ParallelAxis]) -> ParallelAxis | None:
+    return next((axis for axis in axes if axis.kind == "tp"), None)
+
+
+def _cut(tensor: Any, axis: ParallelAxis) -> Any:
+    """The part of a rank; raises ValueError where the dimension is not divisible."""
+    dim = axis.split_dim or 0
+    if dim >= tensor.ndim or tensor.shape[dim] % axis.size:
+        raise ValueError(f"{tuple(tensor.shape)} is not cut into {axis.size} along {dim}")
+    width = tensor.shape[dim] // axis.size
+    return tensor.narrow(dim, axis.rank * width, width)
+
+
+def _partition(writer: Any) -> ParallelAxis:
+    """A writer partition, (rank, size, split_dim) in whatever form, as an axis."""
+    if isinstance(writer, dict):
+        writer = (writer["rank"], writer["size"], writer.get("split_dim", 0))
+    elif not isinstance(writer, tuple | list):
+        writer = (writer.rank, writer.size, writer.split_dim)
+    rank, size, dim = writer
+    return ParallelAxis("tp", int(rank), int(size), int(dim))
+
+
+class ParallelCalls(TensorCalls):
+    """Shards of tensors."""
+
+    def put_tensor_with_parallelism(
+        self,
+        key: str,
+        tensor: Any,
+        parallelism: TensorParallelism | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partition: Any = None,
+    ) -> int:
+        """Store a tensor, or the shard of it that is named."""
+        return self._put_shards([key], [tensor], [parallelism], config, [writer_partition])[0]
+
+    def batch_put_tensor_with_parallelism(
+        self,
+        keys: Sequence[str],
+        tensors_list: Sequence[Any],
+        parallelisms: Sequence[TensorParallelism | None] | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Sequence[Any] | None = None,
+    ) -> list[int]:
+        """The same of a batch; a number per key."""
+        return self._put_shards(keys, tensors_list, parallelisms, config, writer_partitions)
+
+    def upsert_tensor_with_parallelism(
+        self,
+        key: str,
+        tensor: Any,
+        parallelism: TensorParallelism | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partition: Any = None,
+    ) -> int:
+        """Store a tensor or a shard in place of what was there."""
+        writers = [writer_partition]
+        return self._put_shards([key], [tensor], [parallelism], config, writers, upsert=True)[0]
+
+    def batch_upsert_tensor_with_parallelism(
+        self,
+        keys: Sequence[str],
+        tensors_list: Sequence[Any],
+        parallelisms: Sequence[TensorParallelism | None] | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Sequence[Any] | None = None,
+    ) -> list[int]:
+        """The same of a batch; a number per key."""
+        return self._put_shards(
+            keys, tensors_list, parallelisms, config, writer_partitions, upsert=True
+        )
+
+    def put_tensor_with_parallelism_from(
+        self,
+        key: str,
+        buffer_ptr: int,
+        size: int,
+        parallelism: TensorParallelism | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partition: Any = None,
+    ) -> int:
+        """Store a serialized tensor in registered memory, or the shard of it that is named."""
+        return self._put_shards_from(
+            [key], [buffer_ptr], [size], [parallelism], config, [writer_partition]
+        )[0]
+
+    def batch_put_tensor_with_parallelism_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        parallelisms: Sequence[TensorParallelism | None] | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Sequence[Any] | None = None,
+    ) -> list[int]:
+        """The same of a batch; a number per key."""
+        return self._put_shards_from(
+            keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions
+        )
+
+    def upsert_tensor_with_parallelism_from(
+        self,
+        key: str,
+        buffer_ptr: int,
+        size: int,
+        parallelism: TensorParallelism | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partition: Any = None,
+    ) -> int:
+        """Upsert a serialized tensor in registered memory, or the shard of it that is named."""
+        return self._put_shards_from(
+            [key], [buffer_ptr], [size], [parallelism], config, [writer_partition], upsert=True
+        )[0]
+
+    def batch_upsert_tensor_with_parallelism_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        parallelisms: Sequence[TensorParallelism | None] | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Sequence[Any] | None = None,
+    ) -> list[int]:
+        """The same of a batch; a number per key."""
+        return self._put_shards_from(
+            keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions, upsert=True
+        )
+
+    def get_tensor_with_parallelism(self, key: str, target: ReadTarget | None = None) -> Any:
+        """Return what is stored, a shard, or the whole tensor; None if it is not all there."""
+        try:
+            return self._read(key, target)
+        except (ValueError, RuntimeError) as error:
+            self._failed("get_tensor_with_parallelism", error)
+            return None
+
+    def batch_get_tensor_with_parallelism(
+        self, keys: Sequence[str], targets: Sequence[ReadTarget | None] | None = None
+    ) -> list[Any]:
+        """The same of a batch, one request for what is stored as asked for."""
+        wanted = list(targets) if targets is not None else [None] * len(keys)
+        if len(wanted) != len(keys):
+            return [None] * len(keys)
+        if all(target is None or target.mode == "as_stored" for target in wanted):
+            names = zip(keys, wanted, strict=True)
+            return self.batch_get_tensor([self._stored_key(key, target) for key, target in names])
+        pairs = zip(keys, wanted, strict=True)
+        return [self.get_tensor_with_parallelism(key, target) for key, target in pairs]
+
+    def get_tensor_with_parallelism_into(
+        self, key: str, buffer_ptr: int, size: int, target: ReadTarget | None = None
+    ) -> Any:
+        """The same into registered memory, behind its header; the tensor there, or None."""
+        if target is None or target.mode == "as_stored":
+            return self.get_tensor_into(self._stored_key(key, target), buffer_ptr, size)
+        tensor = self.get_tensor_with_parallelism(key, target)
+        if tensor is None:
+            return None
+        header, address, nbytes, owner = serialize(tensor)
+        total = len(header) + nbytes
+        if total > size or not self._registry.covers([buffer_ptr], [total]).all():
+            return None
+        import ctypes
+
+        ctypes.memmove(buffer_ptr, header, len(header))
+        ctypes.memmove(buffer_ptr + len(header), address, nbytes)
+        del owner  # held the memory until here
+        return self._tensor_in((ctypes.c_ubyte * total).from_address(buffer_ptr))
+
+    def batch_get_tensor_with_parallelism_into(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        targets: Sequence[ReadTarget | None] | None = None,
+    ) -> list[Any]:
+        """The same of a batch."""
+        wanted = list(targets) if targets is not None else [None] * len(keys)
+        if not len(keys) == len(buffer_ptrs) == len(sizes) == len(wanted):
+            return [None] * len(keys)
+        each = zip(keys, buffer_ptrs, sizes, wanted, strict=True)
+        return [self.get_tensor_with_parallelism_into(*call) for call in each]
+
+    # -- writing
+
+    def _put_shards(
+        self,
+        keys: Sequence[str],
+        tensors: Sequence[Any],
+        parallelisms: Sequence[TensorParallelism | None] | None,
+        config: ReplicateConfig | None,
+        writers: Sequence[Any] | None,
+        *,
+        upsert: bool = False,
+    ) -> list[int]:
+        cuts = list(parallelisms) if parallelisms is not None else [None] * len(keys)
+        parts = list(writers) if writers is not None else [None] * len(keys)
+        if not len(keys) == len(tensors) == len(cuts) == len(parts):
+            return [INVALID_PARAMS] * len(keys)
+        try:
+            made = [
+                _shard(key, tensor, cut, part)
+                for key, tensor, cut, part in zip(keys, tensors, cuts, parts, strict=True)
+            ]
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            return [self._failed("put_tensor_with_parallelism", error)] * len(keys)
+        names, shards, layouts = zip(*made, strict=True) if made else ((), (), ())
+        return self._put_tensors(names, shards, config, upsert=upsert, layouts=layouts)
+
+    def _put_shards_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        parallelisms: Sequence[TensorParallelism | None] | None,
+        config: ReplicateConfig | None,
+        writers: Sequence[Any] | None,
+        *,
+        upsert: bool = False,
+    ) -> list[int]:
+        if not self._hold_tensors(keys, buffer_ptrs, sizes):
+            return [INVALID_PARAMS] * len(keys)
+        import ctypes
+
+        tensors = [
+            tensor_at((ctypes.c_ubyte * size).from_address(address))
+            for address, size in zip(buffer_ptrs, sizes, strict=True)
+        ]
+        return self._put_shards(keys, tensors, parallelisms, config, writers, upsert=upsert)
+
+    # -- reading
+
+    def _stored_key(self, key: str, target: ReadTarget | None) -> str:
+        return key if target is None else shard_key(key, _checked(target.parallelism))
+
+    def _read(self, key: str, target: ReadTarget | None) -> Any:
+        if target is None:
+            return self.get_tensor(key)
+        if target.mode not in _MODES:
+            raise ValueError(f"mode {target.mode!r}: choose one of {', '.join(_MODES)}")
+        axes = _checked(target.parallelism)
+        if target.mode == "as_stored":
+            return self.get_tensor(shard_key(key, axes))
+        if target.mode == "full":
+            return self._whole(key, axes)
+        if not axes:
+            raise ValueError("a shard is named by target.parallelism")
+        layout, found = self._described(shard_key(key, axes))
+        if found is not None and layout is not None and _same_cut(layout, axes):
+            return found
+        whole = self._whole(key, axes)
+        axis = _tp(axes)
+        return whole if whole is None or axis is None else _cut(whole, axis).contiguous()
+
+    def _whole(self, key: str, axes: list[ParallelAxis]) -> Any:
+        """The whole tensor: stored so, or put together from its tp shards."""
+        others = [axis for axis in axes if axis.kind != "tp"]
+        if not others:
+            found = self.get_tensor(key)
+            if found is not None:
+                return found
+        wanted = _tp(axes) or ParallelAxis("tp", 0, 1, 0)
+        first = shard_key(key, [*others, replace(wanted, rank=0)])
+        layout, shard = self._described(first)
+        stored = _tp(layout.axes) if layout is not None else None
+        if shard is None or stored is None:
+            return shard
+        import torch
+
+        names = [
+            shard_key(key, [*others, replace(stored, rank=rank)]) for rank in range(1, stored.size)
+        ]
+        rest = self.batch_get_tensor(names) if names else []
+        if any(part is None for part in rest):
+            return None
+        return torch.cat([shard, *rest], dim=stored.split_dim or 0)
+
+    def _described(self, key: str) -> tuple[Layout | None, Any]:
+        handle = self.get_buffer(key)
+        if handle is None:
+            return None, None
+        return tensor_format.parse(handle), tensor_at(handle)
+
+
+def _same_cut(layout: Layout, axes: list[ParallelAxis]) -> bool:
+    stored, wanted = _tp(layout.axes), _tp(axes)
+    if stored is None or wanted is None:
+        return stored is wanted
+    return (stored.size, stored.split_dim) == (wanted.size, wanted.split_dim)
+
+
+def _shard(
+    key: str, tensor: Any, parallelism: TensorParallelism | None, writer: Any
+) -> tuple[str, Any, Layout | None]:
+    """(key, shard, layout) of what one call wants to store."""
+    if parallelism is not None and writer is not None:
+        raise ValueError("parallelism and writer_partition exclude each other")
+    axes = [_partition(writer)] if writer is not None else _checked(parallelism)
+    if writer is not None:
+        _checked(TensorParallelism(axes))
+    if not axes:
+        return key, tensor, None
+    axis = _tp(axes)
+    whole = tuple(tensor.shape)
+    if axis is not None and (writer is not None or len(axes) > 1):
+        tensor = _cut(tensor, axis).contiguous()
+    elif axis is not None:
+        dim = axis.split_dim or 0
+        if dim >= tensor.ndim:
+            raise ValueError(f"{whole} has no dimension {dim}")
+        whole = tuple(n * axis.size if at == dim else n for at, n in enumerate(whole))
+    layout, _ = tensor_format.describe(tensor)
+    return shard_key(key, axes), tensor, layout.cut(axes, whole)

@@ -1,0 +1,152 @@
+"""From the arguments of `setup` to a client, and a worker that lends this process's memory.
+
+Two forms: the positional one, where anything it does not know is a TypeError (callers probe with
+that), and a dictionary, where sizes may have units and unknown names are ignored. Only what means
+something here is used: the metadata server is not (peers are found through the master), a device
+is not, and the local buffer is a bound for `BufferPool`, since nothing is staged.
+
+A host name that other machines can reach needs a secret, or `MOONCAKE_WORKER_INSECURE=1`; next to
+a master on loopback everything stays on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store._endpoint import is_loopback, split_address
+from mooncake_store.client import Client
+from mooncake_store.compat._codes import log
+from mooncake_store.compat.config import parse_flag, parse_size
+from mooncake_store.config import WorkerConfig, load, read_secret
+from mooncake_store.errors import ConfigError
+from transfer_engine import transports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mooncake_store.worker import Worker
+
+__all__ = ["MASTER_DEFAULT", "Wanted", "connect", "lend"]
+
+MASTER_DEFAULT = "127.0.0.1:50051"
+SIZE_DEFAULT = 16 << 20
+SEGMENT_BYTES_MIN = 1 << 20
+# Where the original takes ports from; some callers check that.
+_PORTS = (12_300, 14_300)
+_PROTOCOLS = frozenset(
+    {"tcp", "rdma", "efa", "nvmeof", "nvlink", "nvlink_intra", "musa", "hip", "barex", "cxl"}
+    | {"ascend", "ub", "ubshmem", "maca", "sunrise_link", "rpc_only"}
+)
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a call of `setup` asks for."""
+
+    local_hostname: str
+    master: str = MASTER_DEFAULT
+    global_segment_size: int = SIZE_DEFAULT
+    local_buffer_size: int = SIZE_DEFAULT
+    protocol: str = "tcp"
+    tenant_id: str = "default"
+    unchecked_pointers: bool = False
+    http_port: int | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Wanted:
+        """Read the dictionary form; raises ValueError for what is missing or impossible."""
+        for name in ("local_hostname", "metadata_server"):
+            if not isinstance(given.get(name), str) or not given[name]:
+                raise ValueError(f"{name} is required")
+        address = given.get("master_server_addr") or given.get("master_server_address")
+        http = parse_flag(given.get("enable_client_http_server", False))
+        return cls(
+            local_hostname=given["local_hostname"],
+            master=str(address or MASTER_DEFAULT),
+            global_segment_size=parse_size(given.get("global_segment_size", SIZE_DEFAULT)),
+            local_buffer_size=parse_size(given.get("local_buffer_size", SIZE_DEFAULT)),
+            protocol=str(given.get("protocol", "tcp")),
+            tenant_id=str(given.get("tenant_id") or "default"),
+            unchecked_pointers=parse_flag(
+                given.get("unchecked_pointers", os.getenv("MOONCAKE_COMPAT_UNCHECKED_POINTERS", ""))
+            ),
+            http_port=int(given.get("client_http_port", 9300)) if http else None,
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot be, and say once what is not done as asked."""
+        if self.global_segment_size < 0 or self.local_buffer_size < 0:
+            raise ValueError("sizes must not be negative")
+        if self.protocol not in _PROTOCOLS:
+            raise ValueError(f"protocol {self.protocol!r} is unknown, use 'tcp' or 'rdma'")
+        if self.protocol != "tcp" and self.protocol not in transports.NAMES:
+            log.warning(
+                "protocol %s is not built in: bytes move over %s",
+                self.protocol, ", ".join(transports.NAMES),
+            )  # fmt: skip
+
+
+def connect(wanted: Wanted) -> Client:
+    """Return a client of the store; raises what keeps it from connecting."""
+    address = wanted.master.removeprefix("http://")
+    if ":" not in address:
+        address += ":50051"
+    return Client(f"mooncake://{address}/{wanted.tenant_id}")
+
+
+def lend(wanted: Wanted, client: Client) -> tuple[Worker | None, str]:
+    """Lend `global_segment_size` bytes to the pool; return the worker and this node's name."""
+    host, port = _named(wanted.local_hostname)
+    if port == 0:
+        port = _free_port(host)
+    name = f"{host}:{port}"
+    if wanted.global_segment_size < SEGMENT_BYTES_MIN:
+        return None, name
+    from mooncake_store.worker import Worker
+
+    master = client._driver.setup.address()
+    on_loopback = is_loopback(master.host) or is_loopback(host)
+    settings = load(
+        WorkerConfig,
+        overrides={
+            "master": str(master),
+            "name": name,
+            "host": "127.0.0.1" if on_loopback else host,
+            "port": port,
+            "segments": str(wanted.global_segment_size),
+        },
+    ).value
+    secret = read_secret(settings.secret_file).reveal() if settings.secret_file else None
+    worker = Worker(settings, secret=secret)
+    worker.start(timeout_s=client.config.deadline_s)
+    return worker, name
+
+
+def _named(hostname: str) -> tuple[str, int]:
+    """Split a host name that may carry a port."""
+    if hostname.count(":") == 1 or hostname.startswith("["):
+        try:
+            return split_address(hostname)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return hostname, 0
+
+
+def _free_port(host: str) -> int:
+    """A port of the original's range that is free now; another process may still be faster."""
+    first, last = _PORTS
+    start = random.randrange(first, last)
+    for step in range(last - first + 1):
+        port = first + (start - first + step) % (last - first + 1)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1" if is_loopback(host) else "", port))
+            except OSError:
+                continue
+            return port
+    return 0

@@ -1,0 +1,307 @@
+"""`TransferEngine` of the original: memory by address, peers by name, numbers for results.
+
+    engine = TransferEngine()
+    engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")          # 0
+    engine.register_memory(address, nbytes)
+    engine.transfer_sync_write("127.0.0.1:14211", address, peer_address, nbytes)
+
+Under it lies this project's engine: only registered memory is touched, at both ends, and every
+access is checked by its owner. `allocate_managed_buffer` gives shared memory, which peers of the
+same host reach at the speed of a copy; other memory goes over TCP.
+
+A peer is "host:port", its host and `get_rpc_port()`. Results are 0, or -1 with the reason logged.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.compat._codes import log
+from mooncake_store.compat._engine_memory import EngineMemory
+from mooncake_store.compat._pointers import column
+from mooncake_store.compat.values import TransferNotify, TransferOpcode
+from mooncake_store.errors import InvalidArgumentError, StoreError
+from transfer_engine.base import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transfer_engine.submission import Submission
+
+__all__ = ["TransferEngine", "TransferNotify", "TransferOpcode"]
+
+_TIMEOUT_S = 30.0
+_TIMEOUT_MIN_S = 5.0
+_BATCHES_KEPT = 65_536
+
+
+class TransferEngine(EngineMemory):
+    """The original's engine object. Threads share it freely; call `initialize` first."""
+
+    # -- transfers
+
+    def transfer_sync_write(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
+    ) -> int:
+        """Write memory to a peer's; 0, or -1."""
+        return self._sync(
+            target_hostname, [buffer], [peer_buffer_address], [length], Operation.WRITE
+        )
+
+    def transfer_sync_read(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
+    ) -> int:
+        """Read a peer's memory; 0, or -1."""
+        return self._sync(
+            target_hostname, [buffer], [peer_buffer_address], [length], Operation.READ
+        )
+
+    def transfer_sync(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        opcode: TransferOpcode,
+        notify: TransferNotify | None = None,
+        transport_hint: str = "",
+    ) -> int:
+        """Read or write, then leave a note with the peer; 0, or -1."""
+        return self.batch_transfer_sync(
+            target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify
+        )
+
+    def batch_transfer_sync_write(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        transport_hint: str = "",
+    ) -> int:
+        """Write a batch; 0 if all of it arrived, or -1."""
+        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, Operation.WRITE)
+
+    def batch_transfer_sync_read(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        transport_hint: str = "",
+    ) -> int:
+        """Read a batch; 0 if all of it arrived, or -1."""
+        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, Operation.READ)
+
+    def batch_transfer_sync(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        opcode: TransferOpcode,
+        notify: TransferNotify | None = None,
+        transport_hint: str = "",
+    ) -> int:
+        """Read or write a batch, then leave a note with the peer; 0, or -1."""
+        result = self._sync(
+            target_hostname, buffers, peer_buffer_addresses, lengths, _direction(opcode)
+        )
+        if result == 0 and notify is not None:
+            try:
+                self._peer(target_hostname).note(notify.name, notify.msg)
+            except (StoreError, ValueError) as error:
+                log.error("%s was not notified: %s", target_hostname, error)
+                return -1
+        return result
+
+    def transfer_submit_write(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
+    ) -> int:
+        """Start to write; a number to ask about, or 0."""
+        return self._submit(
+            target_hostname, [buffer], [peer_buffer_address], [length], Operation.WRITE
+        )
+
+    def batch_transfer_async_write(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        transport_hint: str = "",
+    ) -> int:
+        """Start to write a batch; a number to ask about, or 0."""
+        return self._submit(
+            target_hostname, buffers, peer_buffer_addresses, lengths, Operation.WRITE
+        )
+
+    def batch_transfer_async_read(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        transport_hint: str = "",
+    ) -> int:
+        """Start to read a batch; a number to ask about, or 0."""
+        return self._submit(
+            target_hostname, buffers, peer_buffer_addresses, lengths, Operation.READ
+        )
+
+    def batch_transfer_async(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        opcode: TransferOpcode,
+        transport_hint: str = "",
+    ) -> int:
+        """Start to read or write a batch; a number to ask about, or 0."""
+        return self._submit(
+            target_hostname, buffers, peer_buffer_addresses, lengths, _direction(opcode)
+        )
+
+    def transfer_check_status(self, batch_id: int) -> int:
+        """1 completed, 0 under way, -1 failed, -2 timed out. An answer other than 0 is the last."""
+        submissions = self._batches.get(batch_id)
+        if submissions is None:
+            return -1
+        if not all(submission.done for submission in submissions):
+            return 0
+        self._batches.pop(batch_id, None)
+        statuses = [submission.wait() for submission in submissions]
+        if any((status == -901).any() for status in statuses):
+            return -2
+        return 1 if not any(status.any() for status in statuses) else -1
+
+    def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
+        """Wait for batches; 0 if all of them arrived, or -1."""
+        result = 0
+        for batch_id in batch_ids:
+            submissions = self._batches.pop(batch_id, None)
+            if submissions is None:
+                result = -1
+                continue
+            if any(submission.wait().any() for submission in submissions):
+                result = -1
+        return result
+
+    def _sync(
+        self,
+        target: str,
+        buffers: Sequence[int],
+        peer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        direction: Operation,
+    ) -> int:
+        engine = self._engine
+        if engine is None:
+            return -1
+        move = engine.write_batch if direction is Operation.WRITE else engine.read_batch
+        last: Exception | None = None
+        for _ in range(2):
+            try:
+                until = time.monotonic() + _timeout_s(lengths)
+                for handle, offsets, sizes, local in self._plan(
+                    target, buffers, peer_addresses, lengths
+                ):
+                    left_s = until - time.monotonic()
+                    move(handle, offsets, sizes, local, timeout_s=left_s).check()
+            except (StoreError, ValueError) as error:
+                last = error
+                if isinstance(error, ValueError) or not getattr(error, "retryable", False):
+                    self._forget(target)
+                    if not isinstance(error, StoreError) or error.code != -704:
+                        break
+            else:
+                return 0
+        log.error("transfer with %s failed: %s", target, last)
+        self._forget(target)
+        return -1
+
+    def _submit(
+        self,
+        target: str,
+        buffers: Sequence[int],
+        peer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        direction: Operation,
+    ) -> int:
+        engine = self._engine
+        if engine is None:
+            return 0
+        submissions: list[Submission] = []
+        try:
+            for handle, offsets, sizes, local in self._plan(
+                target, buffers, peer_addresses, lengths
+            ):
+                submissions.append(
+                    engine.submit(
+                        direction, handle, offsets, sizes, local, timeout_s=_timeout_s(lengths)
+                    )
+                )
+        except (StoreError, ValueError) as error:
+            log.error("transfer with %s was not started: %s", target, error)
+            for submission in submissions:
+                submission.cancel()
+            self._forget(target)
+            return 0
+        number = next(self._numbers)
+        self._batches[number] = submissions
+        while len(self._batches) > _BATCHES_KEPT:  # nobody asked for the oldest
+            self._batches.pop(next(iter(self._batches)))
+        return number
+
+    def _plan(
+        self,
+        target: str,
+        buffers: Sequence[int],
+        peer_addresses: Sequence[int],
+        lengths: Sequence[int],
+    ) -> Any:
+        """Columns per segment of the peer; raises for addresses that are not registered."""
+        local, remote, sizes = column(buffers), column(peer_addresses), column(lengths)
+        if not len(local) == len(remote) == len(sizes):
+            raise InvalidArgumentError("a batch needs as many addresses as lengths")
+        if not self._registry.covers(local, sizes).all():
+            raise InvalidArgumentError("local memory is not registered")
+        for handle, at, offsets in self._peer(target).translate(remote, sizes):
+            yield handle, offsets, sizes[at], local[at]
+
+
+# The original has the enumeration in the class, too.
+setattr(TransferEngine, "TransferOpcode", TransferOpcode)  # noqa: B010 - the name is a type here
+
+
+def _direction(opcode: TransferOpcode) -> Operation:
+    return Operation.READ if int(opcode) == 0 else Operation.WRITE
+
+
+def _timeout_s(lengths: Sequence[int]) -> float:
+    """MC_TRANSFER_TIMEOUT seconds, and one more for each GB."""
+    try:
+        wanted = float(os.getenv("MC_TRANSFER_TIMEOUT", str(_TIMEOUT_S)))
+    except ValueError:
+        wanted = _TIMEOUT_S
+    return max(wanted, _TIMEOUT_MIN_S) + float(np.sum(lengths)) / 1e9

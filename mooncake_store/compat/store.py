@@ -1,0 +1,47 @@
+"""`MooncakeDistributedStore`, from its parts; `MooncakeDistributedStoreAsync` from that.
+
+Where a call goes: values as bytes in `_bytes`, memory by address in `_pointers`, sessions in
+`_ranges`, replicas, tasks and segments in `_placement`, tensors in `_tensors` and `_parallel`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.compat._bytes import BytesCalls
+from mooncake_store.compat._parallel import ParallelCalls
+from mooncake_store.compat._placement import PlacementCalls
+from mooncake_store.compat._pointers import PointerCalls
+from mooncake_store.compat._ranges import RangeCalls
+from mooncake_store.compat._tensors import TensorCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = ["MooncakeDistributedStore", "MooncakeDistributedStoreAsync"]
+
+
+class MooncakeDistributedStore(
+    ParallelCalls, TensorCalls, RangeCalls, PointerCalls, BytesCalls, PlacementCalls
+):
+    """The original's store object. Threads share it freely; call `setup` first."""
+
+
+class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
+    """The same with `async_<name>` for every call, which runs it in the loop's executor."""
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        if not name.startswith("async_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        call = getattr(self, name.removeprefix("async_"))
+        if not callable(call):
+            raise AttributeError(f"{name!r} is no call")
+
+        @functools.wraps(call)
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, functools.partial(call, *args, **kwargs))
+
+        return run

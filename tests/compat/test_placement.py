@@ -1,0 +1,99 @@
+"""Where objects lie, and moving them."""
+
+import pytest
+
+from mooncake_store.compat.values import ReplicaStatus, TaskStatus, TaskType
+from tests.waiting import until
+
+MIB = 1 << 20
+
+
+def finished(store, task):
+    def look():
+        response, status = store.query_task(task)
+        assert status == 0
+        return response if response.status in (TaskStatus.SUCCESS, TaskStatus.FAILED) else None
+
+    return until(look, 20)
+
+
+def segments(store, key):
+    return {
+        replica.get_memory_descriptor().buffer_descriptor.transport_endpoint
+        for replica in store.get_replica_desc(key)
+    }
+
+
+def test_descriptors(store):
+    store.put("key", b"0123456789")
+    (replica,) = store.get_replica_desc("key")
+    assert replica.status is ReplicaStatus.COMPLETE
+    assert replica.is_memory_replica()
+    assert not replica.is_disk_replica()
+    assert not replica.is_local_disk_replica()
+    place = replica.get_memory_descriptor().buffer_descriptor
+    assert (place.size, place.size_) == (10, 10)
+    assert place.transport_endpoint == store.get_hostname()
+    with pytest.raises(RuntimeError):
+        replica.get_disk_descriptor()
+    assert store.get_replica_desc("none") == []
+    assert list(store.batch_get_replica_desc(["key", "none"])) == ["key"]
+    assert store.batch_get_replica_desc([]) == {}
+
+
+def test_copies_and_moves(make):
+    one, other = make(), make()
+    names = one.get_hostname(), other.get_hostname()
+    one.put("key", b"0123456789")
+    (home,) = segments(one, "key")
+    (away,) = set(names) - {home}
+    task, status = one.create_copy_task("key", [away])
+    assert status == 0
+    assert task != (0, 0)
+    done = finished(one, task)
+    assert (done.status, done.type, done.id) == (TaskStatus.SUCCESS, TaskType.REPLICA_COPY, task)
+    assert done.created_at_ms_epoch <= done.last_updated_at_ms_epoch
+    assert segments(one, "key") == set(names)
+    assert one.create_copy_task("key", [away]) == ((0, 0), -711)
+
+    one.put("moving", b"abc")
+    (home,) = segments(one, "moving")
+    (away,) = set(names) - {home}
+    task, status = one.create_move_task("moving", home, away)
+    assert status == 0
+    assert finished(one, task).status is TaskStatus.SUCCESS
+    assert segments(one, "moving") == {away}
+    assert one.get("moving") == b"abc"
+
+
+def test_tasks_that_cannot_be(store):
+    store.put("key", b"x")
+    assert store.create_copy_task("key", ["nowhere:1"]) == ((0, 0), -600)
+    assert store.create_copy_task("key", []) == ((0, 0), -600)
+    assert store.create_copy_task("none", [store.get_hostname()]) == ((0, 0), -704)
+    assert store.create_move_task("key", "a", "b") == ((0, 0), -600)
+    assert store.query_task((1, 999)) == (None, -1400)
+    assert store.query_task((77, 1)) == (None, -1400)
+
+
+def test_clearing_replicas(make):
+    one, reader = make(), make(segment=0)
+    for key in ("a", "b"):
+        one.put(key, b"x")
+    assert reader.is_exist("b") == 1
+    assert one.batch_replica_clear(["a", "b", "none"], "elsewhere:1") == []
+    assert one.batch_replica_clear(["a", "b", "none"], one.get_hostname()) == ["a"]
+    assert one.batch_replica_clear(["b"]) == []  # it is being read
+
+
+def test_memory_can_be_lent_and_taken_back(make):
+    store = make(segment=0)
+    assert store.put("key", b"value") == -200
+    mounted = store.allocate_and_mount_segment(4 * MIB)
+    assert (mounted["ret"], mounted["allocated_size"]) == (0, 4 * MIB)
+    assert store.put("key", b"value") == 0
+    assert store.unmount_and_free_segment(["unknown"]) == -600
+    assert store.unmount_and_free_segment(mounted["segment_ids"]) == 0
+    assert store.get("key") == b""
+    assert store.allocate_and_mount_segment(10)["ret"] == -600
+    assert store.mount_segment("/dev/shm/file", MIB) == {"ret": -1012, "segment_ids": []}
