@@ -9,18 +9,34 @@ in `compat/` provides those names from here. What differs, and why, is in docs/r
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mooncake_store.compat.buffer_pool import BufferPool
+    from mooncake_store.compat.config import MooncakeConfig
     from mooncake_store.compat.engine import TransferEngine
-    from mooncake_store.compat.store import MooncakeDistributedStore
+    from mooncake_store.compat.numa import bind_to_numa_node
+    from mooncake_store.compat.store import MooncakeDistributedStore, MooncakeDistributedStoreAsync
     from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
 
 _HOME = {
+    "BufferPool": "mooncake_store.compat.buffer_pool",
+    "MooncakeConfig": "mooncake_store.compat.config",
     "MooncakeDistributedStore": "mooncake_store.compat.store",
+    "MooncakeDistributedStoreAsync": "mooncake_store.compat.store",
     "ReplicateConfig": "mooncake_store.compat.values",
     "SoftPinAction": "mooncake_store.compat.values",
     "TransferEngine": "mooncake_store.compat.engine",
+    "bind_to_numa_node": "mooncake_store.compat.numa",
 }
 
-__all__ = ["MooncakeDistributedStore", "ReplicateConfig", "SoftPinAction", "TransferEngine"]
+__all__ = [
+    "BufferPool",
+    "MooncakeConfig",
+    "MooncakeDistributedStore",
+    "MooncakeDistributedStoreAsync",
+    "ReplicateConfig",
+    "SoftPinAction",
+    "TransferEngine",
+    "bind_to_numa_node",
+]
 
 
 def __getattr__(name: str) -> object:
