@@ -54,19 +54,7 @@ class PlacementCalls(Base):
         if not keys:
             return {}
         try:
-            client = self._require()
-            found = client.query_many(keys)
-            missing = {
-                int(replica.segment[1:])
-                for info in found.infos
-                if info is not None
-                for replica in info.replicas
-                if replica.segment.startswith("#")
-            }
-            if missing:
-                core = client._core
-                client._run(client._operations.meet(missing, core.until({})))
-                found = client.query_many(keys)
+            found = self._require().query_many(keys)
         except StoreError as error:
             self._failed("get_replica_desc", error)
             return {}
