@@ -63,6 +63,7 @@ def ls(
             for item in found
         ]
         total = format_size(sum(item.size for item in found))
-        return table(columns, rows, caption=f"{len(found)} objects, {total}")
+        objects = "1 object" if len(found) == 1 else f"{len(found)} objects"
+        return table(columns, rows, caption=f"{objects}, {total}")
 
     emit(value, as_json=as_json, human=human)
