@@ -134,9 +134,8 @@ def test_a_writer_whose_worker_dies_fails_and_leaves_the_key_free(own_cluster, c
 
 def test_a_stopped_worker(own_cluster, connect):
     """Stopped for longer than its time to live: its memory is read, then it is met again."""
-    transport = "shm"
     cluster = own_cluster(master=QUICK)
-    store = connect(cluster.url, transports=[transport], deadline=DEADLINE_S)
+    store = connect(cluster.url, transports=["shm"], deadline=DEADLINE_S)
     keys = [f"key-{number}" for number in range(20)]
     values = np.stack([content(number) for number in range(20)])
     both = keys[:10]
@@ -169,7 +168,7 @@ def test_a_stopped_worker(own_cluster, connect):
     assert store.get_many(both).values == [value.tobytes() for value in values[:10]]
     put = store.put_many([f"again-{n}" for n in range(20)], values, replicas=2)
     assert put.ok
-    other = connect(cluster.url, transports=[transport])
+    other = connect(cluster.url, transports=["shm"])
     assert other.get_many([f"again-{n}" for n in range(20)]).values == [v.tobytes() for v in values]
     assert other.get_many([f"late-{n}" for n in range(20)]).values == [v.tobytes() for v in values]
 
