@@ -47,6 +47,7 @@ __all__ = [
     "hex",
     "namespace_seed",
     "shard_of",
+    "shard_of_one",
     "slot_of",
 ]
 
@@ -118,6 +119,12 @@ def shard_of(digests: NDArray[np.uint64], shards: int) -> NDArray[np.int64]:
     if not 1 <= shards <= SLOTS:
         raise InvalidArgumentError(f"shards must be between 1 and {SLOTS}, not {shards}")
     return slot_of(digests) * shards // SLOTS
+
+
+def shard_of_one(digest: bytes, shards: int) -> int:
+    """What `shard_of` says of a single digest."""
+    top = int.from_bytes(digest[12:], "little")
+    return (top * SLOTS >> 32) * shards // SLOTS
 
 
 def hex(digest: bytes | NDArray[np.uint64]) -> str:

@@ -8,7 +8,9 @@ Puts and removals are of fresh keys.
 `cpu_us_per_key` is the processor time of the master's processes, taken over the same calls as the
 rows of that batch size. `rss_bytes_per_object/1M` is by how much the master's resident memory grew
 over a million puts. `shards2/exists` compares two shards with one, two clients each
-(`shards1` stands where the original would). `start_s`, `connect_ms` and `wrong_address_s` are what
+(`shards1` stands where the original would); `shards2/cpu_us_per_key` and `shards2/cores_busy` are
+the processor time of masters and clients together, which says whether the machine had cores left
+for the second shard. `start_s`, `connect_ms` and `wrong_address_s` are what
 one waits for: a master, a client with its first answer, the error for an address where nobody is.
 
 `--vs raw` has nothing to say here. A quick run leaves out the original's million objects and its
@@ -241,17 +243,43 @@ class _Bench:
             }
             pairs["shards2"][0].ask("populate", prefix=SMALL_PREFIX, count=plan.objects)
 
+            pids = {
+                side: [*masters, *(client.pid for client in pairs[side])]
+                for side, masters in (("shards2", pool.pids), ("shards1", self._ours.pids))
+            }
+            busy: dict[str, list[float]] = {side: [] for side in pairs}
+            used: dict[str, list[float]] = {side: [] for side in pairs}
+
             def sample(side: str) -> float:
+                before = cpu_seconds(pids[side])
                 for client in pairs[side]:
                     client.send("exists", **asked, budget_s=plan.budget_s)
                 answers = [client.receive() for client in pairs[side]]
+                spent = cpu_seconds(pids[side]) - before
+                busy[side].append(spent / max(seconds for _, seconds in answers))
+                used[side].append(spent / sum(keys for keys, _ in answers) * 1e6)
                 return float(sum(keys / seconds for keys, seconds in answers))
 
-            samples = measure(
+            rates = measure(
                 {side: partial(sample, side) for side in pairs}, plan.repeats, plan.deadline_s
             )
+        self._shards_row("exists", "keys/s", rates)
+        for name, unit, taken in (("cpu_us_per_key", "us", used), ("cores_busy", "cores", busy)):
+            # The first round was the warm-up.
+            of = {side: taken[side][1:] for side in rates.of}
+            self._shards_row(name, unit, Samples(of, rates.failures), higher_is_better=False)
+
+    def _shards_row(
+        self, name: str, unit: str, samples: Samples, *, higher_is_better: bool = True
+    ) -> None:
         add_row(
-            self._report, "shards2/exists", "keys/s", samples, "shards2", {"shards1": "shards1"}
+            self._report,
+            f"shards2/{name}",
+            unit,
+            samples,
+            "shards2",
+            {"shards1": "shards1"},
+            higher_is_better=higher_is_better,
         )
 
     def _measure(self, sample: Callable[[str], float]) -> Samples:

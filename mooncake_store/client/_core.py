@@ -174,8 +174,18 @@ def parts(
             return [(0, index)]
         split = [(0, index)]
     else:
-        of = ids.shard_of(keys.digests[index], shards)
-        split = [(int(shard), index[of == shard]) for shard in np.unique(of)]
+        of = ids.shard_of(
+            keys.digests if len(index) == len(keys) else keys.digests[index], shards
+        ).astype(np.uint16)
+        # A stable sort of small numbers is a radix sort: two passes whatever the shards are.
+        ordered = index[np.argsort(of, kind="stable")]
+        counts = np.bincount(of, minlength=shards)
+        ends = np.cumsum(counts).tolist()
+        split = [
+            (shard, ordered[end - count : end])
+            for shard, (end, count) in enumerate(zip(ends, counts.tolist(), strict=True))
+            if count
+        ]
     return [
         (shard, some[at : at + batch_max])
         for shard, some in split

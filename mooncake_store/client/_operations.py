@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store import ids
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._buffers import Buffers, Memory, locate, locate_one
 from mooncake_store.client._core import (
@@ -26,7 +27,7 @@ from mooncake_store.client._keys import Key, KeyBatch, Keys
 from mooncake_store.client._pieces import PiecePutting, PieceReading, Pieces
 from mooncake_store.client._queries import query
 from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading
-from mooncake_store.client._steps import Steps, ask
+from mooncake_store.client._steps import Calls, Steps, ask
 from mooncake_store.client._writes import Putting, Wishes
 from mooncake_store.client.results import (
     BatchResult,
@@ -39,7 +40,16 @@ from mooncake_store.client.results import (
 from mooncake_store.core.options import SoftPin
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.units import parse_duration
-from mooncake_store.wire.shard import BATCH_MAX, EXISTS, FIND_PREFIX, PIN, RELEASE, REMOVE
+from mooncake_store.wire.shard import (
+    BATCH_MAX,
+    EXISTS,
+    FIND_PREFIX,
+    PIN,
+    RELEASE,
+    REMOVE,
+    pack_exists,
+    unpack_exists,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -270,8 +280,20 @@ class Operations:
 
     def exists(self, key: Key, options: CallOptions) -> Steps[bool]:
         """Whether one object can be read now."""
-        keys = KeyBatch.single(key, self.core.namespace)
-        return bool((yield from self._exists(keys, options))[0])
+        # The smallest operation there is: columns of one would cost more than the question.
+        core = self.core
+        if options:
+            check_options(options, CallOptions)
+        core.counters.keys += 1
+        if isinstance(key, str | bytes):
+            digest = ids.digest(key, core.namespace)
+        else:
+            digest = KeyBatch.single(key, core.namespace).digests.tobytes()
+        shard = ids.shard_of_one(digest, core.shards) if core.shards > 1 else 0
+        answers = yield Calls([(shard, EXISTS, pack_exists(digest))], core.until(options))
+        if isinstance(answers[0], StoreError):
+            raise answers[0]
+        return unpack_exists(answers[0])
 
     def exists_many(self, keys: Keys, options: CallOptions) -> Steps[NDArray[np.bool_]]:
         """Which objects can be read now."""
@@ -413,10 +435,12 @@ class Operations:
                 if release is not None:
                     calls.append((shard, RELEASE, release))
                     positions.append(None)
-            digests = keys.digests[some]
+            digests = keys.digests if len(some) == len(keys) else keys.digests[some]
             calls.append((shard, operation, operation.request.pack(digests=digests, **scalars)))
             positions.append(some)
         replies = yield from ask(calls, until)
+        if len(calls) == 1 and len(replies[0].statuses) == len(keys):
+            return BatchResult(name, keys, replies[0].statuses)
         for position, reply in zip(positions, replies, strict=True):
             if position is None:
                 continue

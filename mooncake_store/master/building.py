@@ -12,12 +12,21 @@ from mooncake_store.core.shard import Shard
 from mooncake_store.master.cluster import SEGMENT_NUMBERS
 from mooncake_store.master.shard_service import ShardPlace, ShardService, ShardTimes
 from transfer_engine.rpc.serving import ServerLimits
+from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX
+from transfer_engine.wire.frame import frame_bytes
 
 if TYPE_CHECKING:
     from mooncake_store.clock import Clock
     from mooncake_store.config import MasterConfig
 
-__all__ = ["build_service", "fail_with", "load_kernels", "server_limits", "shard_config"]
+__all__ = [
+    "build_service",
+    "fail_with",
+    "load_kernels",
+    "server_limits",
+    "shard_config",
+    "shard_limits",
+]
 
 _CORE = Path(core.__path__[0])
 _PLACEMENTS = {"random": Placement.RANDOM, "free_ratio": Placement.FREE_RATIO}
@@ -88,3 +97,10 @@ def fail_with(service: ShardService, loading: asyncio.Future[None]) -> None:
 def server_limits(config: MasterConfig) -> ServerLimits:
     """Return what the servers of a master grant their peers."""
     return ServerLimits(connections_max=config.connections_max)
+
+
+def shard_limits(config: MasterConfig) -> ServerLimits:
+    """Return what a shard grants its clients: also a moment of its full attention."""
+    return ServerLimits(
+        connections_max=config.connections_max, vigil_bytes_max=frame_bytes(BRIEF_BYTES_MAX)
+    )

@@ -21,7 +21,13 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from mooncake_store.clock import SystemClock
-from mooncake_store.master.building import build_service, fail_with, load_kernels, server_limits
+from mooncake_store.master.building import (
+    build_service,
+    fail_with,
+    load_kernels,
+    server_limits,
+    shard_limits,
+)
 from mooncake_store.master.cluster import Cluster, ClusterFacts
 from mooncake_store.master.liveness import Liveness, LivenessTimes
 from mooncake_store.master.shard_service import ShardPlace
@@ -129,7 +135,7 @@ class Master:
         service = self._service = build_service(config, ShardPlace(), self._clock)
         fail_with(service, self.loading)
         self.failed = service.failure
-        server = Server(SHARD, service.handle, secret=self._secret, limits=server_limits(config))
+        server = Server(SHARD, service.handle, secret=self._secret, limits=shard_limits(config))
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()

@@ -17,7 +17,7 @@ from mooncake_store import kernels, logs
 from mooncake_store.children import Parent
 from mooncake_store.clock import SystemClock
 from mooncake_store.config import MasterConfig
-from mooncake_store.master.building import build_service, fail_with, load_kernels, server_limits
+from mooncake_store.master.building import build_service, fail_with, load_kernels, shard_limits
 from mooncake_store.master.shard_service import ShardPlace
 from mooncake_store.master.slices import LocalShard
 from mooncake_store.start_up import hold_garbage_collection, settle_garbage_collection
@@ -42,7 +42,7 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     service = build_service(config, place, SystemClock())
     async with (
         Server(
-            SHARD, service.handle, secret=message["secret"], limits=server_limits(config)
+            SHARD, service.handle, secret=message["secret"], limits=shard_limits(config)
         ) as clients,
         Server(ADMIN, LocalShard(service).handle, secret=message["admin_secret"]) as master,
     ):

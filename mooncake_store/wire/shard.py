@@ -7,11 +7,18 @@ dtypes of `mooncake_store.core.records` (`rows.view(GET_ROW)`). Statuses are the
 
 from __future__ import annotations
 
-import msgspec
+from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
+
+from transfer_engine.errors import RemoteProtocolError
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 from transfer_engine.wire.schema import Column, Packed
+
+if TYPE_CHECKING:
+    from transfer_engine.wire.frame import Body
 
 __all__ = [
     "EVENTS",
@@ -53,6 +60,8 @@ __all__ = [
     "TaskRequest",
     "TaskWork",
     "TaskOutcome",
+    "pack_exists",
+    "unpack_exists",
 ]
 
 BATCH_MAX = 16_384
@@ -356,6 +365,22 @@ SUBMIT_TASK = Operation("submit_task", 0x33, Cold(SubmitTask), Cold(TaskReply), 
 TASK = Operation("task", 0x34, Cold(TaskRequest), Cold(TaskReply), "how a task stands")
 FETCH_TASKS = Operation("fetch_tasks", 0x35, Cold(FetchTasks), Cold(TaskList), "takes work")
 FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome), "ends work")
+
+_ONE_KEY = EXISTS.request.pack(digests=np.zeros((1, 2), np.uint64))[:-16]
+_ONE_ANSWER = EXISTS.reply.pack(present=bytes(1))[:-8]
+
+
+def pack_exists(digest: bytes) -> bytes:
+    """Return the body of EXISTS for one key: what `EXISTS.request` packs, without a column."""
+    return _ONE_KEY + digest
+
+
+def unpack_exists(body: Body) -> bool:
+    """Read the answer to one key. Raises RemoteProtocolError when it is none."""
+    if len(body) != len(_ONE_ANSWER) + 8 or not body[: len(_ONE_ANSWER)] == _ONE_ANSWER:
+        raise RemoteProtocolError(f"{len(body)} bytes are no answer to one key")
+    return body[len(_ONE_ANSWER)] != 0
+
 
 SHARD = Registry(
     "mooncake-shard",

@@ -106,6 +106,8 @@ def test_metadata_reports_every_row():
         "cpu_us_per_key/exists/b1024",
         "rss_bytes_per_object/1M",
         "shards2/exists",
+        "shards2/cpu_us_per_key",
+        "shards2/cores_busy",
         "start_s/master",
         "connect_ms/client",
         "wrong_address_s",

@@ -10,9 +10,11 @@ from mooncake_store import (
     NoSpaceError,
     NotFoundError,
     ObjectTooLargeError,
+    RemoteProtocolError,
     ids,
 )
 from mooncake_store.units import MIB
+from mooncake_store.wire import shard
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -239,3 +241,29 @@ def test_options_are_checked(store):
     with pytest.raises(NoSpaceError):
         store.put("key", b"value", replicas=3, replicas_min=3, deadline=0.3)
     assert store.put("key", b"value", replicas=3).replicas == 2
+
+
+def test_exists_on_several_shards(own_cluster, connect):
+    store = connect(own_cluster(workers=1, shards=3).url)
+    keys = [f"key-{at}" for at in range(20)]
+    assert store.put_many(keys, [b"x"] * 20).ok
+    assert all(store.exists(key) for key in keys)
+    assert not any(store.exists(f"no-{key}") for key in keys)
+    digests = Digests(ids.digests(keys, ids.namespace_seed("default")))
+    assert all(store.exists(digest) for digest in digests)
+    assert store.remove_many(keys[::2]).ok
+    assert [store.exists(key) for key in keys] == [False, True] * 10
+    assert store.exists_many(keys).tolist() == [False, True] * 10
+
+
+def test_one_probe_travels_as_a_batch_of_one():
+    digest = ids.digest("key", "default")
+    words = np.frombuffer(digest, np.uint64).reshape(1, 2)
+    assert shard.pack_exists(digest) == shard.EXISTS.request.pack(digests=words)
+    for there in (False, True):
+        answer = shard.EXISTS.reply.pack(present=bytes([there]))
+        assert shard.unpack_exists(answer) is there
+        assert shard.unpack_exists(memoryview(answer)) is there
+    for wrong in (b"", answer[:-1], answer + bytes(8), shard.EXISTS.reply.pack(present=bytes(2))):
+        with pytest.raises(RemoteProtocolError):
+            shard.unpack_exists(wrong)

@@ -278,3 +278,10 @@ def test_block_size_must_be_positive(block_size):
 def test_parent_must_be_a_digest(parent):
     with pytest.raises(InvalidArgumentError, match="parent must have 16 bytes"):
         ids.hash_blocks([1], 1, parent)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 64, 4096])
+def test_a_single_digest_belongs_to_the_same_shard(shards):
+    digests = ids.digests([f"key-{at}" for at in range(200)], ids.namespace_seed("default"))
+    alone = [ids.shard_of_one(digest.tobytes(), shards) for digest in digests]
+    assert alone == ids.shard_of(digests, shards).tolist()

@@ -13,6 +13,9 @@ Every wait has a deadline, kept to within 1 % (the timeout of the socket is only
 is further off, which saves a system call a call). Whatever goes wrong in the middle of a
 conversation closes the connection: what a late reply would mean is nothing anybody can know.
 
+The reply to a brief request is polled for before it is slept for, where that has paid lately: see
+`spinning`.
+
     no listener, name unknown, no answer to the handshake    UnavailableError
     not this protocol, other version, other service          RemoteProtocolError
     no reply in time                                         TransferTimeoutError
@@ -27,6 +30,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from transfer_engine.errors import (
@@ -36,6 +40,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
+from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX, SPIN_NS, Spin
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     DEADLINE_MS_MAX,
@@ -95,6 +100,9 @@ class BlockingConnection:
         self._next_id = 1
         self._waiting: dict[int, int] = {}
         self._arrived: dict[int, Frame] = {}
+        # Operations differ in how soon they are answered, so each learns for itself.
+        self._spins: defaultdict[int, Spin] = defaultdict(Spin)
+        self._brief = False
         self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False)
         self._session: Session | None = None
         self._version = 0
@@ -207,6 +215,7 @@ class BlockingConnection:
             self._fail(error, operation.name, start, timeout_s)
             raise
         self._waiting[request_id] = opcode
+        self._brief = length <= BRIEF_BYTES_MAX
         return request_id
 
     def _unsendable(
@@ -246,7 +255,8 @@ class BlockingConnection:
         try:
             if len(waiting) == 1 and not self._arrived and not self._decoder.pending_bytes:
                 # Nothing else can come, so what comes next is nearly always this reply, alone.
-                count = self._receive(start + timeout_s)
+                spin = self._spins[operation.opcode] if self._brief else None
+                count = self._receive(start + timeout_s, spin)
                 length = match_reply(
                     self._buffer, count, self._version, operation.opcode, request_id
                 )
@@ -273,14 +283,32 @@ class BlockingConnection:
     def _read(self, deadline: float) -> list[Frame]:
         return self._decoder.feed(self._view[: self._receive(deadline)])
 
-    def _receive(self, deadline: float) -> int:
+    def _receive(self, deadline: float, spin: Spin | None = None) -> int:
         if self._decoder.error is not None:
             raise self._decoder.error
-        self._arm(deadline - time.monotonic())
-        count = self._socket.recv_into(self._buffer)
+        count = self._poll(spin) if spin is not None and spin.worthwhile() else -1
+        if count < 0:
+            self._arm(deadline - time.monotonic())
+            count = self._socket.recv_into(self._buffer)
         if not count:
             raise ConnectionResetError("closed by the peer")
         return count
+
+    def _poll(self, spin: Spin) -> int:
+        """Look for something to read without sleeping; -1 if nothing came for a moment."""
+        receive, buffer, clock = self._sender.recv_into, self._buffer, time.perf_counter_ns
+        stop = clock() + SPIN_NS
+        while True:
+            try:
+                count = receive(buffer)
+            except BlockingIOError:
+                if clock() > stop:
+                    spin.failed()
+                    return -1
+                os.sched_yield()
+            else:
+                spin.paid()
+                return count
 
     def _sort(self, frames: list[Frame], request_id: int) -> Frame | None:
         """Return the reply that is waited for, if it came; set the others aside."""

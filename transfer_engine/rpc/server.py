@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer_engine.errors import ConfigError
 from transfer_engine.rpc.address import Address, is_loopback
 from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, ServerLimits
+from transfer_engine.rpc.spinning import Vigil
 from transfer_engine.wire.frame import VERSIONS, VersionRange
 from transfer_engine.wire.handshake import Identity, ServerHandshake
 
@@ -64,6 +65,7 @@ class Server:
         }
         self.versions = versions
         self.loop = asyncio.get_running_loop()
+        self.vigil = Vigil(self.loop) if self.limits.vigil_bytes_max else None
         self._identity = identity or Identity(registry.service, role="server")
         self._secret = secret
         self._listeners: list[asyncio.AbstractServer] = []

@@ -73,6 +73,12 @@ class ServerLimits:
     handshake_s: float = 5.0
     in_flight_max: int = 256
     write_bytes_max: int = 1 << 18
+    vigil_bytes_max: int = 0
+    """Stay awake for a moment after a request of at most this length; 0 sleeps at once.
+
+    For services with single operations that take less time than waking up does. After longer
+    requests the peer has more to do before it asks again.
+    """
 
 
 class Connection(asyncio.Protocol):
@@ -92,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._loop = server.loop
         self._handle: Handler = server.handle
         self._limits = server.limits
+        self._vigil = server.vigil
         self._reply_limits = server.registry.reply_limits
         self._short_limits = server.short_limits
         self._handshake = server.new_handshake()
@@ -153,6 +160,11 @@ class Connection(asyncio.Protocol):
             self._shake(frames)
         if self._decoder.error is not None and not self._closing:
             self._violated(self._decoder.error)
+        if self._vigil is not None:
+            if len(data) <= self._limits.vigil_bytes_max:
+                self._vigil.expect()
+            else:
+                self._vigil.rest()
 
     def pause_writing(self) -> None:
         """Note that the peer does not take its replies."""

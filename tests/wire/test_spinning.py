@@ -1,0 +1,119 @@
+"""Polling before sleeping: it learns whether it pays, it ends, and it changes no outcome."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.wire.helpers import serving
+from transfer_engine.rpc import BlockingConnection, spinning
+from transfer_engine.rpc.echo import ECHO, REGISTRY, SLEEP
+from transfer_engine.rpc.serving import ServerLimits
+from transfer_engine.rpc.spinning import SPIN_NS, Spin, Vigil
+
+
+class Clock:
+    """Time that moves when it is told to."""
+
+    def __init__(self):
+        self.now = 1_000_000
+
+    def __call__(self):
+        return self.now
+
+
+class Loop:
+    """An event loop that runs one round of callbacks at a time."""
+
+    def __init__(self):
+        self.due = []
+
+    def call_soon(self, callback):
+        self.due.append(callback)
+
+    def turn(self):
+        due, self.due = self.due, []
+        for callback in due:
+            callback()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(spinning, "perf_counter_ns", clock)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    return clock
+
+
+def rests(spin):
+    """How many waits are left alone before the next poll."""
+    count = 0
+    while not spin.worthwhile():
+        count += 1
+    return count
+
+
+def test_polls_in_vain_become_rare(clock):
+    spin = Spin()
+    assert rests(spin) == 0
+    seen = []
+    for _ in range(10):
+        spin.failed()
+        seen.append(rests(spin))
+    assert seen == [1, 3, 7, 15, 31, 63, 127, 255, 255, 255]
+    spin.paid()
+    spin.failed()
+    assert rests(spin) == 1
+
+
+def test_one_processor_never_polls(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    spin = Spin()
+    assert not any(spin.worthwhile() for _ in range(1000))
+
+
+def test_a_vigil_ends_when_nothing_comes(clock):
+    loop = Loop()
+    vigil = Vigil(loop)
+    vigil.expect()
+    for _ in range(5):
+        loop.turn()
+        assert loop.due
+    clock.now += SPIN_NS
+    loop.turn()
+    assert not loop.due
+    vigil.expect()  # it was in vain, so this request is not waited upon
+    assert not loop.due
+    vigil.expect()
+    assert loop.due
+
+
+def test_a_vigil_lasts_while_requests_come(clock):
+    loop = Loop()
+    vigil = Vigil(loop)
+    for _ in range(10):
+        vigil.expect()
+        clock.now += SPIN_NS - 1
+        loop.turn()
+        assert len(loop.due) == 1
+    vigil.rest()
+    loop.turn()
+    assert not loop.due
+    vigil.expect()  # resting was no failure
+    assert loop.due
+
+
+@pytest.mark.parametrize("processors", [{0}, {0, 1}])
+def test_answers_soon_and_late_are_the_same(monkeypatch, processors):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: processors)
+    with (
+        serving(limits=ServerLimits(vigil_bytes_max=512)) as server,
+        BlockingConnection.connect(server.address, REGISTRY) as connection,
+    ):
+        for round_ in range(20):
+            payload = b"%d" % round_ * 40
+            body = connection.call(ECHO, ECHO.request.pack(payload=payload), timeout_s=5)
+            assert ECHO.reply.unpack(body).payload.tobytes() == payload
+            if round_ % 5 == 0:
+                connection.call(SLEEP, SLEEP.request.pack(ms=3), timeout_s=5)
