@@ -3,11 +3,12 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from tests.waiting import until
 from transfer_engine.errors import InvalidArgumentError, TransferTimeoutError
-from transfer_engine.staging import StagingPool
+from transfer_engine.staging import StagingPool, windows
 
 PIECE = 1 << 16
 
@@ -54,6 +55,19 @@ def test_a_piece_that_cannot_be_prepared_is_not_counted():
     with pytest.raises(OSError, match="True"):
         pool.take(in_time(), "read", "x")
     assert until(lambda: pool.take(in_time(), "read", "x"))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([], []),
+        ([10], [(0, 1)]),
+        ([4, 6, 1, 9, 10, 1], [(0, 2), (2, 4), (4, 5), (5, 6)]),
+        ([0, 0, 10, 0, 5], [(0, 4), (4, 5)]),
+    ],
+)
+def test_windows_hold_what_fits_in_order(lengths, expected):
+    assert list(windows(np.array(lengths, dtype=np.int64), 10)) == expected
 
 
 @pytest.mark.parametrize(("size", "count"), [(0, 1), (100, 1), (4096, 0)])
