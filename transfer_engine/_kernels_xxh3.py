@@ -10,32 +10,39 @@ How it is built
 - Memory is named by address (int64), not by array: it belongs to registered segments. The typed
   wrappers in `transfer_engine.checksum` and `mooncake_store.ids` produce and check addresses;
   nothing here checks anything.
-- A few primitives touch raw memory or need a machine instruction: load, copy, find, 64x64->128
-  multiply, accumulate. Each is a plain Python function with an `@overload` that emits LLVM.
-  Everything else is ordinary code over them, so every kernel also runs through `.py_func`, on the
-  same addresses, without JIT (numpy warns of the intended uint64 overflow there).
-- The long-input loop (over 240 bytes) is written as LLVM vectors of 8 x 64 bits, because numba
-  leaves LLVM's SLP vectoriser off and its loop vectoriser does not see 8 parallel lanes. LLVM
-  lowers it to what the machine has. The copying variant stores each stripe it loaded: what is
-  hashed is exactly what was stored, even if the source changes meanwhile.
+- A few primitives touch raw memory or need a machine instruction (`_kernels_primitives`); all else
+  is ordinary code over them, so every kernel also runs through `.py_func`, on the same addresses,
+  without JIT (numpy warns of the intended uint64 overflow there).
 
 What it does not do: streaming (update/digest), custom secrets, big-endian machines.
 Complexity: O(bytes) each, O(1) extra memory (a chain needs one block of scratch).
 """
 
-import ctypes
-
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic, overload, register_jitable
+from numba import njit
+from numba.extending import register_jitable
 
-U64 = np.uint64
-STRIPE_BYTES = 64
-STRIPES_PER_BLOCK = 16
+from transfer_engine._kernels_primitives import (
+    P32_1,
+    STREAM_ALIGNMENT,
+    STRIPE_BYTES,
+    STRIPES_PER_BLOCK,
+    U64,
+    accumulate,
+    accumulate_streaming,
+    copy,
+    find_zero,
+    finish_streaming,
+    load8,
+    load32,
+    load64,
+    multiply128,
+)
+
 SHORT_BYTES_MAX = 240
+STREAM_BYTES_MIN = 4096
 
-P32_1, P32_2, P32_3 = U64(0x9E3779B1), U64(0x85EBCA77), U64(0xC2B2AE3D)
+P32_2, P32_3 = U64(0x85EBCA77), U64(0xC2B2AE3D)
 P64_1, P64_2 = U64(0x9E3779B185EBCA87), U64(0xC2B2AE3D27D4EB4F)
 P64_3, P64_4 = U64(0x165667B19E3779F9), U64(0x85EBCA77C2B2AE63)
 P64_5 = U64(0x27D4EB2F165667C5)
@@ -56,200 +63,6 @@ SECRET = np.frombuffer(
     dtype=np.uint8,
 )
 
-# --- Primitives: each a Python function on raw addresses, and the LLVM it is compiled to --------
-
-_I32, _I64, _I128 = ir.IntType(32), ir.IntType(64), ir.IntType(128)
-_POINTER = ir.PointerType()
-_LANES = ir.VectorType(_I64, 8)
-# Partners of a 128-bit pair trade places: lane i receives the plain data of lane i ^ 1.
-_SWAP_PAIRS = ir.Constant(ir.VectorType(_I32, 8), [1, 0, 3, 2, 5, 4, 7, 6])
-
-
-def _load(address, nbytes):
-    return U64(int.from_bytes(ctypes.string_at(int(address), nbytes), "little"))
-
-
-def _load8(address):
-    return _load(address, 1)
-
-
-def _load32(address):
-    return _load(address, 4)
-
-
-def _load64(address):
-    return _load(address, 8)
-
-
-def _compile_load(python_function, bits):
-    @intrinsic
-    def load(_typing, address):
-        def codegen(_context, builder, _signature, arguments):
-            pointer = builder.inttoptr(arguments[0], _POINTER)
-            value = builder.load(pointer, align=1, typ=ir.IntType(bits))
-            return value if bits == 64 else builder.zext(value, _I64)
-
-        return types.uint64(types.int64), codegen
-
-    @overload(python_function)
-    def compiled(address):
-        return lambda address: load(address)
-
-
-for _python_function, _bits in ((_load8, 8), (_load32, 32), (_load64, 64)):
-    _compile_load(_python_function, _bits)
-
-
-def _multiply128(a, b):
-    product = int(a) * int(b)
-    return U64(product & 0xFFFFFFFFFFFFFFFF), U64(product >> 64)
-
-
-@intrinsic
-def _multiply128_llvm(_typing, a, b):
-    def codegen(context, builder, signature, arguments):
-        wide = [builder.zext(argument, _I128) for argument in arguments]
-        product = builder.mul(*wide)
-        low = builder.trunc(product, _I64)
-        high = builder.trunc(builder.lshr(product, _I128(64)), _I64)
-        return context.make_tuple(builder, signature.return_type, (low, high))
-
-    return types.UniTuple(types.uint64, 2)(types.uint64, types.uint64), codegen
-
-
-@overload(_multiply128)
-def _multiply128_compiled(a, b):
-    return lambda a, b: _multiply128_llvm(a, b)
-
-
-_memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
-_memchr = types.ExternalFunction("memchr", types.intp(types.intp, types.int32, types.uintp))
-
-
-def _copy(target, source, nbytes):
-    ctypes.memmove(int(target), int(source), int(nbytes))
-
-
-@overload(_copy)
-def _copy_compiled(target, source, nbytes):
-    return lambda target, source, nbytes: _memcpy(target, source, types.uintp(nbytes))
-
-
-def _find_zero(address, nbytes):
-    """Address of the first zero byte, or 0."""
-    index = ctypes.string_at(int(address), int(nbytes)).find(b"\0")
-    return 0 if index < 0 else int(address) + index
-
-
-@overload(_find_zero)
-def _find_zero_compiled(address, nbytes):
-    return lambda address, nbytes: _memchr(address, types.int32(0), types.uintp(nbytes))
-
-
-def _accumulate(state, source, target, secret, stripes):
-    """Mix `stripes` x 64 bytes at `source` into the 8 lanes at `state`; scramble after every 16.
-
-    Unless `target` is None, every stripe read is also stored there.
-    """
-    if target is not None:
-        _copy(target, source, STRIPE_BYTES * stripes)
-    lanes = (ctypes.c_uint64 * 8).from_address(int(state))
-    mask = 0xFFFFFFFFFFFFFFFF
-    for stripe in range(stripes):
-        offset = 8 * (stripe % STRIPES_PER_BLOCK)
-        for lane in range(8):
-            data = int(_load64(source + STRIPE_BYTES * stripe + 8 * lane))
-            keyed = data ^ int(_load64(secret + offset + 8 * lane))
-            lanes[lane ^ 1] = (lanes[lane ^ 1] + data) & mask
-            lanes[lane] = (lanes[lane] + (keyed & 0xFFFFFFFF) * (keyed >> 32)) & mask
-        if stripe % STRIPES_PER_BLOCK == STRIPES_PER_BLOCK - 1:
-            for lane in range(8):
-                value = lanes[lane] ^ (lanes[lane] >> 47) ^ int(_load64(secret + 128 + 8 * lane))
-                lanes[lane] = (value * int(P32_1)) & mask
-
-
-def _splat(value):
-    return ir.Constant(_LANES, [value] * 8)
-
-
-def _at(builder, base, offset):
-    return builder.gep(base, [offset], source_etype=ir.IntType(8))
-
-
-def _emit_stripe(builder, lanes, source, target, key, index):
-    """One stripe: load (and store, when copying), key, multiply halves, add."""
-    offset = builder.mul(index, _I64(STRIPE_BYTES))
-    data = builder.load(_at(builder, source, offset), align=1, typ=_LANES)
-    if target is not None:
-        builder.store(data, _at(builder, target, offset), align=1)
-    keyed = builder.xor(data, builder.load(key, align=1, typ=_LANES))
-    low = builder.and_(keyed, _splat(0xFFFFFFFF))
-    product = builder.mul(low, builder.lshr(keyed, _splat(32)))
-    return builder.add(builder.add(lanes, builder.shuffle_vector(data, data, _SWAP_PAIRS)), product)
-
-
-def _emit_scramble(builder, lanes, key):
-    mixed = builder.xor(lanes, builder.lshr(lanes, _splat(47)))
-    mixed = builder.xor(mixed, builder.load(key, align=1, typ=_LANES))
-    return builder.mul(mixed, _splat(int(P32_1)))
-
-
-def _emit_accumulate(builder, state, source, target, secret, stripes):
-    """The loop over blocks of 16 unrolled stripes, then one over the rest; lanes stay in registers.
-
-    Each loop is head (phi index, phi lanes, test) -> body -> head.
-    """
-    state, source, secret = (builder.inttoptr(a, _POINTER) for a in (state, source, secret))
-    target = None if target is None else builder.inttoptr(target, _POINTER)
-    lanes = builder.load(state, align=8, typ=_LANES)
-    index = _I64(0)
-    in_full_blocks = builder.and_(stripes, _I64(-STRIPES_PER_BLOCK))
-    for step, bound in ((STRIPES_PER_BLOCK, in_full_blocks), (1, stripes)):
-        entry = builder.block
-        head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        phi_index, phi_lanes = builder.phi(_I64), builder.phi(_LANES)
-        phi_index.add_incoming(index, entry)
-        phi_lanes.add_incoming(lanes, entry)
-        builder.cbranch(builder.icmp_signed("<", phi_index, bound), body, after)
-        builder.position_at_end(body)
-        lanes = phi_lanes
-        for unrolled in range(step):
-            index = builder.add(phi_index, _I64(unrolled))
-            in_block = builder.and_(index, _I64(STRIPES_PER_BLOCK - 1))
-            key = _at(builder, secret, builder.mul(in_block, _I64(8)))
-            lanes = _emit_stripe(builder, lanes, source, target, key, index)
-        if step == STRIPES_PER_BLOCK:
-            lanes = _emit_scramble(builder, lanes, _at(builder, secret, _I64(128)))
-        phi_index.add_incoming(builder.add(phi_index, _I64(step)), body)
-        phi_lanes.add_incoming(lanes, body)
-        builder.branch(head)
-        builder.position_at_end(after)
-        index, lanes = phi_index, phi_lanes
-    builder.store(lanes, state, align=8)
-
-
-@intrinsic
-def _accumulate_llvm(_typing, state, source, target, secret, stripes):
-    def codegen(context, builder, signature, arguments):
-        state, source, target, secret, stripes = arguments
-        if signature.args[2] == types.none:
-            target = None
-        _emit_accumulate(builder, state, source, target, secret, stripes)
-        return context.get_dummy_value()
-
-    target_type = types.none if target == types.none else types.int64
-    return types.void(types.int64, types.int64, target_type, types.int64, types.int64), codegen
-
-
-@overload(_accumulate)
-def _accumulate_compiled(state, source, target, secret, stripes):
-    return lambda state, source, target, secret, stripes: _accumulate_llvm(
-        state, source, target, secret, stripes
-    )
-
-
 # --- Mixing steps shared by all lengths ---------------------------------------------------------
 
 
@@ -260,7 +73,7 @@ _inlined = register_jitable(forceinline=True)
 
 @_inlined
 def _secret(offset):
-    return _load64(SECRET.ctypes.data + offset)
+    return load64(SECRET.ctypes.data + offset)
 
 
 @_inlined
@@ -293,29 +106,29 @@ def _avalanche_xxh64(h):
 
 @_inlined
 def _fold(a, b):
-    low, high = _multiply128(a, b)
+    low, high = multiply128(a, b)
     return low ^ high
 
 
 @_inlined
 def _mix16(address, offset, seed):
-    low = _load64(address) ^ (_secret(offset) + seed)
-    high = _load64(address + 8) ^ (_secret(offset + 8) - seed)
+    low = load64(address) ^ (_secret(offset) + seed)
+    high = load64(address + 8) ^ (_secret(offset + 8) - seed)
     return _fold(low, high)
 
 
 @_inlined
 def _mix32(low, high, first, second, offset, seed):
-    low = (low + _mix16(first, offset, seed)) ^ (_load64(second) + _load64(second + 8))
-    high = (high + _mix16(second, offset + 16, seed)) ^ (_load64(first) + _load64(first + 8))
+    low = (low + _mix16(first, offset, seed)) ^ (load64(second) + load64(second + 8))
+    high = (high + _mix16(second, offset + 16, seed)) ^ (load64(first) + load64(first + 8))
     return low, high
 
 
 @_inlined
 def _combine_1_to_3(address, length):
-    first = _load8(address)
-    middle = _load8(address + (length >> 1))
-    last = _load8(address + length - 1)
+    first = load8(address)
+    middle = load8(address + (length >> 1))
+    last = load8(address + length - 1)
     return (first << U64(16)) | (middle << U64(24)) | last | (U64(length) << U64(8))
 
 
@@ -325,12 +138,12 @@ def _combine_1_to_3(address, length):
 @_inlined
 def _short_64_to_16(address, length, seed):
     if length > 8:
-        low = _load64(address) ^ ((_secret(24) ^ _secret(32)) + seed)
-        high = _load64(address + length - 8) ^ ((_secret(40) ^ _secret(48)) - seed)
+        low = load64(address) ^ ((_secret(24) ^ _secret(32)) + seed)
+        high = load64(address + length - 8) ^ ((_secret(40) ^ _secret(48)) - seed)
         return _avalanche(U64(length) + _swap64(low) + high + _fold(low, high))
     if length >= 4:
         seed = seed ^ (_swap32(seed & LOW_32) << U64(32))
-        words = _load32(address + length - 4) + (_load32(address) << U64(32))
+        words = load32(address + length - 4) + (load32(address) << U64(32))
         h = words ^ ((_secret(8) ^ _secret(16)) - seed)
         h ^= ((h << U64(49)) | (h >> U64(15))) ^ ((h << U64(24)) | (h >> U64(40)))
         h *= MIX_2
@@ -367,21 +180,21 @@ def _short_64(address, length, seed):
 @_inlined
 def _short_128_to_16(address, length, seed):
     if length > 8:
-        low = _load64(address)
-        high = _load64(address + length - 8)
+        low = load64(address)
+        high = load64(address + length - 8)
         flipped = low ^ high ^ ((_secret(32) ^ _secret(40)) - seed)
         high ^= (_secret(48) ^ _secret(56)) + seed
-        product_low, product_high = _multiply128(flipped, P64_1)
+        product_low, product_high = multiply128(flipped, P64_1)
         product_low += U64(length - 1) << U64(54)
         product_high += high + (high & LOW_32) * (P32_2 - U64(1))
         product_low ^= _swap64(product_high)
-        h_low, h_high = _multiply128(product_low, P64_2)
+        h_low, h_high = multiply128(product_low, P64_2)
         return _avalanche(h_low), _avalanche(h_high + product_high * P64_2)
     if length >= 4:
         seed = seed ^ (_swap32(seed & LOW_32) << U64(32))
-        words = _load32(address) + (_load32(address + length - 4) << U64(32))
+        words = load32(address) + (load32(address + length - 4) << U64(32))
         keyed = words ^ ((_secret(16) ^ _secret(24)) + seed)
-        low, high = _multiply128(keyed, P64_1 + (U64(length) << U64(2)))
+        low, high = multiply128(keyed, P64_1 + (U64(length) << U64(2)))
         high += low << U64(1)
         low ^= high >> U64(3)
         low = (low ^ (low >> U64(35))) * MIX_2
@@ -439,17 +252,39 @@ def _new_state(seed):
 
 
 @_inlined
+def set_secret(state):
+    """Make memory the state of a hash with seed 0; state: uint64[32]."""
+    for word in range(24):
+        state[8 + word] = _secret(8 * word)
+
+
+@_inlined
 def _absorb(state, source, target, length):
     stripes = (length - 1) // STRIPE_BYTES
     last = source + length - STRIPE_BYTES
-    _copy(state, FIRST_LANES.ctypes.data, 64)
-    _accumulate(state, source, target, state + 64, stripes)
+    copy(state, FIRST_LANES.ctypes.data, 64)
+    accumulate(state, source, target, state + 64, stripes)
     if target is not None:
         copied = STRIPE_BYTES * stripes
-        _copy(target + copied, source + copied, length - copied)
+        copy(target + copied, source + copied, length - copied)
         # The last stripe reaches back over bytes already copied: hash what the target holds.
         last = target + length - STRIPE_BYTES
-    _accumulate(state, last, None, state + 64 + 121, 1)
+    accumulate(state, last, None, state + 64 + 121, 1)
+
+
+@_inlined
+def _absorb_streaming(state, source, target, length):
+    """As `_absorb`; all but the last blocks, which are read once more, pass by the caches."""
+    blocks = (length - 1) // STRIPE_BYTES - 1
+    streamed = blocks - blocks % STRIPES_PER_BLOCK
+    copy(state, FIRST_LANES.ctypes.data, 64)
+    accumulate_streaming(state, source, target, state + 64, streamed)
+    done = STRIPE_BYTES * streamed
+    stripes = (length - 1) // STRIPE_BYTES - streamed
+    accumulate(state, source + done, target + done, state + 64, stripes)
+    done += STRIPE_BYTES * stripes
+    copy(target + done, source + done, length - done)
+    accumulate(state, target + length - STRIPE_BYTES, None, state + 64 + 121, 1)
 
 
 @_inlined
@@ -457,8 +292,8 @@ def _merge(state, secret_offset, start):
     key = state + 64 + secret_offset
     h = start
     for pair in range(0, 64, 16):
-        low = _load64(state + pair) ^ _load64(key + pair)
-        h += _fold(low, _load64(state + pair + 8) ^ _load64(key + pair + 8))
+        low = load64(state + pair) ^ load64(key + pair)
+        h += _fold(low, load64(state + pair + 8) ^ load64(key + pair + 8))
     return _avalanche(h)
 
 
@@ -495,23 +330,53 @@ def xxh3_64_ranges(addresses, lengths, seed, out):
     owner[0] = ZERO
 
 
+@_inlined
+def _copy_hashed(source, target, length, streaming, state):
+    """Copy one range and return the XXH3_64 of the bytes stored."""
+    if length <= SHORT_BYTES_MAX:
+        copy(target, source, length)
+        return _short_64(target, length, ZERO)
+    if streaming != 0 and target % STREAM_ALIGNMENT == 0 and length >= STREAM_BYTES_MIN:
+        _absorb_streaming(state, source, target, length)
+    else:
+        _absorb(state, source, target, length)
+    return _merge(state, 11, U64(length) * P64_1)
+
+
 @njit(cache=True, nogil=True)
-def copy_xxh3_64(sources, targets, lengths, out):
+def copy_one_xxh3_64(source, target, length, streaming):
+    """Copy one range as `copy_xxh3_64` does and return its hash. O(length)."""
+    owner = _new_state(ZERO)
+    found = _copy_hashed(source, target, length, streaming, owner.ctypes.data)
+    if streaming != 0:
+        finish_streaming()
+    owner[0] = ZERO
+    return found
+
+
+@njit(cache=True, nogil=True)
+def xxh3_64_one(address, length):
+    """The XXH3_64 of one range. O(length)."""
+    owner = _new_state(ZERO)
+    found = _hash_64(address, length, ZERO, owner.ctypes.data)
+    owner[0] = ZERO
+    return found
+
+
+@njit(cache=True, nogil=True)
+def copy_xxh3_64(sources, targets, lengths, out, streaming):
     """Copy each range and put the XXH3_64 (seed 0) of the bytes stored into out[i], in one pass.
 
     sources, targets, lengths: int64[n], no target overlapping any source or other target;
-    out: uint64[n]. O(sum of lengths); every byte is read once and written once.
+    out: uint64[n]. streaming: 1 writes past the caches, for batches that do not fit into them.
+    O(sum of lengths); every byte is read once and written once.
     """
     owner = _new_state(ZERO)
     state = owner.ctypes.data
     for i in range(sources.shape[0]):
-        length = lengths[i]
-        if length <= SHORT_BYTES_MAX:
-            _copy(targets[i], sources[i], length)
-            out[i] = _short_64(targets[i], length, ZERO)
-        else:
-            _absorb(state, sources[i], targets[i], length)
-            out[i] = _merge(state, 11, U64(length) * P64_1)
+        out[i] = _copy_hashed(sources[i], targets[i], lengths[i], streaming, state)
+    if streaming != 0:
+        finish_streaming()
     owner[0] = ZERO
 
 
@@ -528,12 +393,12 @@ def split_at_zero(blob, offsets):
     offsets[0] = 0
     address = start
     for i in range(1, count):
-        address = _find_zero(address, end - address) + 1
+        address = find_zero(address, end - address) + 1
         if address == 1:
             return False
         offsets[i] = address - start
     offsets[count] = blob.shape[0] + 1
-    return _find_zero(address, end - address) == 0
+    return find_zero(address, end - address) == 0
 
 
 @njit(cache=True, nogil=True)
@@ -575,7 +440,7 @@ def xxh3_128_chain(address, nbytes, block_bytes, parent_low, parent_high, seed, 
         begin = i * block_bytes
         length = min(block_bytes, nbytes - begin)
         scratch_owner[0], scratch_owner[1] = low, high
-        _copy(scratch + 16, address + begin, length)
+        copy(scratch + 16, address + begin, length)
         low, high = _hash_128(scratch, 16 + length, seed, state)
         out[i, 0], out[i, 1] = low, high
     owner[0] = ZERO
@@ -593,7 +458,9 @@ def warmup() -> None:
     blob = np.frombuffer(b"key", dtype=np.uint8)
     offsets = np.empty(2, dtype=np.int64)
     xxh3_64_ranges(addresses, lengths, ZERO, hashes)
-    copy_xxh3_64(addresses, targets, lengths, hashes)
+    copy_xxh3_64(addresses, targets, lengths, hashes, 0)
+    copy_one_xxh3_64(int(addresses[0]), int(targets[0]), 250, 0)
+    xxh3_64_one(int(addresses[0]), 250)
     split_at_zero(blob, offsets)
     xxh3_128_strings(blob, offsets, 64, ZERO, keys)
     xxh3_128_chain(data.ctypes.data, 128, 128, ZERO, ZERO, ZERO, keys)

@@ -34,8 +34,19 @@ if TYPE_CHECKING:
 
     Int64Column = NDArray[np.int64] | Sequence[int]
 
-__all__ = ["SHARE_BYTES_MIN", "address_of", "checksum", "checksum_ranges", "copy_with_checksum"]
+__all__ = [
+    "SHARE_BYTES_MIN",
+    "address_of",
+    "checksum",
+    "checksum_one",
+    "checksum_ranges",
+    "copy_one",
+    "copy_with_checksum",
+    "streams",
+]
 
+# About what the second-level cache of a core holds: more is not read again from there.
+_STREAM_BYTES_MIN = 1 << 20
 # A thread costs about 0.1 ms to start and join; below this share it eats most of what it saves.
 SHARE_BYTES_MIN = 4 << 20
 
@@ -94,12 +105,36 @@ def _require(condition: bool, buffer: object, complaint: str) -> None:
         raise InvalidArgumentError(f"this {type(buffer).__name__} {complaint}")
 
 
+def streams(total_bytes: int) -> int:
+    """Whether a copy of this much should write past the caches, as the kernels take it."""
+    return 1 if total_bytes >= _STREAM_BYTES_MIN else 0
+
+
 def checksum(buffer: object) -> int:
     """XXH3-64 of a buffer's bytes, as an unsigned 64-bit number."""
     address, nbytes = address_of(buffer, writable=False)
     if nbytes == 0:
         return int(xxhash.xxh3_64_intdigest(b""))
     return int(xxhash.xxh3_64_intdigest((ctypes.c_char * nbytes).from_address(address)))
+
+
+def copy_one(source: int, target: int, nbytes: int) -> int:
+    """Copy one range, hashed on the way, and return the XXH3-64 of what the target now holds.
+
+    For loops around single objects: the numbers are not checked.
+    """
+    from transfer_engine import _kernels_xxh3
+
+    found: int = _kernels_xxh3.copy_one_xxh3_64(source, target, nbytes, streams(nbytes))
+    return found
+
+
+def checksum_one(address: int, nbytes: int) -> int:
+    """XXH3-64 of one range of memory; the numbers are not checked."""
+    from transfer_engine import _kernels_xxh3
+
+    found: int = _kernels_xxh3.xxh3_64_one(address, nbytes)
+    return found
 
 
 def checksum_ranges(addresses: Int64Column, lengths: Int64Column) -> NDArray[np.uint64]:
@@ -129,11 +164,12 @@ def copy_with_checksum(
         {"sources": sources, "targets": targets}, lengths
     )
     out = np.empty(length_column.shape[0], dtype=np.uint64)
+    streaming = streams(int(length_column.sum()))
 
     def copy(begin: int, end: int) -> None:
         run = slice(begin, end)
         _kernels_xxh3.copy_xxh3_64(
-            source_column[run], target_column[run], length_column[run], out[run]
+            source_column[run], target_column[run], length_column[run], out[run], streaming
         )
 
     cuts = _cuts(length_column, threads) if threads > 1 else [0, out.shape[0]]

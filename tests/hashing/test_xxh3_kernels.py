@@ -49,7 +49,7 @@ def strings_128(strings, seed, mode):
     return [int(low) | int(high) << 64 for low, high in out]
 
 
-def copied_64(data, starts, lengths, mode):
+def copied_64(data, starts, lengths, mode, streaming=0):
     """Copy into a target with a guard byte after each range; give hashes, copies, guards."""
     ends = np.cumsum(int64(lengths) + 1)
     target = np.full(int(ends[-1]), 0xA5, dtype=np.uint8)
@@ -57,13 +57,29 @@ def copied_64(data, starts, lengths, mode):
     out = np.empty(len(starts), dtype=np.uint64)
     with np.errstate(over="ignore"):
         kernel("copy_xxh3_64", mode)(
-            data.ctypes.data + int64(starts), target.ctypes.data + begins, int64(lengths), out
+            data.ctypes.data + int64(starts),
+            target.ctypes.data + begins,
+            int64(lengths),
+            out,
+            streaming,
         )
     copies = [
         target[begin : begin + length].tobytes()
         for begin, length in zip(begins, lengths, strict=True)
     ]
     return [int(value) for value in out], copies, target[ends - 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_streamed_copies_equal_their_source_at_every_alignment(mode):
+    # With the guard byte after each range, targets go through all alignments; 16-fold ones stream.
+    lengths = [4096 + 60 * step for step in range(70)] + [240, 241, 0, 65_535, 65_536]
+    starts = [step % 67 for step in range(len(lengths))]
+    hashes, copies, guards = copied_64(RANDOM, starts, lengths, mode, streaming=1)
+    expected = [RANDOM[s : s + n].tobytes() for s, n in zip(starts, lengths, strict=True)]
+    assert copies == expected
+    assert hashes == [xxhash.xxh3_64_intdigest(each) for each in expected]
+    assert (guards == 0xA5).all()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 0x9E3779B185EBCA87, 2**64 - 1])

@@ -15,6 +15,7 @@ import numpy as np
 
 from transfer_engine import _kernels, _kernels_xxh3
 from transfer_engine.base import CANCELLED, Operation
+from transfer_engine.checksum import copy_with_checksum, streams
 from transfer_engine.errors import TransferTimeoutError
 
 if TYPE_CHECKING:
@@ -67,15 +68,14 @@ def move_batch(
 
 def _move_with_checksums(mapping: Mapping, operation: Operation, batch: Batch) -> None:
     """Copy and hash in one pass over the source, so that memory is read once."""
-    from transfer_engine.checksum import copy_with_checksum
-
     assert batch.checksums is not None
     if not batch.bad:
         # The usual case, without the checks of a public function: the batch was checked.
         inside, outside = mapping.address + batch.offsets, batch.addresses
         if operation is Operation.WRITE:
             inside, outside = outside, inside
-        _kernels_xxh3.copy_xxh3_64(inside, outside, batch.lengths, batch.checksums)
+        streaming = streams(batch.total_bytes)
+        _kernels_xxh3.copy_xxh3_64(inside, outside, batch.lengths, batch.checksums, streaming)
         return
     good = np.flatnonzero(batch.statuses == 0)
     inside = mapping.address + batch.offsets[good]
