@@ -17,10 +17,12 @@ _memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.
 _sendmsg = ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
 _recvmsg = ExternalFunction("recvmsg", types.intp(types.int32, types.intp, types.int32))
 _recv = ExternalFunction("recv", types.intp(types.int32, types.intp, types.uintp, types.int32))
+_sched_yield = ExternalFunction("sched_yield", types.int32())
 _errno_location = ExternalFunction("__errno_location", types.intp())
 
 # Values of linux/uapi, the same on every architecture numba supports.
 _IOV_MAX = 1024
+_MSG_DONTWAIT = 0x40
 _MSG_WAITALL = 0x100
 _MSG_NOSIGNAL = 0x4000
 _BAD_RANGE = -600  # InvalidArgumentError.code
@@ -203,10 +205,23 @@ def move_iov(fd, iov, receive, state):
 
 
 @njit(cache=True, nogil=True)
-def _fill(fd, address, length, state):
-    """Receive until state[2] reaches length; returns as `move_iov` does."""
+def _fill(fd, address, length, spins, state):
+    """Receive until state[2] reaches length; returns as `move_iov` does.
+
+    Looks `spins` times before it sleeps, leaving the processor to others in between: waking up
+    takes longer than what is waited for. state[4] is 1 if that helped.
+    """
     if state[2] < length:
-        moved = _recv(fd, address + state[2], length - state[2], _MSG_WAITALL)
+        state[4] = 0
+        moved = np.int64(-1)
+        for _ in range(spins):
+            moved = _recv(fd, address + state[2], length - state[2], _MSG_DONTWAIT)
+            if moved >= 0:
+                state[4] = 1
+                break
+            _sched_yield()
+        if moved < 0:
+            moved = _recv(fd, address + state[2], length - state[2], _MSG_WAITALL)
         if moved < 0:
             return _errno()
         if moved == 0:
@@ -218,14 +233,18 @@ def _fill(fd, address, length, state):
 
 
 @njit(cache=True, nogil=True)
-def exchange(fd, offsets, lengths, addresses, statuses, message, iov, expected, writing, state):
+def exchange(
+    fd, offsets, lengths, addresses, statuses, message, iov, expected, writing, apart, spins, state
+):
     """Run one request of a client from its columns to its data, as far as nothing unusual comes.
 
     message: the request header is set, its columns are filled here; iov: room for n + 1 entries.
     expected: the words 0..2 of the reply to a batch that succeeds in full. state: as `move_iov`,
-    then [phase, data bytes]; all zero at the start. Phases: 0 start, 1 sending, 2 waiting for the
-    reply header, 3 receiving data, 4 done. Returns as `move_iov`, or UNEXPECTED with the reply
-    header in message[:REPLY_WORDS] and nothing of what follows it received. O(n).
+    then [phase, whether spinning helped]; all zero at the start. Phases: 0 start, 1 sending, 2
+    waiting for the reply header, 3 receiving data, 4 done. apart: 1 leaves the data to the caller:
+    it stops with MOVED_ALL where data comes, before phase 2 or 3. spins: see `_fill`. Returns as
+    `move_iov`, or UNEXPECTED with the reply header in message[:REPLY_WORDS] and nothing of what
+    follows it received. O(n).
     """
     count = offsets.size
     if state[3] == 0:
@@ -235,7 +254,7 @@ def exchange(fd, offsets, lengths, addresses, statuses, message, iov, expected, 
         iov[0] = message.ctypes.data + 8 * REPLY_WORDS
         iov[1] = 8 * (REQUEST_WORDS + 2 * count)
         entries = 0
-        if writing != 0:
+        if writing != 0 and apart == 0:
             entries, _ = build_iov(0, addresses, lengths, statuses, iov[2:], 0, 0)
         state[0], state[1], state[2], state[3] = 0, entries + 1, 0, 1
     if state[3] == 1:
@@ -243,8 +262,10 @@ def exchange(fd, offsets, lengths, addresses, statuses, message, iov, expected, 
         if code != MOVED_ALL:
             return code
         state[2], state[3] = 0, 2
+        if writing != 0 and apart != 0:
+            return code
     if state[3] == 2:
-        code = _fill(fd, message.ctypes.data, 8 * REPLY_WORDS, state)
+        code = _fill(fd, message.ctypes.data, 8 * REPLY_WORDS, spins, state)
         if code != MOVED_ALL:
             return code
         entries, asked = 0, 0
@@ -256,6 +277,8 @@ def exchange(fd, offsets, lengths, addresses, statuses, message, iov, expected, 
         if message[3] != asked or message[4] != 0:
             return np.int64(UNEXPECTED)
         state[0], state[1], state[2], state[3] = 0, entries, 0, 3
+        if writing == 0 and apart != 0:
+            return np.int64(MOVED_ALL)
     if state[3] == 3:
         code = move_iov(fd, iov, 1, state)
         if code != MOVED_ALL:
@@ -273,7 +296,7 @@ def take_request(fd, message, fixed_bytes, state):
     length or needs a larger message array; nothing after the header is received then. O(1).
     """
     if state[3] == 0:
-        code = _fill(fd, message.ctypes.data + 8 * REPLY_WORDS, 8 * REQUEST_WORDS, state)
+        code = _fill(fd, message.ctypes.data + 8 * REPLY_WORDS, 8 * REQUEST_WORDS, 0, state)
         if code != MOVED_ALL:
             return code
         state[2], state[3] = 0, 1
@@ -281,7 +304,7 @@ def take_request(fd, message, fixed_bytes, state):
     body = message[REPLY_WORDS + 1] & 0xFFFFFFFF
     if count < 0 or count > (message.size - COLUMNS_AT) // 2 or body != fixed_bytes + 16 * count:
         return np.int64(UNEXPECTED)
-    return _fill(fd, message.ctypes.data + 8 * COLUMNS_AT, 16 * count, state)
+    return _fill(fd, message.ctypes.data + 8 * COLUMNS_AT, 16 * count, 0, state)
 
 
 def warmup() -> None:
@@ -311,5 +334,7 @@ def warmup() -> None:
         message[COLUMNS_AT - 1] = 1
         message[REPLY_WORDS + 1] = 16
         state = np.zeros(5, dtype=np.int64)
-        exchange(one.fileno(), column, column, starts, statuses, message, iov, expected, 0, state)
+        exchange(
+            one.fileno(), column, column, starts, statuses, message, iov, expected, 0, 0, 1, state
+        )
         take_request(other.fileno(), message, 0, np.zeros(5, dtype=np.int64))

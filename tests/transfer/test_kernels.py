@@ -2,12 +2,16 @@
 
 import ctypes
 import itertools
+import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import xxhash
 
-from transfer_engine import _kernels
+from transfer_engine import _kernels, _kernels_stream
+from transfer_engine._kernels_xxh3 import set_secret
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 INT64_MAX = (1 << 63) - 1
@@ -32,6 +36,7 @@ def kernels(request, monkeypatch):
         monkeypatch.setattr(
             _kernels, f"_{name}", lambda *values, call=call: call(*map(int, values))
         )
+    monkeypatch.setattr(_kernels, "_sched_yield", _bare("sched_yield", number))
     recv = _bare("recv", ctypes.c_ssize_t, number, long, size, number)
     monkeypatch.setattr(_kernels, "_recv", lambda *values: recv(*map(int, values)))
     errno_at = _bare("__errno_location", long)
@@ -174,20 +179,23 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
         expected = column(11, 22, 33)
         state = column(0, 0, 0, 0, 0)
         args = (one.fileno(), *columns, statuses(2, 0), message, np.zeros(6, np.int64), expected)
-        assert int(kernels.exchange(*args, 0, state)) == 11  # EAGAIN: the reply is not there yet
+        assert (
+            int(kernels.exchange(*args, 0, 0, 2, state)) == 11
+        )  # EAGAIN: the reply is not there yet
         heard = np.zeros_like(message)
         assert int(kernels.take_request(other.fileno(), heard, 0, column(0, 0, 0, 0, 0))) == 0
         assert heard[_kernels.COLUMNS_AT :].tolist() == [5, 9, 30, 4]
         data = np.arange(34, dtype=np.uint8)
         other.send(column(11, 22, 33, 34, 0).tobytes() + data[:10].tobytes())
-        assert int(kernels.exchange(*args, 0, state)) == kernels.MOVED_PART
+        assert int(kernels.exchange(*args, 0, 0, 2, state)) == kernels.MOVED_PART
         other.send(data[10:].tobytes())
-        assert int(kernels.exchange(*args, 0, state)) == kernels.MOVED_ALL
+        assert int(kernels.exchange(*args, 0, 0, 2, state)) == kernels.MOVED_ALL
         assert np.array_equal(np.concatenate([local[:30], local[40:44]]), data)
+        assert state[4] == 1  # the reply was there: it was not slept for
         # A reply that is not the expected one stops the exchange before its data.
         state[:] = 0
         other.send(column(11, 22, 34, 34, 0).tobytes() + b"rest")
-        assert int(kernels.exchange(*args, 0, state)) == kernels.UNEXPECTED
+        assert int(kernels.exchange(*args, 0, 0, 2, state)) == kernels.UNEXPECTED
         assert message[:5].tolist() == [11, 22, 34, 34, 0]
         assert one.recv(100) == b"rest"
         # A count that the body length contradicts is not believed.
@@ -202,3 +210,61 @@ def test_warmup_compiles_every_kernel():
     for name in ("check_batch", "check_ranges", "copy_batch", "build_iov", "move_iov", "exchange",
                  "take_request"):  # fmt: skip
         assert len(getattr(_kernels, name).signatures) >= 1
+
+
+def drive(sock, columns, receiving, tries=20_000):
+    """Call until all is moved; give the hashes."""
+    addresses, lengths, verdicts = columns
+    sums = np.zeros(lengths.size, np.uint64)
+    work, state = np.zeros(_kernels_stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
+    owner, iov = np.zeros(_kernels_stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
+    for _ in range(tries):
+        args = (addresses, lengths, verdicts, sums, iov, work, owner, receiving, state)
+        code = int(_kernels_stream.move_hashed(sock.fileno(), *args))
+        if code == _kernels.MOVED_ALL:
+            return sums
+        assert code in (_kernels.MOVED_PART, 11), code
+        os.sched_yield()
+    raise AssertionError("the transfer never ended")
+
+
+def test_data_is_hashed_as_it_passes_in_pieces_of_any_size():
+    """Ranges below, at and far above a window, empty and refused ones, through a slow socket."""
+    window = _kernels_stream.WINDOW_BYTES
+    lengths = column(0, 5, 100, 4096, 0, 1024, window - 7, window, 1, 3 * window + 1025, 240, 0)
+    verdicts = statuses(lengths.size, 0)
+    verdicts[[2, 8]] = -600
+    rng = np.random.default_rng(6)
+    source = rng.integers(0, 256, int(lengths.sum()), dtype=np.uint8)
+    target = np.zeros_like(source)
+    starts = np.cumsum(lengths) - lengths
+    starts[3], starts[5] = starts[3] + 1024, starts[3]  # neighbours that are not in order
+    one, other = socket.socketpair()
+    with one, other, ThreadPoolExecutor(1) as pool:
+        one.setblocking(False)
+        other.setblocking(False)
+        sending = pool.submit(drive, one, (source.ctypes.data + starts, lengths, verdicts), 0)
+        came = drive(other, (target.ctypes.data + starts, lengths, verdicts), 1)
+        left = sending.result(timeout=30)
+    for at, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+        there = target[start : start + length]
+        if verdicts[at]:
+            assert not there.any()
+            continue
+        assert np.array_equal(there, source[start : start + length])
+        expected = xxhash.xxh3_64_intdigest(there.tobytes())
+        assert [int(left[at]), int(came[at])] == [expected] * 2
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_pieces_hash_like_the_whole_also_as_plain_python():
+    data = np.random.default_rng(7).integers(0, 256, 5000, dtype=np.uint8)
+    address = int(data.ctypes.data)
+    for kernel in (_kernels_stream._hash_piece, _kernels_stream._hash_piece.py_func):
+        for length in (241, 1025, 2048, 4999):
+            owner = np.zeros(_kernels_stream.HASH_WORDS, np.uint64)
+            set_secret(owner)
+            cuts = [*range(0, length, 1024), length]
+            for begin, end in itertools.pairwise(cuts):
+                found = kernel(address, length, begin, end, int(owner.ctypes.data))
+            assert int(found) == xxhash.xxh3_64_intdigest(data[:length].tobytes())

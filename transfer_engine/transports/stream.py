@@ -30,13 +30,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine import _kernels
+from transfer_engine import _kernels, _kernels_stream
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
 from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSIONS, FrameDecoder
 from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from transfer_engine.base import Columns, Statuses
     from transfer_engine.wire.frame import Frame
@@ -69,6 +71,9 @@ COLUMNS_AT = 8 * _kernels.COLUMNS_AT
 assert REPLY.size == REQUEST_AT
 assert REQUEST_AT + REQUEST.size == COLUMNS_AT
 
+# About 100 us: longer than waking a thread takes, shorter than anybody notices.
+_SPINS = 128
+_REST_MAX = 63
 _TIMEVAL = struct.Struct("@ll")
 _RETRY = frozenset({_kernels.MOVED_PART, errno.EINTR, errno.EAGAIN})
 
@@ -91,8 +96,8 @@ class Link:
     """
 
     __slots__ = (
-        "_armed_s", "_fd", "_iov", "_state", "address", "deadline", "message", "patience_s",
-        "peer", "serving", "sock", "view",
+        "_armed_s", "_fd", "_iov", "_penalty", "_rest", "_state", "address", "deadline", "message",
+        "patience_s", "peer", "serving", "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -106,6 +111,8 @@ class Link:
         self.patience_s = 0.0
         self._fd = sock.fileno()
         self._armed_s = 0.0
+        self._penalty = 0
+        self._rest = 0
         self._iov = np.zeros(2 * 1032, dtype=np.int64)
         self._state = np.zeros(5, dtype=np.int64)
         self.message: Columns = np.zeros(_kernels.COLUMNS_AT, dtype=np.int64)
@@ -225,22 +232,63 @@ class Link:
         self,
         columns: tuple[Columns, Columns, Columns, Statuses],
         expected: Columns,
+        sums: NDArray[np.uint64] | None,
         *,
         writing: bool,
     ) -> bool:
         """Send the request whose header is set, and its data; receive reply and data.
 
-        Returns False when the reply is not `expected`: its header lies at the start of `view`,
-        what follows it is still to be received.
+        With `sums` the data is hashed as it passes. Returns False when the reply is not
+        `expected`: its header lies at the start of `view`, what follows it is still to be received.
         """
         needed = 2 * (columns[0].size + 1)
         if self._iov.size < needed:
             self._iov = np.zeros(needed, dtype=np.int64)
         self._state[:] = 0
-        code = self._drive(
-            _kernels.exchange, *columns, self.message, self._iov, expected, 1 if writing else 0
-        )
-        return code == _kernels.MOVED_ALL
+        # For as long as sleeping turned out right, it is not tried to do without.
+        spins = 0 if self._rest else _SPINS
+        apart = 0 if sums is None else 1
+        asking = (
+            *columns, self.message, self._iov, expected, 1 if writing else 0, apart, spins
+        )  # fmt: skip
+        code = self._drive(_kernels.exchange, *asking)
+        if apart and writing:
+            self._hashed(columns, sums, receive=False)
+            self._state[:] = (0, 0, 0, 2, 0)
+            code = self._drive(_kernels.exchange, *asking)
+        self._learn(spins)
+        if code != _kernels.MOVED_ALL:
+            return False
+        if apart and not writing:
+            self._hashed(columns, sums, receive=True)
+        return True
+
+    def _hashed(
+        self,
+        columns: tuple[Columns, Columns, Columns, Statuses],
+        sums: NDArray[np.uint64] | None,
+        *,
+        receive: bool,
+    ) -> None:
+        """Move the data of a request and fill `sums`."""
+        _, lengths, addresses, statuses = columns
+        work = np.zeros(_kernels_stream.WORK_WORDS, dtype=np.int64)
+        owner = np.zeros(_kernels_stream.HASH_WORDS, dtype=np.uint64)
+        self._state[:] = 0
+        self._drive(
+            _kernels_stream.move_hashed, addresses, lengths, statuses, sums, self._iov, work, owner,
+            1 if receive else 0,
+        )  # fmt: skip
+
+    def _learn(self, spins: int) -> None:
+        """Decide whether the next replies are worth spinning for."""
+        if not spins:
+            self._rest -= 1
+        elif self._state[4]:
+            self._penalty = 0
+        else:
+            self._penalty = min(2 * self._penalty + 1, _REST_MAX)
+            self._rest = self._penalty
 
     def take_request(self) -> bool:
         """Receive a request header, however long that takes, and its columns.

@@ -29,6 +29,7 @@ from transfer_engine.base import (
     error_of,
     remaining_s,
 )
+from transfer_engine.checksum import checksum_ranges
 from transfer_engine.errors import (
     InvalidArgumentError,
     PeerLostError,
@@ -59,6 +60,8 @@ from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 from transfer_engine.wire.handshake import ClientHandshake
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from transfer_engine.base import Batch, Columns, SegmentDescriptor, Statuses
 
 __all__ = ["TcpTransport"]
@@ -238,7 +241,7 @@ class TcpTransport(Transport):
         target = TcpSegment(descriptor)
         one = np.zeros(1, dtype=np.int64)
         status = np.zeros(1, dtype=np.int32)
-        self._message(target, Operation.READ, (one, one, one, status), 0, deadline, None)
+        self._message(target, Operation.READ, (one, one, one, status), None, 0, deadline, None)
         if status[0] != 0:
             raise error_of(int(status[0]), operation="open", peer=str(descriptor))
         return target
@@ -266,8 +269,6 @@ class TcpTransport(Transport):
         count = batch.statuses.size
         for at in range(0, max(1, count), COUNT_MAX):
             self._part(target, operation, batch, slice(at, at + COUNT_MAX), deadline)
-        if batch.checksums is not None:
-            self._hash(batch)
 
     def _part(
         self,
@@ -283,30 +284,27 @@ class TcpTransport(Transport):
             statuses[statuses == 0] = CANCELLED
             return
         columns = (batch.offsets[part], batch.lengths[part], batch.addresses[part], statuses)
+        sums = None if batch.checksums is None else batch.checksums[part]
         if not batch.bad:
-            self._message(target, operation, columns, batch.fence, deadline, batch)
+            self._message(target, operation, columns, sums, batch.fence, deadline, batch)
             return
         # Only the good requests travel; the verdict on the others stands.
         good = np.flatnonzero(statuses == 0)
         offsets, lengths, addresses = (column[good] for column in columns[:3])
         verdicts = statuses[good]
-        self._message(
-            target, operation, (offsets, lengths, addresses, verdicts), batch.fence, deadline, batch
-        )
+        found = None if sums is None else sums[good]
+        columns = (offsets, lengths, addresses, verdicts)
+        self._message(target, operation, columns, found, batch.fence, deadline, batch)
         statuses[good] = verdicts
-
-    def _hash(self, batch: Batch) -> None:
-        from transfer_engine.checksum import checksum_ranges
-
-        assert batch.checksums is not None
-        good = np.flatnonzero(batch.statuses == 0)
-        batch.checksums[good] = checksum_ranges(batch.addresses[good], batch.lengths[good])
+        if sums is not None and found is not None:
+            sums[good] = found
 
     def _message(
         self,
         target: TcpSegment,
         operation: Operation,
         columns: tuple[Columns, Columns, Columns, Statuses],
+        sums: NDArray[np.uint64] | None,
         fence: int,
         deadline: float,
         batch: Batch | None,
@@ -320,7 +318,7 @@ class TcpTransport(Transport):
             if batch is not None:
                 batch.interrupt = link.abort
             try:
-                self._exchange(link, target, operation, columns, fence)
+                self._exchange(link, target, operation, columns, sums, fence)
             except BaseException as error:
                 pool.discard(link)
                 if batch is not None and batch.cancelled:
@@ -344,6 +342,7 @@ class TcpTransport(Transport):
         target: TcpSegment,
         operation: Operation,
         columns: tuple[Columns, Columns, Columns, Statuses],
+        sums: NDArray[np.uint64] | None,
         fence: int,
     ) -> None:
         count = columns[0].size
@@ -356,8 +355,11 @@ class TcpTransport(Transport):
         )  # fmt: skip
         expected = self._expected[operation].copy()
         expected[2] = number
-        if not link.exchange(columns, expected, writing=operation is Operation.WRITE):
+        if not link.exchange(columns, expected, sums, writing=operation is Operation.WRITE):
             self._unexpected(link, opcode, number, columns)
+            if sums is not None and operation is Operation.READ:
+                good = np.flatnonzero(columns[3] == 0)
+                sums[good] = checksum_ranges(columns[2][good], columns[1][good])
 
     def _unexpected(
         self,
