@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Columns, Statuses
     from transfer_engine.devices import SupportsDevice
+    from transfer_engine.memory import Mapping
 
 __all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
 
@@ -150,6 +151,17 @@ class SegmentHandle:
         transport, target = self._path(time.monotonic() + _OPEN_TIMEOUT_S)
         return transport.view(target, offset, length)
 
+    def memory(self) -> Mapping | None:
+        """Return the memory that this process shares with the owner, or None; see `Transport`.
+
+        For whoever copies one range and does without the checks of a batch: bounds are up to it.
+        The mapping is valid while it is referenced.
+        """
+        used = self._used
+        if used is None or self._engine.closed:
+            return None
+        return used[0].memory(used[1])
+
     def close(self) -> None:
         """Give the segment up. Idempotent."""
         with self._lock:
@@ -235,7 +247,7 @@ class TransferEngine:
         self._ranges: tuple[Columns, Columns] = merge_ranges([])
         self._devices = DeviceRanges()
         self._submitter = Submitter(threads=threads, queue_max=queue_max)
-        self._closed = False
+        self.closed = False
         forking.register(self)
 
     def register(self, memory: Buffer | Segment | SupportsDevice) -> Region:
@@ -473,7 +485,7 @@ class TransferEngine:
         self, target: SegmentHandle, operation: Operation, batch: Batch, deadline: float
     ) -> str:
         """Move a batch over the path in use; over the next one when that path fails."""
-        if self._closed:
+        if self.closed:
             raise UnavailableError("the engine was closed", advice="")
         if time.monotonic() >= deadline:
             remaining_s(deadline, operation.name.lower(), str(target.descriptor))
@@ -495,7 +507,7 @@ class TransferEngine:
 
     def close(self) -> None:
         """Cancel what was submitted and close all connections. Idempotent."""
-        self._closed = True
+        self.closed = True
         self._submitter.close()
         for transport in self._transports:
             transport.close()

@@ -97,6 +97,7 @@ class AsyncDriver:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.core = setup.core
+        self.core.inline_bytes_max = _INLINE_BYTES_MAX
         self.engine = setup.engine
         self._cluster = _Peer(setup, setup.address(), CLUSTER_SERVICE)
         self._shards: list[_Peer] = []
@@ -204,7 +205,7 @@ class AsyncDriver:
         left_s = until - time.monotonic()
         shared = handle.transport in ("local", "shm")
         try:
-            if shared and int(move.lengths.sum()) <= _INLINE_BYTES_MAX:
+            if shared and int(move.lengths.sum()) <= self.core.inline_bytes_max:
                 read = move.direction is Direction.READ
                 batch = self.engine.read_batch if read else self.engine.write_batch
                 return batch(*arguments, timeout_s=left_s, checksums=move.checksums, trusted=True)

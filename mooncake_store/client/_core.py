@@ -106,6 +106,8 @@ class Core:
         self.counters = Counters()
         self.shards = 1
         self.ttl_ms = max(1, int(config.lease_ttl_s * 1000))
+        # More than this is not copied on the thread of the caller, where that runs an event loop.
+        self.inline_bytes_max = 1 << 62
         self._turns = itertools.count()
 
     def until(self, options: CallOptions) -> float:

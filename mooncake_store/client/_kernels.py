@@ -36,6 +36,7 @@ EXPIRED = 3  # filled, but the lease ended: its generation must be asked for
 FOUND = 4  # answered, not yet filled
 
 _RESTING = 1 << 20
+_COUNT_MAX = 255  # leases counted in an entry; further ones run out by themselves
 _CHECKSUM_MISMATCH = -801  # ChecksumMismatchError.code
 
 
@@ -78,6 +79,51 @@ def lookup(table, digests, now, cols):
 
 
 @njit(cache=True, nogil=True)
+def lookup_one(table, low, high, now, taken):
+    """The entry of one key under a lease that runs beyond `now`. O(WAYS).
+
+    taken: 1 takes one of the leases counted there out of it, which must be one at least. Returns
+    (end of the lease or 0 for none, size, checksum, generation, segment, offset).
+    """
+    row = _find(table, low, high)
+    if row < 0 or table[row, 2] <= now or table[row, 6] < 0 or table[row, 5] >> 32 < taken:
+        return np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    table[row, 5] -= taken << 32
+    generation = table[row, 5] & 0xFFFFFFFF
+    return table[row, 2], table[row, 3], table[row, 4], generation, table[row, 6], table[row, 7]
+
+
+@njit(cache=True, nogil=True)
+def take_back(table, low, high, generation, now):
+    """Count a lease again that `lookup_one` took out; False if its entry is gone. O(WAYS)."""
+    row = _find(table, low, high)
+    if row < 0 or table[row, 2] <= now or (table[row, 5] & 0xFFFFFFFF) != generation:
+        return False
+    table[row, 5] = generation | (min((table[row, 5] >> 32) + 1, _COUNT_MAX) << 32)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _enter(table, low, high, now, until, size, checksum, generation, segment, offset):
+    """Enter one lease just granted, and count it. O(WAYS)."""
+    row = _find(table, low, high)
+    granted = np.int64(1)
+    if row >= 0:
+        if (table[row, 5] & 0xFFFFFFFF) == generation and table[row, 2] > now:
+            granted += table[row, 5] >> 32
+    else:
+        row = (low & (table.shape[0] // WAYS - 1)) * WAYS
+        for other in range(row + 1, (low & (table.shape[0] // WAYS - 1)) * WAYS + WAYS):
+            if table[other, 2] < table[row, 2]:
+                row = other
+    table[row, 0], table[row, 1] = low, high
+    table[row, 2], table[row, 3] = until, size
+    table[row, 4] = checksum
+    table[row, 5] = generation | (min(granted, _COUNT_MAX) << 32)
+    table[row, 6], table[row, 7] = segment, offset
+
+
+@njit(cache=True, nogil=True)
 def remember(table, digests, index, now, cols):
     """Enter leases just granted, and count them. O(n * WAYS).
 
@@ -87,24 +133,18 @@ def remember(table, digests, index, now, cols):
         i = index[j]
         if cols[STATUS, i] != FOUND or cols[UNTIL, i] <= now:
             continue
-        low, high = digests[i, 0], digests[i, 1]
-        row = _find(table, low, high)
-        granted = 1
-        if row >= 0:
-            same = (table[row, 5] & 0xFFFFFFFF) == cols[GENERATION, i]
-            if same and table[row, 2] > now:
-                granted += table[row, 5] >> 32
-        else:
-            first = (low & (table.shape[0] // WAYS - 1)) * WAYS
-            row = first
-            for other in range(first + 1, first + WAYS):
-                if table[other, 2] < table[row, 2]:
-                    row = other
-        table[row, 0], table[row, 1] = low, high
-        table[row, 2], table[row, 3] = cols[UNTIL, i], cols[SIZE, i]
-        table[row, 4] = cols[CHECKSUM, i]
-        table[row, 5] = cols[GENERATION, i] | (min(granted, 255) << 32)
-        table[row, 6], table[row, 7] = cols[SEGMENT, i], cols[OFFSET, i]
+        _enter(
+            table,
+            digests[i, 0],
+            digests[i, 1],
+            now,
+            cols[UNTIL, i],
+            cols[SIZE, i],
+            cols[CHECKSUM, i],
+            cols[GENERATION, i],
+            cols[SEGMENT, i],
+            cols[OFFSET, i],
+        )
 
 
 @njit(cache=True, nogil=True)
@@ -174,6 +214,49 @@ def take(index, rows, replicas, base, sent, now, roads, cols):
 
 
 @njit(cache=True, nogil=True)
+def _cheapest(replicas, first, count, tried, turn, roads, now):
+    """The replica that costs least among those not tried, or -1; equal ones by turn. O(count)."""
+    best, best_cost = np.int64(-1), np.int64(1 << 62)
+    for step in range(count):
+        r = (step + turn) % count
+        segment = replicas[first + r, 1] & 0xFFFFFFFF
+        if tried >> r & 1 or segment >= roads.shape[1] or roads[0, segment] < 0:
+            continue
+        cost = roads[0, segment]
+        if roads[1, segment] > now:
+            cost += _RESTING
+        if cost < best_cost:
+            best, best_cost = np.int64(r), cost
+    return best
+
+
+@njit(cache=True, nogil=True)
+def take_one(table, low, high, rows, replicas, sent, now, roads, turn):
+    """Read the answer to a get of one key, choose its replica and remember its lease. O(replicas).
+
+    rows: int64[1, 4], replicas: int64[r, 2]. Returns what `lookup_one` does. The end is 0, and
+    nothing is remembered, if anything is unusual: no lease, a segment that is not known or rests.
+    """
+    none = np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    if rows.shape[0] != 1:
+        return none
+    last, until = rows[0, 3], sent + rows[0, 2]
+    count = min((last >> 48) & 0xFFFF, 63)
+    if (last >> 32) & 0xFFFF != 0 or until <= now or not 0 < count <= replicas.shape[0]:
+        return none
+    best = _cheapest(replicas, 0, count, 0, turn, roads, now)
+    if best < 0:
+        return none
+    segment, offset = replicas[best, 1] & 0xFFFFFFFF, replicas[best, 0]
+    if roads[1, segment] > now:
+        return none
+    generation = last & 0xFFFFFFFF
+    size, checksum = rows[0, 0], rows[0, 1]
+    _enter(table, low, high, now, until, size, checksum, generation, segment, offset)
+    return until, size, checksum, generation, segment, offset
+
+
+@njit(cache=True, nogil=True)
 def choose(index, replicas, roads, now, turn, cols):
     """Give each FOUND or FAILED key its cheapest replica that was not tried. O(replicas).
 
@@ -189,17 +272,7 @@ def choose(index, replicas, roads, now, turn, cols):
         cols[SEGMENT, i] = -1
         if first < 0 or count == 0 or first + count > replicas.shape[0]:
             continue
-        best, best_cost = np.int64(-1), np.int64(1 << 62)
-        for step in range(count):
-            r = (step + turn + j) % count
-            segment = replicas[first + r, 1] & 0xFFFFFFFF
-            if cols[TRIED, i] >> r & 1 or segment >= roads.shape[1] or roads[0, segment] < 0:
-                continue
-            cost = roads[0, segment]
-            if roads[1, segment] > now:
-                cost += _RESTING
-            if cost < best_cost:
-                best, best_cost = np.int64(r), cost
+        best = _cheapest(replicas, first, count, cols[TRIED, i], turn + j, roads, now)
         if best < 0:
             continue
         cols[TRIED, i] |= np.int64(1) << best
@@ -209,6 +282,22 @@ def choose(index, replicas, roads, now, turn, cols):
         chosen += 1
         least, most = min(least, cols[SEGMENT, i]), max(most, cols[SEGMENT, i])
     return chosen, least, most
+
+
+@njit(cache=True, nogil=True)
+def verdict(status, same, until, now):
+    """The one rule of what a transfer is worth: (mark for STATUS, status). O(1).
+
+    status: 0 or what the transfer failed with. same: whether the checksum is the one wanted, or
+    was not asked for. until: end of the lease.
+    """
+    if status == 0 and not same:
+        status = np.int64(_CHECKSUM_MISMATCH)
+    if status != 0:
+        return np.int64(FAILED), status
+    if until <= now:
+        return np.int64(EXPIRED), status
+    return np.int64(0), status
 
 
 @njit(cache=True, nogil=True)
@@ -222,16 +311,12 @@ def settle(index, statuses, checksums, now, cols):
     expired = 0
     for j in range(index.shape[0]):
         i = index[j]
-        if statuses[j] == 0 and checksums.shape[0] > 0 and checksums[j] != cols[CHECKSUM, i]:
-            statuses[j] = _CHECKSUM_MISMATCH
-        if statuses[j] != 0:
-            cols[STATUS, i] = FAILED
-            failed += 1
-        elif cols[UNTIL, i] <= now:
-            cols[STATUS, i] = EXPIRED
-            expired += 1
-        else:
-            cols[STATUS, i] = 0
+        same = checksums.shape[0] == 0 or checksums[j] == cols[CHECKSUM, i]
+        mark, status = verdict(np.int64(statuses[j]), same, cols[UNTIL, i], now)
+        cols[STATUS, i] = mark
+        statuses[j] = status
+        failed += mark == FAILED
+        expired += mark == EXPIRED
     return failed, expired
 
 
@@ -298,6 +383,10 @@ def warmup() -> None:
     take(index, rows, replicas, 0, 1, 1, roads, cols)
     choose(index, replicas, roads, 1, 0, cols)
     remember(table, digests, index, 1, cols)
+    lookup_one(table, 1, 1, 1, 1)
+    take_back(table, 1, 1, 1, 1)
+    take_one(table, 1, 1, rows, replicas, 1, 1, roads, 0)
+    verdict(0, True, 1, 1)
     prolong(table, digests, index, one, one)
     forget(table, digests, index, 1, one, one.copy())
     settle(index, np.zeros(1, np.int32), one, 1, cols)

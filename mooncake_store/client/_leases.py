@@ -11,7 +11,7 @@ another epoch at its start does not trust the clock and asks whether its generat
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     Column = NDArray[np.int64]
     Digests = NDArray[np.uint64]
 
-__all__ = ["Leases"]
+__all__ = ["Found", "Leases"]
+
+Found: TypeAlias = tuple[int, int, int, int, int, int]
+"""End of the lease (0: not found), size, checksum, generation, segment, offset."""
 
 
 class Leases:
@@ -41,6 +44,31 @@ class Leases:
         """Fill the columns of keys whose lease runs beyond `now`; return how many."""
         with self._lock:
             return int(_kernels.lookup(self._table, digests, now, cols))
+
+    def one(self, low: int, high: int, now: int, *, taken: bool = False) -> Found:
+        """The entry of one key whose lease runs beyond `now`.
+
+        `taken` takes one lease out of it: who has it renews it and gives it back.
+        """
+        with self._lock:
+            found: Found = _kernels.lookup_one(self._table, low, high, now, int(taken))
+            return found
+
+    def take_one(
+        self, low: int, high: int, reply: Any, sent: int, now: int, roads: Column, turn: int
+    ) -> Found:
+        """Read the answer to a get of one key and enter its lease; end 0 for anything unusual."""
+        rows, replicas = reply.rows.view(np.int64), reply.replicas.view(np.int64)
+        with self._lock:
+            found: Found = _kernels.take_one(
+                self._table, low, high, rows, replicas, sent, now, roads, turn
+            )
+            return found
+
+    def take_back(self, low: int, high: int, generation: int, now: int) -> bool:
+        """Enter a lease that was taken out; False if there is no entry for it any more."""
+        with self._lock:
+            return bool(_kernels.take_back(self._table, low, high, generation, now))
 
     def remember(self, digests: Column, index: Column, now: int, cols: Column) -> None:
         """Enter leases granted by the answers in these columns."""

@@ -28,6 +28,7 @@ from mooncake_store.client._pieces import PiecePutting, PieceReading, Pieces
 from mooncake_store.client._queries import query
 from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading
 from mooncake_store.client._steps import Calls, Steps, ask
+from mooncake_store.client._straight import read_one
 from mooncake_store.client._writes import Putting, Wishes
 from mooncake_store.client.results import (
     BatchResult,
@@ -54,7 +55,7 @@ from mooncake_store.wire.shard import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.client._reads import Sink
+    from mooncake_store.client._reads import Answer, Sink
 
     Column = NDArray[np.int64]
 
@@ -111,8 +112,14 @@ class Operations:
 
     def get(self, key: Key, options: ReadOptions) -> Steps[bytes]:
         """Read one object."""
+        answer = None
+        if not options:
+            until = self.core.until(options)
+            _, got, answer = yield from read_one(self.core, key, self._plan, until, None)
+            if got is not None:
+                return got
         sink = BytesSink(1)
-        yield from self._one(key, sink, options, 0, None)
+        yield from self._one(key, sink, options, 0, None, answer)
         value = sink.values[0]
         assert isinstance(value, bytes)
         return value
@@ -138,16 +145,30 @@ class Operations:
     ) -> Steps[int]:
         """Read one object, or a range of it, into a buffer; return the bytes filled."""
         address, nbytes = locate_one(buffer, writable=True)
+        answer = None
+        if not (options or offset or length is not None):
+            until, place = self.core.until(options), (address, nbytes, buffer)
+            size, _, answer = yield from read_one(self.core, key, self._plan, until, place)
+            if size >= 0:
+                return size
         memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), buffer)
-        reading = yield from self._one(key, MemorySink(memory), options, offset, length)
+        sink = MemorySink(memory)
+        reading = yield from self._one(key, sink, options, offset, length, answer)
         return int(reading.lengths[0])
 
     def _one(
-        self, key: Key, sink: Sink, options: ReadOptions, offset: int, length: int | None
+        self,
+        key: Key,
+        sink: Sink,
+        options: ReadOptions,
+        offset: int,
+        length: int | None,
+        answer: Answer | None = None,
     ) -> Steps[Reading]:
-        started = time.monotonic()
+        started = time.monotonic() if answer is None else answer.sent / 1e9
         keys = KeyBatch.single(key, self.core.namespace)
         reading = self.reading(keys, sink, options, offset, length)
+        reading.answer = answer
         yield from reading.steps()
         if reading.cols[k.STATUS, 0]:
             try:

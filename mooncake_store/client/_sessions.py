@@ -35,19 +35,20 @@ from mooncake_store.errors import (
 from mooncake_store.wire.shard import PUT_REVOKE, RELEASE, RENEW
 from transfer_engine.base import Operation as Direction
 from transfer_engine.base import error_of as transfer_error
-from transfer_engine.checksum import checksum
+from transfer_engine.checksum import checksum_one
 
 if TYPE_CHECKING:
     from mooncake_store.client._core import Core, PutOptions
     from mooncake_store.client._directory import Road
     from mooncake_store.client._keys import KeyBatch
     from mooncake_store.client._steps import Steps
+    from transfer_engine.memory import Mapping
 
 __all__ = ["Session", "Viewing", "merged", "raw", "read_back"]
 
 # What is read back at once for the checksum of a session written out of order.
 _READ_BACK_BYTES = 8 << 20
-_SHARED = ("local", "shm")
+_UNSIGNED = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Session:
@@ -172,31 +173,47 @@ class Session:
 
 
 class Viewing:
-    """A lease of its own on one object, and its bytes in `data`."""
+    """A lease of its own on one object, and its bytes in `data`.
+
+    With `ttl_ms` 0 any lease will do that runs for half of the client's `lease_ttl`: one of those
+    that gets of this client were granted is taken out of the lease table, without a request, and
+    entered there again at the end.
+    """
 
     def __init__(self, core: Core, keys: KeyBatch, ttl_ms: int, verify: bool, until: float) -> None:
         self.core = core
-        self.key = keys.label(0)
         self.data: memoryview = memoryview(b"")
         self.zero_copy = False
         self.lease_end_ns = 0
         self._keys = keys
-        self._plan = Plan(ttl_ms, verify=verify, cached=False, operation="view")
+        self._ttl_ms = ttl_ms
+        self._verify = verify
         self._until = until
-        self._generation = np.zeros(1, np.uint32)
+        self._generation = 0
         self._leased = False
+
+    @property
+    def key(self) -> str | bytes:
+        """What is shown."""
+        return self._keys.label(0)
 
     def begin(self) -> Steps[None]:
         """Lease the object and show it; a replica that cannot be shown is copied instead."""
         core = self.core
+        if not self._ttl_ms and core.config.lease_cache and self._show_leased():
+            return
+        self._ttl_ms = self._ttl_ms or max(1, int((self._until - time.monotonic()) * 1000))
+        plan = Plan(self._ttl_ms, verify=self._verify, cached=False, operation="view")
         sink = BytesSink(1)
-        reading = Reading(core, self._keys, sink, self._plan, self._until)
+        reading = Reading(core, self._keys, sink, plan, self._until)
         reading.uncounted = True
         epoch = core.leases.epoch
         reading.cols[k.STATUS] = k.MISSING
         yield from reading.find(np.zeros(1, np.int64))
         if reading.cols[k.STATUS, 0] == k.FOUND:
-            self._granted(reading)
+            self._generation = int(reading.cols[k.GENERATION, 0])
+            self.lease_end_ns = int(reading.cols[k.UNTIL, 0])
+            self._leased = True
             road = core.directory.get(int(reading.cols[k.SEGMENT, 0]))
             if road is not None and (yield from self._show(reading, road)):
                 return
@@ -209,10 +226,37 @@ class Viewing:
         finally:
             yield from self.release()
 
-    def _granted(self, reading: Reading) -> None:
-        self._generation = reading.cols[k.GENERATION, :1].astype(np.uint32)
-        self.lease_end_ns = int(reading.cols[k.UNTIL, 0])
-        self._leased = True
+    def _show_leased(self) -> bool:
+        """Show memory under a lease that a get was granted; False without either."""
+        core, (low, high) = self.core, self._keys.words[0].tolist()
+        enough = time.monotonic_ns() + core.ttl_ms * 500_000
+        found = core.leases.one(low, high, enough, taken=True)
+        if not found[0]:
+            return False
+        end, size, wanted, self._generation, segment, offset = found
+        road = core.directory.get(segment)
+        if road is not None and road.handle is not None and not road.failures:
+            try:
+                memory = road.handle.memory()
+                if memory is not None and self._take_in(memory, offset, size, wanted, end):
+                    return True
+            except StoreError:
+                pass  # asked for in earnest by who called, which also tells what is wrong
+        core.leases.take_back(low, high, self._generation, time.monotonic_ns())
+        return False
+
+    def _take_in(self, memory: Mapping, offset: int, size: int, wanted: int, end: int) -> bool:
+        """Show a range of memory if it is what was put and its lease runs."""
+        data = memory.view(offset, size)
+        same = not self._verify or checksum_one(memory.address + offset, size) == wanted & _UNSIGNED
+        mark, _ = k.verdict(0, same, end, time.monotonic_ns())
+        if mark == k.FAILED:
+            self.core.counters.checksum_failures += 1
+        if mark:
+            return False
+        self.data, self.zero_copy = data, True
+        self.lease_end_ns, self._leased = end, True
+        return True
 
     def _show(self, reading: Reading, road: Road) -> Steps[bool]:
         """Map the replica that was chosen; False if it cannot be shown, or is not what was put."""
@@ -220,22 +264,18 @@ class Viewing:
             outcome = yield Opens([road], self._until)
             if outcome[0] is not None:
                 return False
-        handle = road.handle
-        if handle is None or handle.transport not in _SHARED:
-            return False
         try:
-            data = handle.view(int(reading.cols[k.OFFSET, 0]), int(reading.cols[k.SIZE, 0]))
+            memory = None if road.handle is None else road.handle.memory()
         except StoreError:
             return False
-        if self._plan.verify:
-            found = checksum(data)
-            if found != int(reading.cols[k.CHECKSUM, 0]) & 0xFFFF_FFFF_FFFF_FFFF:
-                self.core.counters.checksum_failures += 1
-                return False
+        if memory is None:
+            return False
+        offset, size, wanted = (int(reading.cols[row, 0]) for row in (k.OFFSET, k.SIZE, k.CHECKSUM))
+        if self._take_in(memory, offset, size, wanted, self.lease_end_ns):
+            return True
         if self.remaining_s <= 0:
             raise LeaseExpiredError("the lease ended before the view began", key=self.key)
-        self.data, self.zero_copy = data, True
-        return True
+        return False
 
     @property
     def remaining_s(self) -> float:
@@ -244,8 +284,10 @@ class Viewing:
 
     def renew(self, until: float) -> Steps[None]:
         """Prolong the lease; raises LeaseExpiredError when the object is another one by now."""
+        generations = np.array([self._generation], np.uint32)
+        ttl_ms = self._ttl_ms or self.core.ttl_ms
         body = RENEW.request.pack(
-            ttl_ms=self._plan.ttl_ms, digests=self._keys.digests, generations=self._generation
+            ttl_ms=ttl_ms, digests=self._keys.digests, generations=generations
         )
         sent = time.monotonic_ns()
         reply = yield from ask_one(self.core.shard_of(self._keys), RENEW, body, until)
@@ -258,9 +300,14 @@ class Viewing:
         if not self._leased:
             return
         self._leased = False
-        if self.remaining_s <= 0:
+        low, high = self._keys.words[0].tolist()
+        now = time.monotonic_ns()
+        if self.lease_end_ns <= now:
             return
-        body = RELEASE.request.pack(digests=self._keys.digests, generations=self._generation)
+        if not self._ttl_ms and self.core.leases.take_back(low, high, self._generation, now):
+            return
+        generations = np.array([self._generation], np.uint32)
+        body = RELEASE.request.pack(digests=self._keys.digests, generations=generations)
         until = time.monotonic() + self.core.config.deadline_s
         yield from ask([(self.core.shard_of(self._keys), RELEASE, body)], until)
 

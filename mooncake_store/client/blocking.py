@@ -188,16 +188,17 @@ class Client:
         """Lease an object and show its memory, read-only; a context manager.
 
         Without a copy where memory is shared with its owner, else a verified copy. The lease
-        lasts for `ttl`, by default for the deadline; `View.renew` prolongs it.
+        lasts for `ttl`, by default for the deadline or, if this client may read the object without
+        asking, at least for half of its `lease_ttl`; `View.renew` prolongs it.
         """
-        check_options(options, ReadOptions)
+        if options:
+            check_options(options, ReadOptions)
         core = self._core
         until = core.until(options)
-        default_ms = max(1, int((until - time.monotonic()) * 1000))
         viewing = Viewing(
             core,
             KeyBatch.single(key, core.namespace),
-            core.lease_ms(options) if "ttl" in options else default_ms,
+            core.lease_ms(options) if "ttl" in options else 0,
             options.get("verify", core.config.verify),
             until,
         )

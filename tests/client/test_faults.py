@@ -15,6 +15,7 @@ from mooncake_store import (
     TransferTimeoutError,
     UnavailableError,
 )
+from mooncake_store.client import _straight
 from mooncake_store.units import MIB
 from tests.waiting import until
 
@@ -26,6 +27,16 @@ def corrupt(store, key, replica):
     road = next(r for r in store._core.directory._known.values() if r.entry.name == place.segment)
     store._core.directory.open(road, 5.0)
     store._core.engine.write_from(road.handle, place.offset + 1, b"\xff")
+
+
+def test_a_view_of_damaged_memory_is_refused_under_a_cached_lease_too(store):
+    store.put("key", b"\0" * 5000)
+    store.get("key")
+    corrupt(store, "key", 0)
+    with pytest.raises(ChecksumMismatchError):
+        store.view("key")
+    with store.view("key", verify=False) as view:
+        assert view.data != b"\0" * 5000
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -214,8 +225,54 @@ def test_a_read_whose_lease_was_given_back_meanwhile_is_checked(store):
 
     SlowTransfers(store, remove)
     with pytest.raises(LeaseExpiredError):
-        store.get("key")
+        store.get_many(["key"]).check()
     assert not store.exists("key")
+
+
+def during_copies(monkeypatch, between):
+    """Run `between` once, after the bytes of a single object were copied straight."""
+    copy, left = _straight.copy_one, [between]
+
+    def slow_copy(source, target, nbytes):
+        found = copy(source, target, nbytes)
+        while left:
+            left.pop()()
+        return found
+
+    monkeypatch.setattr(_straight, "copy_one", slow_copy)
+    return left
+
+
+def test_a_single_read_whose_lease_was_given_back_meanwhile_is_not_believed(store, monkeypatch):
+    store.put("key", b"value")
+    store.get("key")
+    left = during_copies(monkeypatch, lambda: store.remove("key"))
+    with pytest.raises(NotFoundError):
+        store.get("key")
+    assert not left
+    left = during_copies(monkeypatch, lambda: store.put("other", b"newer", upsert=True))
+    store.put("other", b"older")
+    buffer = bytearray(5)
+    assert store.get_into("other", buffer) == 5
+    assert bytes(buffer) in (b"older", b"newer")
+    assert not left
+    assert store.get("other") == b"newer"
+
+
+def test_a_single_read_that_outlives_its_lease_is_read_again(url, connect, monkeypatch):
+    store, other = connect(url, lease_ttl="50ms"), connect(url)
+    store.put("key", b"value")
+    store.put("gone", b"value")
+
+    def replace():
+        let_pass(0.06)
+        other.remove("gone", force=True)
+        other.put("gone", b"other")
+
+    during_copies(monkeypatch, lambda: let_pass(0.06))
+    assert store.get("key") == b"value"
+    during_copies(monkeypatch, replace)
+    assert store.get("gone") == b"other"
 
 
 def test_removed_under_a_cached_lease_by_somebody_else(store, connect, url):

@@ -115,6 +115,37 @@ def test_a_view_shows_shared_memory_under_a_lease(store, connect, url):
         store.view("key")
 
 
+def test_a_view_of_what_was_read_before_asks_nobody(store, connect, url):
+    store.put("key", b"value")
+    assert store.get("key") == b"value"
+    before = store.stats().requests
+    with store.view("key") as view, store.view("key") as second:
+        # The second one found no lease to take and asked for its own.
+        assert (view.data, second.data) == (b"value", b"value")
+        assert (view.zero_copy, second.zero_copy) == (True, True)
+        assert store.stats().requests == before + 1
+        # Neither this client nor another removes what is being shown.
+        for client in (store, connect(url)):
+            with pytest.raises(HasLeaseError):
+                client.remove("key")
+        connect(url).remove("key", force=True)
+        assert view.data == b"value"  # its memory waits for the lease
+    assert not store.exists("key")
+
+
+def test_a_view_returns_the_lease_it_took(store):
+    store.put("key", b"value")
+    store.get("key")
+    before = store.stats().requests
+    for _ in range(3):
+        with store.view("key") as view:
+            assert view.data == b"value"
+            assert 0 < view.remaining_s <= 10
+    assert store.get("key") == b"value"
+    assert store.stats().requests == before
+    store.remove("key")  # what the gets were granted is given back: the view left it there
+
+
 def test_a_view_over_the_network_is_a_copy(url, connect):
     store = connect(url, transports=["tcp"])
     store.put("key", b"value")
