@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.waiting import until
 from transfer_engine import (
     Operation,
     Segment,
@@ -234,3 +235,83 @@ def test_descriptors_survive_the_wire_and_reject_nonsense(owner):
     for data in (b"", b"\xc1", b"\x93\x01\x02\x03", descriptor.encode()[:-3]):
         with pytest.raises(InvalidArgumentError):
             SegmentDescriptor.decode(data)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_trusted_buffers_need_no_registration(owner, engine, transport):
+    descriptor = owner.publish(1 << 20, 9)
+    target = engine.open(descriptor, require=transport)
+    memory = np.zeros(300_000, np.uint8)
+    address = int(memory.ctypes.data)
+    batch = (target, [10, 500_000], [100_000, 200_000], [address, address + 100_000])
+    for move in (engine.read_batch, engine.write_batch):
+        with pytest.raises(InvalidArgumentError, match="not registered"):
+            move(*batch)
+    assert not memory.any()
+    expected = content(9, 1 << 20)
+    assert engine.read_batch(*batch, trusted=True).ok
+    assert np.array_equal(memory[:100_000], expected[10:100_010])
+    assert np.array_equal(memory[100_000:], expected[500_000:700_000])
+    memory[:] = memory[::-1].copy()
+    assert engine.write_batch(*batch, trusted=True).ok
+    memory, wanted = np.zeros_like(memory), memory
+    address = int(memory.ctypes.data)
+    again = (target, [10, 500_000], [100_000, 200_000], [address, address + 100_000])
+    assert not engine.submit(Operation.READ, *again, trusted=True).result().any()
+    assert np.array_equal(memory, wanted)
+    # What is vouched for is the memory; the segment's bounds are checked all the same.
+    outside = engine.read_batch(target, [1 << 20], [1], [address], trusted=True)
+    assert outside.statuses.tolist() == [InvalidArgumentError.code]
+    with pytest.raises(InvalidArgumentError, match="not registered"):
+        engine.read_batch(target, [0], [1], [0], trusted=True)
+    owner.withdraw(descriptor)
+
+
+def test_callbacks_come_once_the_statuses_are_final_and_at_once_after_that(owner, engine):
+    descriptor = owner.publish(16 << 20, 9)
+    target = engine.open(descriptor, require="tcp")
+    memory = np.zeros(16 << 20, np.uint8)
+    region = engine.register(memory)
+    submission = engine.submit(Operation.READ, target, [0], [16 << 20], [region.address])
+    seen, told = [], threading.Event()
+    submission.add_done_callback(lambda: seen.append((submission.done, submission.poll().tolist())))
+    submission.add_done_callback(told.set)
+    assert told.wait(10)
+    assert seen == [(True, [0])]
+    here = []
+    submission.add_done_callback(lambda: here.append(threading.current_thread()))
+    assert here == [threading.current_thread()]
+    assert len(seen) == 1
+    owner.withdraw(descriptor)
+
+
+def test_callbacks_come_for_what_is_cancelled_in_the_queue(owner):
+    descriptor = owner.publish(16 << 20, 9)
+    memory = np.zeros(16 << 20, np.uint8)
+    with TransferEngine(threads=1) as engine:
+        region = engine.register(memory)
+        target = engine.open(descriptor, require="tcp")
+        batch = (Operation.READ, target, [0], [16 << 20], [region.address])
+        submissions = [engine.submit(*batch) for _ in range(8)]
+        ended = []
+        for at, submission in enumerate(submissions):
+            submission.add_done_callback(lambda at=at: ended.append(at))
+        for submission in submissions:
+            submission.cancel()
+        for submission in submissions:
+            submission.wait(10)
+        until(lambda: len(ended) == 8)
+        assert sorted(ended) == list(range(8))
+    owner.withdraw(descriptor)
+
+
+def test_memory_is_lent_where_it_is_shared_only(owner, engine):
+    descriptor = owner.publish(1 << 20, 9)
+    assert engine.open(descriptor, require="tcp").memory() is None
+    target = engine.open(descriptor, require="shm")
+    mapping = target.memory()
+    assert bytes(mapping.view(7, 100)) == content(9, 1 << 20)[7:107].tobytes()
+    owner.withdraw(descriptor)
+    until(lambda: target.memory() is None)
+    target.close()
+    assert target.memory() is None
