@@ -81,7 +81,7 @@ def read_one(
     if not found[0]:
         digests = np.ndarray((1, 2), _WORDS, digest)
         body = GET.request.pack(ttl_ms=plan.ttl_ms, stop_at_miss=0, digests=digests)
-        shard = 0 if core.shards == 1 else int(ids.shard_of(digests, core.shards)[0])
+        shard = 0 if core.shards == 1 else ids.shard_of_one(digest, core.shards)
         sent = time.monotonic_ns()
         replies = yield from ask([(shard, GET, body)], until)
         answer = Answer(replies[0], sent)
