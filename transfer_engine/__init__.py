@@ -39,7 +39,7 @@ _HOME = {
     "BatchResult": "transfer_engine.engine",
     "FileSegment": "transfer_engine.file_segment",
     "Operation": "transfer_engine.base",
-    "PathReport": "transfer_engine.engine",
+    "PathReport": "transfer_engine.paths_routes",
     "Region": "transfer_engine.engine",
     "Segment": "transfer_engine.segment",
     "SegmentDescriptor": "transfer_engine.base",

@@ -132,6 +132,8 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
     unix_address: str = ""
     tcp_host: str = ""
     tcp_port: int = 0
+    rails: tuple[str, ...] = ()
+    """Further addresses of the same owner, host:port, each on a network of its own."""
 
     def encode(self) -> bytes:
         """Return the descriptor as MessagePack."""

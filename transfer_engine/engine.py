@@ -18,9 +18,10 @@ Cost: a fixed amount of Python a batch besides the transport; nothing per reques
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -30,7 +31,6 @@ from transfer_engine import _kernels, transports
 from transfer_engine.base import (
     Batch,
     Operation,
-    RemoteSegment,
     SegmentDescriptor,
     Transport,
     default_timeout_s,
@@ -47,6 +47,8 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.memory import load_kernels
+from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
+from transfer_engine.paths_run import SLICED_BYTES_MIN, move_sliced
 from transfer_engine.segment import Segment, flat_view
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
@@ -61,19 +63,12 @@ if TYPE_CHECKING:
     from transfer_engine.base import Columns, Statuses
     from transfer_engine.devices import SupportsDevice
     from transfer_engine.memory import Mapping
+    from transfer_engine.paths import PathHealth
 
 __all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
 
-_log = logging.getLogger(__name__)
 _OPEN_TIMEOUT_S = 5.0
-
-
-class PathReport(NamedTuple):
-    """Why a transport is, or is not, the one that serves a segment."""
-
-    transport: str
-    chosen: bool
-    reason: str
+_WORKERS = 16
 
 
 class BatchResult(NamedTuple):
@@ -87,6 +82,8 @@ class BatchResult(NamedTuple):
     statuses: Statuses
     checksums: NDArray[np.uint64] | None
     transport: str
+    segment: SegmentDescriptor | None = None
+    """For errors: what was read or written, if whoever made this knows."""
 
     @property
     def ok(self) -> bool:
@@ -97,8 +94,11 @@ class BatchResult(NamedTuple):
         """Return self, or raise the error of the first request that failed."""
         failed = np.flatnonzero(self.statuses)
         if failed.size:
+            there = "a segment" if self.segment is None else str(self.segment)
             error = error_of(
-                int(self.statuses[failed[0]]), operation="batch", peer=f"over {self.transport}"
+                int(self.statuses[failed[0]]),
+                operation=f"request {failed[0]} of a batch",
+                peer=f"{there}, from process {os.getpid()} over {self.transport}",
             )
             error.add_note(f"{failed.size} of {self.statuses.size} requests failed")
             raise error
@@ -120,27 +120,35 @@ class Region:
 class SegmentHandle:
     """A segment opened by an engine. `size` and `descriptor` are constant."""
 
-    __slots__ = ("_engine", "_lock", "_paths", "_used", "descriptor", "report", "size")
+    __slots__ = ("_engine", "_routes", "_survey", "descriptor", "size")
 
     def __init__(
         self,
         engine: TransferEngine,
         descriptor: SegmentDescriptor,
-        paths: Sequence[Transport],
-        report: list[PathReport],
+        routes: Routes,
+        survey: list[PathReport],
     ) -> None:
         self.descriptor = descriptor
         self.size = descriptor.size
-        self.report = report
+        self._survey = survey
         self._engine = engine
-        self._lock = threading.Lock()
-        self._paths = list(paths)
-        self._used: tuple[Transport, RemoteSegment] | None = None
+        self._routes = routes
 
     @property
     def transport(self) -> str:
         """The transport that serves this handle now."""
-        return self._paths[0].name if self._paths else "closed"
+        return self._routes.name
+
+    @property
+    def report(self) -> list[PathReport]:
+        """Why each transport of the engine is, or is not, the one in use."""
+        return self._routes.report(self._survey)
+
+    @property
+    def paths(self) -> list[PathHealth]:
+        """How every route stands: healthy or resting, its bandwidth where batches were cut."""
+        return self._routes.health()
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return a range without a copy, read-only; only over local and shm.
@@ -148,7 +156,7 @@ class SegmentHandle:
         The memory stays mapped while the view lives, but its owner may write to it at any time:
         hold a lease on what you look at.
         """
-        transport, target = self._path(time.monotonic() + _OPEN_TIMEOUT_S)
+        transport, target = self._routes.find(time.monotonic() + _OPEN_TIMEOUT_S)
         return transport.view(target, offset, length)
 
     def memory(self) -> Mapping | None:
@@ -157,66 +165,14 @@ class SegmentHandle:
         For whoever copies one range and does without the checks of a batch: bounds are up to it.
         The mapping is valid while it is referenced.
         """
-        used = self._used
+        used = self._routes.used
         if used is None or self._engine.closed:
             return None
         return used[0].memory(used[1])
 
     def close(self) -> None:
         """Give the segment up. Idempotent."""
-        with self._lock:
-            used, self._used = self._used, None
-            self._paths = []
-        if used is not None:
-            used[0].release(used[1])
-
-    def _path(self, deadline: float) -> tuple[Transport, RemoteSegment]:
-        """Return the path in use, opening the cheapest one that works."""
-        used = self._used
-        if used is not None:
-            return used
-        with self._lock:
-            failures: list[StoreError] = []
-            while self._used is None:
-                if not self._paths:
-                    raise (
-                        failures[0]
-                        if failures
-                        else NotFoundError(f"{self.descriptor} was closed", advice="open it again")
-                    )
-                transport = self._paths[0]
-                try:
-                    self._used = transport, transport.open(self.descriptor, deadline)
-                except StoreError as error:
-                    failures.append(error)
-                    if len(self._paths) == 1 or isinstance(error, TransferTimeoutError):
-                        raise failures[0] from None
-                    self._skip(transport, error)
-            return self._used
-
-    def _skip(self, transport: Transport, error: StoreError) -> None:
-        """Do without a path from now on. Held: the lock."""
-        self._paths.remove(transport)
-        for at, path in enumerate(self.report):
-            if path.transport == transport.name:
-                self.report[at] = PathReport(transport.name, False, f"failed: {error}")
-            elif self._paths and path.transport == self._paths[0].name:
-                self.report[at] = path._replace(chosen=True, reason=f"after {transport.name}")
-        _log.warning(
-            "%s is not reached over %s but over %s: %s",
-            self.descriptor, transport.name, self.transport, error,
-        )  # fmt: skip
-
-    def _fail_over(self, transport: Transport, error: StoreError) -> bool:
-        """Leave a path that failed under way; return whether there is another."""
-        with self._lock:
-            if self._used is not None and self._used[0] is not transport:
-                return True  # another thread already did
-            if len(self._paths) < 2:
-                return False
-            self._used = None
-            self._skip(transport, error)
-            return True
+        self._routes.close()
 
 
 class TransferEngine:
@@ -232,7 +188,7 @@ class TransferEngine:
         transports: Sequence[str] = transports.NAMES,
         secret: bytes | None = None,
         threads: int = 4,
-        queue_max: int = 256,
+        queue_max: int = 1024,
     ) -> None:
         if not transports:
             raise ConfigError("transports: an engine needs at least one", advice="leave it out")
@@ -247,6 +203,9 @@ class TransferEngine:
         self._ranges: tuple[Columns, Columns] = merge_ranges([])
         self._devices = DeviceRanges()
         self._submitter = Submitter(threads=threads, queue_max=queue_max)
+        self._prober = Prober()
+        # Threads that move slices; made when a batch is first cut.
+        self._workers: ThreadPoolExecutor | None = None
         self.closed = False
         forking.register(self)
 
@@ -305,9 +264,9 @@ class TransferEngine:
                 operation="open",
                 advice="allow another transport, here or at the owner",
             )
-        handle = SegmentHandle(self, descriptor, usable, report)
-        handle._path(time.monotonic() + timeout_s)
-        return handle
+        routes = Routes(descriptor, routes_of(descriptor, usable), self._prober)
+        routes.find(time.monotonic() + timeout_s)
+        return SegmentHandle(self, descriptor, routes, report)
 
     def explain(
         self, descriptor: SegmentDescriptor, *, require: str | None = None
@@ -479,19 +438,26 @@ class TransferEngine:
         if timeout_s is None:
             timeout_s = default_timeout_s(batch.total_bytes)
         name = self._move(target, operation, batch, time.monotonic() + timeout_s)
-        return BatchResult(batch.statuses, batch.checksums, name)
+        return BatchResult(batch.statuses, batch.checksums, name, target.descriptor)
 
     def _move(
         self, target: SegmentHandle, operation: Operation, batch: Batch, deadline: float
     ) -> str:
-        """Move a batch over the path in use; over the next one when that path fails."""
+        """Move a batch over the path in use; over another one when that fails; large ones over all.
+
+        Returns the name of the transport.
+        """
         if self.closed:
             raise UnavailableError("the engine was closed", advice="")
         if time.monotonic() >= deadline:
             remaining_s(deadline, operation.name.lower(), str(target.descriptor))
-        asked = batch.statuses.copy() if len(target._paths) > 1 else None
+        routes = target._routes
+        asked = batch.statuses.copy() if routes.several else None
         while True:
-            transport, remote = target._path(deadline)
+            transport, remote = routes.find(deadline)
+            if routes.sliced and batch.total_bytes >= SLICED_BYTES_MIN and batch.staged is None:
+                move_sliced(routes, operation, batch, deadline, self._executor())
+                return transport.name
             try:
                 if batch.staged is None:
                     transport.move(remote, operation, batch, deadline)
@@ -499,16 +465,27 @@ class TransferEngine:
                     batch.staged.move(transport, remote, operation, batch, deadline)
             except StoreError as error:
                 timed_out = isinstance(error, TransferTimeoutError)
-                if timed_out or asked is None or not target._fail_over(transport, error):
+                if timed_out or asked is None or not routes.fail_over(transport, error):
                     raise
                 batch.statuses[:] = asked
                 continue
             return transport.name
 
+    def _executor(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="mooncake-slice")
+            return self._workers
+
     def close(self) -> None:
         """Cancel what was submitted and close all connections. Idempotent."""
         self.closed = True
         self._submitter.close()
+        self._prober.close()
+        with self._lock:
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(wait=False)
         for transport in self._transports:
             transport.close()
 
@@ -516,6 +493,8 @@ class TransferEngine:
         """Leave running submissions to the parent; registered memory stays registered."""
         self._lock = threading.Lock()
         self._submitter = self._submitter.fresh()
+        self._prober.after_fork()
+        self._workers = None
 
     def __enter__(self) -> TransferEngine:
         return self

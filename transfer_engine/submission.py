@@ -8,10 +8,11 @@ Cost: one thread wake-up (5-50 us) per batch; small batches are faster on the ca
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from transfer_engine.base import CANCELLED, FAILED, PENDING, TIMED_OUT, WAITING,
 from transfer_engine.errors import BusyError, StoreError, TransferError, TransferTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from numpy.typing import NDArray
 
@@ -96,6 +97,29 @@ class Submission:
         if self.error is not None:
             raise self.error
         return statuses
+
+    def __await__(self) -> Generator[Any, None, Statuses]:
+        """Wait as `result` does, on an event loop. Cancelling the task cancels the batch."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def wake() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(tell)
+        try:
+            yield from ended
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.result(0)
 
     def cancel(self) -> bool:
         """Give the batch up; return whether it had not ended yet.

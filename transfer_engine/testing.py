@@ -58,14 +58,16 @@ class OwnerProcess:
     """A process that serves segments until it is closed, killed or stopped.
 
     Keyword arguments become arguments of its `TransferServer`; `secret` is bytes, and `policy`
-    names an access hook: "read-only", "fence=N" or "nobody".
+    names an access hook: "read-only", "fence=N" or "nobody". `prefix` is a command that starts it,
+    such as one that enters a network namespace.
     """
 
     def __init__(self, **options: Any) -> None:
         if isinstance(options.get("secret"), bytes):
             options["secret"] = options["secret"].hex()
+        prefix = options.pop("prefix", ())
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "transfer_engine.testing", json.dumps(options)],
+            [*prefix, sys.executable, "-m", "transfer_engine.testing", json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -35,6 +35,8 @@ SIDES = {
     "upstream": "mooncake_store.bench._side_upstream",
     "sockets": "mooncake_store.bench._side_raw",
     "memcpy": "mooncake_store.bench._side_raw",
+    "engine": "mooncake_store.bench._side_engine",
+    "upstream_engine": "mooncake_store.bench._side_upstream_engine",
 }
 CHUNK_KEYS, CHUNK_BATCHES = 2048, 256
 """Keys and batches prepared ahead of the clock, at most; a few batches at least."""

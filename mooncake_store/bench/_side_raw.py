@@ -25,20 +25,20 @@ from mooncake_store.bench._driver import make_buffer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MemcpySide", "SocketSide", "make"]
+__all__ = ["MemcpySide", "NoMetadata", "SocketSide", "block_slots", "make"]
 
 HEADER = struct.Struct("<cxxxIQ")  # get or put, blocks, bytes of each; then the first byte of each
 VECTOR_MAX = 1024  # IOV_MAX
 GET, PUT, DONE = b"g", b"p", b"."
 
 
-def _slots(keys: list[str], size: int, nbytes: int) -> NDArray[np.int64]:
+def block_slots(keys: list[str], size: int, nbytes: int) -> NDArray[np.int64]:
     """The slot of each block; numbers beyond the memory start over."""
     numbers = [int(key.rpartition("-")[2]) for key in keys]
     return np.array(numbers, np.int64) % (nbytes // size)
 
 
-class _Base:
+class NoMetadata:
     """What a side without metadata cannot do."""
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class _Base:
         """Slots are written again without being freed."""
 
 
-class MemcpySide(_Base):
+class MemcpySide(NoMetadata):
     """Blocks in memory of this process."""
 
     def open(self, nbytes: int) -> None:
@@ -77,7 +77,7 @@ class MemcpySide(_Base):
     def prepare(self, keys: list[str], rows: NDArray[Any]) -> tuple[Any, ...]:
         """A single block: two addresses and a size; several: the rows and their slots."""
         size = rows.shape[1]
-        slots = _slots(keys, size, self._blocks.nbytes)
+        slots = block_slots(keys, size, self._blocks.nbytes)
         if len(keys) == 1:
             return rows.ctypes.data, self._blocks.ctypes.data + int(slots[0]) * size, size
         blocks = self._blocks[: len(self._blocks) // size * size].reshape(-1, size)
@@ -103,7 +103,7 @@ class MemcpySide(_Base):
         np.take(rows, order, axis=0, out=target, mode="clip")
 
 
-class SocketSide(_Base):
+class SocketSide(NoMetadata):
     """Blocks in memory of another process, behind one TCP connection."""
 
     def open(self, nbytes: int) -> None:
@@ -132,7 +132,7 @@ class SocketSide(_Base):
     def prepare(self, keys: list[str], rows: NDArray[Any]) -> tuple[bytes, list[memoryview], int]:
         """The columns of a request, and views of the rows."""
         size = rows.shape[1]
-        slots = _slots(keys, size, self._nbytes)
+        slots = block_slots(keys, size, self._nbytes)
         fixed = struct.pack("<IQ", len(keys), size) + slots.tobytes()
         return fixed, [memoryview(row) for row in rows], rows.nbytes
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.bench.harness import Report, Row
 
-BENCHES = ("alloc", "core", "data", "echo", "eviction", "metadata")
+BENCHES = ("alloc", "core", "data", "echo", "eviction", "metadata", "transfer")
 
 app = make_app("Measure this installation on this machine.")
 
@@ -151,6 +151,44 @@ def eviction(
 def metadata(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
     """Measure a master through a client: keys per second, time and memory of the master."""
     _bench("metadata", quick, vs, as_json)
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake bench transfer --quick", "the transfer engine alone over tcp, shm and local"),
+        (
+            "mooncake bench transfer --vs upstream,raw",
+            "beside the original and bare calls",
+        ),
+        ("mooncake bench transfer --transport tcp --size 64KiB --batch 32", "a few rows"),
+    )
+)
+def transfer(
+    size: Annotated[
+        str,
+        typer.Option("--size", metavar="SIZE,SIZE", help="Block sizes.", show_default=False),
+    ] = "",
+    batch: Annotated[
+        str, typer.Option("--batch", metavar="N,N", help="Blocks a call.", show_default=False)
+    ] = "",
+    transport: Annotated[
+        str,
+        typer.Option(
+            "--transport", metavar="NAME,NAME", help="tcp, shm, local.", show_default=False
+        ),
+    ] = "",
+    operation: Annotated[
+        str,
+        typer.Option("--operation", metavar="NAME,NAME", help="read, write.", show_default=False),
+    ] = "",
+    threads: Annotated[int, typer.Option("--threads", help="Threads that share a batch.")] = 1,
+    quick: QuickOption = False,
+    vs: VsOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the transfer engine alone: GB/s of reads and writes."""
+    own = {"sizes": size, "batches": batch, "transports": transport, "operations": operation}
+    _bench("transfer", quick, vs, as_json, threads=threads, **own)
 
 
 @app.command(

@@ -24,11 +24,13 @@ import numpy as np
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundError
 from transfer_engine.memory import host_identity, load_kernels
+from transfer_engine.rpc.address import Address
 from transfer_engine.transports import forking
 from transfer_engine.transports.shm_server import ShmServer
 from transfer_engine.transports.tcp_server import TcpServer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -88,7 +90,8 @@ class TransferServer:
     """Serves published segments until it is closed.
 
     `tcp` is "host:port" (port 0: any free one) or None; `unix` is "@name", a path, "auto" or
-    None. Without a `secret`, only loopback addresses are bound unless `insecure`. `authorize`
+    None. `rails` are further addresses, each on a network of its own: large batches use all.
+    Without a `secret`, only loopback addresses are bound unless `insecure`. `authorize`
     sees every batch before bytes move and answers True, False or one bool per request.
     `patience_s` bounds how long a peer may stall in the middle of a message.
     """
@@ -98,6 +101,7 @@ class TransferServer:
         *,
         tcp: str | None = "127.0.0.1:0",
         unix: str | None = "auto",
+        rails: Sequence[str] = (),
         secret: bytes | None = None,
         insecure: bool = False,
         authorize: AccessHook | None = None,
@@ -112,24 +116,35 @@ class TransferServer:
         self._segments: dict[bytes, Served] = {}
         self._lock = threading.Lock()
         self._tcp: TcpServer | None = None
+        self._rails: list[tuple[str, TcpServer]] = []
         self._shm: ShmServer | None = None
         self._tcp_host = ""
-        if tcp is not None:
-            host, port = parse_address(tcp)
-            self._tcp_host = _advertised(host, advertise_host)
+
+        def listen(address: str) -> tuple[str, TcpServer]:
+            host, port = parse_address(address)
             if secret is None and not insecure:
                 _check_loopback(host)
-            self._tcp = TcpServer(
+            server = TcpServer(
                 self, (host, port), connections_max=connections_max, patience_s=patience_s
             )
-        if unix is not None:
-            if unix == "auto":
-                unix = f"@mooncake-{os.getpid()}-{secrets.token_hex(8)}"
-            try:
+            return host, server
+
+        if rails and tcp is None:
+            raise ConfigError("rails without tcp", advice="name the first of them as tcp")
+        try:
+            if tcp is not None:
+                self._tcp_host = _advertised(parse_address(tcp)[0], advertise_host)
+                _, self._tcp = listen(tcp)
+            for rail in rails:
+                _advertised(parse_address(rail)[0], None)
+                self._rails.append(listen(rail))
+            if unix is not None:
+                if unix == "auto":
+                    unix = f"@mooncake-{os.getpid()}-{secrets.token_hex(8)}"
                 self._shm = ShmServer(self, unix, connections_max=connections_max)
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
         forking.register(self)
 
     @property
@@ -162,6 +177,7 @@ class TransferServer:
             unix_address=lender.address if lender else "",
             tcp_host=self._tcp_host if tcp else "",
             tcp_port=tcp.port if tcp else 0,
+            rails=tuple(str(Address(host, rail.port)) for host, rail in self._rails if tcp),
         )
 
     def withdraw(self, segment: Served, *, timeout_s: float = 5.0) -> None:
@@ -175,8 +191,12 @@ class TransferServer:
                 raise NotFoundError(f"{segment!r} is not served", advice="publish it first")
         if self._shm is not None:
             self._shm.announce_withdrawal(segment.uuid)
-        if self._tcp is not None:
-            self._tcp.quiesce(segment.uuid, timeout_s)
+        for server in self._listeners():
+            server.quiesce(segment.uuid, timeout_s)
+
+    def _listeners(self) -> list[TcpServer]:
+        first = [] if self._tcp is None else [self._tcp]
+        return [*first, *(rail for _, rail in self._rails)]
 
     def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
@@ -203,14 +223,14 @@ class TransferServer:
         self._segments = {}
         if self._shm is not None:
             self._shm.close()
-        if self._tcp is not None:
-            self._tcp.close()
+        for server in self._listeners():
+            server.close()
 
     def after_fork(self) -> None:
         """Stop existing in a forked child: the parent serves."""
         self._segments = {}
         self._lock = threading.Lock()
-        for front in (self._shm, self._tcp):
+        for front in (self._shm, *self._listeners()):
             if front is not None:
                 front.forget()
 

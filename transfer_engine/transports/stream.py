@@ -21,6 +21,7 @@ Cost: O(n) kernel time for n ranges, about 5 us of Python a message.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -75,6 +76,7 @@ assert REQUEST_AT + REQUEST.size == COLUMNS_AT
 _SPINS = 128
 _REST_MAX = 63
 _TIMEVAL = struct.Struct("@ll")
+_NO_LINGER = struct.pack("@ii", 1, 0)
 _RETRY = frozenset({_kernels.MOVED_PART, errno.EINTR, errno.EAGAIN})
 
 
@@ -323,6 +325,12 @@ class Link:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # not connected any more, which is what was asked for
+
+    def reset(self) -> None:
+        """Close at once, and throw away what has not been sent: nothing of it arrives later."""
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.close()
 
     def close(self) -> None:
         """Release the socket. Idempotent."""

@@ -125,7 +125,8 @@ class _Pool:
                 self._changed.notify()
 
     def discard(self, link: Link) -> None:
-        """Close a connection that is not."""
+        """Close a connection that is not; what it has not sent must not arrive later."""
+        link.reset()
         with self._changed:
             self._discard(link)
 

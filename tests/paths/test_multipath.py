@@ -1,0 +1,279 @@
+"""Several routes to one owner, for real: loopback addresses, faults injected, pauses, probes."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import xxhash
+
+from tests.waiting import until
+from transfer_engine import Operation, TransferEngine
+from transfer_engine.base import CANCELLED
+from transfer_engine.errors import PeerLostError, TransferTimeoutError
+from transfer_engine.testing import OwnerProcess, content
+from transfer_engine.transports.tcp import TcpTransport
+
+SIZE = 24 << 20
+RAILS = ["127.0.0.2:0", "127.0.0.3:0"]
+
+
+@pytest.fixture(scope="module")
+def owner():
+    owner = OwnerProcess(rails=RAILS, unix=None)
+    yield owner
+    owner.close()
+
+
+@pytest.fixture
+def setting(owner):
+    descriptor = owner.publish(SIZE, 9)
+    memory = np.zeros(SIZE, np.uint8)
+    with TransferEngine(transports=["tcp"]) as engine:
+        target = engine.open(descriptor)
+        yield engine, target, engine.register(memory), memory
+    owner.withdraw(descriptor)
+
+
+class Faults:
+    """What happens to messages, by the address they go to; installed around `TcpTransport.move`."""
+
+    def __init__(self, monkeypatch):
+        self.refuse = set()
+        self.stall = set()
+        self.calls = []
+        self.stalled = threading.Event()
+        self._plain = TcpTransport.move
+        self._open = TcpTransport.open
+        faults = self
+
+        def move(transport, target, operation, batch, deadline):
+            faults.meet(target.descriptor.tcp_host, deadline, batch.total_bytes)
+            faults._plain(transport, target, operation, batch, deadline)
+
+        def reach(transport, descriptor, deadline):
+            faults.meet(descriptor.tcp_host, deadline, 0)
+            return faults._open(transport, descriptor, deadline)
+
+        monkeypatch.setattr(TcpTransport, "move", move)
+        monkeypatch.setattr(TcpTransport, "open", reach)
+
+    def meet(self, host, deadline, size):
+        self.calls.append((host, size))
+        if host in self.refuse:
+            raise PeerLostError("injected", peer=host)
+        if host in self.stall:
+            self.stalled.set()
+            threading.Event().wait(max(0.0, deadline - time.monotonic()))
+            raise TransferTimeoutError("injected", peer=host)
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    return Faults(monkeypatch)
+
+
+def hosts(faults):
+    return {host for host, size in faults.calls if size}
+
+
+def test_a_descriptor_names_every_rail(owner):
+    descriptor = owner.publish(1 << 20, 1)
+    assert [rail.rpartition(":")[0] for rail in descriptor.rails] == ["127.0.0.2", "127.0.0.3"]
+    assert type(descriptor).decode(descriptor.encode()) == descriptor
+    owner.withdraw(descriptor)
+
+
+def test_a_large_batch_uses_every_rail(setting, faults):
+    engine, target, region, memory = setting
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    assert np.array_equal(memory, content(9, SIZE))
+    assert hosts(faults) == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
+    moved = [path.moved_bytes for path in target.paths]
+    assert sum(moved) == SIZE
+    assert all(path.bandwidth > 0 for path in target.paths)
+    assert [path.name for path in target.paths] == [f"tcp 127.0.0.{n}" for n in (1, 2, 3)]
+
+
+def test_a_small_batch_uses_one(setting, faults):
+    engine, target, region, memory = setting
+    assert engine.read_batch(target, [5], [1000], [region.address]).ok
+    assert np.array_equal(memory[:1000], content(9, SIZE)[5:1005])
+    assert len(hosts(faults)) == 1
+
+
+def test_requests_of_every_size_arrive_with_their_own_verdict(owner, setting):
+    engine, target, region, memory = setting
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(0, 200_000, 120)
+    lengths[7] = 3 << 20
+    offsets = rng.integers(0, SIZE - (3 << 20), 120)
+    offsets[3] = SIZE  # refused, unless nothing is asked for
+    lengths[3] = 10
+    positions = np.cumsum(lengths) - lengths
+    whole = content(9, SIZE)
+    done = engine.read_batch(target, offsets, lengths, region.address + positions, checksums=True)
+    assert np.flatnonzero(done.statuses).tolist() == [3]
+    for at in range(120):
+        if at != 3:
+            expected = whole[offsets[at] : offsets[at] + lengths[at]]
+            assert np.array_equal(memory[positions[at] : positions[at] + lengths[at]], expected)
+            assert int(done.checksums[at]) == xxhash.xxh3_64_intdigest(expected.tobytes())
+
+
+def test_writes_arrive_whole(owner, setting):
+    engine, target, region, memory = setting
+    memory[:] = np.random.default_rng(8).integers(0, 256, SIZE, np.uint8)
+    assert engine.write_batch(target, [0], [SIZE], [region.address]).ok
+    assert owner.digest(target.descriptor) == xxhash.xxh3_128_hexdigest(memory.data)
+
+
+def test_a_rail_that_fails_rests_and_comes_back(setting, faults, caplog):
+    engine, target, region, memory = setting
+    whole = content(9, SIZE)
+    faults.refuse.add("127.0.0.2")
+    for _ in range(3):
+        memory[:] = 0
+        assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+        assert np.array_equal(memory, whole)
+    resting = target.paths[1]
+    assert resting.state != "healthy"
+    assert "injected" in resting.why
+    # Told once, whatever the number of slices and batches it met.
+    assert len([r for r in caplog.records if "127.0.0.2" in r.message]) == 1
+    faults.refuse.clear()
+    until(lambda: target.paths[1].state == "healthy")
+    faults.calls.clear()
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    assert "127.0.0.2" in hosts(faults)
+    until(lambda: not any(t.name == "mooncake-prober" for t in threading.enumerate()))
+
+
+def test_a_rail_that_goes_silent_costs_its_patience_once(setting, faults):
+    engine, target, region, memory = setting
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    memory[:] = 0
+    faults.stall.add("127.0.0.3")
+    started = time.monotonic()
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    assert time.monotonic() - started < 2.0
+    assert np.array_equal(memory, content(9, SIZE))
+    started = time.monotonic()
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    assert time.monotonic() - started < 0.5 + 1.0
+
+
+def test_when_every_rail_fails_the_error_is_that_of_a_peer(setting, faults):
+    engine, target, region, _ = setting
+    faults.refuse.update({"127.0.0.1", "127.0.0.2", "127.0.0.3"})
+    started = time.monotonic()
+    with pytest.raises(PeerLostError, match="injected"):
+        engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=20)
+    assert time.monotonic() - started < 5
+    faults.refuse.clear()
+    assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=20).ok
+
+
+def test_when_every_rail_is_silent_the_deadline_ends_it(setting, faults):
+    engine, target, region, _ = setting
+    assert engine.read_batch(target, [0], [1], [region.address]).ok
+    faults.stall.update({"127.0.0.1", "127.0.0.2", "127.0.0.3"})
+    started = time.monotonic()
+    with pytest.raises(TransferTimeoutError):
+        engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=1.5)
+    assert 1.4 < time.monotonic() - started < 3
+
+
+def test_a_cancelled_batch_ends_and_touches_nothing_more(setting, faults):
+    engine, target, region, memory = setting
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    faults.stall.update({"127.0.0.1", "127.0.0.2"})
+    submission = engine.submit(Operation.READ, target, [0], [SIZE], [region.address])
+    assert faults.stalled.wait(10)
+    assert submission.cancel()
+    assert submission.wait(10).tolist() == [CANCELLED]
+    memory[:] = 7
+    faults.stall.clear()
+    assert (memory == 7).all()
+
+
+def test_threads_share_the_rails(setting):
+    engine, target, region, memory = setting
+    whole = content(9, SIZE)
+    share = SIZE // 4
+    failures = []
+
+    def work(number):
+        for _ in range(5):
+            at = number * share
+            done = engine.read_batch(target, [at], [share], [region.address + at], timeout_s=30)
+            if not done.ok or not np.array_equal(memory[at : at + share], whole[at : at + share]):
+                failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert all(path.inflight_bytes == 0 for path in target.paths)
+
+
+def test_a_killed_owner_is_lost_on_every_rail():
+    owner = OwnerProcess(rails=RAILS, unix=None)
+    descriptor = owner.publish(SIZE, 9)
+    memory = np.zeros(SIZE, np.uint8)
+    with TransferEngine() as engine:
+        region = engine.register(memory)
+        target = engine.open(descriptor)
+        assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+        owner.close()
+        with pytest.raises(PeerLostError) as caught:
+            engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=20)
+        assert "127.0.0." in str(caught.value)
+
+
+def test_a_better_transport_is_taken_up_again(monkeypatch):
+    """Shared memory that failed once is used again after a probe, without anybody asking."""
+    from transfer_engine.transports.shm import ShmTransport
+
+    owner = OwnerProcess()
+    broken = [True]
+    plain = ShmTransport.move
+
+    def move(*arguments):
+        if broken:
+            raise PeerLostError("injected")
+        plain(*arguments)
+
+    monkeypatch.setattr(ShmTransport, "move", move)
+    try:
+        memory = np.zeros(1000, np.uint8)
+        with TransferEngine() as engine:
+            region = engine.register(memory)
+            target = engine.open(owner.publish(1 << 20, 1))
+            assert engine.read_batch(target, [0], [1000], [region.address]).transport == "tcp"
+            report = {path.transport: path for path in target.report}
+            assert "injected" in report["shm"].reason
+            assert report["tcp"].chosen
+            broken.clear()
+            until(lambda: target.paths[0].state == "healthy")
+            assert engine.read_batch(target, [0], [1000], [region.address]).transport == "shm"
+            assert {p.transport: p.chosen for p in target.report}["shm"]
+    finally:
+        owner.close()
+
+
+def test_closing_an_engine_ends_its_probes(owner, faults):
+    descriptor = owner.publish(SIZE, 9)
+    engine = TransferEngine(transports=["tcp"])
+    memory = np.zeros(SIZE, np.uint8)
+    region = engine.register(memory)
+    target = engine.open(descriptor)
+    faults.refuse.add("127.0.0.2")
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    engine.close()
+    engine.close()
+    until(lambda: not any(t.name == "mooncake-prober" for t in threading.enumerate()))
+    faults.refuse.clear()
+    owner.withdraw(descriptor)

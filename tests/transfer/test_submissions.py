@@ -1,0 +1,186 @@
+"""Submissions: awaited, many at once, idle afterwards; several engines; errors name both ends."""
+
+import asyncio
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from transfer_engine import Operation, Segment, TransferEngine, TransferServer
+from transfer_engine.base import CANCELLED, COMPLETED
+from transfer_engine.errors import BusyError, InvalidArgumentError, PeerLostError
+from transfer_engine.testing import OwnerProcess, content
+
+SIZE = 4 << 20
+
+
+def cpu_s(pid):
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+@pytest.fixture
+def setting(owner, engine):
+    descriptor = owner.publish(SIZE, 7)
+    memory = np.zeros(SIZE, np.uint8)
+    yield engine, descriptor, engine.register(memory), memory
+    owner.withdraw(descriptor)
+
+
+def test_a_submission_is_awaited(setting):
+    engine, descriptor, region, memory = setting
+    target = engine.open(descriptor, require="tcp")
+
+    async def main():
+        submissions = [
+            engine.submit(Operation.READ, target, [at], [1 << 18], [region.address + at])
+            for at in range(0, SIZE, 1 << 18)
+        ]
+        return await asyncio.gather(*submissions)
+
+    for statuses in asyncio.run(main()):
+        assert statuses.tolist() == [COMPLETED]
+    assert np.array_equal(memory, content(7, SIZE))
+
+
+def test_an_awaited_failure_is_raised(engine):
+    owner = OwnerProcess(unix=None)
+    try:
+        target = engine.open(owner.publish(SIZE, 7))
+        region = engine.register(bytearray(8))
+        owner.process.kill()
+        owner.process.wait(10)
+
+        async def main():
+            await engine.submit(Operation.READ, target, [0], [8], [region.address])
+
+        with pytest.raises(PeerLostError):
+            asyncio.run(main())
+    finally:
+        owner.close()
+
+
+def test_cancelling_the_task_cancels_the_batch(engine):
+    """The owner is stopped, so that the batch would last until its deadline."""
+    import signal
+
+    owner = OwnerProcess(unix=None)
+    try:
+        target = engine.open(owner.publish(SIZE, 7))
+        region = engine.register(np.zeros(SIZE, np.uint8))
+        owner.process.send_signal(signal.SIGSTOP)
+        submission = engine.submit(Operation.READ, target, [0], [SIZE], [region.address])
+
+        async def main():
+            async with asyncio.timeout(0.2):
+                await submission
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(main())
+        assert submission.wait(5).tolist() == [CANCELLED]
+    finally:
+        owner.close()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_thousand_batches_of_eight_threads(setting, owner, transport):
+    """All of them end, with the right bytes, and then nobody uses the processor."""
+    engine, descriptor, region, memory = setting
+    target = engine.open(descriptor, require=transport)
+    whole = content(7, SIZE)
+    length = 4096
+    failures = []
+    barrier = threading.Barrier(8)
+
+    def work(number):
+        rng = np.random.default_rng(number)
+        offsets = rng.integers(0, SIZE - length, 125)
+        places = (number * 125 + np.arange(125)) * length
+        barrier.wait(10)
+        submissions = [
+            engine.submit(Operation.READ, target, [at], [length], [region.address + to])
+            for at, to in zip(offsets.tolist(), places.tolist(), strict=True)
+        ]
+        for submission, at, to in zip(submissions, offsets, places, strict=True):
+            statuses = submission.result(60)
+            if statuses.any() or not np.array_equal(
+                memory[to : to + length], whole[at : at + length]
+            ):
+                failures.append((number, at))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not failures
+    pids = (os.getpid(), owner.process.pid)
+    before = [cpu_s(pid) for pid in pids]
+    threading.Event().wait(2.0)
+    used = [cpu_s(pid) - then for pid, then in zip(pids, before, strict=True)]
+    assert max(used) < 0.02, used
+
+
+def test_a_full_queue_refuses_instead_of_growing(setting):
+    _, descriptor, _, memory = setting
+    with TransferEngine(threads=1, queue_max=2) as engine:
+        region = engine.register(memory)
+        target = engine.open(descriptor, require="tcp")
+        submissions = []
+
+        def submit_many():
+            for _ in range(50):
+                batch = (target, [0], [SIZE], [region.address])
+                submissions.append(engine.submit(Operation.READ, *batch))
+
+        with pytest.raises(BusyError, match="raise queue_max"):
+            submit_many()
+        assert len(submissions) >= 2
+        for submission in submissions:
+            assert submission.result(30).tolist() == [COMPLETED]
+
+
+def test_engines_of_one_process_do_not_share_what_is_registered(setting):
+    first, descriptor, region, memory = setting
+    with TransferEngine() as second, TransferEngine(transports=["tcp"]) as third:
+        other = second.register(np.zeros(100, np.uint8))
+        with pytest.raises(InvalidArgumentError, match="not registered with this engine"):
+            second.read_batch(second.open(descriptor), [0], [8], [region.address])
+        with pytest.raises(InvalidArgumentError, match="not registered with this engine"):
+            first.read_batch(first.open(descriptor), [0], [8], [other.address])
+        mine = third.register(memory)
+        assert third.read_batch(third.open(descriptor), [0], [8], [mine.address]).transport == "tcp"
+    # Closing some leaves the others.
+    assert first.read_batch(first.open(descriptor), [0], [8], [region.address]).ok
+
+
+def test_registering_does_not_touch_memory(engine):
+    """Eight gigabytes of address space, in no time and no memory."""
+    memory = np.zeros(8 << 30, np.uint8)
+    started = time.monotonic()
+    region = engine.register(memory)
+    engine.unregister(region)
+    assert time.monotonic() - started < 1.0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_refused_range_names_both_ends(setting, transport):
+    engine, descriptor, region, _ = setting
+    target = engine.open(descriptor, require=transport)
+    done = engine.read_batch(target, [0, SIZE - 3], [4, 4], [region.address, region.address])
+    assert done.statuses.tolist()[0] == COMPLETED
+    with pytest.raises(InvalidArgumentError) as caught:
+        done.check()
+    text = str(caught.value)
+    assert "request 1" in text
+    assert f"from process {os.getpid()} over {transport}" in text
+    assert str(descriptor.pid) in text
+
+
+def test_a_refused_range_of_this_process_as_well(engine):
+    with Segment.create(4096) as segment, TransferServer(tcp=None, unix=None) as server:
+        target = engine.open(server.publish(segment))
+        with pytest.raises(InvalidArgumentError, match="over local"):
+            engine.read_into(target, 4090, bytearray(7))
