@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         TransferEngine,
     )
     from transfer_engine.file_segment import FileSegment
+    from transfer_engine.notify import Notification
     from transfer_engine.segment import Segment
     from transfer_engine.submission import Submission
     from transfer_engine.transports.server import TransferServer
@@ -25,6 +26,7 @@ __all__ = [
     "TransferServer",
     # Who moves bytes.
     "BatchResult",
+    "Notification",
     "Operation",
     "PathReport",
     "Region",
@@ -43,6 +45,7 @@ _HOME = {
     "Region": "transfer_engine.engine",
     "Segment": "transfer_engine.segment",
     "SegmentDescriptor": "transfer_engine.base",
+    "Notification": "transfer_engine.notify",
     "SegmentHandle": "transfer_engine.engine",
     "Submission": "transfer_engine.submission",
     "TransferEngine": "transfer_engine.engine",

@@ -38,6 +38,7 @@ from transfer_engine.base import (
     remaining_s,
 )
 from transfer_engine.devices import DeviceMemory, DeviceRanges, locate
+from transfer_engine.directory.peer import PeerDirectory
 from transfer_engine.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -47,11 +48,13 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.memory import load_kernels
+from transfer_engine.notify import Post, Posted, Probe, decode_answer, encode
 from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
 from transfer_engine.paths_run import SLICED_BYTES_MIN, move_sliced
 from transfer_engine.segment import Segment, flat_view
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
+from transfer_engine.transports.tcp import TcpTransport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +65,9 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Columns, Statuses
     from transfer_engine.devices import SupportsDevice
+    from transfer_engine.directory.base import Directory
     from transfer_engine.memory import Mapping
+    from transfer_engine.notify import Answer, Question
     from transfer_engine.paths import PathHealth
 
 __all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
@@ -179,7 +184,8 @@ class TransferEngine:
     """Moves batches. Several engines may live in one process.
 
     `transports` limits and orders nothing: it names those that may be used. `secret` proves this
-    process to owners on TCP. `threads` and `queue_max` bound what `submit` runs and holds.
+    process to owners on TCP. `directory` is where `open` looks names up; left out, the peers
+    themselves are asked. `threads` and `queue_max` bound what `submit` runs and holds.
     """
 
     def __init__(
@@ -187,6 +193,7 @@ class TransferEngine:
         *,
         transports: Sequence[str] = transports.NAMES,
         secret: bytes | None = None,
+        directory: Directory | None = None,
         threads: int = 4,
         queue_max: int = 1024,
     ) -> None:
@@ -197,6 +204,7 @@ class TransferEngine:
             (create_transport(name, secret=secret) for name in dict.fromkeys(transports)),
             key=lambda transport: transport.cost,
         )
+        self._directory = directory or PeerDirectory(secret=secret)
         self._lock = threading.Lock()
         self._regions: dict[int, Region] = {}
         # Sorted disjoint [start, end) of everything registered; replaced, never changed.
@@ -246,16 +254,20 @@ class TransferEngine:
 
     def open(
         self,
-        descriptor: SegmentDescriptor,
+        segment: SegmentDescriptor | str,
         *,
         require: str | None = None,
         timeout_s: float = _OPEN_TIMEOUT_S,
     ) -> SegmentHandle:
         """Reach a segment over the cheapest path that works, or only over `require`.
 
+        A segment is named by its descriptor or by an address in the engine's directory; without
+        one of its own that is "host:port/name", answered by the owner itself.
+
         Raises the error of the cheapest path when none works, UnavailableError when no transport
         of this engine can reach the segment at all.
         """
+        descriptor = self.find(segment) if isinstance(segment, str) else segment
         report, usable = self._survey(descriptor, require)
         if not usable:
             raise UnavailableError(
@@ -267,6 +279,40 @@ class TransferEngine:
         routes = Routes(descriptor, routes_of(descriptor, usable), self._prober)
         routes.find(time.monotonic() + timeout_s)
         return SegmentHandle(self, descriptor, routes, report)
+
+    def find(self, address: str) -> SegmentDescriptor:
+        """Look an address up in the directory. Raises NotFoundError."""
+        return SegmentDescriptor.decode(self._directory.lookup(address))
+
+    def notify(
+        self, target: SegmentHandle, name: str, data: bytes = b"", *, timeout_s: float = 5.0
+    ) -> int:
+        """Leave a note for the process that owns a segment; return how many wait there.
+
+        What batches of this engine completed before is in the owner's memory when it sees the
+        note. Raises BusyError when the owner takes none, UnavailableError when it has no TCP port.
+        """
+        told = self._ask(target.descriptor, Post(name, data), timeout_s)
+        assert isinstance(told, Posted), told
+        return told.waiting
+
+    def probe(self, target: SegmentHandle, *, timeout_s: float = 5.0) -> float:
+        """Ask the owner of a segment whether it is there; return the seconds its answer took."""
+        started = time.monotonic()
+        self._ask(target.descriptor, Probe(), timeout_s)
+        return time.monotonic() - started
+
+    def _ask(self, descriptor: SegmentDescriptor, question: Question, timeout_s: float) -> Answer:
+        for transport in self._transports:
+            if isinstance(transport, TcpTransport) and transport.can_reach(descriptor) is None:
+                told = transport.call(descriptor, encode(question), time.monotonic() + timeout_s)
+                return decode_answer(told, str(descriptor))
+        raise UnavailableError(
+            "only over tcp can a peer be asked, and one of the two does without it",
+            peer=str(descriptor),
+            operation=type(question).__name__.lower(),
+            advice="let both use tcp, on loopback if nowhere else",
+        )
 
     def explain(
         self, descriptor: SegmentDescriptor, *, require: str | None = None
@@ -369,8 +415,12 @@ class TransferEngine:
         checksums: bool = False,
         fence: int = 0,
         trusted: bool = False,
+        notify: tuple[str, bytes] | None = None,
     ) -> Submission:
         """Start a batch in the background. Its deadline counts from now, queueing included.
+
+        `notify` is a name and data for the owner, sent once every request has completed and not
+        at all otherwise; a note that cannot be left is the error of the submission.
 
         Raises BusyError when `queue_max` submissions wait already.
         """
@@ -380,7 +430,7 @@ class TransferEngine:
             timeout_s = default_timeout_s(batch.total_bytes)
         deadline = time.monotonic() + timeout_s
         return self._submitter.submit(
-            batch, deadline, lambda: self._move(target, operation, batch, deadline)
+            batch, deadline, lambda: self._move_and_tell(target, operation, batch, deadline, notify)
         )
 
     def _prepare(
@@ -470,6 +520,19 @@ class TransferEngine:
                 batch.statuses[:] = asked
                 continue
             return transport.name
+
+    def _move_and_tell(
+        self,
+        target: SegmentHandle,
+        operation: Operation,
+        batch: Batch,
+        deadline: float,
+        notify: tuple[str, bytes] | None,
+    ) -> str:
+        name = self._move(target, operation, batch, deadline)
+        if notify is not None and not batch.statuses.any():
+            self.notify(target, *notify, timeout_s=max(0.0, deadline - time.monotonic()))
+        return name
 
     def _executor(self) -> ThreadPoolExecutor:
         with self._lock:

@@ -24,6 +24,7 @@ import numpy as np
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundError
 from transfer_engine.memory import host_identity, load_kernels
+from transfer_engine.notify import Desk
 from transfer_engine.rpc.address import Address
 from transfer_engine.transports import forking
 from transfer_engine.transports.shm_server import ShmServer
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import Access, AccessHook
     from transfer_engine.blockfile import BlockFile
     from transfer_engine.memory import Mapping
+    from transfer_engine.notify import Notification
 
 __all__ = ["Owner", "Served", "TransferServer"]
 
@@ -78,6 +80,7 @@ class Owner(Protocol):
 
     instance: bytes
     secret: bytes | None
+    desk: Desk
 
     def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
@@ -114,6 +117,8 @@ class TransferServer:
         self.secret = secret
         self._authorize = authorize
         self._segments: dict[bytes, Served] = {}
+        self._described: dict[bytes, SegmentDescriptor] = {}
+        self.desk = Desk(self, os.getpid(), host_identity())
         self._lock = threading.Lock()
         self._tcp: TcpServer | None = None
         self._rails: list[tuple[str, TcpServer]] = []
@@ -164,7 +169,7 @@ class TransferServer:
                 raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
         lender = self._shm if segment.lent_as else None
         tcp = self._tcp
-        return SegmentDescriptor(
+        descriptor = SegmentDescriptor(
             uuid=segment.uuid,
             size=segment.size,
             name=segment.name,
@@ -179,6 +184,9 @@ class TransferServer:
             tcp_port=tcp.port if tcp else 0,
             rails=tuple(str(Address(host, rail.port)) for host, rail in self._rails if tcp),
         )
+        with self._lock:
+            self._described[segment.uuid] = descriptor
+        return descriptor
 
     def withdraw(self, segment: Served, *, timeout_s: float = 5.0) -> None:
         """Stop serving a segment; return when no connection moves bytes of it any more.
@@ -189,10 +197,23 @@ class TransferServer:
         with self._lock:
             if self._segments.pop(segment.uuid, None) is None:
                 raise NotFoundError(f"{segment!r} is not served", advice="publish it first")
+            self._described.pop(segment.uuid, None)
         if self._shm is not None:
             self._shm.announce_withdrawal(segment.uuid)
         for server in self._listeners():
             server.quiesce(segment.uuid, timeout_s)
+
+    def described(self) -> list[SegmentDescriptor]:
+        """Return the descriptors of everything that is published."""
+        with self._lock:
+            return list(self._described.values())
+
+    def take_notifications(self, timeout_s: float = 0.0) -> list[Notification]:
+        """Return the notifications that peers have sent, waiting for the first one.
+
+        At most 1024 wait; then senders are refused until some are taken.
+        """
+        return self.desk.inbox.take(timeout_s)
 
     def _listeners(self) -> list[TcpServer]:
         first = [] if self._tcp is None else [self._tcp]

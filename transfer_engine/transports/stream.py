@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.frame import Frame
 
 __all__ = [
+    "CALL",
     "COUNT_MAX",
     "DATA_BYTES_MAX",
     "READ",
@@ -58,6 +59,7 @@ __all__ = [
 
 READ = 0x20
 WRITE = 0x21
+CALL = 0x28
 COUNT_MAX = 65_536
 """Most requests of one message; larger batches take several."""
 DATA_BYTES_MAX = 64 << 30

@@ -38,6 +38,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
 )
 from transfer_engine.transports import forking
+from transfer_engine.transports.calling import call
 from transfer_engine.transports.stream import (
     COUNT_MAX,
     DATA_BYTES_MAX,
@@ -246,6 +247,30 @@ class TcpTransport(Transport):
         if status[0] != 0:
             raise error_of(int(status[0]), operation="open", peer=str(descriptor))
         return target
+
+    def call(self, descriptor: SegmentDescriptor, question: bytes, deadline: float) -> bytes:
+        """Ask the owner something that is not about bytes, and return its answer."""
+        pool = self._pool(TcpSegment(descriptor))
+        fresh = False
+        while True:
+            link, used = pool.acquire(deadline, fresh=fresh)
+            link.deadline = deadline
+            try:
+                answer = call(link, question)
+            except (PeerLostError, TransferTimeoutError, RemoteProtocolError) as error:
+                pool.discard(link)
+                if not used or fresh or not isinstance(error, PeerLostError):
+                    raise
+                fresh = True
+            except StoreError:
+                pool.release(link)  # the peer's own answer: the connection is in step
+                raise
+            except BaseException:
+                pool.discard(link)
+                raise
+            else:
+                pool.release(link)
+                return answer
 
     def _pool(self, target: TcpSegment) -> _Pool:
         pool = self._pools.get(target.key)

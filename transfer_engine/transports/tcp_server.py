@@ -31,7 +31,9 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.memory import Mapping
+from transfer_engine.transports import calling
 from transfer_engine.transports.stream import (
+    CALL,
     COLUMNS_AT,
     COUNT_MAX,
     DATA_BYTES_MAX,
@@ -177,11 +179,26 @@ class TcpServer:
         finally:
             link.serving = b""
 
+    def _call(self, link: Link, length: int) -> None:
+        """Answer a question, which lies where the columns of a batch would."""
+        question = bytes(link.view[COLUMNS_AT : COLUMNS_AT + length])
+        try:
+            answer = calling.reply(self._owner.desk.answer(question, link.peer))
+        except RemoteProtocolError:
+            raise
+        except StoreError as error:
+            answer = calling.reply(encode_error(error), failed=True)
+        link.expect_progress()
+        link.send(answer)
+
     def _batch(self, link: Link, whole: bool) -> None:
         magic, version, flags, opcode, length, _, number, uuid, fence, count = REQUEST.unpack_from(
             link.view, REQUEST_AT
         )
         check_header(magic, version, link)
+        if opcode == CALL and whole and not flags and 0 <= 16 * count - fence < 16:
+            self._call(link, fence)
+            return
         operation = _OPERATIONS.get(opcode)
         if operation is None or flags or count > COUNT_MAX:
             raise RemoteProtocolError(

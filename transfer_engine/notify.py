@@ -1,0 +1,213 @@
+"""What peers ask of each other besides bytes: where is this segment, are you there, take this note.
+
+    find     a segment by its name, for its descriptor: how engines meet without any directory
+    names    the names of what is published
+    post     a notification: a name and a few bytes, for the application at the other end
+    probe    nothing; who answers, with how many segments
+
+These travel on data connections, between batches, so they have the handshake, the secret and the
+bounds of those. A notification posted after a batch over the same engine is seen after the bytes
+of the batch: the owner's memory holds them before the batch completes.
+
+Notifications wait in a bounded `Inbox` until the application takes them; when it does not, the
+sender is refused (BusyError) rather than the owner's memory filled.
+Cost: one round trip a question; nothing while nobody asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+from transfer_engine.directory.memory import MemoryDirectory
+from transfer_engine.errors import BusyError, NotFoundError, RemoteProtocolError, StoreError
+
+if TYPE_CHECKING:
+    from transfer_engine.base import SegmentDescriptor
+
+__all__ = [
+    "QUESTION_BYTES_MAX",
+    "Alive",
+    "Desk",
+    "Find",
+    "Found",
+    "Inbox",
+    "Listed",
+    "Names",
+    "Notification",
+    "Post",
+    "Posted",
+    "Probe",
+    "decode_answer",
+    "encode",
+]
+
+QUESTION_BYTES_MAX = 32 << 10
+ANSWER_BYTES_MAX = 4 << 20
+NAMES_MAX = 10_000
+_DATA_BYTES_MAX = 16 << 10
+
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class Find(msgspec.Struct, frozen=True, array_like=True, tag="find"):
+    """Which segment has this name?"""
+
+    name: _Name
+
+
+class Names(msgspec.Struct, frozen=True, array_like=True, tag="names"):
+    """What is published under names that start so?"""
+
+    prefix: _Name
+
+
+class Post(msgspec.Struct, frozen=True, array_like=True, tag="post"):
+    """Take this note."""
+
+    name: _Name
+    data: Annotated[bytes, msgspec.Meta(max_length=_DATA_BYTES_MAX)]
+
+
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Are you there?"""
+
+
+class Found(msgspec.Struct, frozen=True, array_like=True, tag="found"):
+    """A value: of a name that was published, or the descriptor of a segment."""
+
+    value: bytes
+
+
+class Listed(msgspec.Struct, frozen=True, array_like=True, tag="listed"):
+    """Names, sorted."""
+
+    names: list[str]
+
+
+class Posted(msgspec.Struct, frozen=True, array_like=True, tag="posted"):
+    """How many notifications wait, this one included."""
+
+    waiting: int
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """Who answered: its process, its host (a boot id) and how many segments it serves."""
+
+    pid: int
+    host: str
+    segments: int
+
+
+Question: TypeAlias = Find | Names | Post | Probe
+Answer: TypeAlias = Found | Listed | Posted | Alive
+
+encode = msgspec.msgpack.Encoder().encode
+_QUESTIONS: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def decode_answer(data: bytes, peer: str) -> Answer:
+    """Return what a peer answered; raises RemoteProtocolError when that is malformed."""
+    try:
+        return _ANSWERS.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RemoteProtocolError(f"a malformed answer: {error}", peer=peer) from error
+
+
+class Notification(NamedTuple):
+    """A note of a peer: `peer` is its address, name and data are the application's."""
+
+    peer: str
+    name: str
+    data: bytes
+
+
+class Inbox:
+    """Notifications that wait for the application; bounded, thread-safe."""
+
+    def __init__(self, waiting_max: int = 1024) -> None:
+        self._waiting: deque[Notification] = deque()
+        self._waiting_max = waiting_max
+        self._changed = threading.Condition()
+
+    def put(self, note: Notification) -> int:
+        """Add one and return how many wait; raises BusyError when that are too many."""
+        with self._changed:
+            if len(self._waiting) >= self._waiting_max:
+                raise BusyError(
+                    f"{self._waiting_max} notifications wait at the owner, which takes none",
+                    operation="notify",
+                    advice="the owner's application must call take_notifications",
+                )
+            self._waiting.append(note)
+            self._changed.notify()
+            return len(self._waiting)
+
+    def take(self, timeout_s: float = 0.0) -> list[Notification]:
+        """Return what waits, oldest first; wait up to `timeout_s` for the first one."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._waiting:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return []
+                self._changed.wait(left)
+            taken = list(self._waiting)
+            self._waiting.clear()
+            return taken
+
+
+class Publisher(Protocol):
+    """What a desk needs to know of the server it stands in."""
+
+    def described(self) -> list[SegmentDescriptor]:
+        """Return the descriptors of everything that is published."""
+
+
+class Desk:
+    """Answers the questions of peers for one server."""
+
+    def __init__(self, publisher: Publisher, pid: int, host: str) -> None:
+        self.inbox = Inbox()
+        self.names = MemoryDirectory()
+        """Names that this process publishes besides those of its segments."""
+        self._publisher = publisher
+        self._identity = (pid, host)
+
+    def answer(self, question: bytes, peer: str) -> bytes:
+        """Return the answer; raises a StoreError for the peer, RemoteProtocolError for nonsense."""
+        try:
+            asked = _QUESTIONS.decode(question)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RemoteProtocolError(f"a malformed question: {error}", peer=peer) from error
+        return encode(self._answer(asked, peer))
+
+    def _answer(self, asked: Question, peer: str) -> Answer:
+        if isinstance(asked, Find):
+            return Found(self._find(asked.name))
+        if isinstance(asked, Names):
+            own = [found.name for found in self._publisher.described()]
+            names = {name for name in own if name.startswith(asked.prefix)}
+            names.update(self.names.names(asked.prefix))
+            return Listed(sorted(names)[:NAMES_MAX])
+        if isinstance(asked, Post):
+            return Posted(self.inbox.put(Notification(peer, asked.name, asked.data)))
+        return Alive(*self._identity, len(self._publisher.described()))
+
+    def _find(self, name: str) -> bytes:
+        try:
+            return self.names.lookup(name)
+        except StoreError:
+            found = [one for one in self._publisher.described() if one.name == name]
+        if len(found) == 1:
+            return found[0].encode()
+        what = f"{len(found)} segments are" if found else "no segment is"
+        raise NotFoundError(
+            f"{what} published under this name", key=name, operation="find",
+            advice="give every segment a name of its own",
+        )  # fmt: skip
