@@ -22,11 +22,14 @@ import os
 import platform
 import re
 import resource
+import socket
+import time
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, format_size
 from transfer_engine.topology_scan import discover
 
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
     from transfer_engine.topology import Topology
 
-__all__ = ["Finding", "Host", "Route", "Severity", "examine", "routes", "routes_to"]
+__all__ = ["Finding", "Host", "Route", "Severity", "ask_peer", "examine", "routes", "routes_to"]
 
 
 class Severity(IntEnum):
@@ -77,6 +80,10 @@ _IO_URING_SETUP = 425
 _STA_UNSYNC = 0x40
 _TIMEX_BYTES = 208
 _TIMEX_STATUS_AT = 40
+_IP_MTU = 14
+_MTU_MIN = 1280
+_PEER_S = 5.0
+_PEER_SEGMENTS_MAX = 3
 _VERSIONS = {
     # Distribution, whether the store works without it, what it is for.
     "numpy": (False, "columns"),
@@ -184,6 +191,68 @@ def routes_to(segments: Mapping[str, SegmentDescriptor]) -> list[Route]:
             for peer, descriptor in segments.items()
             for path in engine.explain(descriptor)
         ]
+
+
+def ask_peer(address: str, secret: bytes | None) -> tuple[list[Finding], list[Route]]:
+    """Ask whoever serves memory at host:port: is it there, how far, how would it be reached."""
+    from transfer_engine.base import SegmentDescriptor
+    from transfer_engine.memory import host_identity
+    from transfer_engine.notify import (
+        Alive,
+        Find,
+        Found,
+        Listed,
+        Names,
+        Probe,
+        decode_answer,
+        encode,
+    )
+    from transfer_engine.rpc.address import Address
+    from transfer_engine.transports.calling import ask
+
+    where = Address.parse(address)
+    name = f"peer {address}"
+
+    def answer(question: Find | Names | Probe) -> Alive | Found | Listed | object:
+        told = ask(where.host, where.port, encode(question), secret, _PEER_S)
+        return decode_answer(told, address)
+
+    started = time.monotonic()
+    try:
+        alive = answer(Probe())
+        took_ms = (time.monotonic() - started) * 1e3
+        listed = answer(Names(""))
+        names = listed.names[:_PEER_SEGMENTS_MAX] if isinstance(listed, Listed) else []
+        found = {segment: answer(Find(segment)) for segment in names}
+    except StoreError as error:
+        return [Finding(name, PROBLEM, error.what, error.advice or "see that a worker runs")], []
+    assert isinstance(alive, Alive), alive
+    near = "this host" if alive.host == host_identity() else "another host"
+    told = f"process {alive.pid} on {near}, {alive.segments} segments, answered in {took_ms:.1f} ms"
+    findings = [Finding(name, OK, told), *_path_mtu(where.host, where.port)]
+    segments = {
+        f"{segment} of {address}": SegmentDescriptor.decode(value.value)
+        for segment, value in found.items()
+        if isinstance(value, Found)
+    }
+    return findings, routes_to(segments)
+
+
+def _path_mtu(host: str, port: int) -> list[Finding]:
+    """Compare what a packet to a peer may hold with what its first interface could send."""
+    try:
+        with socket.create_connection((host, port), timeout=_PEER_S) as sock:
+            mtu = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    except OSError:
+        return []  # an address of another family, or it left meanwhile: nothing to compare
+    if mtu < _MTU_MIN:
+        return [
+            Finding(
+                f"path to {host}", WARNING, f"packets of at most {mtu} bytes",
+                "find the tunnel or router in between that makes them small",
+            )
+        ]  # fmt: skip
+    return [Finding(f"path to {host}", OK, f"packets of up to {mtu} bytes")]
 
 
 def _software(host: Host) -> Iterator[Finding]:

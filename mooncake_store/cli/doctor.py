@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, table
+from mooncake_store.cli._client import SecretOption
 
 if TYPE_CHECKING:
     from mooncake_store.doctor import Finding, Route
@@ -20,10 +21,21 @@ _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
     epilog=examples(
         ("mooncake doctor", "everything that is not as it should be, and what to do"),
         ("mooncake doctor --all", "what is fine as well"),
+        ("mooncake doctor --peer 10.0.0.7:50061", "how the memory of that worker is reached"),
         ("mooncake doctor --json", "the same for a program"),
     ),
 )
 def doctor(
+    peer: Annotated[
+        str | None,
+        typer.Option(
+            "--peer",
+            metavar="HOST:PORT",
+            help="Also ask the data port of a worker, and say how its memory would be reached.",
+            show_default=False,
+        ),
+    ] = None,
+    secret_file: SecretOption = None,
     every: Annotated[
         bool, typer.Option("--all", help="Show what is fine as well.", show_default=False)
     ] = False,
@@ -37,6 +49,13 @@ def doctor(
 
     found = examination.examine(examination.Host())
     routes = examination.routes()
+    if peer is not None:
+        from mooncake_store.config import read_secret
+
+        secret = read_secret(secret_file).reveal() if secret_file else None
+        asked, told = examination.ask_peer(peer, secret)
+        found += asked
+        routes += told
     worst = max(item.severity for item in found)
     value = {
         "worst": worst.name.lower(),

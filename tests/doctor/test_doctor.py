@@ -1,6 +1,7 @@
 """What the doctor says of machines that are recorded, broken in one way each, and of this one."""
 
 import json
+import os
 import resource
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from mooncake_store.cli.main import main
 from mooncake_store.doctor import Host, Severity, examine, routes
 from tests.topology import machines
+from transfer_engine import Segment, TransferServer
 
 GOOD = {
     "proc/sys/kernel/osrelease": "6.8.0-45-generic",
@@ -166,3 +168,34 @@ def test_the_exit_code_is_the_worst_severity(monkeypatch, capsys, severity, code
     monkeypatch.setattr(doctor, "routes", list)
     assert main(["doctor"]) == code
     assert ("do this" in capsys.readouterr().out) == (severity != "OK")
+
+
+def test_a_peer_says_who_it_is_and_how_its_memory_is_reached(tmp_path, capsys):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"a secret of enough bytes\n")
+    secret.chmod(0o600)
+    with (
+        Segment.create(1 << 20, name="pool") as segment,
+        TransferServer(secret=secret.read_bytes().strip()) as server,
+    ):
+        server.publish(segment)
+        address = "{}:{}".format(*server.tcp_address)
+        options = ["doctor", "--json", "--peer", address]
+        main([*options, "--secret-file", str(secret)])
+        told = json.loads(capsys.readouterr().out)
+        (found,) = [item for item in told["findings"] if item["name"] == f"peer {address}"]
+        assert found["severity"] == "ok"
+        assert f"process {os.getpid()} on this host, 1 segments" in found["found"]
+        paths = [route for route in told["routes"] if route["peer"] == f"pool of {address}"]
+        assert [route["transport"] for route in paths if route["chosen"]] == ["local"]
+        assert "packets of up to" in json.dumps(told)
+        # Without the secret it is a problem, and said so.
+        assert main(options) == 11
+        assert "secret" in capsys.readouterr().out
+    assert main(options) == 11
+    assert "cannot connect" in capsys.readouterr().out
+
+
+def test_an_address_that_is_none_is_refused(capsys):
+    assert main(["doctor", "--peer", "nowhere"]) == 3
+    assert "write host:port" in capsys.readouterr().err
