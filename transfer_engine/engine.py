@@ -37,6 +37,7 @@ from transfer_engine.base import (
     error_of,
     remaining_s,
 )
+from transfer_engine.columns import as_column, merge_ranges
 from transfer_engine.devices import DeviceMemory, DeviceRanges, locate
 from transfer_engine.directory.peer import PeerDirectory
 from transfer_engine.errors import (
@@ -575,26 +576,3 @@ create_transport = transports.create
 
 # Where memory may lie that a caller vouches for; address 0 never does.
 _ANYWHERE = (np.array([1], dtype=np.int64), np.array([1 << 62], dtype=np.int64))
-
-
-def as_column(values: ArrayLike) -> Columns:
-    """Return values as the kernels take them: contiguous writable int64, copied only if not so."""
-    column = np.ascontiguousarray(values, dtype=np.int64)
-    if column.ndim != 1:
-        raise InvalidArgumentError(f"a column has one dimension, not {column.ndim}")
-    # A read-only array is another type to numba, and would compile every kernel anew.
-    return column if column.flags.writeable else column.copy()
-
-
-def merge_ranges(regions: list[Region]) -> tuple[Columns, Columns]:
-    """Return the union of regions as sorted, disjoint, non-touching starts and ends. O(r log r)."""
-    starts: list[int] = []
-    ends: list[int] = []
-    for region in sorted(regions, key=lambda region: region.address):
-        end = region.address + region.size
-        if starts and region.address <= ends[-1]:
-            ends[-1] = max(ends[-1], end)
-        elif region.size:
-            starts.append(region.address)
-            ends.append(end)
-    return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)

@@ -281,24 +281,34 @@ class Prober:
             self._changed.notify()
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._again = False
-                watched = list(self._watched)
-            dues = [(routes, routes.probe()) for routes in watched]
-            with self._changed:
-                if self._again and not self._closed:
-                    continue  # something rests since then
-                for routes, due in dues:
-                    if due is None:
+        while self._round():
+            pass
+
+    def _round(self) -> bool:
+        """Probe what is due and wait for the next; return False when nothing rests any more.
+
+        Holds no handle while it waits: those that are dropped meanwhile are gone from the set.
+        """
+        with self._changed:
+            self._again = False
+            watched = list(self._watched)
+        first, routes = None, None
+        for routes in watched:
+            due = routes.probe()
+            if due is None:
+                with self._changed:
+                    if not self._again:
                         self._watched.discard(routes)
-                waiting = [due for _, due in dues if due is not None]
-                if self._closed or not waiting:
-                    self._thread = None
-                    return
-                # Handles that are dropped meanwhile are gone from the set.
-                watched, dues = [], []
-                self._changed.wait(max(0.0, min(waiting) - time.monotonic()))
+            else:
+                first = due if first is None else min(first, due)
+        del watched, routes
+        with self._changed:
+            if self._closed or (first is None and not self._again):
+                self._thread = None
+                return False
+            if not self._again and first is not None:
+                self._changed.wait(max(0.0, first - time.monotonic()))
+            return True
 
     def close(self) -> None:
         """Stop probing. Idempotent."""
