@@ -187,7 +187,7 @@ def test_when_every_rail_is_silent_the_deadline_ends_it(setting, faults):
 def test_a_cancelled_batch_ends_and_touches_nothing_more(setting, faults):
     engine, target, region, memory = setting
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
-    faults.stall.update({"127.0.0.1", "127.0.0.2"})
+    faults.stall.update({"127.0.0.1", "127.0.0.2", "127.0.0.3"})
     submission = engine.submit(Operation.READ, target, [0], [SIZE], [region.address])
     assert faults.stalled.wait(10)
     assert submission.cancel()

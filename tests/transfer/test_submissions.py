@@ -70,6 +70,7 @@ def test_cancelling_the_task_cancels_the_batch(engine):
         target = engine.open(owner.publish(SIZE, 7))
         region = engine.register(np.zeros(SIZE, np.uint8))
         owner.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED | os.WNOWAIT)
         submission = engine.submit(Operation.READ, target, [0], [SIZE], [region.address])
 
         async def main():
