@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from transfer_engine.memory import Mapping
     from transfer_engine.notify import Answer, Question
     from transfer_engine.paths import PathHealth
+    from transfer_engine.paths_routes import Route
+    from transfer_engine.topology import Topology
 
 __all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
 
@@ -186,7 +188,8 @@ class TransferEngine:
 
     `transports` limits and orders nothing: it names those that may be used. `secret` proves this
     process to owners on TCP. `directory` is where `open` looks names up; left out, the peers
-    themselves are asked. `threads` and `queue_max` bound what `submit` runs and holds.
+    themselves are asked. `topology` lets transfers prefer networks near the memory they touch.
+    `threads` and `queue_max` bound what `submit` runs and holds.
     """
 
     def __init__(
@@ -195,6 +198,7 @@ class TransferEngine:
         transports: Sequence[str] = transports.NAMES,
         secret: bytes | None = None,
         directory: Directory | None = None,
+        topology: Topology | None = None,
         threads: int = 4,
         queue_max: int = 1024,
     ) -> None:
@@ -205,6 +209,7 @@ class TransferEngine:
             (create_transport(name, secret=secret) for name in dict.fromkeys(transports)),
             key=lambda transport: transport.cost,
         )
+        self._topology = topology
         self._directory = directory or PeerDirectory(secret=secret)
         self._lock = threading.Lock()
         self._regions: dict[int, Region] = {}
@@ -258,12 +263,14 @@ class TransferEngine:
         segment: SegmentDescriptor | str,
         *,
         require: str | None = None,
+        location: str = "",
         timeout_s: float = _OPEN_TIMEOUT_S,
     ) -> SegmentHandle:
         """Reach a segment over the cheapest path that works, or only over `require`.
 
         A segment is named by its descriptor or by an address in the engine's directory; without
-        one of its own that is "host:port/name", answered by the owner itself.
+        one of its own that is "host:port/name", answered by the owner itself. `location` is where
+        the local memory of its transfers lies, as the topology names it: "cpu:1", "cuda:0".
 
         Raises the error of the cheapest path when none works, UnavailableError when no transport
         of this engine can reach the segment at all.
@@ -277,9 +284,23 @@ class TransferEngine:
                 operation="open",
                 advice="allow another transport, here or at the owner",
             )
-        routes = Routes(descriptor, routes_of(descriptor, usable), self._prober)
+        routes = Routes(descriptor, self._routes(descriptor, usable, location), self._prober)
         routes.find(time.monotonic() + timeout_s)
         return SegmentHandle(self, descriptor, routes, report)
+
+    def _routes(
+        self, descriptor: SegmentDescriptor, usable: list[Transport], location: str
+    ) -> list[Route]:
+        found = self._topology
+        if found is None or not descriptor.rails:
+            return routes_of(descriptor, usable)
+        from transfer_engine.topology_routes import weight
+
+        if location and location not in found.locations:
+            raise ConfigError(
+                f"location={location!r}: this machine has {', '.join(found.locations)}"
+            )
+        return routes_of(descriptor, usable, lambda host: weight(host, found, location))
 
     def find(self, address: str) -> SegmentDescriptor:
         """Look an address up in the directory. Raises NotFoundError."""

@@ -28,7 +28,7 @@ from transfer_engine.paths import PathPolicy, PathSpec
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transfer_engine.base import RemoteSegment, SegmentDescriptor, Transport
     from transfer_engine.paths import PathHealth
@@ -57,10 +57,14 @@ class Route(NamedTuple):
     weight: float = 1.0
 
 
-def routes_of(descriptor: SegmentDescriptor, usable: Sequence[Transport]) -> list[Route]:
+def routes_of(
+    descriptor: SegmentDescriptor,
+    usable: Sequence[Transport],
+    weight: Callable[[str], float] = lambda _host: 1.0,
+) -> list[Route]:
     """Return the routes to a segment over transports that can reach it, best first.
 
-    TCP has one per address that the owner listens on.
+    TCP has one per address that the owner listens on; `weight` says how far its network is.
     """
     found = []
     for tier, transport in enumerate(usable):
@@ -68,11 +72,11 @@ def routes_of(descriptor: SegmentDescriptor, usable: Sequence[Transport]) -> lis
         if transport.name != "tcp" or not descriptor.rails:
             continue
         main = f"tcp {descriptor.tcp_host}"
-        found[-1] = found[-1]._replace(name=main)
+        found[-1] = found[-1]._replace(name=main, weight=weight(descriptor.tcp_host))
         for rail in descriptor.rails:
             where = Address.parse(rail)
             there = replace(descriptor, tcp_host=where.host, tcp_port=where.port, rails=())
-            found.append(Route(transport, there, f"tcp {where.host}", tier))
+            found.append(Route(transport, there, f"tcp {where.host}", tier, weight(where.host)))
     return found
 
 
