@@ -3,7 +3,7 @@ PY := .venv/bin/python
 SEED ?= 1
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
-.PHONY: test-mount test-interop test-gpu
+.PHONY: test-mount test-interop test-gpu test-vllm
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -51,6 +51,9 @@ test-mount: setup-test ## 100,000 random operations and fio's verification on a 
 
 test-interop: setup-test ## pandas, zarr, torch and others on the store, in their own environment
 	@scripts/interop.sh
+
+test-vllm: setup ## tests of the vLLM connector with vLLM itself, in an environment of its own
+	@scripts/vllm.sh
 
 clean:           ## remove everything that is not in git
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Connectors of inference engines to the store, and what they share."""

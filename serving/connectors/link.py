@@ -1,0 +1,116 @@
+"""A client of the store that an engine may lean on without falling when the store does.
+
+An engine must start and serve when the store is down, and must not wait for it request after
+request. `StoreLink.call` runs an operation, or returns None at once while the store rests after a
+failure. It says once that the store is gone, with the cause, and once that it is back. The store is
+tried again after a pause that doubles up to half a minute, by whoever calls next; nobody waits for
+that attempt but the caller who makes it.
+
+A full pool returns None too but is no reason to rest. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mooncake_store.errors import ConfigError, NoSpaceError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncake_store import Client
+
+__all__ = ["StoreLink"]
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_REST_MAX_S = 30.0
+
+
+class StoreLink:
+    """A connection to the store that may be down. `settings` are those of `Client`.
+
+    The first attempt to connect is made here and waits no longer than `connect_timeout`.
+    """
+
+    def __init__(
+        self, url: str = "", settings: dict[str, Any] | None = None, *, rest_s: float = 1.0
+    ) -> None:
+        self._url = url or None
+        self._settings = settings or {}
+        self._first_rest_s = rest_s
+        self._rest_s = rest_s
+        self._resting_until = 0.0
+        self._client: Client | None = None
+        self._connecting = threading.Lock()
+        self._down = False
+        self._closed = False
+        self.outages = 0
+        """How often the store went away."""
+        self._connected()
+
+    @property
+    def up(self) -> bool:
+        """Whether the store answered last time."""
+        return self._client is not None and not self._down
+
+    @property
+    def client(self) -> Client | None:
+        """The client itself, None while it was never connected."""
+        return self._client
+
+    def call(self, function: Callable[[Client], T]) -> T | None:
+        """Run an operation; None when the store is away, rests, or refused it as a whole."""
+        if self._closed or (self._down and time.monotonic() < self._resting_until):
+            return None
+        client = self._client or self._connected()
+        if client is None:
+            return None
+        try:
+            answer = function(client)
+        except NoSpaceError:
+            return None  # The store is well, it is full.
+        except StoreError as error:
+            self._lost(error)
+            return None
+        if self._down:
+            log.warning("the store is back; blocks are kept again")
+            self._down = False
+        self._rest_s = self._first_rest_s
+        return answer
+
+    def close(self) -> None:
+        """Give leases back and close. Idempotent."""
+        self._closed = True
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _connected(self) -> Client | None:
+        from mooncake_store import Client
+
+        if not self._connecting.acquire(blocking=False):
+            return None
+        try:
+            if self._client is None and not self._closed:
+                self._client = Client(self._url, **self._settings)
+        except ConfigError:
+            raise  # A wrong setting must be known at the start, not be served around.
+        except StoreError as error:
+            self._lost(error)
+        finally:
+            self._connecting.release()
+        return self._client
+
+    def _lost(self, error: StoreError) -> None:
+        self._resting_until = time.monotonic() + self._rest_s
+        self._rest_s = min(2 * self._rest_s, _REST_MAX_S)
+        if not self._down:
+            self._down = True
+            self.outages += 1
+            log.warning("no store, serving without it until it answers: %s", error)

@@ -1,0 +1,43 @@
+"""The connector between vLLM's KV cache and this store, out of tree.
+
+vLLM finds it by module path (`"kv_connector_module_path": "serving.connectors.vllm"`,
+`"kv_connector": "MooncakePyConnector"`) or, with this distribution installed, by its name alone:
+`register` is an entry point of vLLM's general plug-ins. docs/guide/vllm.md shows both.
+
+    scheduler process                       each worker process
+    ┌──────────────────────────────┐        ┌─────────────────────────────┐
+    │ scheduler.py  plans          │ StepPlan  worker.py  moves          │
+    │   lookup.py  how long a prefix├──────►│   memory.py  where blocks lie │
+    │   keys       of which names  │◄──────┤                              │
+    └──────────────┬───────────────┘ WorkerReport        ┬───────────────┘
+                   └──── link.py ── store ── link.py ────┘
+
+`connector.py` is all that imports vLLM; the other files see its objects through the few attributes
+they use, so they are tested without it.
+"""
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from serving.connectors.vllm.connector import MooncakePyConnector
+
+__all__ = ["MooncakePyConnector", "register"]
+
+
+def register() -> None:
+    """Make `MooncakePyConnector` known to vLLM by name. Called by vLLM in each process."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    with contextlib.suppress(ValueError):  # It is registered already.
+        KVConnectorFactory.register_connector(
+            "MooncakePyConnector", "serving.connectors.vllm.connector", "MooncakePyConnector"
+        )
+
+
+def __getattr__(name: str) -> object:
+    if name == "MooncakePyConnector":
+        from serving.connectors.vllm.connector import MooncakePyConnector
+
+        return MooncakePyConnector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

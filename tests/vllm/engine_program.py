@@ -1,0 +1,115 @@
+"""An engine that does what it is told: one JSON command a line in, one JSON answer a line out.
+
+    python -m tests.vllm.engine_program '{"model": ..., "transfer": {...}, ...}'
+
+It runs in a process of its own, as an engine does: vLLM keeps state that cannot be undone, and a
+second engine that finds the first one's blocks proves that they went through the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+_ANSWER = "ANSWER "
+
+
+def main() -> None:
+    """Start the engine, then serve commands until the input ends."""
+    settings = json.loads(sys.argv[1])
+    from vllm import LLM, SamplingParams
+
+    transfer = settings.pop("transfer", None)
+    if transfer is not None:
+        from vllm.config import KVTransferConfig
+
+        transfer = KVTransferConfig(**transfer)
+    events = settings.pop("events", None)
+    if events is not None:
+        from vllm.config import KVEventsConfig
+
+        events = KVEventsConfig(**events)
+    llm = LLM(
+        enforce_eager=True,
+        max_model_len=settings.pop("max_model_len", 1024),
+        block_size=32,
+        max_num_seqs=8,
+        disable_log_stats=False,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        seed=0,
+        kv_transfer_config=transfer,
+        kv_events_config=events,
+        **settings,
+    )
+    answer({"ready": os.getpid()})
+    for line in sys.stdin:
+        command = json.loads(line)
+        what = command.pop("do")
+        if what == "generate":
+            answer(generate(llm, SamplingParams, **command))
+        elif what == "reset":
+            answer({"reset": llm.reset_prefix_cache(**command)})
+        elif what == "metrics":
+            answer(metrics(llm))
+        elif what == "settle":
+            answer({"steps": settle(llm)})
+        elif what == "events":
+            answer({"events": []})
+        else:
+            break
+    llm.llm_engine.engine_core.shutdown()
+    answer({"closed": True})
+
+
+def generate(llm: object, params: type, prompts: list[list[int]], tokens: int = 8) -> dict:
+    """Tokens, hits and time of a batch of prompts."""
+    began = time.perf_counter()
+    outputs = llm.generate(
+        [{"prompt_token_ids": each} for each in prompts],
+        params(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False),
+        use_tqdm=False,
+    )
+    seconds = time.perf_counter() - began
+    return {
+        "tokens": [list(each.outputs[0].token_ids) for each in outputs],
+        "cached": [each.num_cached_tokens for each in outputs],
+        "first_token_s": [
+            each.metrics.first_token_latency if each.metrics else None for each in outputs
+        ],
+        "seconds": seconds,
+    }
+
+
+def settle(llm: object) -> int:
+    """Step until saves have given their memory back."""
+    core = llm.llm_engine.engine_core
+    scheduler = core.engine_core.scheduler
+    steps = 0
+    deadline = time.monotonic() + 30
+    while scheduler.connector.has_pending_push_work() and time.monotonic() < deadline:
+        llm.llm_engine.step()
+        core.engine_core.step_fn()
+        steps += 1
+        time.sleep(0.002)
+    return steps
+
+
+def metrics(llm: object) -> dict:
+    """Counters by name, as vLLM exports them."""
+    return {
+        each.name: each.value
+        for each in llm.get_metrics()
+        if isinstance(getattr(each, "value", None), int | float)
+    }
+
+
+def answer(value: dict) -> None:
+    """Write one answer, apart from what libraries write."""
+    print(_ANSWER + json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+    main()
