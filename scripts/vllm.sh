@@ -20,4 +20,6 @@ if [ ! -f "$home/.stamp" ] || [ "$(cat "$home/.stamp")" != "$want" ]; then
 fi
 # The checkout that the tests are of comes first, wherever the environment was installed from.
 export PYTHONPATH=$PWD
+# Another numba than the checkout's: kernels compiled by one are of no use to the other.
+export NUMBA_CACHE_DIR=$home/numba
 exec "$home/bin/python" -m pytest -q -n 0 -p no:cacheprovider --timeout=900 tests/vllm "$@"

@@ -4,6 +4,8 @@ import itertools
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -236,3 +238,15 @@ def test_memory_of_unknown_shape_is_refused():
 
     with pytest.raises(ConfigError, match="7 blocks"):
         with_blocks_first(torch.zeros(3, 5), 7)
+
+
+def test_nothing_imports_numba_before_an_engine_runs():
+    """vLLM's workers for CPUs stumble over llvmlite when it is there at their start."""
+    code = (
+        "import sys\n"
+        "import serving.connectors.vllm.worker, serving.connectors.vllm.scheduler\n"
+        "import serving.connectors.vllm.layout, serving.connectors.vllm.options\n"
+        "import serving.connectors.link\n"
+        "assert 'llvmlite' not in sys.modules and 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,6 +4,10 @@ vLLM makes one object per role: the scheduler's plans (scheduler.py), each worke
 (worker.py). This file translates between vLLM's types and theirs, and is the only one that imports
 vLLM. Written for and tested with vLLM 0.32; the interface is marked experimental there.
 
+vLLM imports this file while it reads its configuration. numba must not be imported by then: vLLM's
+workers for CPUs look through all modules at their start and stumble over llvmlite's. So what of the
+store needs kernels is imported where it is used first.
+
 It is a cache: every error ends as a miss and a counter, never as a failed request. With
 `kv_load_failure_policy` "recompute" vLLM computes what could not be loaded.
 """

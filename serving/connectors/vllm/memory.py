@@ -19,29 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store import Pieces, Rows
 from mooncake_store.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Protocol
 
     from numpy.typing import NDArray
 
-    class BlockMemory(Protocol):
-        """What workers need of memory; `whole` blocks of one group or of some of its layers."""
-
-        batch_max: int
-
-        def buffers(self, blocks: Sequence[int]) -> Any:
-            """The bytes of blocks, as the client takes them, for a load to fill."""
-
-        def gathered(self, blocks: Sequence[int], ready: Any) -> Any:
-            """The same for a save, once the device has computed them (`ready`)."""
-
-        def scatter(self, blocks: Sequence[int], positions: Sequence[int]) -> None:
-            """Bring what was loaded at these positions of the last `buffers` to its place."""
-
+    from mooncake_store import Pieces, Rows
 
 __all__ = ["HostMemory", "StagedMemory", "runs_of", "with_blocks_first"]
 
@@ -109,6 +94,8 @@ class HostMemory:
 
     def buffers(self, blocks: Sequence[int]) -> Pieces:
         """Pieces of blocks."""
+        from mooncake_store import Pieces  # Not before vLLM's start; see connector.py.
+
         numbers: NDArray[np.int64] = np.asarray(blocks, np.int64)
         addresses = self._bases + numbers[:, None] * self._steps
         runs = len(self._bases)
@@ -165,6 +152,8 @@ class StagedMemory:
 
     def buffers(self, blocks: Sequence[int]) -> Rows:
         """Rows of staging memory for blocks."""
+        from mooncake_store import Rows
+
         staging = self._staging(len(blocks))
         return Rows(staging.data_ptr(), self.block_bytes, len(blocks), self.block_bytes)
 

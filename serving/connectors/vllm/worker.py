@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store import Pieces
 from mooncake_store.errors import ChecksumMismatchError, NoSpaceError
 from serving.connectors.vllm.memory import HostMemory, StagedMemory, with_blocks_first
 from serving.connectors.vllm.messages import GroupBlocks, SaveOutcome, WorkerReport
@@ -29,6 +28,7 @@ from serving.connectors.vllm.messages import GroupBlocks, SaveOutcome, WorkerRep
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from mooncake_store import Pieces
     from serving.connectors.link import StoreLink
     from serving.connectors.vllm.counts import Counts
     from serving.connectors.vllm.layout import Group, Layout
@@ -385,6 +385,8 @@ def _distinct(layers: dict[str, Any]) -> dict[str, Any]:
 
 def _joined(parts: list[Any]) -> Pieces:
     """Several columns of pieces as one batch."""
+    from mooncake_store import Pieces  # Not before vLLM's start; see connector.py.
+
     if len(parts) == 1:
         only: Pieces = parts[0]
         return only
