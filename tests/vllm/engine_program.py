@@ -13,6 +13,8 @@ import os
 import sys
 import time
 
+from tests.waiting import until
+
 _ANSWER = "ANSWER "
 
 
@@ -56,8 +58,6 @@ def main() -> None:
             answer(metrics(llm))
         elif what == "settle":
             answer({"steps": settle(llm)})
-        elif what == "events":
-            answer({"events": []})
         else:
             break
     llm.llm_engine.engine_core.shutdown()
@@ -85,15 +85,16 @@ def generate(llm: object, params: type, prompts: list[list[int]], tokens: int = 
 
 def settle(llm: object) -> int:
     """Step until saves have given their memory back."""
-    core = llm.llm_engine.engine_core
-    scheduler = core.engine_core.scheduler
+    core = llm.llm_engine.engine_core.engine_core
     steps = 0
-    deadline = time.monotonic() + 30
-    while scheduler.connector.has_pending_push_work() and time.monotonic() < deadline:
-        llm.llm_engine.step()
-        core.engine_core.step_fn()
+
+    def settled() -> bool:
+        nonlocal steps
+        core.step_fn()
         steps += 1
-        time.sleep(0.002)
+        return not core.scheduler.connector.has_pending_push_work()
+
+    until(settled, 60, "the end of all saves")
     return steps
 
 

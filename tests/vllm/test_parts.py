@@ -1,7 +1,5 @@
 """The connector's own logic, without vLLM: lookups, plans, moves, and what failures lead to."""
 
-import time
-
 import pytest
 
 from mooncake_store.errors import ConfigError
@@ -176,8 +174,7 @@ def test_distrust_ends_by_itself(engine):
     one.match(Request("b", 9, hashes(2)))
     assert one.load(Request("b", 9, hashes(2)), [4, 5, 6], 8) == {4, 5}
     assert one.match(Request("c", 9, hashes(2))) == (0, False)
-    time.sleep(0.06)
-    assert one.match(Request("d", 9, hashes(2))) == (8, True)
+    assert until(lambda: one.match(Request("d", 9, hashes(2))) == (8, True))
 
 
 def test_store_that_is_away_is_a_miss_and_a_counter(engine):
