@@ -38,7 +38,7 @@ __all__ = [
 
 _HOME = {
     "Access": "transfer_engine.base",
-    "BatchResult": "transfer_engine.engine",
+    "BatchResult": "transfer_engine.outcome",
     "FileSegment": "transfer_engine.file_segment",
     "Operation": "transfer_engine.base",
     "PathReport": "transfer_engine.paths_routes",

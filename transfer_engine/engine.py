@@ -18,12 +18,11 @@ Cost: a fixed amount of Python a batch besides the transport; nothing per reques
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -34,7 +33,6 @@ from transfer_engine.base import (
     SegmentDescriptor,
     Transport,
     default_timeout_s,
-    error_of,
     remaining_s,
 )
 from transfer_engine.columns import as_column, merge_ranges
@@ -50,6 +48,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.memory import load_kernels
 from transfer_engine.notify import Post, Posted, Probe, decode_answer, encode
+from transfer_engine.outcome import BatchResult
 from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
 from transfer_engine.paths_run import SLICED_BYTES_MIN, move_sliced
 from transfer_engine.segment import Segment, flat_view
@@ -61,10 +60,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
     from typing_extensions import Buffer
 
-    from transfer_engine.base import Columns, Statuses
+    from transfer_engine.base import Columns
     from transfer_engine.devices import SupportsDevice
     from transfer_engine.directory.base import Directory
     from transfer_engine.memory import Mapping
@@ -77,40 +76,6 @@ __all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngi
 
 _OPEN_TIMEOUT_S = 5.0
 _WORKERS = 16
-
-
-class BatchResult(NamedTuple):
-    """What became of a batch: one status per request, and checksums if they were asked for.
-
-    Statuses are 0 or a negative code of `transfer_engine.errors`. Checksums are xxh3_64 of what
-    landed in local memory (reads) or was read from it (writes); where the status is not 0 they
-    mean nothing.
-    """
-
-    statuses: Statuses
-    checksums: NDArray[np.uint64] | None
-    transport: str
-    segment: SegmentDescriptor | None = None
-    """For errors: what was read or written, if whoever made this knows."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether every request completed."""
-        return not self.statuses.any()
-
-    def check(self) -> BatchResult:
-        """Return self, or raise the error of the first request that failed."""
-        failed = np.flatnonzero(self.statuses)
-        if failed.size:
-            there = "a segment" if self.segment is None else str(self.segment)
-            error = error_of(
-                int(self.statuses[failed[0]]),
-                operation=f"request {failed[0]} of a batch",
-                peer=f"{there}, from process {os.getpid()} over {self.transport}",
-            )
-            error.add_note(f"{failed.size} of {self.statuses.size} requests failed")
-            raise error
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +302,13 @@ class TransferEngine:
         )
 
     def explain(
-        self, descriptor: SegmentDescriptor, *, require: str | None = None
+        self, segment: SegmentDescriptor | str, *, require: str | None = None
     ) -> list[PathReport]:
-        """Say which transport `open` would try first and why not the others. Asks nobody."""
+        """Say which transport `open` would try first and why not the others.
+
+        Asks nobody, but for the directory when the segment is named by an address.
+        """
+        descriptor = self.find(segment) if isinstance(segment, str) else segment
         return self._survey(descriptor, require)[0]
 
     def _survey(

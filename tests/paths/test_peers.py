@@ -61,6 +61,7 @@ def test_a_segment_is_opened_by_its_name_at_its_owner():
         address = f"{descriptor.tcp_host}:{descriptor.tcp_port}/{descriptor.name}"
         with TransferEngine(secret=SECRET) as engine:
             assert engine.find(address) == descriptor
+            assert [path.transport for path in engine.explain(address) if path.chosen] == ["shm"]
             memory = bytearray(16)
             engine.read_into(engine.open(address), 0, memory)
             assert any(memory)
