@@ -3,7 +3,7 @@ PY := .venv/bin/python
 SEED ?= 1
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
-.PHONY: test-mount test-interop test-gpu test-vllm
+.PHONY: test-mount test-interop test-gpu test-vllm test-rdma
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -19,6 +19,9 @@ demo: setup      ## run the main job on embedded defaults and say what it did
 
 test: setup-test ## the default suite (under 15 minutes)
 	@$(PY) -m pytest -n auto
+
+test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine (under 5 minutes)
+	@$(PY) -m tests.rdma.vm
 
 check: setup-test ## ruff, format, mypy --strict, import contracts, tidy test
 	@.venv/bin/ruff check .

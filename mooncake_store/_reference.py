@@ -131,10 +131,11 @@ def wire_page() -> str:
     from mooncake_store.wire.cluster import ADMIN, CLUSTER, LIVENESS
     from mooncake_store.wire.shard import SHARD
     from transfer_engine.rpc import echo
+    from transfer_engine.transports.rdma_wire import RDMA
     from transfer_engine.wire.registry import render
 
     page = (FOLDER / "wire-protocol.md").read_text(encoding="utf-8")
-    for registry in (SHARD, CLUSTER, LIVENESS, ADMIN, echo.REGISTRY):
+    for registry in (SHARD, CLUSTER, LIVENESS, ADMIN, RDMA, echo.REGISTRY):
         page = render(page, registry)
     return page
 

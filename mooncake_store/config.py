@@ -269,9 +269,11 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         Meta(ge=-1, description="NUMA node the segments belong to; -1 leaves it to the system."),
     ] = -1
     transports: Annotated[
-        tuple[Literal["shm", "tcp"], ...],
-        Meta(description="Ways in which others may reach the segments."),
-    ] = ("shm", "tcp")
+        tuple[Literal["shm", "rdma", "tcp"], ...],
+        Meta(
+            description="Ways in which others may reach the segments; rdma needs a card, and tcp."
+        ),
+    ] = ("shm", "rdma", "tcp")
     secret_file: SecretFile = ""
     insecure: Insecure = False
     port_file: PortFile = ""
@@ -325,9 +327,9 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         Meta(description="Leases remembered for that."),
     ] = 65_536
     transports: Annotated[
-        tuple[Literal["local", "shm", "tcp"], ...],
+        tuple[Literal["local", "shm", "rdma", "tcp"], ...],
         Meta(description="Ways to move bytes, best first."),
-    ] = ("local", "shm", "tcp")
+    ] = ("local", "shm", "rdma", "tcp")
     tcp_streams: Annotated[
         int,
         Meta(ge=1, le=64, description="Connections to each worker reached over TCP."),

@@ -134,6 +134,7 @@ class Worker:
         self._server = TransferServer(
             tcp=_bracketed(config.host, config.port) if "tcp" in config.transports else None,
             unix="auto" if "shm" in config.transports else None,
+            rdma="rdma" in config.transports,
             secret=self._secret,
             insecure=config.insecure,
             advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine.devices import StagedBatch
+    from transfer_engine.engine import Region
     from transfer_engine.memory import Mapping
 
     Columns = NDArray[np.int64]
@@ -243,6 +244,12 @@ class Transport(abc.ABC):
         PeerLostError or another StoreError when the whole batch failed; bytes that had already
         moved stay moved.
         """
+
+    def register(self, region: Region) -> None:  # noqa: B027 - most need no notice
+        """Learn of local memory that transfers may touch from now on; hold it while it is used."""
+
+    def unregister(self, region: Region) -> None:  # noqa: B027
+        """Learn that it may be touched no more, except by transfers under way."""
 
     def view(self, target: RemoteSegment, offset: int, length: int) -> memoryview:
         """Return a range of the segment without a copy, read-only, where memory is shared."""

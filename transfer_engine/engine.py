@@ -203,6 +203,8 @@ class TransferEngine:
             view = flat_view(cast("Buffer", memory))
             address = int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.nbytes else 0
             region = Region(address, view.nbytes, view)
+        for transport in self._transports:
+            transport.register(region)
         with self._lock:
             self._regions[id(region)] = region
             self._note_regions()
@@ -214,6 +216,8 @@ class TransferEngine:
             if self._regions.pop(id(region), None) is None:
                 raise NotFoundError("this region is not registered with this engine", advice="")
             self._note_regions()
+        for transport in self._transports:
+            transport.unregister(region)
 
     def _note_regions(self) -> None:
         """Replace what batches are checked against. Held: the lock."""

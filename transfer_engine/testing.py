@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.engine import Region, SegmentHandle, TransferEngine
 
-__all__ = ["OwnerProcess", "TransportCase", "TransportContract", "content"]
+__all__ = ["Owner", "OwnerProcess", "TransportCase", "TransportContract", "content"]
 
 _START_S = 30.0
 _BLOCK = (32 << 20) + 1
@@ -337,8 +337,8 @@ def _policy(name: str | None) -> Callable[[Access], bool] | None:
     return lambda access: access.operation is Operation.READ or access.fence >= fence
 
 
-class _Owner:
-    """The commands of an owner process."""
+class Owner:
+    """The commands of an owner process, by name."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         secret = options.pop("secret", None)
@@ -351,10 +351,12 @@ class _Owner:
         self.paths: dict[str, str] = {}
 
     def publish(self, size: int, seed: int, uuid: str | None) -> str:
+        """Serve a new segment filled with `content(seed, size)`; return its descriptor in hex."""
         segment = Segment.create(size, uuid=bytes.fromhex(uuid) if uuid else None)
         return self._serve(segment, seed)
 
     def publish_map(self, path: str, size: int, seed: int) -> str:
+        """Serve a mapped file or device, filled likewise; return its descriptor in hex."""
         return self._serve(Segment.map(path, size), seed)
 
     def _serve(self, segment: Segment, seed: int) -> str:
@@ -363,6 +365,7 @@ class _Owner:
         return self.server.publish(segment).encode().hex()
 
     def publish_file(self, path: str, size: int, seed: int, options: dict[str, Any]) -> str:
+        """Serve a file or block device, filled likewise; return its descriptor in hex."""
         make = FileSegment.open if os.path.exists(path) else FileSegment.create
         segment = make(path, size=size, **options)
         with open(path, "r+b", buffering=0) as file:
@@ -373,6 +376,7 @@ class _Owner:
         return self.server.publish(segment).encode().hex()
 
     def digest(self, uuid: str) -> str:
+        """Return the hash of the whole segment."""
         segment = self.segments[uuid]
         if isinstance(segment, Segment):
             return xxhash.xxh3_128_hexdigest(segment.buffer)
@@ -380,16 +384,18 @@ class _Owner:
             return xxhash.xxh3_128_hexdigest(file.read(segment.size))
 
     def withdraw(self, uuid: str) -> None:
+        """Stop serving a segment and give its memory back."""
         segment = self.segments.pop(uuid)
         self.server.withdraw(segment)
         segment.close()
 
     def threads(self) -> int:
+        """Return how many threads this process has."""
         return threading.active_count()
 
 
 def _main() -> None:
-    owner = _Owner(json.loads(sys.argv[1]))
+    owner = Owner(json.loads(sys.argv[1]))
     with owner.server:
         for line in sys.stdin:
             command, arguments = json.loads(line)

@@ -200,7 +200,7 @@ def test_rows_show_each_value_as_a_variable_would_hold_it():
     shown = {row.name: row for row in rows(loaded)}
     # A size that no unit expresses exactly is shown in bytes, so nothing is lost.
     assert shown["worker.segments"].value == "1.5GiB,2000001,4GiB"
-    assert shown["worker.transports"].value == "shm,tcp"
+    assert shown["worker.transports"].value == "shm,rdma,tcp"
     assert shown["worker.segments"].origin == "command line"
     assert shown["worker.segments"].variable == "MOONCAKE_WORKER_SEGMENTS"
 

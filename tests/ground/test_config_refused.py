@@ -75,7 +75,10 @@ def refuse_file(tmp_path):
         ),
         ("[worker]\nsegments = '4GiB'", "must be a list, each item a size from 1MiB to "),
         ("[worker]\nsegments = ['16']", "'1.5g' or '4096', not ['16']"),
-        ("[worker]\ntransports = ['rmda']", "must be a list, each item one of shm, tcp, not "),
+        (
+            "[worker]\ntransports = ['rmda']",
+            "must be a list, each item one of shm, rdma, tcp, not ",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_where_it_is_wrong(refuse_file, text, said):

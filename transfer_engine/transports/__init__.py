@@ -1,4 +1,4 @@
-"""One file per way to move bytes: `local`, `shm`, `file`, `tcp`; the server that answers them."""
+"""One file per way to move bytes, cheapest first in `NAMES`, and the server that answers them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "create"]
 
-NAMES = ("local", "shm", "file", "tcp")
+NAMES = ("local", "shm", "file", "rdma", "tcp")
 """The transports there are, cheapest first."""
 
 
@@ -29,6 +29,10 @@ def create(name: str, *, secret: bytes | None = None) -> Transport:
         from transfer_engine.transports.file import FileTransport
 
         return FileTransport()
+    if name == "rdma":
+        from transfer_engine.transports.rdma import RdmaTransport
+
+        return RdmaTransport(secret=secret)
     if name == "tcp":
         from transfer_engine.transports.tcp import TcpTransport
 

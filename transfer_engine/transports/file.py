@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine import checksum
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Operation, RemoteSegment
 from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.file_segment import find_file_segment
+from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.lending import LendingTransport, LentSegment
 
 if TYPE_CHECKING:
@@ -71,11 +71,7 @@ class FileTransport(LendingTransport[BlockFile]):
             batch.statuses[batch.statuses == 0] = REFUSED
             return
         file.move(operation, batch, deadline, str(target.descriptor))
-        if batch.checksums is not None:
-            good = batch.statuses == 0
-            batch.checksums[good] = checksum.checksum_ranges(
-                batch.addresses[good], batch.lengths[good]
-            )
+        hash_local(batch)
 
     def release(self, target: RemoteSegment) -> None:
         """Give a borrowed file back after its last user."""

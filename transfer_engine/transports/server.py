@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from transfer_engine import _verbs
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundError
 from transfer_engine.memory import host_identity, load_kernels
 from transfer_engine.notify import Desk
 from transfer_engine.rpc.address import Address
 from transfer_engine.transports import forking
+from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.shm_server import ShmServer
 from transfer_engine.transports.tcp_server import TcpServer
 
@@ -81,6 +83,7 @@ class Owner(Protocol):
     instance: bytes
     secret: bytes | None
     desk: Desk
+    rdma: RdmaServer | None
 
     def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
@@ -94,6 +97,7 @@ class TransferServer:
 
     `tcp` is "host:port" (port 0: any free one) or None; `unix` is "@name", a path, "auto" or
     None. `rails` are further addresses, each on a network of its own: large batches use all.
+    `rdma` offers RDMA as well where this host has a card; clients ask for it over `tcp`.
     Without a `secret`, only loopback addresses are bound unless `insecure`. `authorize`
     sees every batch before bytes move and answers True, False or one bool per request.
     `patience_s` bounds how long a peer may stall in the middle of a message.
@@ -105,6 +109,7 @@ class TransferServer:
         tcp: str | None = "127.0.0.1:0",
         unix: str | None = "auto",
         rails: Sequence[str] = (),
+        rdma: bool = True,
         secret: bytes | None = None,
         insecure: bool = False,
         authorize: AccessHook | None = None,
@@ -124,6 +129,7 @@ class TransferServer:
         self._rails: list[tuple[str, TcpServer]] = []
         self._shm: ShmServer | None = None
         self._tcp_host = ""
+        self.rdma = RdmaServer(self) if rdma and tcp is not None and _verbs.find_nics() else None
 
         def listen(address: str) -> tuple[str, TcpServer]:
             host, port = parse_address(address)
@@ -169,6 +175,8 @@ class TransferServer:
                 raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
         lender = self._shm if segment.lent_as else None
         tcp = self._tcp
+        rdma = self.rdma is not None and self.rdma.publish(segment)
+        ways = {segment.lent_as: lender, "rdma": rdma, "tcp": tcp}
         descriptor = SegmentDescriptor(
             uuid=segment.uuid,
             size=segment.size,
@@ -178,7 +186,7 @@ class TransferServer:
             instance=self.instance,
             uid=os.geteuid(),
             pid=os.getpid(),
-            transports=(*((segment.lent_as,) if lender else ()), *(("tcp",) if tcp else ())),
+            transports=tuple(name for name, way in ways.items() if way),
             unix_address=lender.address if lender else "",
             tcp_host=self._tcp_host if tcp else "",
             tcp_port=tcp.port if tcp else 0,
@@ -200,6 +208,8 @@ class TransferServer:
             self._described.pop(segment.uuid, None)
         if self._shm is not None:
             self._shm.announce_withdrawal(segment.uuid)
+        if self.rdma is not None:
+            self.rdma.withdraw(segment.uuid)
         for server in self._listeners():
             server.quiesce(segment.uuid, timeout_s)
 
@@ -246,12 +256,14 @@ class TransferServer:
             self._shm.close()
         for server in self._listeners():
             server.close()
+        if self.rdma is not None:
+            self.rdma.close()
 
     def after_fork(self) -> None:
         """Stop existing in a forked child: the parent serves."""
         self._segments = {}
         self._lock = threading.Lock()
-        for front in (self._shm, *self._listeners()):
+        for front in (self._shm, *self._listeners(), self.rdma):
             if front is not None:
                 front.forget()
 

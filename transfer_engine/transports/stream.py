@@ -82,9 +82,9 @@ _NO_LINGER = struct.pack("@ii", 1, 0)
 _RETRY = frozenset({_kernels.MOVED_PART, errno.EINTR, errno.EAGAIN})
 
 
-def identity(role: str, instance: bytes = b"") -> Identity:
+def identity(role: str, instance: bytes = b"", features: tuple[str, ...] = ()) -> Identity:
     """What one end of a data connection tells of itself."""
-    return Identity("transfer", role=role, instance=instance.hex())
+    return Identity("transfer", role=role, instance=instance.hex(), features=features)
 
 
 def padded(length: int) -> int:

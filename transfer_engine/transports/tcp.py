@@ -14,9 +14,7 @@ Cost: about 10 us of Python a batch on top of the kernel's work.
 
 from __future__ import annotations
 
-import socket
 import threading
-import time
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -39,6 +37,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.transports import forking
 from transfer_engine.transports.calling import call
+from transfer_engine.transports.dialing import dial
 from transfer_engine.transports.stream import (
     COUNT_MAX,
     DATA_BYTES_MAX,
@@ -51,14 +50,11 @@ from transfer_engine.transports.stream import (
     WRITE,
     Link,
     check_header,
-    handshake_decoder,
-    identity,
     padded,
 )
 from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error
 from transfer_engine.wire.frame import ERROR, MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
-from transfer_engine.wire.handshake import ClientHandshake
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +64,6 @@ if TYPE_CHECKING:
 __all__ = ["TcpTransport"]
 
 _OPCODES = {Operation.READ: READ, Operation.WRITE: WRITE}
-_CONNECT_S = 5.0
 
 
 class _Pool:
@@ -106,7 +101,7 @@ class _Pool:
             else:
                 raise PeerLostError("the transport was closed", peer=self.name)
         try:
-            link = self._connect(deadline)
+            link, _ = dial(self.address, self.instance, secret=self._secret, deadline=deadline)
         except BaseException:
             with self._changed:
                 self._count -= 1
@@ -136,50 +131,6 @@ class _Pool:
         self._open.discard(link)
         self._count -= 1
         self._changed.notify()
-
-    def _connect(self, deadline: float) -> Link:
-        timeout_s = min(_CONNECT_S, remaining_s(deadline, "connect", self.name))
-        try:
-            sock = socket.create_connection(self.address, timeout=timeout_s)
-        except TimeoutError as error:
-            raise TransferTimeoutError(
-                f"{self.name} did not accept a connection in {timeout_s:.1f} s",
-                peer=self.name,
-                operation="connect",
-            ) from error
-        except OSError as error:
-            raise PeerLostError(
-                f"cannot connect to {self.name}: {error.strerror or error}",
-                peer=self.name,
-                operation="connect",
-            ) from error
-        here = sock.getsockname()
-        link = Link(sock, f"{self.name} (from {here[0]}:{here[1]})")
-        try:
-            link.deadline = time.monotonic() + timeout_s
-            self._greet(link)
-        except BaseException:
-            link.close()
-            raise
-        return link
-
-    def _greet(self, link: Link) -> None:
-        handshake = ClientHandshake(identity("client"), secret=self._secret)
-        decoder = handshake_decoder()
-        link.send(handshake.start())
-        while handshake.session is None:
-            reply = handshake.receive(link.frame(decoder))
-            if reply:
-                link.send(reply)
-        found = handshake.session.peer.instance
-        if found != self.instance.hex():
-            raise PeerLostError(
-                f"the owner restarted: the descriptor names instance {self.instance.hex()[:8]}, "
-                f"the process at {self.name} is {found[:8]}",
-                peer=link.peer,
-                operation="connect",
-                advice="get the new descriptor of the segment and open that",
-            )
 
     def close(self) -> None:
         """End every connection, busy ones as well."""

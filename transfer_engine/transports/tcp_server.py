@@ -32,6 +32,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.memory import Mapping
 from transfer_engine.transports import calling
+from transfer_engine.transports.rdma_wire import FEATURE
 from transfer_engine.transports.stream import (
     CALL,
     COLUMNS_AT,
@@ -135,7 +136,9 @@ class TcpServer:
 
     def _serve(self, link: Link) -> None:
         try:
-            self._greet(link)
+            features = self._greet(link)
+            if self._owner.rdma is not None and FEATURE in features:
+                self._owner.rdma.serve(link)
             link.patience_s = self._patience_s
             while not self._closing:
                 self._answer(link)
@@ -149,10 +152,11 @@ class TcpServer:
                 self._links.discard(link)
             link.close()
 
-    def _greet(self, link: Link) -> None:
+    def _greet(self, link: Link) -> frozenset[str]:
         link.deadline = time.monotonic() + _HANDSHAKE_S
+        offered = () if self._owner.rdma is None else (FEATURE,)
         handshake = ServerHandshake(
-            identity("owner", self._owner.instance), secret=self._owner.secret
+            identity("owner", self._owner.instance, offered), secret=self._owner.secret
         )
         decoder = handshake_decoder()
         while handshake.session is None:
@@ -166,6 +170,7 @@ class TcpServer:
                 link.send(reply)
             if handshake.failure is not None:
                 raise handshake.failure
+        return handshake.session.features
 
     def _answer(self, link: Link) -> None:
         """Serve one message, or raise what ends the connection."""

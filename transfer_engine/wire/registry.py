@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -132,4 +132,6 @@ def _column(column: Column) -> str:
 
 
 def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Annotated:  # its bounds are for the decoder
+        kind = get_args(kind)[0]
     return kind.__name__ if isinstance(kind, type) else str(kind)

@@ -1,0 +1,117 @@
+"""Runs the tests that need an RDMA device, NVMe over fabrics or dax, in a small virtual machine.
+
+    python -m tests.rdma.vm [--keep-going] [pytest arguments]      what `make test-rdma` runs
+
+The machine has soft-RoCE: two devices, `rxe0` and `rxe1`, that do in software what an RDMA card
+does. It is emulated (no KVM), so it says nothing about speed. A test that is skipped in it fails:
+a green run means that everything ran.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.rdma import image
+
+ROOT = Path(__file__).resolve().parents[2]
+GUEST = Path(__file__).with_name("guest.sh")
+# Compiled kernels of the guest's processor: it is told to be `generic`, and so is numba, here
+# before the machine starts (seconds) rather than in it (minutes).
+NUMBA = {
+    "NUMBA_CACHE_DIR": str(image.CACHE / "numba"),
+    "NUMBA_CPU_NAME": "generic",
+    "NUMBA_CPU_FEATURES": "",
+}
+TIMEOUT_S = 600
+NEVER_FINISHED = 99
+
+
+def warm() -> None:
+    """Compile the kernels for the guest, unless its cache has them."""
+    modules = sorted(ROOT.glob("transfer_engine/_kernels*.py"))
+    # The tests begin with this as well, and would throw away what has no stamp.
+    program = "from mooncake_store import kernels; kernels.forget_stale_caches();"
+    program += "".join(f"import transfer_engine.{m.stem} as k; k.warmup();" for m in modules)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | NUMBA, check=True)
+
+
+def start_script(arguments: list[str]) -> str:
+    """The first program of the guest: its environment, then guest.sh, then power off."""
+    environment = NUMBA | {
+        "HOME": str(Path.home()),
+        "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHON": sys.executable,
+        "TERM": "dumb",
+    }
+    exports = "\n".join(f"export {name}={shlex.quote(text)}" for name, text in environment.items())
+    return (
+        f"{exports}\ncd {shlex.quote(str(ROOT))}\n"
+        f"/bin/bash {GUEST} {shlex.join(arguments)}\n"
+        'echo "GUEST_EXIT=$?"\n/usr/bin/busybox poweroff -f\n'
+    )
+
+
+def boot(arguments: list[str]) -> int:
+    """Run the guest to its end and return the status of guest.sh."""
+    with tempfile.TemporaryDirectory(dir=image.CACHE) as folder:
+        start = Path(folder, "start.sh")
+        start.write_text(start_script(arguments))
+        archive = image.initramfs(start)
+        command = [
+            "timeout", str(TIMEOUT_S), "qemu-system-x86_64",
+            "-accel", os.environ.get("MOONCAKE_VM_ACCEL", "tcg,thread=multi"),
+            "-cpu", "max", "-M", "q35", "-smp", "2", "-m", "3072",
+            "-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio",
+            "-kernel", str(image.KERNEL), "-initrd", str(archive),
+            *share("host", "/"), *share("layer", image.ROOT_LAYER),
+            "-append", "console=ttyS0 panic=-1 quiet mitigations=off memmap=128M!1G",
+        ]  # fmt: skip
+        status = NEVER_FINISHED
+        try:
+            with subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace",
+            ) as machine:  # fmt: skip
+                assert machine.stdout is not None
+                for line in machine.stdout:
+                    if found := re.match(r"GUEST_EXIT=(\d+)", line):
+                        status = int(found[1])
+                    else:
+                        sys.stdout.write(line.replace("\r", ""))
+                        sys.stdout.flush()
+        finally:
+            archive.unlink()
+        return status
+
+
+def share(tag: str, path: str | Path) -> list[str]:
+    """The words that give the guest a directory of the host to read."""
+    options = "security_model=none,readonly=on,multidevs=remap"
+    return ["-virtfs", f"local,path={path},mount_tag={tag},{options}"]
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare what is missing, run the guest, and say how it ended."""
+    try:
+        image.ensure_tools()
+        image.build()
+    except image.ImageError as error:
+        sys.stderr.write(f"test-rdma: {error}\n")
+        return 2
+    warm()
+    status = boot(arguments)
+    if status == NEVER_FINISHED:
+        sys.stderr.write(f"test-rdma: the machine ended early, or took over {TIMEOUT_S} s\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""Connecting to an owner: TCP, then the handshake, then the check that it is the owner meant.
+
+Every data connection begins this way, whatever it carries afterwards. A descriptor names one run
+of one process; whoever else answers at its address (a restarted owner, another program) is told
+apart here. Cost: two or three round trips, once a connection.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from transfer_engine.base import remaining_s
+from transfer_engine.errors import PeerLostError, TransferTimeoutError
+from transfer_engine.transports.stream import Link, handshake_decoder, identity
+from transfer_engine.wire.handshake import ClientHandshake
+
+__all__ = ["dial"]
+
+_CONNECT_S = 5.0
+
+
+def dial(
+    address: tuple[str, int],
+    instance: bytes,
+    *,
+    secret: bytes | None,
+    deadline: float,
+    features: tuple[str, ...] = (),
+) -> tuple[Link, frozenset[str]]:
+    """Return a connection to this owner, and the features that both ends have.
+
+    Raises PeerLostError, also when another instance answers; TransferTimeoutError; AuthError.
+    """
+    name = f"{address[0]}:{address[1]}"
+    timeout_s = min(_CONNECT_S, remaining_s(deadline, "connect", name))
+    try:
+        sock = socket.create_connection(address, timeout=timeout_s)
+    except TimeoutError as error:
+        raise TransferTimeoutError(
+            f"{name} did not accept a connection in {timeout_s:.1f} s",
+            peer=name,
+            operation="connect",
+        ) from error
+    except OSError as error:
+        raise PeerLostError(
+            f"cannot connect to {name}: {error.strerror or error}",
+            peer=name,
+            operation="connect",
+        ) from error
+    here = sock.getsockname()
+    link = Link(sock, f"{name} (from {here[0]}:{here[1]})")
+    try:
+        link.deadline = time.monotonic() + timeout_s
+        return link, _greet(link, name, instance, secret, features)
+    except BaseException:
+        link.close()
+        raise
+
+
+def _greet(
+    link: Link, name: str, instance: bytes, secret: bytes | None, features: tuple[str, ...]
+) -> frozenset[str]:
+    handshake = ClientHandshake(identity("client", features=features), secret=secret)
+    decoder = handshake_decoder()
+    link.send(handshake.start())
+    while handshake.session is None:
+        reply = handshake.receive(link.frame(decoder))
+        if reply:
+            link.send(reply)
+    found = handshake.session.peer.instance
+    if found != instance.hex():
+        raise PeerLostError(
+            f"the owner restarted: the descriptor names instance {instance.hex()[:8]}, "
+            f"the process at {name} is {found[:8]}",
+            peer=link.peer,
+            operation="connect",
+            advice="get the new descriptor of the segment and open that",
+        )
+    return handshake.session.features

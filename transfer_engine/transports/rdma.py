@@ -1,0 +1,364 @@
+"""Segments behind RDMA cards: one-sided reads and writes, without the owner's processor.
+
+A batch becomes chains of linked work requests with one completion each (`rdma_endpoint`), built
+by a kernel in arrays the card reads. Endpoints are pooled per owner and card, used by one batch
+at a time and bounded in number over all owners (`rdma_pool`). Keys and sizes of remote memory are
+asked for on the owner's TCP port (`rdma_wire`); local keys come from what the engine registered
+(`rdma_memory`).
+
+Every card of this host is a rail. A large batch is split over the rails that work, a small one
+takes the rail with the fewest bytes under way. A batch that failed on a pooled endpoint goes once
+more over a fresh one (the owner may have dropped it, or restarted, or the segment's key may have
+changed); reads and writes may be repeated. A rail on which a fresh endpoint failed rests, longer
+each time, and the others take over. A timeout is never retried.
+
+Like shared memory, the owner judges rights once, when a segment is opened; it cannot fence single
+writes. Cost: about 10 us of Python a batch, and one copy for memory nobody registered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import secrets
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from transfer_engine import _kernels, _kernels_rdma, _verbs
+from transfer_engine.base import (
+    CANCELLED,
+    REFUSED,
+    UNKNOWN_SEGMENT,
+    Operation,
+    RemoteSegment,
+    Transport,
+)
+from transfer_engine.errors import (
+    AuthError,
+    NotFoundError,
+    PeerLostError,
+    StoreError,
+    TransferTimeoutError,
+)
+from transfer_engine.transports import forking
+from transfer_engine.transports.copying import hash_local
+from transfer_engine.transports.rdma_endpoint import (
+    Cancelled,
+    Endpoint,
+    Job,
+    RefusedByCard,
+    Transfer,
+    drive,
+)
+from transfer_engine.transports.rdma_memory import ARENA_BYTES, LocalMemory
+from transfer_engine.transports.rdma_pool import Pool
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from transfer_engine._verbs import Nic
+    from transfer_engine.base import Batch, SegmentDescriptor
+    from transfer_engine.engine import Region
+
+__all__ = ["RdmaTransport"]
+
+_RAIL_BYTES_MIN = 1 << 20
+"""A batch is split over rails in parts of at least this much."""
+_REST_S_MIN, _REST_S_MAX = 1.0, 60.0
+
+
+class _NotWritable(Exception):
+    """The owner granted reading only."""
+
+
+@dataclass(slots=True)
+class _Rail:
+    """How one card of this host does towards one owner."""
+
+    resting_until: float = 0.0
+    rest_s: float = _REST_S_MIN
+
+    def fail(self, now: float) -> None:
+        self.resting_until = now + self.rest_s
+        self.rest_s = min(_REST_S_MAX, 2 * self.rest_s)
+
+    def succeed(self) -> None:
+        self.rest_s = _REST_S_MIN
+
+
+class _Rails(list[_Rail]):
+    """The cards towards one owner, shared by its segments and forgotten with the last of them."""
+
+
+class RdmaSegment(RemoteSegment):
+    """A segment reached through endpoints."""
+
+    __slots__ = ("owner", "rails")
+
+    def __init__(
+        self, descriptor: SegmentDescriptor, owner: tuple[str, int, bytes], rails: _Rails
+    ) -> None:
+        super().__init__(descriptor)
+        self.owner = owner
+        self.rails = rails
+
+
+class RdmaTransport(Transport):
+    """Moves batches over RDMA cards. `endpoints_max` bounds the queue pairs of this transport."""
+
+    name: ClassVar[str] = "rdma"
+    cost: ClassVar[int] = 20
+
+    def __init__(self, *, secret: bytes | None = None, endpoints_max: int = 256) -> None:
+        self._secret = secret
+        self._instance = secrets.token_bytes(16)
+        self._lock = threading.Lock()
+        self._memory = LocalMemory()
+        self._pool: Pool[tuple[object, int], Endpoint] = Pool(endpoints_max)
+        self._owners: weakref.WeakValueDictionary[tuple[str, int, bytes], _Rails] = (
+            weakref.WeakValueDictionary()
+        )
+        # Bytes under way per card, of all owners.
+        self._flying = [0] * len(self._nics)
+        forking.register(self)
+
+    @property
+    def _nics(self) -> tuple[Nic, ...]:
+        return _verbs.find_nics()
+
+    @property
+    def evictions(self) -> int:
+        """How often an endpoint was closed to make room for another."""
+        return self._pool.evictions
+
+    def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
+        """Segments that their owner serves over RDMA, where this host has a card."""
+        if self.name not in descriptor.transports:
+            return "the owner does not serve this segment over RDMA"
+        return _verbs.unavailable()
+
+    def register(self, region: Region) -> None:
+        """Register memory of the host with every card; a device's is staged there first."""
+        if region.location == "host":
+            self._memory.add(region, self._nics)
+
+    def unregister(self, region: Region) -> None:
+        """Take memory back; transfers under way still end."""
+        self._memory.remove(region)
+
+    def open(self, descriptor: SegmentDescriptor, deadline: float) -> RdmaSegment:
+        """Connect, and ask the owner for the key of the segment."""
+        owner = (descriptor.tcp_host, descriptor.tcp_port, descriptor.instance)
+        with self._lock:
+            rails = self._owners.setdefault(owner, _Rails(_Rail() for _ in self._nics))
+        target = RdmaSegment(descriptor, owner, rails)
+        for endpoint, _ in self._endpoints(target, 0, deadline, fresh=False):
+            self._pool.release(endpoint)
+        return target
+
+    def _endpoints(
+        self, target: RdmaSegment, total: int, deadline: float, *, fresh: bool
+    ) -> list[tuple[Endpoint, bool]]:
+        """Return endpoints that hold the segment's key, for `total` bytes, and if they were used.
+
+        One at least, which is waited for; more where other rails have room.
+        """
+        now = time.monotonic()
+        rails = sorted(range(len(target.rails)), key=self._flying.__getitem__)
+        awake = [rail for rail in rails if target.rails[rail].resting_until <= now]
+        rails = awake or sorted(rails, key=lambda rail: target.rails[rail].resting_until)
+        found: list[tuple[Endpoint, bool]] = []
+        failure: StoreError | None = None
+        try:
+            for rail in rails:
+                try:
+                    one = self._endpoint(target, rail, deadline, fresh=fresh, wait=not found)
+                except (NotFoundError, AuthError, TransferTimeoutError):
+                    raise
+                except StoreError as error:
+                    target.rails[rail].fail(now)
+                    failure = failure or error
+                    continue
+                if one is not None:
+                    found.append(one)
+                if len(found) >= max(1, total // _RAIL_BYTES_MIN):
+                    break
+            if not found:
+                assert failure is not None
+                raise failure
+        except BaseException:
+            for endpoint, _ in found:
+                self._pool.release(endpoint)
+            raise
+        return found
+
+    def _endpoint(
+        self, target: RdmaSegment, rail: int, deadline: float, *, fresh: bool, wait: bool
+    ) -> tuple[Endpoint, bool] | None:
+        """Return one endpoint of a rail that holds the key of the segment."""
+
+        def make() -> Endpoint:
+            return Endpoint.connect(
+                self._nics[rail], rail, target.descriptor, secret=self._secret,
+                instance=self._instance, deadline=deadline,
+            )  # fmt: skip
+
+        while True:
+            found = self._pool.acquire((target.owner, rail), make, deadline, fresh=fresh, wait=wait)
+            if found is None:
+                return None
+            endpoint, used = found
+            try:
+                endpoint.grant(target.descriptor, deadline)
+            except (NotFoundError, AuthError):
+                self._pool.release(endpoint)  # an answer, on a sound connection
+                raise
+            except BaseException as error:
+                self._pool.discard(endpoint)
+                if used and isinstance(error, PeerLostError):
+                    fresh = True
+                    continue
+                raise
+            return endpoint, used
+
+    def move(
+        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
+    ) -> None:
+        """Move registered memory directly, the rest through an arena."""
+        assert isinstance(target, RdmaSegment)
+        if batch.total_bytes:
+            try:
+                self._move(target, operation, batch, deadline)
+            except Cancelled:
+                batch.statuses[batch.statuses == 0] = CANCELLED
+            except NotFoundError:
+                batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
+            except _NotWritable:
+                batch.statuses[batch.statuses == 0] = REFUSED
+            except StoreError as error:
+                if error.operation is None:
+                    error.operation = operation.name.lower()
+                raise
+        hash_local(batch)
+
+    def _move(
+        self, target: RdmaSegment, operation: Operation, batch: Batch, deadline: float
+    ) -> None:
+        table = self._memory.table(self._nics)
+        where = np.empty(batch.statuses.size, dtype=np.int64)
+        inside, outside = _kernels_rdma.locate(
+            batch.addresses, batch.lengths, batch.statuses, table.starts, table.ends, table.reach,
+            where,
+        )  # fmt: skip
+        opcode = _kernels_rdma.WRITE if operation is Operation.WRITE else _kernels_rdma.READ
+        job = Job(
+            batch, target.descriptor, opcode, batch.offsets, batch.lengths, batch.addresses,
+            where, table.keys, deadline,
+        )  # fmt: skip
+        if inside:
+            self._spread(target, job, 0, inside)
+        if outside:
+            strays = np.flatnonzero((where == _kernels_rdma.NOWHERE) & (batch.statuses == 0))
+            self._through_arena(target, job, strays, outside)
+
+    def _through_arena(
+        self, target: RdmaSegment, job: Job, strays: NDArray[np.int64], total: int
+    ) -> None:
+        """Move requests whose memory no card knows, one arena full at a time."""
+        arena = self._memory.take_arena(self._nics)
+        lengths = np.ascontiguousarray(job.lengths[strays])
+        memory = np.ascontiguousarray(job.addresses[strays])
+        positions = np.cumsum(lengths) - lengths
+        good = np.zeros(strays.size, dtype=np.int32)
+        staged = dataclasses.replace(
+            job,
+            offsets=np.ascontiguousarray(job.offsets[strays]),
+            lengths=lengths,
+            where=np.zeros(strays.size, dtype=np.int64),
+            keys=arena.table.keys,
+        )
+        for begin in range(0, total, ARENA_BYTES):
+            end = min(total, begin + ARENA_BYTES)
+            # The requests, laid end to end, pass under the arena like a tape.
+            origin = arena.address - begin
+            staged.addresses = origin + positions
+            window = (origin, positions, lengths, memory, good, begin, end)
+            if job.writing and _kernels.copy_batch(*window, 1, job.batch.cancel):
+                raise Cancelled
+            self._spread(target, staged, begin, end)
+            if not job.writing and _kernels.copy_batch(*window, 0, job.batch.cancel):
+                raise Cancelled
+        self._memory.give_arena(arena)
+
+    def _spread(self, target: RdmaSegment, job: Job, begin: int, end: int) -> None:
+        """Move a window of a job over the rails, again what failed, then give up."""
+        windows = [(begin, end)]
+        attempts = 0
+        while windows:
+            again = []
+            for window in windows:
+                for transfer, error in self._attempt(target, job, *window, fresh=attempts > 0):
+                    repeatable = isinstance(error, PeerLostError | RefusedByCard)
+                    if not repeatable or attempts > len(target.rails):
+                        raise error
+                    again.append(transfer.window)
+            windows = again
+            attempts += 1
+
+    def _attempt(
+        self, target: RdmaSegment, job: Job, begin: int, end: int, *, fresh: bool
+    ) -> list[tuple[Transfer, StoreError]]:
+        """Move one window once and return the parts that failed."""
+        found = self._endpoints(target, end - begin, job.deadline, fresh=fresh)
+        endpoints = [endpoint for endpoint, _ in found]
+        sound = set(endpoints)
+        failed: list[tuple[Transfer, StoreError]] = []
+        flying: list[tuple[int, int]] = []
+        try:
+            grants = [one.grant(job.segment, job.deadline) for one in endpoints]
+            if job.writing and not all(grant.writable for grant in grants):
+                raise _NotWritable
+            cuts = [begin + (end - begin) * at // len(found) for at in range(len(found) + 1)]
+            parts = zip(endpoints, grants, itertools.pairwise(cuts), strict=True)
+            transfers = [Transfer(one, job, grant, *part) for one, grant, part in parts]
+            flying = [(one.endpoint.rail, one.window[1] - one.window[0]) for one in transfers]
+            self._count(flying, 1)
+            sound = set()  # until `drive` says so: what it leaves under way must end
+            failed = drive(job, transfers)
+            sound = set(endpoints) - {transfer.endpoint for transfer, _ in failed}
+        finally:
+            self._count(flying, -1)
+            for endpoint in endpoints:
+                (self._pool.release if endpoint in sound else self._pool.discard)(endpoint)
+        for endpoint in sound:
+            target.rails[endpoint.rail].succeed()
+        fresh_ones = {endpoint for endpoint, used in found if not used}
+        for transfer, error in failed:
+            if isinstance(error, PeerLostError) and transfer.endpoint in fresh_ones:
+                target.rails[transfer.endpoint.rail].fail(time.monotonic())
+        return failed
+
+    def _count(self, flying: list[tuple[int, int]], sign: int) -> None:
+        with self._lock:
+            for rail, size in flying:
+                self._flying[rail] += sign * size
+
+    def close(self) -> None:
+        """Close all endpoints and deregister all memory. Idempotent."""
+        for endpoint in self._pool.close():
+            endpoint.abort()
+        self._memory.close()
+
+    def after_fork(self) -> None:
+        """Leave the endpoints to the parent; memory is registered anew when it is next used."""
+        self._lock = threading.Lock()
+        for endpoint in self._pool.items():
+            endpoint.forget()
+        self._pool = Pool(self._pool.limit)
+        self._memory.after_fork()
+        self._flying = [0] * len(self._flying)
