@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64]
 
-__all__ = ["Answer", "BytesSink", "MemorySink", "Plan", "Reading", "learn_segments"]
+__all__ = ["Answer", "BytesSink", "MemorySink", "Plan", "Reading", "half_of", "learn_segments"]
 
 # A lease that ends sooner than this is not worth starting a transfer under.
 MARGIN_NS = 2_000_000
@@ -348,7 +348,7 @@ class Reading:
                 roads.append((road, some))
         closed = [road for road, _ in roads if road.handle is None]
         if closed:
-            outcome = yield Opens(closed, self.until)
+            outcome = yield Opens(closed, self._attempt_until(index))
             failures = {road.number: error for road, error in zip(closed, outcome, strict=True)}
             for road, some in roads:
                 error = failures.get(road.number)
@@ -360,7 +360,10 @@ class Reading:
 
     def _move_all(self, roads: list[tuple[Road, Column]]) -> Steps[None]:
         moves = [self._move(road, some) for road, some in roads]
-        outcomes = yield Moves(moves, self.until)
+        until = self.until
+        if not all(_copied(road) for road, _ in roads):
+            until = min(self._attempt_until(some) for _, some in roads)
+        outcomes = yield Moves(moves, until)
         now = time.monotonic_ns()
         for (road, some), outcome in zip(roads, outcomes, strict=True):
             if isinstance(outcome, StoreError):
@@ -370,6 +373,16 @@ class Reading:
             if gone is not None:
                 what = NotFoundError("it is not served there any more")
                 yield from self._lost(road, gone, what)
+
+    def _attempt_until(self, index: Column) -> float:
+        """When to give an attempt up: at the deadline only if no other replica is left to try.
+
+        An owner that went silent would use up all of the time otherwise.
+        """
+        cols = self.cols
+        all_of_them = (1 << np.minimum(cols[k.REPLICAS, index], 62)) - 1
+        others = (cols[k.FIRST, index] < 0) | ((all_of_them & ~cols[k.TRIED, index]) != 0)
+        return half_of(self.until) if others.any() else self.until
 
     def _move(self, road: Road, index: Column) -> Move:
         cols, everything = self.cols, len(index) == len(self.keys)
@@ -456,8 +469,10 @@ class Reading:
         core.counters.failovers += len(failed)
         out_of_time = time.monotonic() >= self.until
         stale = failed[cols[k.FIRST, failed] < 0]
-        if len(stale) and not out_of_time:
+        if len(stale):
+            # Also when there is no time to ask: the next get must not follow the same plan.
             core.leases.forget(self.keys.words, stale, time.monotonic_ns())
+        if len(stale) and not out_of_time:
             cols[k.STATUS, stale] = k.MISSING
             yield from self.find(stale)
             again = stale[cols[k.STATUS, stale] == k.FOUND]
@@ -506,6 +521,17 @@ class Reading:
     def _blame(self, index: Column, status: int, error: StoreError) -> None:
         self.cols[k.STATUS, index] = status
         self.errors.update(dict.fromkeys(index.tolist(), error))
+
+
+def half_of(until: float) -> float:
+    """The middle of the time that is left."""
+    now = time.monotonic()
+    return now + max(0.0, until - now) / 2
+
+
+def _copied(road: Road) -> bool:
+    """Whether a read is a copy of memory, which no silent owner can hold up."""
+    return road.handle is not None and road.handle.transport in ("local", "shm")
 
 
 def learn_segments(core: Core, numbers: set[int], until: float) -> Steps[None]:

@@ -24,7 +24,7 @@ from mooncake_store import ids
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._buffers import new_bytes
 from mooncake_store.client._keys import Digests
-from mooncake_store.client._reads import MARGIN_NS, Answer
+from mooncake_store.client._reads import MARGIN_NS, Answer, half_of
 from mooncake_store.client._steps import Move, Moves, ask
 from mooncake_store.errors import StoreError
 from mooncake_store.wire.shard import GET
@@ -127,7 +127,8 @@ def _copy(
         column = np.array([[offset], [size], [buffer[0]]], np.int64)
         offsets, lengths, addresses = column
         move = Move(road, Direction.READ, offsets, lengths, addresses, plan.verify, buffer[2])
-        (outcome,) = yield Moves([move], until)
+        # What follows a failure tries other replicas, and needs time for that.
+        (outcome,) = yield Moves([move], half_of(until))
         if isinstance(outcome, StoreError) or outcome.statuses[0]:
             return _failed(core, road)
         sum64 = int(outcome.checksums[0]) if plan.verify else 0

@@ -132,10 +132,11 @@ def test_a_writer_whose_worker_dies_fails_and_leaves_the_key_free(own_cluster, c
     assert store.get("key") == content(3).tobytes()
 
 
-def test_a_stopped_worker(own_cluster, connect):
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_stopped_worker(own_cluster, connect, transport):
     """Stopped for longer than its time to live: its memory is read, then it is met again."""
     cluster = own_cluster(master=QUICK)
-    store = connect(cluster.url, transports=["shm"], deadline=DEADLINE_S)
+    store = connect(cluster.url, transports=[transport], deadline=DEADLINE_S)
     keys = [f"key-{number}" for number in range(20)]
     values = np.stack([content(number) for number in range(20)])
     both = keys[:10]
@@ -168,7 +169,7 @@ def test_a_stopped_worker(own_cluster, connect):
     assert store.get_many(both).values == [value.tobytes() for value in values[:10]]
     put = store.put_many([f"again-{n}" for n in range(20)], values, replicas=2)
     assert put.ok
-    other = connect(cluster.url, transports=["shm"])
+    other = connect(cluster.url, transports=[transport])
     assert other.get_many([f"again-{n}" for n in range(20)]).values == [v.tobytes() for v in values]
     assert other.get_many([f"late-{n}" for n in range(20)]).values == [v.tobytes() for v in values]
 
