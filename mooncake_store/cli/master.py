@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
 from mooncake_store.cli._program_options import (
     ConfigOption,
     InsecureOption,
@@ -17,6 +17,8 @@ app = make_app()
 
 
 @app.command(
+    # What is left over may be flags of the original's master.
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog=examples(
         ("mooncake master", "on 127.0.0.1:50051, for programs of this machine"),
         ("mooncake master --port 0 --port-file master.json", "on a free port, told in a file"),
@@ -25,9 +27,14 @@ app = make_app()
             "mooncake master --host 10.0.0.5 --secret-file secret",
             "for other machines that know the secret",
         ),
-    )
+        (
+            "mooncake master --rpc_port=50051 --default_kv_lease_ttl=5000",
+            "with the original's flags",
+        ),
+    ),
 )
 def master(
+    context: typer.Context,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on.", show_default=False)
     ] = None,
@@ -53,6 +60,7 @@ def master(
     hold_garbage_collection()
     from mooncake_store.master.running import run_master
 
+    flags = _flags_of_the_original(context.args)
     given = {
         "host": host,
         "port": port,
@@ -61,6 +69,7 @@ def master(
         "insecure": insecure or None,
         "port_file": port_file,
     }
+    given = flags | {name: value for name, value in given.items() if value is not None}
     settings = config.load(config.MasterConfig, file=file, overrides=given).value
     logs.configure(settings.log_level, as_json=settings.log_json)
     secret = config.read_secret(settings.secret_file).reveal() if settings.secret_file else None
@@ -76,3 +85,15 @@ def master(
         sys.stdout.flush()
 
     run_master(settings, secret, ready)
+
+
+def _flags_of_the_original(arguments: list[str]) -> dict[str, Any]:
+    """Settings that flags of the original's master stand for; what they cannot do is told."""
+    if not arguments:
+        return {}
+    from mooncake_store.compat.master_flags import translate
+
+    settings, notes = translate(arguments)
+    for text in notes:
+        note(text)
+    return dict(settings)

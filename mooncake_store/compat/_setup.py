@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store._endpoint import is_loopback, split_address
 from mooncake_store.client import Client
 from mooncake_store.compat._codes import log
-from mooncake_store.compat.config import parse_flag, parse_size
+from mooncake_store.compat.config import PROTOCOLS, parse_flag, parse_size
 from mooncake_store.config import WorkerConfig, load, read_secret
 from mooncake_store.errors import ConfigError
 from transfer_engine import transports
@@ -37,10 +37,6 @@ SIZE_DEFAULT = 16 << 20
 SEGMENT_BYTES_MIN = 1 << 20
 # Where the original takes ports from; some callers check that.
 _PORTS = (12_300, 14_300)
-_PROTOCOLS = frozenset(
-    {"tcp", "rdma", "efa", "nvmeof", "nvlink", "nvlink_intra", "musa", "hip", "barex", "cxl"}
-    | {"ascend", "ub", "ubshmem", "maca", "sunrise_link", "rpc_only"}
-)
 
 
 @dataclass(slots=True)
@@ -81,7 +77,7 @@ class Wanted:
         """Refuse what cannot be, and say once what is not done as asked."""
         if self.global_segment_size < 0 or self.local_buffer_size < 0:
             raise ValueError("sizes must not be negative")
-        if self.protocol not in _PROTOCOLS:
+        if self.protocol not in PROTOCOLS:
             raise ValueError(f"protocol {self.protocol!r} is unknown, use 'tcp' or 'rdma'")
         if self.protocol != "tcp" and self.protocol not in transports.NAMES:
             log.warning(

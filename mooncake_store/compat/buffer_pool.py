@@ -4,7 +4,8 @@
         count = store.get_into("key", lease.ptr, lease.size)
         use(lease.buffer[:count])
 
-Regions are kept by size class (powers of two) and handed out again. `max_bytes` bounds what is lent
+Regions are kept by size class (powers of two) and handed out again; all begin on a page, which is
+as much of an alignment as a copy can use. `max_bytes` bounds what is lent
 and kept together; without it the bound is twice the local buffer of `setup`. A lease whose memory
 is still looked at cannot be released. Cost: a dictionary lookup; new regions are page faults.
 """
@@ -65,7 +66,7 @@ class BufferLease:
         alive = watched()
         if alive is not None:
             self._window = alive
-            raise RuntimeError("views of this buffer are still alive: delete them first")
+            raise RuntimeError("exported views of this buffer are still alive: delete them first")
         region, self._region = self._region, None
         self._pool._take_back(region)
 
@@ -105,6 +106,8 @@ class BufferPool:
     ) -> None:
         if min_size_class < 1 or max_bytes < 0:
             raise ValueError("min_size_class must be positive and max_bytes not negative")
+        if alignment < 1 or alignment & (alignment - 1):
+            raise RuntimeError(f"alignment {alignment} is not a power of two")
         self._store = store
         self._max_bytes = max_bytes or max(2 * store._wanted.local_buffer_size, _BYTES_MIN)
         self._min = min_size_class
@@ -138,7 +141,7 @@ class BufferPool:
                     return BufferLease(self, region, size)
                 left = None if until is None else until - time.monotonic()
                 if not wait:
-                    raise RuntimeError(f"no buffer of {size} bytes is free")
+                    raise RuntimeError(f"the pool is exhausted: no buffer of {size} bytes is free")
                 if left is not None and left <= 0:
                     raise RuntimeError(f"no buffer of {size} bytes came free within {limit} s")
                 self._news.wait(left)
@@ -155,7 +158,7 @@ class BufferPool:
         """Give all memory up. Raises RuntimeError while leases are out. Idempotent."""
         with self._news:
             if self._lent:
-                raise RuntimeError(f"{self._lent} leases are still out")
+                raise RuntimeError(f"the pool has {self._lent} active leases")
             self._closed = True
             for regions in self._free.values():
                 for region in regions:
@@ -164,9 +167,11 @@ class BufferPool:
             self._news.notify_all()
 
     def _class_of(self, size: int) -> int:
-        if size < 1 or size > self._max_bytes or (self._max_class and size > self._max_class):
-            raise RuntimeError(f"a buffer of {size} bytes cannot be had from this pool")
-        kind = max(self._min, 1 << (size - 1).bit_length())
+        if not 0 <= size <= self._max_bytes:
+            raise RuntimeError(f"a buffer of {size} bytes exceeds the pool's capacity")
+        if self._max_class is not None and size > self._max_class:
+            return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        kind = max(self._min, 1 << max(0, size - 1).bit_length())
         return min(kind, max(size, self._max_bytes))
 
     def _region(self, kind: int) -> NDArray[np.uint8] | None:

@@ -9,13 +9,22 @@ told beyond that (deadlines, secret, transports) is in its own settings, by file
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MooncakeConfig", "parse_flag", "parse_size"]
+__all__ = ["PROTOCOLS", "MooncakeConfig", "parse_flag", "parse_size"]
+
+logger = logging.getLogger("mooncake_store.compat")
+
+PROTOCOLS = frozenset(
+    {"tcp", "rdma", "efa", "nvmeof", "nvlink", "nvlink_intra", "musa", "hip", "barex", "cxl"}
+    | {"ascend", "ub", "ubshmem", "maca", "sunrise_link", "rpc_only"}
+)
+"""What the original's configuration may name; bytes move over what is built in."""
 
 DEFAULT_GLOBAL_SEGMENT_SIZE = 3_355_443_200
 DEFAULT_LOCAL_BUFFER_SIZE = 1 << 30
@@ -77,6 +86,12 @@ class MooncakeConfig:
         if not isinstance(self.protocol, str) or not self.protocol.strip():
             raise ValueError(f"Invalid protocol: {self.protocol!r}, use 'tcp' or 'rdma'")
         self.protocol = self.protocol.strip().lower()
+        if self.protocol not in PROTOCOLS:
+            logger.warning(
+                "Unrecognised protocol %r; known are %s",
+                self.protocol,
+                ", ".join(sorted(PROTOCOLS)),
+            )
         for name in ("global_segment_size", "local_buffer_size"):
             if getattr(self, name) < 0:
                 raise ValueError(f"Invalid {name}: {getattr(self, name)} is negative")

@@ -123,3 +123,13 @@ def test_a_configuration_that_names_no_master_is_refused(monkeypatch, tmp_path):
     path.write_text('{"local_hostname": "a", "metadata_server": "b"}')
     with pytest.raises(ValueError, match="master_server_address"):
         MooncakeConfig.from_file(str(path))
+
+
+def test_an_unknown_protocol_is_passed_on_with_a_warning(caplog):
+    made = MooncakeConfig("a", "b", 0, 0, "Pigeon", "", "c")
+    assert made.protocol == "pigeon"
+    assert "pigeon" in caplog.text
+    with pytest.raises(ValueError, match="protocol"):
+        MooncakeConfig("a", "b", 0, 0, " ", "", "c")
+    with pytest.raises(ValueError, match="negative"):
+        MooncakeConfig("a", "b", -1, 0, "tcp", "", "c")

@@ -1,0 +1,93 @@
+"""Start scripts of the original's master need one word changed."""
+
+import json
+
+import pytest
+
+from mooncake_store.compat.master_flags import translate
+from mooncake_store.config import MasterConfig, load
+from mooncake_store.errors import ConfigError, InvalidArgumentError
+
+
+def test_flags_become_settings_in_every_form():
+    settings, notes = translate(
+        [
+            "--rpc_port=50077",
+            "--default-kv-lease-ttl",
+            "5000",
+            "--eviction_high_watermark_ratio=0.8",
+            "-eviction_ratio=0.2",
+            "--client_ttl=20",
+            "--noallow_evict_soft_pinned_objects",
+            "--memory_allocator=cachelib",
+            "--allocation_strategy=free_ratio_first",
+            "--put_start_discard_timeout_sec=10",
+            "--max_kv_soft_pin_ttl=1h",
+        ]
+    )
+    config = load(MasterConfig, environ={}, overrides=settings).value
+    assert (config.port, config.default_lease_ttl_ns) == (50077, 5 * 10**9)
+    assert (config.high_watermark, config.eviction_ratio) == (0.8, 0.2)
+    assert config.client_ttl_ns == 20 * 10**9
+    assert not config.evict_soft_pinned
+    assert (config.allocator, config.placement) == ("slab", "free_ratio")
+    assert config.put_discard_ns == 10 * 10**9
+    assert config.soft_pin_ttl_max_ns == 3600 * 10**9
+    assert notes == []
+
+
+def test_what_has_no_effect_is_told():
+    settings, notes = translate(["--enable_ha=true", "--metrics_port", "9003", "--logtostderr"])
+    assert settings == {}
+    assert [text.partition(" ")[0] for text in notes] == [
+        "--enable_ha",
+        "--metrics_port",
+        "--logtostderr",
+    ]
+
+
+def test_a_switch_takes_its_value_in_both_ways():
+    assert translate(["--allow_evict_soft_pinned_objects", "false", "--port=1"]).settings == {
+        "evict_soft_pinned": "false",
+        "port": "1",
+    }
+    assert translate(["--allow_evict_soft_pinned_objects", "--port=1"]).settings == {
+        "evict_soft_pinned": "true",
+        "port": "1",
+    }
+    assert translate(["--port=7", "--rpc_port=0"]).settings == {"port": "7"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        (["--rpc_prot=5"], InvalidArgumentError, "--rpc_port"),
+        (["stray"], InvalidArgumentError, "stray"),
+        (["--port"], InvalidArgumentError, "needs a value"),
+        (["--memory_allocator=jemalloc"], ConfigError, "offset, cachelib"),
+        (["--config_path=/no/such/file"], ConfigError, "/no/such/file"),
+    ],
+)
+def test_nonsense_is_an_error_that_names_it(arguments, kind, said):
+    with pytest.raises(kind, match=said):
+        translate(arguments)
+
+
+def test_a_file_of_flags_yields_to_the_command_line(tmp_path):
+    path = tmp_path / "master.json"
+    path.write_text(json.dumps({"rpc_port": 1, "allow_evict_soft_pinned_objects": False}))
+    settings, _ = translate([f"--config_path={path}", "--rpc_port=2"])
+    assert settings == {"port": "2", "evict_soft_pinned": "false"}
+
+
+def test_the_command_takes_them(start_program, tmp_path):
+    port_file = tmp_path / "master.json"
+    program = start_program(
+        "-m", "mooncake_store", "master", "--port=0", f"--port-file={port_file}",
+        "--default_kv_lease_ttl=3s", "--enable-ha=false",
+    )  # fmt: skip
+    program.wait_for_line("--enable_ha has no effect")
+    program.wait_for_line("is ready")
+    wrong = start_program("-m", "mooncake_store", "master", "--evict_ratio=0.1")
+    assert wrong.wait() == 2
+    assert "--eviction_ratio" in wrong.output
