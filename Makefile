@@ -3,7 +3,7 @@ PY := .venv/bin/python
 SEED ?= 1
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
-.PHONY: test-mount test-interop test-gpu test-vllm test-rdma
+.PHONY: test-mount test-interop test-gpu test-vllm test-rdma test-compat
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -22,6 +22,9 @@ test: setup-test ## the default suite (under 15 minutes)
 
 test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine (under 5 minutes)
 	@$(PY) -m tests.rdma.vm
+
+test-compat: setup-test ## the drop-in beside the original, call by call
+	@$(PY) scripts/compat_check.py
 
 check: setup-test ## ruff, format, mypy --strict, import contracts, tidy test
 	@.venv/bin/ruff check .
