@@ -25,6 +25,7 @@ _HOME = {
     "SoftPinAction": "mooncake_store.compat.values",
     "TransferEngine": "mooncake_store.compat.engine",
     "bind_to_numa_node": "mooncake_store.compat.numa",
+    "rest_application": "mooncake_store.compat.rest",  # needs aiohttp, so it is not in __all__
 }
 
 __all__ = [

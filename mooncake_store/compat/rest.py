@@ -26,14 +26,14 @@ from mooncake_store.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-__all__ = ["application", "main"]
+__all__ = ["main", "rest_application"]
 
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 100 << 20
 
 
-def application(store: MooncakeDistributedStore, token: str = "") -> web.Application:
+def rest_application(store: MooncakeDistributedStore, token: str = "") -> web.Application:
     """The routes over a store that is set up."""
 
     @web.middleware
@@ -152,7 +152,7 @@ async def _serve(config: MooncakeConfig, host: str, port: int, token: str) -> No
     )
     if number != 0:
         raise SystemExit(f"the store could not be set up: {number}")
-    runner = web.AppRunner(application(store, token))
+    runner = web.AppRunner(rest_application(store, token))
     await runner.setup()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

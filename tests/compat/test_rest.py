@@ -13,12 +13,12 @@ pytest.importorskip("aiohttp")
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
-from mooncake_store.compat.rest import application, main
+from mooncake_store.compat.rest import main, rest_application
 
 
 def talk(store, conversation, token=""):
     async def run():
-        async with TestServer(application(store, token)) as server, ClientSession() as session:
+        async with TestServer(rest_application(store, token)) as server, ClientSession() as session:
 
             async def ask(method, path, **more):
                 async with session.request(method, server.make_url(path), **more) as answer:
