@@ -28,7 +28,7 @@ NUMBA = {
     "NUMBA_CPU_NAME": "generic",
     "NUMBA_CPU_FEATURES": "",
 }
-TIMEOUT_S = 600
+TIMEOUT_S = 900
 NEVER_FINISHED = 99
 
 
