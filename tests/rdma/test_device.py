@@ -299,7 +299,7 @@ def test_a_range_past_the_end_is_refused_by_the_card_as_well(owner, engine, sett
         batch = engine._prepare(target, [0], [length], [region.address], 0, False)
         batch.offsets[0] = offset
         (endpoint, _), *_ = transport._endpoints(
-            target._used[1], 0, time.monotonic() + 30, fresh=False
+            transport.open(descriptor, time.monotonic() + 30), 0, time.monotonic() + 30, fresh=False
         )
         table = transport._memory.table(_verbs.find_nics())
         job = Job(

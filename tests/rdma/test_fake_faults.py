@@ -48,6 +48,10 @@ class Setting:
         self.engine.read_batch(self.target, [0], [size], here, **options).check()
         return np.array_equal(self.memory[:size], content(3, SIZE)[:size])
 
+    def remote(self):
+        """The segment as the transport sees it; its rails are those of the whole owner."""
+        return self.transport.open(self.descriptor, time.monotonic() + 5)
+
     def endpoints(self):
         return self.transport._pool.items()
 
@@ -100,7 +104,7 @@ def test_a_card_that_fails_is_left_to_rest_and_used_again(fake_nics, setting, mo
     assert second.bytes == SIZE // 2
     # And it rests longer when it fails again and again.
     second.down = True
-    rail = setting.target._used[1].rails[1]
+    rail = setting.remote().rails[1]
     rests = []
     for pause in (0.0, 10.0, 30.0, 100.0, 300.0):
         monkeypatch.setattr(rdma.time, "monotonic", lambda at=pause: clock() + 10 + at)
@@ -276,7 +280,7 @@ def test_a_cancelled_batch_sends_nothing_that_lay_in_the_arena(setting, operatio
         (np.array([1]), np.array([1 << 62])),
     )  # fmt: skip
     batch.stop()
-    setting.transport.move(setting.target._used[1], operation, batch, time.monotonic() + 5)
+    setting.transport.move(setting.remote(), operation, batch, time.monotonic() + 5)
     assert batch.statuses.tolist() == [CANCELLED]
     assert (memory == 9).all() or operation is Operation.READ
     assert np.array_equal(np.frombuffer(setting.segment.buffer, np.uint8), content(3, SIZE))
