@@ -12,6 +12,7 @@ A full pool returns None too but is no reason to rest. Thread-safe.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _REST_MAX_S = 30.0
+_WARM_UP_S = 30.0
+"""The first time on a machine compiles kernels."""
 
 
 class StoreLink:
@@ -84,6 +87,13 @@ class StoreLink:
         self._rest_s = self._first_rest_s
         return answer
 
+    def warm_up(self) -> bool:
+        """Store, find, read and remove a small object, so that no request loads code for it.
+
+        Returns whether it came back as it was.
+        """
+        return bool(self.call(_round_trip))
+
     def close(self) -> None:
         """Give leases back and close. Idempotent."""
         self._closed = True
@@ -114,3 +124,21 @@ class StoreLink:
             self._down = True
             self.outages += 1
             log.warning("no store, serving without it until it answers: %s", error)
+
+
+def _round_trip(client: Client) -> bool:
+    import numpy as np
+
+    from mooncake_store import Pieces
+
+    given, taken = np.arange(128, dtype=np.uint8), np.zeros(128, np.uint8)
+    keys = [f"warm-up/{secrets.token_hex(8)}"]
+    pieces = [
+        Pieces.of([[each.ctypes.data, each.ctypes.data + 64]], [[64, 64]])
+        for each in (given, taken)
+    ]
+    stored = client.put_many(keys, pieces[0], deadline=_WARM_UP_S)
+    found = client.find_prefix(keys, deadline=_WARM_UP_S)
+    client.get_into_many(keys, pieces[1], deadline=_WARM_UP_S)
+    client.remove_many(keys, force=True, deadline=_WARM_UP_S)
+    return bool(stored.ok and found and (given == taken).all())

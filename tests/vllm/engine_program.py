@@ -64,12 +64,25 @@ def main() -> None:
     answer({"closed": True})
 
 
-def generate(llm: object, params: type, prompts: list[list[int]], tokens: int = 8) -> dict:
-    """Tokens, hits and time of a batch of prompts."""
+def generate(
+    llm: object,
+    params: type,
+    prompts: list[list[int]],
+    tokens: int = 8,
+    handoff: dict | None = None,
+) -> dict:
+    """Tokens, hits and time of a batch of prompts; `handoff` is what a proxy sends along."""
+    extra = {"kv_transfer_params": handoff} if handoff else None
     began = time.perf_counter()
     outputs = llm.generate(
         [{"prompt_token_ids": each} for each in prompts],
-        params(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False),
+        params(
+            max_tokens=tokens,
+            temperature=0,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=extra,
+        ),
         use_tqdm=False,
     )
     seconds = time.perf_counter() - began
@@ -80,6 +93,7 @@ def generate(llm: object, params: type, prompts: list[list[int]], tokens: int = 
             each.metrics.first_token_latency if each.metrics else None for each in outputs
         ],
         "seconds": seconds,
+        "handoff": [each.kv_transfer_params for each in outputs],
     }
 
 

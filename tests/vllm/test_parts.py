@@ -168,7 +168,7 @@ def test_failed_read_is_reported_and_not_believed_again(engine, how):
 
 
 def test_distrust_ends_by_itself(engine):
-    one = engine(distrust_s=0.05)
+    one = engine(distrust_s=0.5)
     one.run(Request("a", 9, hashes(2)), [1, 2, 3])
     one.store.unreadable.update(one.store.objects)
     one.match(Request("b", 9, hashes(2)))

@@ -199,6 +199,7 @@ class MooncakePyConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         config = self._kv_cache_config
         self._on_host = all(cache.device.type == "cpu" for cache in kv_caches.values())
         self._moves.register(kv_caches, config.kv_cache_groups, config.num_blocks)
+        self._link.warm_up()
 
     def _ready(self) -> Any:
         """What to wait for before the memory of this step may be read."""

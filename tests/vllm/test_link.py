@@ -1,0 +1,57 @@
+"""A link to a store that comes and goes."""
+
+import logging
+
+import pytest
+
+from mooncake_store import LocalCluster
+from mooncake_store.errors import ConfigError, NoSpaceError, UnavailableError
+from serving.connectors.link import StoreLink
+from tests.waiting import until
+
+
+def _fail(error):
+    def function(client):
+        raise error
+
+    return function
+
+
+def test_store_that_is_not_there_is_said_once_and_tried_again(free_port, caplog):
+    url = f"mooncake://127.0.0.1:{free_port}/default"
+    with caplog.at_level(logging.WARNING):
+        link = StoreLink(url, {"connect_timeout": 0.5}, rest_s=0.05)
+        assert not link.up
+        assert link.client is None
+        assert link.call(lambda client: client.exists("x")) is None
+        assert not link.warm_up()
+        assert len(caplog.records) == 1
+        with LocalCluster(1, "16MiB", master={"port": free_port}, in_process=True):
+            assert until(lambda: link.call(lambda c: [c.exists("x")]), 60) == [False]
+            assert link.up
+            assert link.warm_up()
+            assert link.client.list() == []
+            link.close()
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        "no store",
+        "the store is back; blocks are kept again",
+    ]
+    assert link.outages == 1
+
+
+def test_calls_rest_after_a_failure_but_not_after_a_full_store():
+    with LocalCluster(1, "16MiB", in_process=True) as cluster:
+        link = StoreLink(cluster.url, rest_s=60)
+        assert link.call(_fail(NoSpaceError("full"))) is None
+        assert link.call(lambda client: 1) == 1
+        assert link.call(_fail(UnavailableError("gone"))) is None
+        assert not link.up
+        # It rests: the function is not even called.
+        assert link.call(_fail(AssertionError("called"))) is None
+        link.close()
+        link.close()
+
+
+def test_wrong_settings_stop_the_start():
+    with pytest.raises(ConfigError):
+        StoreLink("mooncake://127.0.0.1:1/default", {"lease_tll": 3})
