@@ -17,12 +17,7 @@ they use, so they are tested without it.
 """
 
 import contextlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from serving.connectors.vllm.connector import MooncakePyConnector
-
-__all__ = ["MooncakePyConnector", "register"]
+__all__ = ["register"]
 
 
 def register() -> None:
@@ -36,6 +31,7 @@ def register() -> None:
 
 
 def __getattr__(name: str) -> object:
+    # Not in __all__: it exists where vLLM does.
     if name == "MooncakePyConnector":
         from serving.connectors.vllm.connector import MooncakePyConnector
 
