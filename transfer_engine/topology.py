@@ -31,7 +31,6 @@ __all__ = [
     "UNKNOWN_NODE",
     "Device",
     "Distance",
-    "Matrix",
     "Node",
     "Preference",
     "Topology",
