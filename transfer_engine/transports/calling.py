@@ -10,11 +10,11 @@ Cost: one round trip; `ask` three more.
 
 from __future__ import annotations
 
-import socket
 import time
 
-from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
+from transfer_engine.errors import RemoteProtocolError
 from transfer_engine.notify import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX
+from transfer_engine.transports.dialing import dial
 from transfer_engine.transports.stream import (
     CALL,
     REPLY,
@@ -23,14 +23,11 @@ from transfer_engine.transports.stream import (
     REQUEST_BODY_BYTES,
     Link,
     check_header,
-    handshake_decoder,
-    identity,
     padded,
 )
 from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error
 from transfer_engine.wire.frame import ERROR, MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
-from transfer_engine.wire.handshake import ClientHandshake
 
 __all__ = ["ask", "call", "reply"]
 
@@ -77,27 +74,10 @@ def reply(body: bytes, *, failed: bool = False) -> bytes:
 
 def ask(host: str, port: int, question: bytes, secret: bytes | None, timeout_s: float) -> bytes:
     """Ask whoever serves segments at this address."""
-    peer = f"{host}:{port}"
+    deadline = time.monotonic() + timeout_s
+    link, _ = dial((host, port), None, secret=secret, deadline=deadline)
     try:
-        sock = socket.create_connection((host, port), timeout=timeout_s)
-    except TimeoutError as error:
-        raise TransferTimeoutError(
-            f"{peer} did not accept a connection in {timeout_s:.1f} s", peer=peer
-        ) from error
-    except OSError as error:
-        raise PeerLostError(
-            f"cannot connect to {peer}: {error.strerror or error}", peer=peer, operation="connect"
-        ) from error
-    link = Link(sock, peer)
-    try:
-        link.deadline = time.monotonic() + timeout_s
-        handshake = ClientHandshake(identity("client"), secret=secret)
-        decoder = handshake_decoder()
-        link.send(handshake.start())
-        while handshake.session is None:
-            answer = handshake.receive(link.frame(decoder))
-            if answer:
-                link.send(answer)
+        link.deadline = deadline
         return call(link, question)
     finally:
         link.close()

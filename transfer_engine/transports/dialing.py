@@ -22,7 +22,7 @@ _CONNECT_S = 5.0
 
 def dial(
     address: tuple[str, int],
-    instance: bytes,
+    instance: bytes | None,
     *,
     secret: bytes | None,
     deadline: float,
@@ -30,6 +30,7 @@ def dial(
 ) -> tuple[Link, frozenset[str]]:
     """Return a connection to this owner, and the features that both ends have.
 
+    Without an `instance`, whoever answers at the address is meant.
     Raises PeerLostError, also when another instance answers; TransferTimeoutError; AuthError.
     """
     name = f"{address[0]}:{address[1]}"
@@ -59,7 +60,11 @@ def dial(
 
 
 def _greet(
-    link: Link, name: str, instance: bytes, secret: bytes | None, features: tuple[str, ...]
+    link: Link,
+    name: str,
+    instance: bytes | None,
+    secret: bytes | None,
+    features: tuple[str, ...],
 ) -> frozenset[str]:
     handshake = ClientHandshake(identity("client", features=features), secret=secret)
     decoder = handshake_decoder()
@@ -69,7 +74,7 @@ def _greet(
         if reply:
             link.send(reply)
     found = handshake.session.peer.instance
-    if found != instance.hex():
+    if instance is not None and found != instance.hex():
         raise PeerLostError(
             f"the owner restarted: the descriptor names instance {instance.hex()[:8]}, "
             f"the process at {name} is {found[:8]}",
