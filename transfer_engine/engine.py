@@ -510,7 +510,7 @@ class TransferEngine:
                     batch.staged.move(transport, remote, operation, batch, deadline)
             except StoreError as error:
                 timed_out = isinstance(error, TransferTimeoutError)
-                if timed_out or asked is None or not routes.fail_over(transport, error):
+                if timed_out or asked is None or not routes.fail_over(remote, error):
                     raise
                 batch.statuses[:] = asked
                 continue

@@ -147,10 +147,10 @@ class Routes:
             remote = self._remotes[at] = route.transport.open(route.descriptor, deadline)
         return route.transport, remote
 
-    def fail_over(self, transport: Transport, error: StoreError) -> bool:
-        """Leave a route that failed under a batch; return whether there is another."""
+    def fail_over(self, remote: RemoteSegment, error: StoreError) -> bool:
+        """Leave the route that failed under a batch; return whether there is another."""
         with self.lock:
-            if self.used is not None and self.used[0] is not transport:
+            if self.used is None or self.used[1] is not remote:
                 return True  # another thread already did
             return self._leave(self._current, error)
 

@@ -163,6 +163,30 @@ def test_a_rail_that_goes_silent_costs_its_patience_once(setting, faults):
     assert time.monotonic() - started < 0.5 + 1.0
 
 
+def test_threads_that_fail_together_leave_one_rail(setting, faults):
+    """Small batches of many threads meet one broken rail: that one rests, and no other."""
+    engine, target, region, _ = setting
+    assert engine.read_batch(target, [0], [1], [region.address]).ok
+    faults.refuse.add("127.0.0.1")
+    barrier = threading.Barrier(6)
+    failures = []
+
+    def work(number):
+        barrier.wait(10)
+        try:
+            engine.read_batch(target, [0], [1], [region.address + number]).check()
+        except PeerLostError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not failures
+    assert [path.failures for path in target.paths][1:] == [0, 0]
+
+
 def test_when_every_rail_fails_the_error_is_that_of_a_peer(setting, faults):
     engine, target, region, _ = setting
     faults.refuse.update({"127.0.0.1", "127.0.0.2", "127.0.0.3"})
