@@ -51,8 +51,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.010
 IDLE_TICK_S = 0.050
 MS = 1_000_000
-# The reply must be on its way before the caller's deadline, or what it grants is lost.
-REPLY_MARGIN_MS = 20
+# The reply must be on its way before the caller's deadline, or what it grants is lost: a tenth of
+# the time the caller gives, between these, because a busy machine delays long waits as well.
+REPLY_MARGIN_MS = (20, 500)
 
 _PUT, _PUT_REPLY = wire.PUT_START.request, wire.PUT_START.reply
 _END, _STATUSES = wire.PUT_END.request, wire.PUT_END.reply
@@ -229,7 +230,7 @@ class ShardService:
         patient = wait_ms and not self._puts.full and not self._stopped
         if patient and (rows["status"] == Status.NO_SPACE).any():
             if frame.deadline_ms:
-                wait_ms = min(wait_ms, max(0, frame.deadline_ms - REPLY_MARGIN_MS))
+                wait_ms = min(wait_ms, _wait_max_ms(frame.deadline_ms))
             return self._wait_for_space(put, rows, replicas, wait_ms)
         return self._put_reply(rows, replicas)
 
@@ -307,7 +308,7 @@ class ShardService:
         if len(events) or gap or not patient:
             return _EVENTS_REPLY.pack(first=first, gap=gap, events=words(events))
         if frame.deadline_ms:
-            wait_ms = min(wait_ms, max(0, frame.deadline_ms - REPLY_MARGIN_MS))
+            wait_ms = min(wait_ms, _wait_max_ms(frame.deadline_ms))
         return self._wait_for_events(following, limit, wait_ms)
 
     async def _wait_for_events(self, number: int, limit: int, wait_ms: int) -> bytes:
@@ -350,3 +351,9 @@ def _options(request: Any) -> PutOptions:
 
 def _texts(column: Ragged) -> tuple[str, ...]:
     return tuple(text.decode() for text in column) if len(column) else ()
+
+
+def _wait_max_ms(deadline_ms: int) -> int:
+    """How long a request may wait here so that its reply comes before the caller's deadline."""
+    least, most = REPLY_MARGIN_MS
+    return max(0, deadline_ms - max(least, min(most, deadline_ms // 10)))

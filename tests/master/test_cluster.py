@@ -119,7 +119,7 @@ def test_a_newer_run_takes_over_and_an_older_one_is_refused(empty):
     worker, kept, lost = uuid(), uuid(), uuid()
     empty.mount((kept, "kept", 8 * MIB), (lost, "lost", 8 * MIB), uuid=worker, epoch=1)
     shard = empty.shard()
-    names = numbered(b"o", 200)
+    names = numbered(b"o", 1000)
     _, replicas = shard.put(names, 1000)
     number = next(s.number for s in empty.segments() if s.uuid == kept)
     on_kept = (replicas["segment"] == number).tolist()
