@@ -81,6 +81,36 @@ def test_an_owner_killed_under_way_is_lost(owner, engine, setting, transport):
     assert [type(error) for error in failures] == [PeerLostError] * 3
 
 
+def test_threads_notice_a_lost_owner_together(engine):
+    """Many small batches of many threads: each ends with the one error, whoever notices first."""
+    region = engine.register(bytearray(8))
+
+    def read(target, moved, failures):
+        try:
+            while True:
+                engine.read_batch(target, [0], [8], [region.address]).check()
+                moved.append(8)
+        except Exception as error:  # whatever it is: below stands what it must be
+            failures.append(error)
+
+    for _ in range(2):
+        owner = OwnerProcess()
+        try:
+            target = engine.open(owner.publish(4096, 1), require="shm")
+            moved, failures = [], []
+            shared = (target, moved, failures)
+            threads = [threading.Thread(target=read, args=shared) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            until(lambda moved=moved: len(moved) > 100)
+            owner.process.kill()
+            for thread in threads:
+                thread.join(10)
+            assert [type(error) for error in failures] == [PeerLostError] * 4
+        finally:
+            owner.close()
+
+
 def test_a_stopped_owner_runs_into_the_deadline(owner, engine, setting):
     descriptor, _, region = setting
     target = engine.open(descriptor, require="tcp")

@@ -145,12 +145,19 @@ class _Peer(Generic[Resource]):
 
     def check(self) -> None:
         """Notice what happened to the owner since the last look."""
-        if not self.lost and self._epoll.poll(0, 1):
+        if self.lost:
+            return
+        try:
+            heard = self._epoll.poll(0, 1)
+        except (ValueError, OSError):
+            return  # closed this moment, by another thread that noticed first
+        if heard:
             with self.lock:
                 self._hear()
 
     def _hear(self) -> None:
-        self._sock.setblocking(False)
+        if not self.lost:
+            self._sock.setblocking(False)
         while not self.lost:
             try:
                 data = self._sock.recv(MESSAGE_BYTES + 1)
