@@ -12,12 +12,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.rdma import image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[2]
 GUEST = Path(__file__).with_name("guest.sh")
@@ -66,7 +72,7 @@ def boot(arguments: list[str]) -> int:
         start.write_text(start_script(arguments))
         archive = image.initramfs(start)
         command = [
-            "timeout", str(TIMEOUT_S), "qemu-system-x86_64",
+            "qemu-system-x86_64",
             "-accel", os.environ.get("MOONCAKE_VM_ACCEL", "tcg,thread=multi"),
             "-cpu", "max", "-M", "q35", "-smp", "2", "-m", "3072",
             "-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio",
@@ -74,22 +80,34 @@ def boot(arguments: list[str]) -> int:
             *share("host", "/"), *share("layer", image.ROOT_LAYER),
             "-append", "console=ttyS0 panic=-1 quiet mitigations=off memmap=128M!1G",
         ]  # fmt: skip
-        status = NEVER_FINISHED
         try:
             with subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, errors="replace",
             ) as machine:  # fmt: skip
                 assert machine.stdout is not None
-                for line in machine.stdout:
-                    if found := re.match(r"GUEST_EXIT=(\d+)", line):
-                        status = int(found[1])
-                    else:
-                        sys.stdout.write(line.replace("\r", ""))
-                        sys.stdout.flush()
+                patience = threading.Timer(TIMEOUT_S, machine.kill)
+                patience.start()
+                try:
+                    status = follow(machine.stdout)
+                finally:
+                    patience.cancel()
+                    machine.kill()
         finally:
             archive.unlink()
         return status
+
+
+def follow(lines: Iterable[str]) -> int:
+    """Show what the machine writes until it ends; return the status that guest.sh had."""
+    status = NEVER_FINISHED
+    for line in lines:
+        if found := re.match(r"GUEST_EXIT=(\d+)", line):
+            status = int(found[1])
+        else:
+            sys.stdout.write(line.replace("\r", ""))
+            sys.stdout.flush()
+    return status
 
 
 def share(tag: str, path: str | Path) -> list[str]:
@@ -106,6 +124,8 @@ def main(arguments: list[str]) -> int:
     except image.ImageError as error:
         sys.stderr.write(f"test-rdma: {error}\n")
         return 2
+    # Without this a TERM would leave the machine running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(NEVER_FINISHED))
     warm()
     status = boot(arguments)
     if status == NEVER_FINISHED:
