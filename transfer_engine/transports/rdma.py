@@ -19,7 +19,6 @@ writes. Cost: about 10 us of Python a batch, and one copy for memory nobody regi
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import secrets
 import threading
 import time
@@ -59,6 +58,8 @@ from transfer_engine.transports.rdma_memory import ARENA_BYTES, LocalMemory
 from transfer_engine.transports.rdma_pool import Pool
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from transfer_engine._verbs import Nic
@@ -86,9 +87,6 @@ class _Rail:
     def fail(self, now: float) -> None:
         self.resting_until = now + self.rest_s
         self.rest_s = min(_REST_S_MAX, 2 * self.rest_s)
-
-    def succeed(self) -> None:
-        self.rest_s = _REST_S_MIN
 
 
 class _Rails(list[_Rail]):
@@ -168,10 +166,7 @@ class RdmaTransport(Transport):
 
         One at least, which is waited for; more where other rails have room.
         """
-        now = time.monotonic()
-        rails = sorted(range(len(target.rails)), key=self._flying.__getitem__)
-        awake = [rail for rail in rails if target.rails[rail].resting_until <= now]
-        rails = awake or sorted(rails, key=lambda rail: target.rails[rail].resting_until)
+        rails = self._choose(target.rails)
         found: list[tuple[Endpoint, bool]] = []
         failure: StoreError | None = None
         try:
@@ -181,12 +176,12 @@ class RdmaTransport(Transport):
                 except (NotFoundError, AuthError, TransferTimeoutError):
                     raise
                 except StoreError as error:
-                    target.rails[rail].fail(now)
+                    target.rails[rail].fail(time.monotonic())
                     failure = failure or error
                     continue
                 if one is not None:
                     found.append(one)
-                if len(found) >= max(1, total // _RAIL_BYTES_MIN):
+                if found and total < (len(found) + 1) * _RAIL_BYTES_MIN:
                     break
             if not found:
                 assert failure is not None
@@ -196,6 +191,15 @@ class RdmaTransport(Transport):
                 self._pool.release(endpoint)
             raise
         return found
+
+    def _choose(self, rails: _Rails) -> Sequence[int]:
+        """Return the rails that work, those with the least under way first."""
+        if len(rails) == 1:
+            return (0,)
+        now = time.monotonic()
+        order = sorted(range(len(rails)), key=self._flying.__getitem__)
+        awake = [rail for rail in order if rails[rail].resting_until <= now]
+        return awake or sorted(order, key=lambda rail: rails[rail].resting_until)
 
     def _endpoint(
         self, target: RdmaSegment, rail: int, deadline: float, *, fresh: bool, wait: bool
@@ -315,38 +319,55 @@ class RdmaTransport(Transport):
     ) -> list[tuple[Transfer, StoreError]]:
         """Move one window once and return the parts that failed."""
         found = self._endpoints(target, end - begin, job.deadline, fresh=fresh)
-        endpoints = [endpoint for endpoint, _ in found]
-        sound = set(endpoints)
+        transfers: list[Transfer] = []
         failed: list[tuple[Transfer, StoreError]] = []
-        flying: list[tuple[int, int]] = []
+        ended = False
         try:
-            grants = [one.grant(job.segment, job.deadline) for one in endpoints]
-            if job.writing and not all(grant.writable for grant in grants):
-                raise _NotWritable
-            cuts = [begin + (end - begin) * at // len(found) for at in range(len(found) + 1)]
-            parts = zip(endpoints, grants, itertools.pairwise(cuts), strict=True)
-            transfers = [Transfer(one, job, grant, *part) for one, grant, part in parts]
-            flying = [(one.endpoint.rail, one.window[1] - one.window[0]) for one in transfers]
-            self._count(flying, 1)
-            sound = set()  # until `drive` says so: what it leaves under way must end
-            failed = drive(job, transfers)
-            sound = set(endpoints) - {transfer.endpoint for transfer, _ in failed}
+            for at, (endpoint, _) in enumerate(found):
+                first = begin + (end - begin) * at // len(found)
+                last = begin + (end - begin) * (at + 1) // len(found)
+                grant = endpoint.grant(job.segment, job.deadline)
+                if job.writing and not grant.writable:
+                    ended = True
+                    raise _NotWritable
+                transfers.append(Transfer(endpoint, job, grant, first, last))
+            self._count(transfers, 1)
+            try:
+                failed = drive(job, transfers)
+            finally:
+                self._count(transfers, -1)
+            ended = True
         finally:
-            self._count(flying, -1)
-            for endpoint in endpoints:
-                (self._pool.release if endpoint in sound else self._pool.discard)(endpoint)
-        for endpoint in sound:
-            target.rails[endpoint.rail].succeed()
-        fresh_ones = {endpoint for endpoint, used in found if not used}
-        for transfer, error in failed:
-            if isinstance(error, PeerLostError) and transfer.endpoint in fresh_ones:
-                target.rails[transfer.endpoint.rail].fail(time.monotonic())
+            broken = [transfer.endpoint for transfer, _ in failed]
+            for endpoint, _ in found:
+                # What did not end is still under way; closing its endpoint is what ends it.
+                if ended and endpoint not in broken:
+                    self._pool.release(endpoint)
+                    target.rails[endpoint.rail].rest_s = _REST_S_MIN
+                else:
+                    self._pool.discard(endpoint)
+        if failed:
+            self._blame(target.rails, failed, {endpoint for endpoint, used in found if used})
         return failed
 
-    def _count(self, flying: list[tuple[int, int]], sign: int) -> None:
-        with self._lock:
-            for rail, size in flying:
-                self._flying[rail] += sign * size
+    def _blame(
+        self,
+        rails: _Rails,
+        failed: list[tuple[Transfer, StoreError]],
+        used: set[Endpoint],
+    ) -> None:
+        """Let a rail rest that lost packets on an endpoint just made: a used one may be stale."""
+        for transfer, error in failed:
+            if isinstance(error, PeerLostError) and transfer.endpoint not in used:
+                rails[transfer.endpoint.rail].fail(time.monotonic())
+
+    def _count(self, transfers: list[Transfer], sign: int) -> None:
+        """Note how much is under way per rail, where there is a choice of them."""
+        if len(self._flying) > 1:
+            with self._lock:
+                for transfer in transfers:
+                    begin, end = transfer.window
+                    self._flying[transfer.endpoint.rail] += sign * (end - begin)
 
     def close(self) -> None:
         """Close all endpoints and deregister all memory. Idempotent."""
