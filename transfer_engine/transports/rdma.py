@@ -13,7 +13,7 @@ changed); reads and writes may be repeated. A rail on which a fresh endpoint fai
 each time, and the others take over. A timeout is never retried.
 
 Like shared memory, the owner judges rights once, when a segment is opened; it cannot fence single
-writes. Cost: about 10 us of Python a batch, and one copy for memory nobody registered.
+writes. Cost: about 25 us of Python a batch, and one copy for memory nobody registered.
 """
 
 from __future__ import annotations
