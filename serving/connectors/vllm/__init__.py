@@ -17,6 +17,7 @@ they use, so they are tested without it.
 """
 
 import contextlib
+
 __all__ = ["register"]
 
 
