@@ -58,7 +58,8 @@ class Engine:
         )
         self._answers = queue.Queue()
         self.output = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self._answer(START_S)
 
     def _read(self):
@@ -89,7 +90,7 @@ class Engine:
         if self.process.poll() is None:
             self("quit")
             self.process.stdin.close()
-            self.process.wait(30)
+            self.process.wait(60)
 
     def end(self):
         """End it and its children in any case."""
@@ -97,6 +98,10 @@ class Engine:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, 9)
             self.process.wait(30)
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self._reader.join(30)
+        self.process.stdout.close()
 
 
 @pytest.fixture(scope="session")
@@ -138,8 +143,11 @@ PROMPTS = [
 def plain(model):
     """What the model answers without any store."""
     engine = Engine(model)
-    answers = engine("generate", prompts=PROMPTS)["tokens"]
-    engine.close()
+    try:
+        answers = engine("generate", prompts=PROMPTS)["tokens"]
+        engine.close()
+    finally:
+        engine.end()
     return answers
 
 
