@@ -1,5 +1,8 @@
 """The connector's own logic, without vLLM: lookups, plans, moves, and what failures lead to."""
 
+import threading
+import time
+
 import pytest
 
 from mooncake_store.errors import ConfigError
@@ -292,6 +295,18 @@ def test_decoding_engine_does_not_wait_for_ever(engine):
     one = engine(handoff_wait_s=0.05)
     decode = Request("b", 9, hashes(2), kv_transfer_params={HANDOFF: 8})
     assert one.match(decode) == (0, False)
+
+
+def test_step_waits_once_for_a_slow_store_however_many_requests_wait(engine):
+    one = engine(lookup_wait_s=0.2)
+    answered = threading.Event()
+    one.store.find_prefix = lambda keys, **options: answered.wait(30) and 0
+    began = time.monotonic()
+    for number in range(20):
+        request = Request(str(number), 9, hashes(2, bytes([number])))
+        assert one.scheduler.matched(request, 0) == (None, False)
+    assert time.monotonic() - began < 20 * 0.2 / 2
+    answered.set()
 
 
 def test_clear_removes_this_model_only(engine):

@@ -119,6 +119,7 @@ class SchedulerSide:
         self._saving: dict[int, _Saving] = {}
         self._held = 0
         self._next_save = 0
+        self._patience_s = options.lookup_wait_s
         self._distrusted: dict[tuple[int, bytes], float] = {}
         self._stored: list[StoredRun] = []
         self._gone: list[tuple[int, bytes]] = []
@@ -141,8 +142,10 @@ class SchedulerSide:
         elif asked.answer.done() and now - asked.asked > _FRESH_S:
             asked = self._lookups[name] = self._ask(request, computed, asked.waits_until)
         try:
-            found = asked.answer.result(self._options.lookup_wait_s)
+            found = asked.answer.result(self._patience_s)
         except NotYet:
+            # One wait a step, however many requests are waiting.
+            self._patience_s = 0.0
             return None, False
         if self._awaits_handoff(request, asked, computed + found):
             if now - asked.asked > _POLL_S:
@@ -239,6 +242,7 @@ class SchedulerSide:
 
     def plan(self, step: Any) -> StepPlan:
         """What the workers do this step. Takes the loads that were waiting."""
+        self._patience_s = self._options.lookup_wait_s
         for name in step.finished_req_ids:
             self.forget(name)
         plan = StepPlan(self._loads)
