@@ -7,6 +7,9 @@ tried again after a pause that doubles up to half a minute, by whoever calls nex
 that attempt but the caller who makes it.
 
 A full pool returns None too but is no reason to rest. Thread-safe.
+
+After an outage the store is approached with a new client: what a client knows of segments does not
+outlive the master that told it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _REST_MAX_S = 30.0
+_DOUBT_S = 5.0
 _WARM_UP_S = 30.0
 """The first time on a machine compiles kernels."""
 
@@ -50,6 +54,8 @@ class StoreLink:
         self._rest_s = rest_s
         self._resting_until = 0.0
         self._client: Client | None = None
+        self._retired: list[Client] = []
+        self._doubted = 0.0
         self._connecting = threading.Lock()
         self._down = False
         self._closed = False
@@ -81,6 +87,10 @@ class StoreLink:
         except StoreError as error:
             self._lost(error)
             return None
+        except Exception:
+            if client is self._client:
+                raise
+            return None  # It was retired meanwhile, by another thread.
         if self._down:
             log.warning("the store is back; blocks are kept again")
             self._down = False
@@ -94,12 +104,27 @@ class StoreLink:
         """
         return bool(self.call(_round_trip))
 
+    def doubt(self) -> None:
+        """Take a new client for the next call, now and then: nothing of a batch could be moved."""
+        now = time.monotonic()
+        if now - self._doubted > _DOUBT_S:
+            self._doubted = now
+            self._retire()
+
     def close(self) -> None:
         """Give leases back and close. Idempotent."""
         self._closed = True
+        self._retire()
+        self._close_retired()
+
+    def _retire(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            client.close()
+            self._retired.append(client)
+
+    def _close_retired(self) -> None:
+        while self._retired:
+            self._retired.pop().close()
 
     def _connected(self) -> Client | None:
         from mooncake_store import Client
@@ -108,6 +133,7 @@ class StoreLink:
             return None
         try:
             if self._client is None and not self._closed:
+                self._close_retired()
                 self._client = Client(self._url, **self._settings)
         except ConfigError:
             raise  # A wrong setting must be known at the start, not be served around.
@@ -118,6 +144,7 @@ class StoreLink:
         return self._client
 
     def _lost(self, error: StoreError) -> None:
+        self._retire()
         self._resting_until = time.monotonic() + self._rest_s
         self._rest_s = min(2 * self._rest_s, _REST_MAX_S)
         if not self._down:

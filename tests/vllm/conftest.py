@@ -46,8 +46,10 @@ class Engine:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
             **(env or {}),
         }
+        answers, answering = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.vllm.engine_program", arguments],
+            [sys.executable, "-m", "tests.vllm.engine_program", arguments, str(answering)],
+            pass_fds=[answering],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -56,19 +58,26 @@ class Engine:
             cwd=ROOT,
             start_new_session=True,
         )
+        os.close(answering)
         self._answers = queue.Queue()
         self.output = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._readers = [
+            threading.Thread(target=self._read_answers, args=(answers,), daemon=True),
+            threading.Thread(target=self._read_output, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
         self._answer(START_S)
 
-    def _read(self):
-        for line in self.process.stdout:
-            if line.startswith("ANSWER "):
-                self._answers.put(json.loads(line[7:]))
-            else:
-                self.output.append(line)
+    def _read_answers(self, answers):
+        with open(answers, encoding="utf-8") as lines:
+            for line in lines:
+                self._answers.put(json.loads(line))
         self._answers.put(None)
+
+    def _read_output(self):
+        for line in self.process.stdout:
+            self.output.append(line)
 
     def _answer(self, timeout_s):
         try:
@@ -100,7 +109,8 @@ class Engine:
             self.process.wait(30)
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        self._reader.join(30)
+        for reader in self._readers:
+            reader.join(30)
         self.process.stdout.close()
 
 
@@ -176,7 +186,7 @@ def ours(url, **options):
             "kv_connector_module_path": "serving.connectors.vllm",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"url": url, **options},
+            "kv_connector_extra_config": {"url": url, "lookup_deadline_s": 10, **options},
         }
     }
 

@@ -1,6 +1,8 @@
 """An engine that does what it is told: one JSON command a line in, one JSON answer a line out.
 
-    python -m tests.vllm.engine_program '{"model": ..., "transfer": {...}, ...}'
+Answers go to a descriptor of their own, named on the command line: libraries write where they like.
+
+    python -m tests.vllm.engine_program '{"model": ..., "transfer": {...}, ...}' 5
 
 It runs in a process of its own, as an engine does: vLLM keeps state that cannot be undone, and a
 second engine that finds the first one's blocks proves that they went through the store.
@@ -14,8 +16,6 @@ import sys
 import time
 
 from tests.waiting import until
-
-_ANSWER = "ANSWER "
 
 
 def main() -> None:
@@ -122,8 +122,8 @@ def metrics(llm: object) -> dict:
 
 
 def answer(value: dict) -> None:
-    """Write one answer, apart from what libraries write."""
-    print(_ANSWER + json.dumps(value), flush=True)
+    """Write one answer, whole."""
+    os.write(int(sys.argv[2]), (json.dumps(value) + "\n").encode())
 
 
 if __name__ == "__main__":

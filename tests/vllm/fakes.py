@@ -189,5 +189,8 @@ class Link:
         self.up = True
         self.outages = 0
 
+    def doubt(self):
+        """Nothing to renew."""
+
     def call(self, function):
         return function(self.store) if self.up else None

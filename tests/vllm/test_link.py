@@ -46,6 +46,7 @@ def test_calls_rest_after_a_failure_but_not_after_a_full_store():
         assert link.call(lambda client: 1) == 1
         assert link.call(_fail(UnavailableError("gone"))) is None
         assert not link.up
+        assert link.client is None
         # It rests: the function is not even called.
         assert link.call(_fail(AssertionError("called"))) is None
         link.close()
@@ -55,3 +56,17 @@ def test_calls_rest_after_a_failure_but_not_after_a_full_store():
 def test_wrong_settings_stop_the_start():
     with pytest.raises(ConfigError):
         StoreLink("mooncake://127.0.0.1:1/default", {"lease_tll": 3})
+
+
+def test_store_that_was_restarted_is_used_again(free_port):
+    with LocalCluster(1, "16MiB", master={"port": free_port}) as cluster:
+        link = StoreLink(cluster.url, rest_s=0.05)
+        assert link.warm_up()
+        cluster.kill_master()
+        assert link.call(lambda client: client.exists("x", deadline=5)) is None
+    with LocalCluster(1, "16MiB", master={"port": free_port}):
+        assert until(link.warm_up, 60)
+        link.doubt()
+        assert link.client is None
+        assert link.warm_up()
+        link.close()

@@ -124,7 +124,8 @@ class MooncakePyConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     # Scheduler.
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Saves hold their blocks in this pool."""
+        """Saves hold their blocks in this pool. The engine is about to serve."""
+        self._link.warm_up()
         self._plans.bind(gpu_block_pool)
 
     def get_num_new_matched_tokens(

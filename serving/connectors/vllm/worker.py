@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.errors import ChecksumMismatchError, NoSpaceError
+from mooncake_store.errors import ChecksumMismatchError, NoSpaceError, TransferError
 from serving.connectors.vllm.memory import HostMemory, StagedMemory, with_blocks_first
 from serving.connectors.vllm.messages import GroupBlocks, SaveOutcome, WorkerReport
 
@@ -257,6 +257,8 @@ class WorkerSide:
         self._counts.add("load_blocks", len(names) - len(failed))
         self._counts.add("load_bytes", sum(s for at, s in enumerate(sizes) if at not in lost))
         self._counts.add("load_failures", len(failed))
+        if len(failed) == len(names) and all(_unmoved(got.error(at)) for at in failed):
+            self._link.doubt()
         if failed:
             log.info("%d of %d blocks could not be read, first: %s", len(failed), len(names),
                      got.error(failed[0]))  # fmt: skip
@@ -367,9 +369,16 @@ class WorkerSide:
         self._counts.add("save_bytes", len(stored) * slab.memory.block_bytes)
         self._counts.add("save_present", len(present))
         self._counts.add("save_failures", len(refused))
+        if len(refused) == len(names) and all(_unmoved(result.error(at)) for at in refused):
+            self._link.doubt()
         if any(isinstance(result.error(at), NoSpaceError) for at in refused):
             self._pressed_until = time.monotonic() + self._options.pressure_pause_s
         return stored, refused
+
+
+def _unmoved(error: Exception | None) -> bool:
+    """Whether an error says that bytes could not be moved, and nothing of the bytes."""
+    return isinstance(error, TransferError) and not isinstance(error, ChecksumMismatchError)
 
 
 def _distinct(layers: dict[str, Any]) -> dict[str, Any]:
