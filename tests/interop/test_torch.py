@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_distributed_checkpoint(url):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
@@ -53,6 +54,7 @@ class Files(torch.utils.data.Dataset):
         return int.from_bytes(self.fs.cat_file(f"items/{at}")[:8], "little")
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_loaders_with_worker_processes(fs, method):
     count = 1000

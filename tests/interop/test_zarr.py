@@ -15,6 +15,9 @@ from mooncake_store.fs import MooncakeFileSystem  # noqa: E402
 
 _numbers = itertools.count()
 
+# zarr's tests open stores that they never close.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
     store_cls = FsspecStore
@@ -29,7 +32,7 @@ class TestStore(StoreTests[FsspecStore, cpu.Buffer]):
     @pytest.fixture
     def store_kwargs(self, cluster):
         url = f"mooncake://{cluster.address}/zarr-{next(_numbers)}"
-        fs = MooncakeFileSystem(url, asynchronous=True, skip_instance_cache=True)
+        fs = MooncakeFileSystem(url, asynchronous=True)
         return {"fs": fs, "path": "root"}
 
     @pytest.fixture
