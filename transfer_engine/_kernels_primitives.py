@@ -45,14 +45,17 @@ def _load(address, nbytes):
 
 
 def load8(address):
+    """The byte at an address, as an unsigned number."""
     return _load(address, 1)
 
 
 def load32(address):
+    """The four bytes at an address, as an unsigned number."""
     return _load(address, 4)
 
 
 def load64(address):
+    """The eight bytes at an address, as an unsigned number."""
     return _load(address, 8)
 
 

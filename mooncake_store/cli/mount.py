@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import examples, make_app, note
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
 from mooncake_store.cli._client import SecretOption
 
 app = make_app()
@@ -37,6 +37,7 @@ def mount(
     ] = None,
     part_size: Annotated[str, typer.Option(help="Files above it are stored in parts.")] = "8MiB",
     secret_file: SecretOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Mount a namespace. Files are stored, whole, when they are closed."""
     from mooncake_store.fs.mount.program import mount as start
@@ -56,4 +57,8 @@ def mount(
         **settings,
     )
     if not foreground:
-        note(f"{url} is mounted at {directory}; end it with: mooncake umount {directory}")
+        emit(
+            {"url": url, "directory": directory},
+            as_json=as_json,
+            human=lambda: f"{url} is mounted at {directory}; mooncake umount {directory} ends it",
+        )

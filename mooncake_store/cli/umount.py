@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import examples, make_app
+from mooncake_store.cli._app import JsonOption, emit, examples, make_app
 
 app = make_app()
 
@@ -20,8 +20,14 @@ def umount(
     lazy: Annotated[
         bool, typer.Option("--lazy", help="Even if it is in use.", show_default=False)
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Unmount a directory."""
     from mooncake_store.fs.mount.program import unmount
 
     unmount(directory, lazy=lazy)
+    emit(
+        {"directory": directory, "lazy": lazy},
+        as_json=as_json,
+        human=lambda: f"{directory} is unmounted",
+    )
