@@ -79,6 +79,7 @@ for _python_function, _bits in ((load8, 8), (load32, 32), (load64, 64)):
 
 
 def multiply128(a, b):
+    """The 128-bit product of two unsigned numbers as (low, high)."""
     product = int(a) * int(b)
     return U64(product & 0xFFFFFFFFFFFFFFFF), U64(product >> 64)
 
@@ -105,6 +106,7 @@ _memchr = types.ExternalFunction("memchr", types.intp(types.intp, types.int32, t
 
 
 def copy(target, source, nbytes):
+    """Copy bytes from one address to another; they must not overlap."""
     ctypes.memmove(int(target), int(source), int(nbytes))
 
 
