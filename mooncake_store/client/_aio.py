@@ -120,8 +120,10 @@ class AsyncDriver:
             self._shards,
             [_Peer(self.setup, address, SHARD, at) for at, address in enumerate(addresses)],
         )
-        if len(former) != len(addresses):
+        if former:
+            # A master that was started anew: its extents, leases and segments are others.
             self.core.leases.clear()
+            self.core.directory.forget()
         self.core.shards = len(addresses)
         for peer in former:
             await peer.close()

@@ -107,8 +107,10 @@ class BlockingDriver:
                 self._shards,
                 [_ShardPool(self.setup, shard, address) for shard, address in enumerate(addresses)],
             )
-            if len(former) != len(addresses):
+            if former:
+                # A master that was started anew: its extents, leases and segments are others.
                 self.core.leases.clear()
+                self.core.directory.forget()
             self.core.shards = len(addresses)
         for pool in former:
             pool.close()

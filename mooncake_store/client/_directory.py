@@ -144,6 +144,15 @@ class Directory:
         known = list(self._known.values())
         return [road.entry.name for road in known if self.roads[1, road.number] > now]
 
+    def forget(self) -> None:
+        """Know no segment any more: another master gives the numbers out.
+
+        Handles stay open for transfers that are under way; closing the engine closes them.
+        """
+        with self._lock:
+            self._known = {}
+            self.roads = _blank(_NUMBERS)
+
     def after_fork(self) -> None:
         """Make new locks in a forked child; handles are the engine's to renew."""
         self._lock = threading.Lock()
