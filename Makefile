@@ -20,7 +20,7 @@ demo: setup      ## run the main job on embedded defaults and say what it did
 test: setup-test ## the default suite (under 15 minutes)
 	@$(PY) -m pytest -n auto
 
-test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine (under 5 minutes)
+test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine
 	@$(PY) -m tests.rdma.vm
 
 test-compat: setup-test ## the drop-in beside the original, and LMCache's own connector on it

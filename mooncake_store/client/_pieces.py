@@ -8,7 +8,7 @@ keys into rows and the rows' statuses back into one per key.
 A checksum speaks of the whole object, so it is computed over the pieces in order after they moved.
 With offsets of their own, pieces are ranges of an object instead; those cannot be verified.
 
-Cost: O(pieces) in numpy, and 1 us of Python a piece for the checksum. No I/O.
+Cost: O(pieces) in numpy, and a call of Python a piece for the checksum. No I/O.
 """
 
 from __future__ import annotations

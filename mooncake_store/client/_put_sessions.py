@@ -5,7 +5,7 @@ of its objects to all their replicas, without asking anybody. The rules are thos
 object with a gap is not committed; its checksum is computed as ranges pass if they come in order,
 else the object is read back; the store's put deadline runs from the beginning.
 
-As steps; no I/O. Cost of a write: O(pieces), 1 us of Python each.
+As steps; no I/O. Cost of a write: O(pieces), a call of Python each.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Whoever asks about a thousand keys looks at few of the answers one by one, so no
 per key here: `Infos` keeps the records as they came and makes an `ObjectInfo` when one is looked
 at. Only what may change meanwhile is settled at once: the name of each segment.
 
-No lease is taken, and no replica chosen. Cost: one round trip and 15 us of Python a batch.
+No lease is taken, and no replica chosen. Cost: one round trip a batch.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ A whole object alone takes the same steps without the columns, in `_straight.py`
 everything unusual to this.
 
 Not done here: I/O (`_steps.py`), what callers get (`_operations.py`).
-Cost: one round trip and about 25 us of Python a batch; none and 10 us if all leases run.
+Cost: one round trip a batch; none if all leases run.
 """
 
 from __future__ import annotations

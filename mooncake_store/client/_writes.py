@@ -10,7 +10,7 @@ is certain that nothing of the failed write can still arrive. After a timeout it
 put is left to its deadline at the store, which frees its space only when no late write can hurt.
 
 Not done here: I/O (`_steps.py`), what callers get (`_operations.py`).
-Cost: two round trips and about 60 us of Python a batch; 0.3 us a key.
+Cost: two round trips a batch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """One array that leads a kernel to everything a shard has.
 
-A kernel call costs some 30 ns for every array it is given, 120 ns for an array of records and
-330 ns for a tuple of five arrays, and a request needs a dozen columns in several kernels. So the
-hot kernels take one array of words instead: counters that they keep, and where every column
-lies. Columns never move (`memory.py` reserves their address range once), so an address is written
-down once, by `bind`, which also keeps its column alive as long as the words that point at it.
+A kernel call pays for every array it is given, several times as much for arrays of records and
+for tuples, and a request needs a dozen columns in several kernels. So the hot kernels take one
+array of words instead: counters that they keep, and where every column lies. Columns never move
+(`memory.py` reserves their address range once), so an address is written down once, by `bind`,
+which also keeps its column alive as long as the words that point at it.
 
 Kernels turn a place into an array with `_kernels_columns.column`; nothing else may read addresses.
 """
