@@ -43,9 +43,9 @@ from transfer_engine.errors import (
     ConfigError,
     InvalidArgumentError,
     StoreError,
-    open_error,
 )
 from transfer_engine.geometry import measure
+from transfer_engine.os_errors import open_error
 from transfer_engine.rangelock import RangeLock
 from transfer_engine.staging import StagingPool
 

@@ -32,7 +32,6 @@ objects: one tree in one file is worth more than purity, and `mooncake_store.err
 from __future__ import annotations
 
 import errno
-import os
 from typing import ClassVar
 
 __all__ = [
@@ -58,7 +57,6 @@ __all__ = [
     "TransferTimeoutError",
     "TruncatedError",
     "UnavailableError",
-    "open_error",
 ]
 
 
@@ -262,19 +260,3 @@ class InvalidArgumentError(StoreError, ValueError):
     """An argument is out of range or of the wrong kind."""
 
     code = -600
-
-
-def open_error(name: str, error: OSError) -> StoreError:
-    """Return the error of this project that a failed open, create or map stands for."""
-    what = f"process {os.getpid()} cannot open {name}: {error.strerror}"
-    if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
-        return NotFoundError(what, operation="open", advice="check the path; attach the device")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return AuthError(what, operation="open", advice=f"give user {os.geteuid()} the right to it")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpaceError(what, operation="open", advice="free some, or ask for less")
-    if error.errno == errno.EEXIST:
-        return AlreadyExistsError(what, operation="open", advice="open it instead of creating it")
-    if error.errno == errno.EBUSY:
-        return ConfigError(what, operation="open", advice="it is mounted or otherwise claimed")
-    return ConfigError(what, operation="open")

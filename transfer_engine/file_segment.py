@@ -16,7 +16,8 @@ import weakref
 from typing import TYPE_CHECKING, ClassVar
 
 from transfer_engine.blockfile import BlockFile
-from transfer_engine.errors import InvalidArgumentError, NotFoundError, open_error
+from transfer_engine.errors import InvalidArgumentError, NotFoundError
+from transfer_engine.os_errors import open_error
 from transfer_engine.segment import check_name, check_uuid
 
 if TYPE_CHECKING:

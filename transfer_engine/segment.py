@@ -19,9 +19,10 @@ import secrets
 import weakref
 from typing import TYPE_CHECKING
 
-from transfer_engine.errors import InvalidArgumentError, NotFoundError, open_error
+from transfer_engine.errors import InvalidArgumentError, NotFoundError
 from transfer_engine.geometry import measure
 from transfer_engine.memory import Mapping, Prefaulter, create_file, flush, map_file
+from transfer_engine.os_errors import open_error
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -181,14 +181,23 @@ def transfer(
         str,
         typer.Option("--operation", metavar="NAME,NAME", help="read, write.", show_default=False),
     ] = "",
-    threads: Annotated[int, typer.Option("--threads", help="Threads that share a batch.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads that share a batch.", show_default="1")
+    ] = None,
     quick: QuickOption = False,
     vs: VsOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Measure the transfer engine alone: GB/s of reads and writes."""
-    own = {"sizes": size, "batches": batch, "transports": transport, "operations": operation}
-    _bench("transfer", quick, vs, as_json, threads=threads, **own)
+    own = {
+        "sizes": size,
+        "batches": batch,
+        "transports": transport,
+        "operations": operation,
+        "threads": threads,
+    }
+    given = {name: value for name, value in own.items() if value not in ("", None)}
+    _bench("transfer", quick, vs, as_json, **given)
 
 
 @app.command(

@@ -16,6 +16,12 @@ FOLDER = Path(bench.__file__).parents[1] / "bench"
 WRITTEN = sorted(path.stem for path in FOLDER.glob("[a-z]*.py") if path.stem != "harness")
 
 
+OWN_OPTIONS = {
+    "eviction": {"trace", "capacity", "policy"},
+    "transfer": {"sizes", "batches", "operations", "transports", "threads"},
+}
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_every_bench_module_has_a_subcommand_and_the_common_options(name):
     assert name in bench.BENCHES
@@ -23,7 +29,7 @@ def test_every_bench_module_has_a_subcommand_and_the_common_options(name):
     parameters = inspect.signature(module.run).parameters
     assert next(iter(parameters)) == "report"
     common = {"quick", "vs"}
-    own = {"trace", "capacity", "policy"} if name == "eviction" else set()
+    own = OWN_OPTIONS.get(name, set())
     assert set(parameters) == {"report"} | common | own
     for option in common | own:
         assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY

@@ -75,12 +75,12 @@ def test_forgotten_workers_are_not_reported(watch):
 
 
 def wait_for_state(cluster, name, state):
-    until(lambda: cluster.worker_states().get(name) == state, what=f"{name} is {state}")
+    until(lambda: cluster.worker_states().get(name) == state, 30, what=f"{name} is {state}")
 
 
 @pytest.mark.slow
 def test_a_killed_worker_is_suspect_then_gone_with_its_objects(start_cluster, wire_to):
-    running = start_cluster(2, in_process=False, master={"client_ttl": "2s"})
+    running = start_cluster(2, in_process=False, master={"client_ttl": "6s"})
     cluster = wire_to(running)
     shard = cluster.shard()
     names = numbered(b"k", 400)
