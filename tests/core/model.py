@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
 from mooncake_store.core.records import SIZE_MAX, SegmentState, Status
+from mooncake_store.core.wheel import SLOT_NS
 from tests.core.space import Extent, Mismatch, Space
 
 if TYPE_CHECKING:
@@ -140,10 +141,14 @@ class Reference:
         return item.soft_pin_end > 0
 
     def end_soft_pins(self) -> None:
-        """What was pinned joins the ordinary objects as the most recently used, in any order."""
+        """What was pinned joins the ordinary objects as the most recently used, in any order.
+
+        A shard keeps the ends of pins in slots: they come due up to one slot late, never early.
+        """
         self.clock += 1
+        slot = self.now // SLOT_NS
         for item in self.objects.values():
-            if item.current is not None and 0 < item.soft_pin_end <= self.now:
+            if item.current is not None and 0 < -(-item.soft_pin_end // SLOT_NS) <= slot:
                 item.soft_pin_end = 0
                 item.stamp = self.clock
 
