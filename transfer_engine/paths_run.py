@@ -9,7 +9,7 @@ nothing touches the caller's memory after the call.
 Slices of a write may arrive twice: the same bytes at the same place, under the same fence. What
 was cut off is dropped with its connection (a reset), so that nothing of it arrives later.
 
-Cost: one thread wake-up (5-50 us) a slice, which is why only large batches come here.
+Cost: one thread wake-up a slice, which is why only large batches come here.
 """
 
 from __future__ import annotations

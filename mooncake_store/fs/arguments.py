@@ -71,7 +71,7 @@ def ranges(
 ) -> tuple[list[int | None], list[int | None]]:
     """Starts and ends, one for each path; a single number stands for all."""
     if max_gap is not None:
-        raise NotImplementedError("max_gap: ranges are read in one batch, gaps cost nothing")
+        raise NotImplementedError("max_gap: ranges are not merged here")
     if not isinstance(paths, list):
         raise TypeError(f"paths must be a list, not {type(paths).__name__}")
     lists = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from glob import has_magic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem, get_loop
@@ -169,7 +170,7 @@ class Coroutines(AsyncFileSystem):  # type: ignore[misc]  # fsspec is not typed
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if recursive and maxdepth is None and isinstance(path, str) and "*" not in path:
+        if recursive and maxdepth is None and isinstance(path, str) and not has_magic(path):
             await self._do_async(self.plans.remove_tree(self._strip_protocol(path)))
             return
         paths = await self._expand_path(path, recursive=recursive, maxdepth=maxdepth)

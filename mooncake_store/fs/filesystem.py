@@ -20,6 +20,7 @@ import contextlib
 import datetime
 import os
 import threading
+from glob import has_magic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -220,7 +221,7 @@ class MooncakeFileSystem(Coroutines):
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[Any]:
-        """Slices of files, read as one batch."""
+        """Slices of files; the sizes of all are asked for at once, each slice is a read."""
         bounds = ranges(paths, starts, ends, max_gap)
         names = [self._strip_protocol(path) for path in paths]
         values = self._do(self.plans.read_ranges(names, *bounds))
@@ -308,7 +309,7 @@ class MooncakeFileSystem(Coroutines):
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Remove files, or with `recursive` all that is below directories."""
-        if recursive and maxdepth is None and isinstance(path, str) and "*" not in path:
+        if recursive and maxdepth is None and isinstance(path, str) and not has_magic(path):
             self._do(self.plans.remove_tree(self._strip_protocol(path)))
             return
         paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)

@@ -163,7 +163,7 @@ class Plans:
     def read_ranges(
         self, paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
     ) -> Plan[list[bytes | Exception]]:
-        """Slices of files, or why not. Two requests, and those of the files that are in parts."""
+        """Slices of files, or why not: one request for all sizes, then one read for each slice."""
         unique = list(dict.fromkeys(paths))
         keys = [key_of(path) for path in unique]
         found = yield Do("query_many", (keys,))

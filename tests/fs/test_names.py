@@ -91,6 +91,14 @@ def test_directories_are_what_names_have_in_common(fs):
         fs.rm("a", recursive=True)
 
 
+def test_patterns_are_patterns_when_trees_are_removed(fs):
+    fs.pipe({"a1/x": b"1", "a2/x": b"2", "bc/x": b"3"})
+    fs.rm("a?", recursive=True)
+    assert fs.find("") == ["bc/x"]
+    fs.rm("[b]*", recursive=True)
+    assert fs.find("") == []
+
+
 def test_a_missing_path_is_a_file_not_found_error(fs):
     for call in (fs.info, fs.ls, fs.cat_file, fs.rm_file, fs.open, fs.ukey, fs.created):
         with pytest.raises(FileNotFoundError, match="nothing/here"):
