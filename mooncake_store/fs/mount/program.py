@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import select
 import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["mount", "unmount"]
 
 _READY = b"ready"
+_READY_S = 120.0
 _UNMOUNT_S = 30.0
 _THREADS = 8
 
@@ -138,9 +140,15 @@ def _in_background(serve: Callable[[Callable[[], None]], None]) -> None:
             os._exit(0)
         _child(serve, writable)
     os.close(writable)
+    os.wait()  # the process between us and the one that serves, which ends at once
     with os.fdopen(readable, "rb") as pipe:
+        if not select.select([pipe], [], [], _READY_S)[0]:
+            raise UnavailableError(
+                f"the directory was not mounted within {_READY_S:g} s",
+                operation="mount",
+                advice="see what holds it up with --foreground",
+            )
         told = pipe.read()
-    os.wait()
     if told != _READY:
         raise UnavailableError(told.decode() or "the mount ended before it was ready")
 
