@@ -1,0 +1,61 @@
+"""Which objects of the pool hold a prompt's KV: one per block and layer.
+
+A layer is what is loaded ahead of compute and stored behind it, and what a stage of a pipeline
+owns, so it is an object of its own: a worker loads and stores exactly the layers it computes, and a
+group of any size shares blocks with a single worker. The price is one small object per layer
+instead of one large one per block.
+
+Layers are stored in order, so a block whose *last* layer is in the pool has all the others, unless
+one was evicted since; a load that misses one falls back to computing. The digests of the last layer
+are therefore the index: one `find_prefix` finds the longest prefix, and KV events that name these
+digests say what the pool holds. Digests chain over the whole prefix and are salted with all that
+decides what the bytes mean (`connectors.keys.KVScope`).
+
+No I/O. Cost: one pass over the tokens per layer asked for.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from serving.connectors.keys import KVScope
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from serving.workers.protocol import ModelCard
+
+__all__ = ["PoolNames"]
+
+
+class PoolNames:
+    """Digests of KV objects of one model."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self.card = card
+        self.block_tokens = card.block_tokens
+        self.layers = card.layers
+        self._scope = lru_cache(maxsize=1024)(self._new_scope)
+
+    def _new_scope(self, layer: int) -> KVScope:
+        card = self.card
+        return KVScope(
+            model=card.name,
+            revision=card.revision,
+            dtype=card.dtype,
+            layout=card.layout,
+            kv_heads=card.kv_heads,
+            group=f"layer {layer} of {card.layers}",
+        )
+
+    def blocks(self, layer: int, tokens: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Digests, uint64[n, 2], of one layer of the complete blocks of a prompt."""
+        return self._scope(layer).blocks(tokens, self.block_tokens)
+
+    def index(self, tokens: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint64]:
+        """The digests that say whether a block is in the pool: those of the last layer."""
+        return self.blocks(self.layers - 1, tokens)
