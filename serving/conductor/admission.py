@@ -1,0 +1,137 @@
+"""Whether a request is taken at all: load against the SLOs, now or as predicted.
+
+Load is a predicted time over its SLO; above 1 the SLO is missed. All policies refuse a request
+whose first token would come too late. They differ in how they look at decode instances:
+
+    AtDecode    not at all on arrival: the decode instance refuses after prefill, whose work is lost
+    ByLoad      their load now. While a prefill runs the picture changes, so prefill and decode
+                instances take turns at being overloaded and idle
+    ByForecast  their load when this request would begin to decode: those that decode then, if each
+                decode lasts t_d, with all whose prefill has ended by then
+
+Pure: time is in the outlook. O(requests under way) for the forecast, else O(instances).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from serving.conductor.views import Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.conductor.costs import Costs
+    from serving.conductor.views import DecodeView, Expected, Slo
+
+__all__ = ["AdmissionPolicy", "AtDecode", "ByForecast", "ByLoad", "Outlook", "decode_load"]
+
+_RETRY_MIN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known when a request asks for admission.
+
+    `ttft_s` is predicted for it, `tokens` the length of its prompt. `decodes` are the decode
+    instances with what they decode now; `under_way` all requests that will decode or do.
+    """
+
+    now: float
+    slo: Slo
+    ttft_s: float
+    tokens: int
+    decodes: Sequence[DecodeView]
+    under_way: Sequence[Expected]
+    costs: Costs
+
+
+class AdmissionPolicy(Protocol):
+    """Decides on arrival."""
+
+    def refusal(self, outlook: Outlook) -> Rejection | None:
+        """Return why the request is not taken; None when it is."""
+        ...
+
+
+def decode_load(decodes: Sequence[DecodeView], costs: Costs, slo: Slo) -> float:
+    """Mean over the instances of the time between tokens over its SLO."""
+    if not decodes:
+        return 0.0
+    total = sum(costs.decode.predict(each.batch, each.tokens) for each in decodes)
+    return total / len(decodes) / slo.tbt_s
+
+
+def _prefill_refusal(outlook: Outlook) -> Rejection | None:
+    late_s = outlook.ttft_s - outlook.slo.ttft_s
+    if late_s <= 0:
+        return None
+    return Rejection(
+        f"the first token would take {outlook.ttft_s:.2f} s, above the SLO of "
+        f"{outlook.slo.ttft_s:g} s: prefill instances are busy",
+        max(_RETRY_MIN_S, late_s),
+    )
+
+
+def _decode_refusal(load: float, outlook: Outlook, when: str) -> Rejection | None:
+    if load <= 1.0:
+        return None
+    # Requests leave at an even pace within t_d, so this share of it brings the load down to 1.
+    wait_s = outlook.costs.duration.seconds * (1.0 - 1.0 / load)
+    return Rejection(
+        f"tokens would come {load:.2f} times as slowly as the SLO of {outlook.slo.tbt_s:g} s "
+        f"allows: decode instances {when} busy",
+        max(_RETRY_MIN_S, wait_s),
+    )
+
+
+class AtDecode:
+    """Look at prefill only; decode instances refuse for themselves, later."""
+
+    def refusal(self, outlook: Outlook) -> Rejection | None:
+        """Refuse by the time to the first token."""
+        return _prefill_refusal(outlook)
+
+
+class ByLoad:
+    """Early rejection: also by what the decode instances do now."""
+
+    def refusal(self, outlook: Outlook) -> Rejection | None:
+        """Refuse by the larger of both loads, the request itself included."""
+        share = [_with_one_more(each, outlook) for each in outlook.decodes]
+        load = decode_load(share, outlook.costs, outlook.slo)
+        return _prefill_refusal(outlook) or _decode_refusal(load, outlook, "are")
+
+
+class ByForecast:
+    """Early rejection by the load predicted for the moment when the request begins to decode."""
+
+    def refusal(self, outlook: Outlook) -> Rejection | None:
+        """Refuse by the larger of prefill load and the decode load of that moment."""
+        load = self.load_at(outlook.now + outlook.ttft_s, outlook)
+        return _prefill_refusal(outlook) or _decode_refusal(load, outlook, "will be")
+
+    def load_at(self, moment: float, outlook: Outlook) -> float:
+        """The load of decode instances at a moment, the request itself included.
+
+        Decode instances are taken as alike: what decodes then is spread evenly.
+        """
+        count = len(outlook.decodes)
+        if not count:
+            return 0.0
+        longest_s = outlook.costs.duration.seconds
+        batch, tokens = 1, outlook.tokens
+        for each in outlook.under_way:
+            if each.decode_at <= moment < each.decode_at + longest_s:
+                batch += 1
+                tokens += each.tokens
+        # The busiest of alike instances has the rounded-up share.
+        share, context = -(-batch // count), tokens // count
+        return outlook.costs.decode.predict(share, context) / outlook.slo.tbt_s
+
+
+def _with_one_more(view: DecodeView, outlook: Outlook) -> DecodeView:
+    from dataclasses import replace
+
+    return replace(view, batch=view.batch + 1, tokens=view.tokens + outlook.tokens)

@@ -1,0 +1,153 @@
+"""What things cost: seconds of prefill, of a transfer, of a decode step, and how long decodes last.
+
+Each model is fitted to what the running system reports; until it has, it holds the prior it was
+given. Times are arguments, so a simulator drives the same classes with its own clock.
+
+    T_prefill(n, p)    a + b (n - p) + c (n^2 - p^2): fixed work, work a token, attention
+    T_transfer(bytes)  latency + (bytes + what the source sends already) / bandwidth of the source
+    TBT(batch, tokens) a + b batch + c tokens of context in the batch
+    t_d                seconds that decoding takes, finished and unfinished ones counted
+
+O(1) each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serving.conductor.fit import NonNegativeFit
+
+__all__ = ["Costs", "DecodeCost", "DecodeDuration", "PrefillCost", "TransferCost"]
+
+
+class PrefillCost:
+    """Seconds to compute the KV of a prompt of `tokens` of which `cached` need not be computed."""
+
+    def __init__(self, prior: tuple[float, float, float] = (0.01, 2e-4, 1e-8)) -> None:
+        self._fit = NonNegativeFit(prior, scales=(1.0, 1e3, 1e6))
+
+    @staticmethod
+    def _features(tokens: int, cached: int) -> tuple[float, float, float]:
+        # The last token is always computed: its logits give the first token of the answer.
+        cached = max(0, min(cached, tokens - 1))
+        return 1.0, float(tokens - cached), float(tokens * tokens - cached * cached)
+
+    def observe(self, tokens: int, cached: int, seconds: float) -> None:
+        """A prefill took so long, without waiting and without loading."""
+        self._fit.observe(self._features(tokens, cached), seconds)
+
+    def predict(self, tokens: int, cached: int) -> float:
+        """How long it would take."""
+        return self._fit.predict(self._features(tokens, cached))
+
+    @property
+    def observations(self) -> int:
+        """How many prefills it was fitted to."""
+        return self._fit.observations
+
+
+class TransferCost:
+    """Seconds to move KV from a source that may be busy sending; bandwidth is learnt per source."""
+
+    def __init__(self, bytes_per_s: float = 1e9, latency_s: float = 1e-3) -> None:
+        self._prior = bytes_per_s
+        self._latency_s = latency_s
+        self._bandwidth: dict[str, float] = {}
+        self._in_flight: dict[str, int] = {}
+
+    def begin(self, source: str, count: int) -> None:
+        """A transfer of so many bytes starts: others from that source are slower meanwhile."""
+        self._in_flight[source] = self._in_flight.get(source, 0) + count
+
+    def end(self, source: str, count: int) -> None:
+        """It ended, well or not."""
+        left = self._in_flight.get(source, 0) - count
+        if left > 0:
+            self._in_flight[source] = left
+        else:
+            self._in_flight.pop(source, None)
+
+    def observe(self, source: str, count: int, seconds: float) -> None:
+        """A transfer took so long. What shared the source meanwhile counts to its bandwidth."""
+        if count <= 0 or seconds <= 0:
+            return
+        others = max(0, self._in_flight.get(source, 0) - count)
+        # On average others had half of their bytes to go while this one ran.
+        measured = (count + others / 2) / seconds
+        known = self._bandwidth.get(source)
+        self._bandwidth[source] = measured if known is None else known + 0.2 * (measured - known)
+
+    def bandwidth(self, source: str) -> float:
+        """Bytes a second, of this source if it is known."""
+        return self._bandwidth.get(source, self._prior)
+
+    def predict(self, source: str, count: int) -> float:
+        """How long a transfer that starts now would take."""
+        if count <= 0:
+            return 0.0
+        waiting = self._in_flight.get(source, 0)
+        return self._latency_s + (count + waiting) / self.bandwidth(source)
+
+
+class DecodeCost:
+    """Seconds between two tokens of an instance that decodes `batch` requests at once."""
+
+    def __init__(self, prior: tuple[float, float, float] = (0.01, 1e-3, 1e-8)) -> None:
+        self._fit = NonNegativeFit(prior, scales=(1.0, 8.0, 1e4))
+
+    def observe(self, batch: int, tokens: int, seconds: float) -> None:
+        """A step took so long; `tokens` is the context of the whole batch."""
+        if batch > 0:
+            self._fit.observe((1.0, float(batch), float(tokens)), seconds)
+
+    def predict(self, batch: int, tokens: int) -> float:
+        """How long a step would take; 0 for an empty batch."""
+        return self._fit.predict((1.0, float(batch), float(tokens))) if batch > 0 else 0.0
+
+
+class DecodeDuration:
+    """t_d: how long a request decodes, from finished ones and from those that still run.
+
+    Time spent decoding divided by how many finished, both fading. Counting the time of unfinished
+    ones keeps the estimate from being that of the short requests, which finish first.
+    """
+
+    def __init__(self, prior_s: float = 5.0, fade_s: float = 120.0) -> None:
+        self._fade_s = fade_s
+        self._spent_s = prior_s
+        self._finished = 1.0
+        self._at: float | None = None
+
+    def advance(self, now: float, running: int) -> None:
+        """Time passes with `running` requests decoding. Call it before anything changes."""
+        if self._at is not None and now > self._at:
+            passed = now - self._at
+            keep = 0.5 ** (passed / self._fade_s)
+            self._spent_s = keep * self._spent_s + passed * running
+            self._finished = keep * self._finished
+        self._at = now if self._at is None else max(self._at, now)
+
+    def finished(self) -> None:
+        """One request ended its decode."""
+        self._finished += 1.0
+
+    @property
+    def seconds(self) -> float:
+        """The estimate."""
+        return self._spent_s / max(self._finished, 1e-3)
+
+
+@dataclass(slots=True)
+class Costs:
+    """The models of one cluster together. `kv_bytes` is the size of one token's KV."""
+
+    prefill: PrefillCost
+    transfer: TransferCost
+    decode: DecodeCost
+    duration: DecodeDuration
+    kv_bytes: int = 0
+
+    @classmethod
+    def fresh(cls, kv_bytes: int = 0) -> Costs:
+        """Models that know nothing yet."""
+        return cls(PrefillCost(), TransferCost(), DecodeCost(), DecodeDuration(), kv_bytes)

@@ -1,0 +1,183 @@
+"""The Conductor's decisions, without its sockets: admit or refuse, where to, and what to learn.
+
+    scheduler = Scheduler(Slo(ttft_s=5, tbt_s=0.1))
+    scheduler.ledger.join(Instance("p0", "prefill"))
+    scheduler.ledger.join(Instance("d0", "decode"))
+    answer = scheduler.arrive(now, "request-1", demand)        # an Admission or a Rejection
+    scheduler.started(now, "request-1")                        # its prefill left the queue
+    scheduler.decoding(now, "request-1")                       # its first token is there
+    scheduler.ended(now, "request-1", finished=True)
+
+It joins the policies (placement, admission, roles), the cost models and the ledger. The asyncio
+Conductor drives it with events from workers, a simulator with its own clock; neither changes a
+line of it. Each call costs what the views of the ledger cost: O(requests under way).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from serving.conductor.admission import ByForecast, Outlook, decode_load
+from serving.conductor.costs import Costs
+from serving.conductor.ledger import DECODE, PREFILL, Flight, Ledger
+from serving.conductor.placement import CacheCentric, choose_decode
+from serving.conductor.views import Placement, Rejection, Slo
+
+if TYPE_CHECKING:
+    from serving.conductor.admission import AdmissionPolicy
+    from serving.conductor.placement import PlacementPolicy
+    from serving.conductor.roles import Change, RoleBalancer
+    from serving.conductor.views import Demand
+
+__all__ = ["Admission", "Loads", "Policies", "Scheduler"]
+
+_NOBODY_RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class Policies:
+    """The exchangeable rules."""
+
+    placement: PlacementPolicy = field(default_factory=CacheCentric)
+    admission: AdmissionPolicy = field(default_factory=ByForecast)
+    roles: RoleBalancer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that is taken: where its prompt is computed and where its answer is."""
+
+    placement: Placement
+    decode: str
+    tbt_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Predicted times over their SLOs: the worst prefill queue, the mean of decode instances."""
+
+    prefill: float
+    decode: float
+
+
+class Scheduler:
+    """See the module."""
+
+    def __init__(
+        self, slo: Slo | None = None, policies: Policies | None = None, costs: Costs | None = None
+    ) -> None:
+        self.slo = slo or Slo()
+        self.policies = policies or Policies()
+        self.costs = costs or Costs.fresh()
+        self.ledger = Ledger()
+
+    def arrive(self, now: float, request: str, demand: Demand) -> Admission | Rejection:
+        """Decide about a new request; an admitted one is in the ledger."""
+        chosen = self._choose(now, demand, frozenset())
+        if isinstance(chosen, Rejection):
+            return chosen
+        outlook = Outlook(
+            now=now,
+            slo=self.slo,
+            ttft_s=chosen.placement.ttft_s,
+            tokens=demand.tokens,
+            decodes=self.ledger.decode_views(assigned=False),
+            under_way=self.ledger.under_way(now),
+            costs=self.costs,
+        )
+        refusal = self.policies.admission.refusal(outlook)
+        if refusal is not None:
+            return refusal
+        self._assign(now, request, demand, chosen)
+        return chosen
+
+    def move(
+        self, now: float, request: str, demand: Demand, avoid: frozenset[str]
+    ) -> Admission | Rejection:
+        """Place an admitted request again, after an instance failed it, whatever the load."""
+        self.ended(now, request, finished=False)
+        chosen = self._choose(now, demand, avoid)
+        if isinstance(chosen, Admission):
+            self._assign(now, request, demand, chosen)
+        return chosen
+
+    def _choose(self, now: float, demand: Demand, avoid: frozenset[str]) -> Admission | Rejection:
+        ledger = self.ledger
+        prefills = [
+            view for view in ledger.prefill_views(now, demand.priority) if view.name not in avoid
+        ]
+        placement = self.policies.placement.place(demand, prefills, self.costs)
+        if placement is None:
+            return Rejection("no prefill instance is there", _NOBODY_RETRY_S)
+        decodes = [v for v in ledger.decode_views(assigned=True) if v.name not in avoid]
+        if not decodes:
+            return Rejection("no decode instance is there", _NOBODY_RETRY_S)
+        decode = choose_decode(demand, decodes, self.costs.decode)
+        if decode is None:
+            return Rejection(
+                f"no decode instance has room for {demand.tokens + demand.max_new_tokens} tokens",
+                max(_NOBODY_RETRY_S, self.costs.duration.seconds / 2),
+            )
+        return Admission(placement, decode[0].name, decode[1])
+
+    def _assign(self, now: float, request: str, demand: Demand, chosen: Admission) -> None:
+        self._pass_time(now)
+        placement = chosen.placement
+        flight = Flight(
+            request=request,
+            tokens=demand.tokens,
+            max_new_tokens=demand.max_new_tokens,
+            priority=demand.priority,
+            prefill=placement.prefill,
+            decode=chosen.decode,
+            arrived=now,
+            predicted_s=placement.transfer_s + placement.prefill_s,
+            ttft_s=placement.ttft_s,
+        )
+        self.ledger.assign(flight)
+
+    # -- what instances report
+
+    def started(self, now: float, request: str) -> None:
+        """Its prefill left the queue."""
+        self.ledger.started(now, request)
+
+    def decoding(self, now: float, request: str) -> None:
+        """Its first token is there."""
+        self._pass_time(now)
+        self.ledger.decoding(now, request)
+
+    def ended(self, now: float, request: str, *, finished: bool) -> None:
+        """It ended; `finished` when it decoded to its end. Harmless when it is not known."""
+        self._pass_time(now)
+        flight = self.ledger.ended(request)
+        if flight is not None and flight.stage == DECODE and finished:
+            self.costs.duration.finished()
+
+    def _pass_time(self, now: float) -> None:
+        self.costs.duration.advance(now, self.ledger.decoding_now())
+
+    # -- load and roles
+
+    def loads(self, now: float) -> Loads:
+        """The two loads of this moment."""
+        queues = [view.queue_s for view in self.ledger.prefill_views(now)]
+        worst = max(queues, default=0.0) / self.slo.ttft_s
+        decodes = self.ledger.decode_views(assigned=False)
+        return Loads(worst, decode_load(decodes, self.costs, self.slo))
+
+    def rebalance(self, now: float) -> tuple[str, Change] | None:
+        """Which instance should change its role now, if any: the one with the least to do."""
+        if self.policies.roles is None:
+            return None
+        ledger, loads = self.ledger, self.loads(now)
+        prefills, decodes = ledger.of_role(PREFILL), ledger.of_role(DECODE)
+        change = self.policies.roles.step(
+            now, loads.prefill, loads.decode, len(prefills), len(decodes)
+        )
+        if change is None:
+            return None
+        giving = decodes if change.to == PREFILL else prefills
+        idlest = min(giving, key=lambda instance: len(ledger.on(instance.name)))
+        return idlest.name, change

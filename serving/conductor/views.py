@@ -1,0 +1,104 @@
+"""What policies look at and what they answer: plain values, made by the ledger or by a simulator.
+
+Times are seconds on whatever clock the caller uses; tokens are counts. A larger `priority` goes
+first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DecodeView", "Demand", "Expected", "Placement", "PrefillView", "Rejection", "Slo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What an answer may take: time to the first token, time between tokens."""
+
+    ttft_s: float = 30.0
+    tbt_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.ttft_s <= 0 or self.tbt_s <= 0:
+            raise ValueError(f"an SLO is above 0, not {self.ttft_s} and {self.tbt_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One request as placement sees it.
+
+    `matches` is how many *tokens* of its prompt each holder has (`PrefixIndex.match`, times the
+    block size); `max_new_tokens` bounds the answer.
+    """
+
+    tokens: int
+    matches: Mapping[str, int] = field(default_factory=dict)
+    max_new_tokens: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillView:
+    """A prefill instance: the seconds of work that a new request would wait for."""
+
+    name: str
+    queue_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeView:
+    """A decode instance: its batch, with what is on its way to it, and its room for KV."""
+
+    name: str
+    batch: int = 0
+    tokens: int = 0
+    free_tokens: int = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a prompt is computed and what that is predicted to take.
+
+    `cached` tokens need not be computed; `source` is the holder they are pulled from, empty if the
+    instance has them itself. `alternative_s` is how long the prefill takes without pulling: a pull
+    that lasts longer than `saved_s` had better be given up.
+    """
+
+    prefill: str
+    cached: int
+    source: str
+    pulled: int
+    transfer_s: float
+    queue_s: float
+    prefill_s: float
+    alternative_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """The time to the first token."""
+        return self.transfer_s + self.queue_s + self.prefill_s
+
+    @property
+    def saved_s(self) -> float:
+        """The time that pulling saves, if pulling took none."""
+        return max(0.0, self.alternative_s - self.prefill_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A request under way, for predictions: when it starts or started to decode."""
+
+    decode_at: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a request is not taken, and when it is worth another try."""
+
+    reason: str
+    retry_after_s: float

@@ -1,0 +1,70 @@
+"""Who is refused: by the first token, by decode load now, by decode load as predicted."""
+
+import pytest
+
+from serving.conductor.admission import AtDecode, ByForecast, ByLoad, Outlook, decode_load
+from serving.conductor.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.conductor.views import DecodeView, Expected, Slo
+
+SLO = Slo(ttft_s=2.0, tbt_s=0.1)
+EVERY = [AtDecode(), ByLoad(), ByForecast()]
+
+
+def outlook(ttft_s=1.0, batches=(0, 0), under_way=(), decode_s=5.0):
+    """Two decode instances, 20 ms between tokens for each request in a batch."""
+    models = Costs(
+        PrefillCost(), TransferCost(), DecodeCost((0.0, 0.02, 0.0)), DecodeDuration(decode_s), 0
+    )
+    views = [DecodeView(f"d{at}", batch) for at, batch in enumerate(batches)]
+    return Outlook(100.0, SLO, ttft_s, 10, views, under_way, models)
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_an_idle_system_takes_everything(policy):
+    assert policy.refusal(outlook()) is None
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_a_late_first_token_is_refused_with_the_wait_that_helps(policy):
+    refusal = policy.refusal(outlook(ttft_s=5.0))
+    assert "first token" in refusal.reason
+    assert refusal.retry_after_s == pytest.approx(3.0)
+
+
+def test_only_early_rejection_looks_at_decode():
+    busy = outlook(batches=(6, 6))
+    assert AtDecode().refusal(busy) is None
+    refusal = ByLoad().refusal(busy)
+    assert "tokens would come 1.40 times" in refusal.reason
+    assert refusal.retry_after_s == pytest.approx(5.0 * (1 - 1 / 1.4))
+
+
+def test_a_forecast_counts_who_decodes_by_then():
+    # Nobody decodes now, ten will: the current load says yes, the forecast no.
+    soon = [Expected(100.5, 10)] * 10
+    assert ByLoad().refusal(outlook(under_way=soon)) is None
+    assert "will be busy" in ByForecast().refusal(outlook(under_way=soon)).reason
+
+
+def test_a_forecast_leaves_out_who_will_have_ended():
+    # Twelve decode now, all of them for 4.5 s already, of 5: they are gone when this one begins.
+    old = [Expected(95.5, 10)] * 12
+    busy = outlook(batches=(6, 6), under_way=old)
+    assert ByLoad().refusal(busy) is not None
+    assert ByForecast().refusal(busy) is None
+
+
+def test_a_forecast_leaves_out_who_comes_later():
+    later = [Expected(101.5, 10)] * 12
+    assert ByForecast().refusal(outlook(ttft_s=1.0, under_way=later)) is None
+
+
+def test_load_is_the_mean_over_instances():
+    found = outlook(batches=(10, 0))
+    assert decode_load(found.decodes, found.costs, SLO) == pytest.approx(1.0)
+    assert decode_load([], found.costs, SLO) == 0.0
+
+
+def test_an_slo_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="SLO"):
+        Slo(ttft_s=0)

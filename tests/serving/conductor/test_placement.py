@@ -1,0 +1,121 @@
+"""Algorithm 1 by its corner cases, and the rules it is compared with."""
+
+import random
+
+import pytest
+
+from serving.conductor.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.conductor.placement import (
+    AnyInstance,
+    CacheCentric,
+    LeastLoaded,
+    LocalCache,
+    choose_decode,
+)
+from serving.conductor.views import DecodeView, Demand, PrefillView
+
+
+def costs(bytes_per_s=1e9, kv_bytes=1000):
+    """1 ms a token, nothing else; transfers as told."""
+    return Costs(
+        PrefillCost((0.0, 1e-3, 0.0)),
+        TransferCost(bytes_per_s, latency_s=0.0),
+        DecodeCost((0.01, 0.01, 0.0)),
+        DecodeDuration(),
+        kv_bytes,
+    )
+
+
+TWO = [PrefillView("p0"), PrefillView("p1")]
+
+
+def test_without_any_match_the_shortest_queue_gets_it():
+    busy = [PrefillView("p0", 2.0), PrefillView("p1", 0.5), PrefillView("p2", 0.5)]
+    found = CacheCentric().place(Demand(1000), busy, costs())
+    assert (found.prefill, found.source, found.pulled) == ("p1", "", 0)
+    assert found.ttft_s == pytest.approx(1.5)
+
+
+def test_ties_keep_the_earlier_instance():
+    assert CacheCentric().place(Demand(100), TWO, costs()).prefill == "p0"
+
+
+def test_a_holder_with_a_short_queue_keeps_the_request():
+    queues = [PrefillView("p0"), PrefillView("p1", 0.2)]
+    found = CacheCentric().place(Demand(1000, {"p1": 900}), queues, costs(bytes_per_s=1e5))
+    assert (found.prefill, found.cached, found.source) == ("p1", 900, "")
+
+
+def test_a_busy_holder_gives_its_prefix_to_another():
+    queues = [PrefillView("p0"), PrefillView("p1", 10.0)]
+    found = CacheCentric().place(Demand(1000, {"p1": 900}), queues, costs())
+    assert (found.prefill, found.source, found.pulled, found.cached) == ("p0", "p1", 900, 900)
+    assert found.transfer_s == pytest.approx(900 * 1000 / 1e9)
+    assert found.saved_s == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("best", "pulled"), [(150, 0), (151, 51)])
+def test_only_a_prefix_above_the_threshold_is_pulled(best, pulled):
+    demand = Demand(1000, {"p0": 100, "pool": best})
+    found = CacheCentric(balancing=1.5).place(demand, TWO[:1], costs())
+    assert found.pulled == pulled
+    assert found.cached == 100 + pulled
+
+
+def test_nothing_of_its_own_counts_as_an_infinite_ratio():
+    found = CacheCentric(balancing=1e9).place(Demand(100, {"pool": 1}), TWO[:1], costs())
+    assert (found.source, found.pulled) == ("pool", 1)
+
+
+def test_a_pull_that_is_slower_than_computing_is_not_made():
+    demand = Demand(1000, {"pool": 900})
+    slow = costs(bytes_per_s=1e5)  # 9 s for what takes 0.9 s to compute
+    found = CacheCentric().place(demand, TWO[:1], slow)
+    assert (found.source, found.ttft_s) == ("", pytest.approx(1.0))
+    # The paper's own rule pulls whenever the ratio says so.
+    assert CacheCentric(weigh=False).place(demand, TWO[:1], slow).source == "pool"
+
+
+def test_the_last_token_is_always_computed():
+    found = CacheCentric().place(Demand(512, {"p0": 512}), TWO[:1], costs())
+    assert found.prefill_s == pytest.approx(1e-3)
+
+
+def test_local_cache_never_pulls():
+    found = LocalCache().place(Demand(1000, {"pool": 900, "p1": 100}), TWO, costs())
+    assert (found.prefill, found.cached, found.source) == ("p1", 100, "")
+
+
+def test_least_loaded_looks_at_queues_only():
+    queues = [PrefillView("p0", 0.2), PrefillView("p1", 0.1)]
+    found = LeastLoaded().place(Demand(1000, {"p0": 1000}), queues, costs())
+    assert (found.prefill, found.cached) == ("p1", 0)
+
+
+def test_any_instance_is_reproducible_and_uses_all():
+    def names(seed):
+        rule = AnyInstance(random.Random(seed))
+        return [rule.place(Demand(10), TWO, costs()).prefill for _ in range(50)]
+
+    assert names(1) == names(1)
+    assert set(names(1)) == {"p0", "p1"}
+
+
+@pytest.mark.parametrize(
+    "rule", [CacheCentric(), LocalCache(), LeastLoaded(), AnyInstance(random.Random(0))]
+)
+def test_without_instances_there_is_no_place(rule):
+    assert rule.place(Demand(10), [], costs()) is None
+
+
+def test_decode_goes_where_tokens_come_fastest_and_there_is_room():
+    views = [DecodeView("d0", 4), DecodeView("d1", 1), DecodeView("d2", 0, free_tokens=50)]
+    chosen, seconds = choose_decode(Demand(100, max_new_tokens=20), views, costs().decode)
+    assert chosen.name == "d1"
+    assert seconds == pytest.approx(0.03)
+    assert choose_decode(Demand(100), views[2:], costs().decode) is None
+
+
+def test_a_threshold_below_one_is_refused():
+    with pytest.raises(ValueError, match="balancing"):
+        CacheCentric(balancing=0.5)

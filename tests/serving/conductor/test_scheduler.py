@@ -1,0 +1,119 @@
+"""The scheduler over a life of requests: queues, priorities, failures, roles. Time is played."""
+
+import pytest
+
+from serving.conductor.admission import AtDecode
+from serving.conductor.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.conductor.ledger import Instance
+from serving.conductor.roles import RoleBalancer, RoleRules
+from serving.conductor.scheduler import Admission, Policies, Scheduler
+from serving.conductor.views import Demand, Rejection, Slo
+
+
+def make(prefills=2, decodes=2, slo=None, policies=None, kv_tokens=10_000):
+    """1 ms a prompt token, 10 ms a decode step and request."""
+    models = Costs(
+        PrefillCost((0.0, 1e-3, 0.0)),
+        TransferCost(1e9, 0.0),
+        DecodeCost((0.0, 0.01, 0.0)),
+        DecodeDuration(5.0),
+        1000,
+    )
+    scheduler = Scheduler(slo or Slo(5.0, 0.1), policies, models)
+    for number in range(prefills):
+        scheduler.ledger.join(Instance(f"p{number}", "prefill"))
+    for number in range(decodes):
+        scheduler.ledger.join(Instance(f"d{number}", "decode", kv_tokens))
+    return scheduler
+
+
+def test_requests_spread_over_both_roles():
+    scheduler = make()
+    found = [scheduler.arrive(0.0, f"r{n}", Demand(1000)) for n in range(4)]
+    assert [each.placement.prefill for each in found] == ["p0", "p1", "p0", "p1"]
+    assert {each.decode for each in found} == {"d0", "d1"}
+    assert found[2].placement.queue_s == pytest.approx(1.0)
+
+
+def test_a_running_prefill_counts_for_what_is_left_of_it():
+    scheduler = make(prefills=1)
+    scheduler.arrive(0.0, "r0", Demand(2000))
+    scheduler.started(0.0, "r0")
+    assert scheduler.ledger.queue_s(0.5, "p0") == pytest.approx(1.5)
+    assert scheduler.ledger.queue_s(9.0, "p0") == 0.0
+    scheduler.decoding(9.0, "r0")
+    assert scheduler.ledger.prefill_views(9.0)[0].queue_s == 0.0
+
+
+def test_a_long_queue_is_refused_and_a_high_priority_passes_it():
+    scheduler = make(prefills=1)
+    answers = [scheduler.arrive(0.0, f"r{n}", Demand(1000)) for n in range(8)]
+    assert [isinstance(each, Rejection) for each in answers] == [False] * 5 + [True] * 3
+    assert answers[5].retry_after_s == pytest.approx(1.0)
+    assert isinstance(scheduler.arrive(0.0, "vip", Demand(1000, priority=1)), Admission)
+    # What was refused left no trace.
+    scheduler.ledger.check_integrity([f"r{n}" for n in range(5)] + ["vip"])
+
+
+def test_room_for_kv_is_reserved_until_the_end():
+    scheduler = make(decodes=1, kv_tokens=1000)
+    assert isinstance(scheduler.arrive(0.0, "r0", Demand(500, max_new_tokens=300)), Admission)
+    refused = scheduler.arrive(0.0, "r1", Demand(500, max_new_tokens=300))
+    assert "room for 800 tokens" in refused.reason
+    scheduler.decoding(0.5, "r0")
+    scheduler.ended(1.0, "r0", finished=True)
+    assert isinstance(scheduler.arrive(1.0, "r1", Demand(500, max_new_tokens=300)), Admission)
+
+
+def test_without_a_worker_of_a_role_nothing_is_taken():
+    for prefills, decodes, what in ((0, 1, "prefill"), (1, 0, "decode")):
+        refused = make(prefills, decodes).arrive(0.0, "r0", Demand(10))
+        assert what in refused.reason
+        assert refused.retry_after_s > 0
+
+
+def test_a_failed_request_goes_elsewhere_whatever_the_load():
+    scheduler = make(slo=Slo(1.5, 0.1))
+    scheduler.arrive(0.0, "r0", Demand(1000))
+    scheduler.arrive(0.0, "r1", Demand(1000))
+    stranded = scheduler.ledger.leave("p0")
+    assert [flight.request for flight in stranded] == ["r0"]
+    moved = scheduler.move(0.1, "r0", Demand(1000), frozenset({"p0"}))
+    assert isinstance(moved, Admission)
+    assert moved.placement.prefill == "p1"
+    assert moved.placement.ttft_s > 1.5  # above the SLO: it was admitted once
+    assert isinstance(scheduler.move(0.1, "r0", Demand(1), frozenset({"p1"})), Rejection)
+
+
+def test_decode_duration_is_learnt_from_the_life_of_requests():
+    scheduler = make(policies=Policies(admission=AtDecode()))
+    now = 0.0
+    for number in range(200):
+        scheduler.arrive(now, f"r{number}", Demand(100))
+        scheduler.decoding(now + 0.1, f"r{number}")
+        now += 1.0
+        scheduler.ended(now, f"r{number}", finished=True)
+    assert scheduler.costs.duration.seconds == pytest.approx(0.9, rel=0.1)
+
+
+def test_an_idle_instance_changes_its_role_when_the_others_drown():
+    balancer = RoleBalancer(RoleRules(patience_s=5, rest_s=100, smoothing_s=1))
+    policies = Policies(admission=AtDecode(), roles=balancer)
+    scheduler = make(prefills=1, decodes=2, slo=Slo(10.0, 0.1), policies=policies)
+    for number in range(10):
+        assert isinstance(scheduler.arrive(0.0, f"r{number}", Demand(1000)), Admission)
+    found = [scheduler.rebalance(float(second)) for second in range(8)]
+    assert found[:5] == [None] * 5
+    name, change = next(each for each in found if each)
+    assert name in ("d0", "d1")
+    assert change.to == "prefill"
+
+
+def test_loads_are_times_over_slos():
+    scheduler = make(prefills=1, decodes=1, slo=Slo(5.0, 0.1))
+    scheduler.arrive(0.0, "r0", Demand(2500))
+    assert scheduler.loads(0.0).prefill == pytest.approx(0.5)
+    scheduler.decoding(1.0, "r0")
+    assert scheduler.loads(1.0).decode == pytest.approx(0.1)
+    scheduler.ended(2.0, "r0", finished=True)
+    assert scheduler.loads(2.0) == type(scheduler.loads(2.0))(0.0, 0.0)
