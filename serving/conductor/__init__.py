@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from serving.conductor.index import PrefixIndex
+    from serving.conductor.routing import EngineRouter
     from serving.conductor.scheduler import Scheduler
     from serving.conductor.views import Slo
 
-__all__ = ["PrefixIndex", "Scheduler", "Slo"]
+__all__ = ["EngineRouter", "PrefixIndex", "Scheduler", "Slo"]
 
 _HOME = {
+    "EngineRouter": "serving.conductor.routing",
     "PrefixIndex": "serving.conductor.index",
     "Scheduler": "serving.conductor.scheduler",
     "Slo": "serving.conductor.views",
