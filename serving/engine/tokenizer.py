@@ -1,0 +1,160 @@
+"""Text to tokens and back: a checkpoint's own tokenizer, or bytes for random models.
+
+No torch, so that a front can use it without loading a model. Text of an answer that arrives token
+by token is cut where characters end (`Detokenizer`): a token may hold half of one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from transfer_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ByteTokenizer", "Detokenizer", "FileTokenizer", "Tokenizer", "load_tokenizer"]
+
+_BOS, _EOS = 256, 257
+_UNFINISHED = "\ufffd"
+"""What stands where bytes make no character, yet."""
+_PENDING_MAX = 16
+"""Tokens held back for a character that may never be completed."""
+
+
+class Tokenizer(Protocol):
+    """What a front needs of a tokenizer."""
+
+    eos: tuple[int, ...]
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a prompt."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, without special ones."""
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Tokens of a conversation, up to where the assistant's answer begins."""
+
+
+class ByteTokenizer:
+    """Every byte is a token; 256 begins a text and 257 ends one."""
+
+    eos: tuple[int, ...] = (_EOS,)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a prompt."""
+        return [_BOS, *text.encode("utf-8", "replace")]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens; bytes that are no UTF-8 become replacement characters."""
+        return bytes(token for token in tokens if token < _BOS).decode("utf-8", "replace")
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Tokens of a conversation: a line with the role before each message."""
+        return self.encode(_plain(messages))
+
+
+class FileTokenizer:
+    """A checkpoint's tokenizer.json, with its chat template where it has one."""
+
+    def __init__(self, directory: Path, eos: tuple[int, ...] = ()) -> None:
+        import tokenizers
+
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(
+                f"{directory} has no tokenizer.json", advice="convert the tokenizer, or copy it"
+            )
+        self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
+        self._settings: dict[str, Any] = {}
+        settings = directory / "tokenizer_config.json"
+        if settings.is_file():
+            self._settings = json.loads(settings.read_text(encoding="utf-8"))
+        separate = directory / "chat_template.jinja"
+        if separate.is_file():
+            self._settings["chat_template"] = separate.read_text(encoding="utf-8")
+        self.eos = eos or self._ends()
+
+    def _ends(self) -> tuple[int, ...]:
+        number = self._tokenizer.token_to_id(self._special("eos_token"))
+        return () if number is None else (int(number),)
+
+    def _special(self, name: str) -> str:
+        value = self._settings.get(name) or ""
+        return str(value["content"] if isinstance(value, dict) else value)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a prompt, with the special ones the tokenizer adds."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, without special ones."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Tokens of a conversation by the checkpoint's template, or a plain one without."""
+        template = self._settings.get("chat_template")
+        if not isinstance(template, str):
+            return self.encode(_plain(messages))
+        text = self._rendered(template, messages)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _rendered(self, template: str, messages: Sequence[dict[str, str]]) -> str:
+        # Sandboxed: a template comes with a checkpoint, so it may come from anybody.
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        text: str = environment.from_string(template).render(
+            messages=list(messages),
+            add_generation_prompt=True,
+            bos_token=self._special("bos_token"),
+            eos_token=self._special("eos_token"),
+        )
+        return text
+
+
+def load_tokenizer(directory: str, eos: tuple[int, ...] = ()) -> Tokenizer:
+    """The tokenizer of a checkpoint, or bytes where there is no directory (a random model)."""
+    return FileTokenizer(Path(directory), eos) if directory else ByteTokenizer()
+
+
+class Detokenizer:
+    """Text of an answer as its tokens come, only whole characters of it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._told = ""
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens add."""
+        self._tokens += tokens
+        text = self._tokenizer.decode(self._tokens)
+        if text.endswith(_UNFINISHED) and len(self._tokens) < _PENDING_MAX:
+            return ""
+        return self._advance(text)
+
+    def finish(self) -> str:
+        """What was held back for a character that did not come."""
+        return self._advance(self._tokenizer.decode(self._tokens))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._told) :]
+        self._told = text
+        if len(self._tokens) >= 2 * _PENDING_MAX:
+            # What is decoded again stays short. Some tokenizers drop a space before the first
+            # token of a text, so a few are kept as its beginning.
+            self._tokens = self._tokens[-_PENDING_MAX // 2 :]
+            self._told = self._tokenizer.decode(self._tokens)
+        return new
+
+
+def _plain(messages: Sequence[dict[str, str]]) -> str:
+    lines = [f"{each['role']}: {each['content']}\n" for each in messages]
+    return "".join(lines) + "assistant: "
