@@ -164,7 +164,7 @@ def _round_trip(client: Client) -> bool:
         Pieces.of([[each.ctypes.data, each.ctypes.data + 64]], [[64, 64]])
         for each in (given, taken)
     ]
-    stored = client.put_many(keys, pieces[0], deadline=_WARM_UP_S)
+    stored = client.put_many(keys, pieces[0], group=keys, deadline=_WARM_UP_S)
     found = client.find_prefix(keys, deadline=_WARM_UP_S)
     client.get_into_many(keys, pieces[1], deadline=_WARM_UP_S)
     client.remove_many(keys, force=True, deadline=_WARM_UP_S)

@@ -71,6 +71,19 @@ class Engine:
         self.waiting.append(sequence)
         self.waiting.sort(key=lambda each: each.rank)
 
+    def adopt(self, sequence: Sequence) -> None:
+        """Open a sequence that has its blocks already; it does not wait for its turn."""
+        self._order += 1
+        sequence.order = self._order
+        sequence.target = sequence.target or sequence.prompt
+        self.opened.append(sequence)
+        sequence.listener.opened()
+
+    @property
+    def full(self) -> bool:
+        """Whether as many sequences as may be are open or running."""
+        return len(self.opened) + len(self.running) >= self.running_max
+
     def reopen(self, sequence: Sequence, start: int, target: int) -> None:
         """Compute tokens of a finished sequence anew, as a prompt would be, without an answer."""
         sequence.reason = ""
@@ -116,7 +129,7 @@ class Engine:
             whole = sum(each.inbox is None for each in self.opened)
             if sequence.inbox is None and whole >= OPEN_MAX:
                 return
-            if len(self.opened) + len(self.running) >= self.running_max:
+            if self.full:
                 return
             blocks = self.cache.acquire(self.cache.needed(sequence.room))
             if blocks is None:

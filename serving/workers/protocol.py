@@ -435,6 +435,9 @@ class StageOpen(msgspec.Struct, frozen=True, array_like=True, tag="stage_open"):
     stages: int
     start: int
     """The first token that is computed: what is before it is loaded from the pool."""
+    chunk_tokens: int
+    revision: str
+    """Of the model; all stages must have the same."""
     following: str
     """Address of the next stage; empty for the last one."""
     deadline_ms: int

@@ -1,0 +1,126 @@
+"""The thread that computes: it owns the engine, the cache and everything that touches them.
+
+Others hand it functions (`post`, `call`), which run between two steps of the engine, in order. So
+there are no locks around sequences or blocks, and a request is told of in a bounded time: that of
+one step. The thread sleeps when there is nothing to compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.engine.engine import Engine
+
+__all__ = ["Computing"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+HISTORY = 64
+_IDLE_S = 1.0
+
+
+class Computing:
+    """See the module. `failed` is called, on the thread, with an exception that a step raised."""
+
+    def __init__(self, engine: Engine, failed: Callable[[Exception], object]) -> None:
+        self.engine = engine
+        self._failed = failed
+        self._work: deque[Callable[[], object]] = deque()
+        self._news = threading.Condition()
+        self._ending = False
+        self.steps: deque[tuple[int, float]] = deque(maxlen=HISTORY)
+        """(answers, seconds) of the last steps that made tokens."""
+        self.seconds = 0.0
+        """Spent computing."""
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def post(self, work: Callable[[], object]) -> None:
+        """Run something on the thread, soon. From any thread."""
+        with self._news:
+            self._work.append(work)
+            self._news.notify()
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run something on the thread and wait for what it returns."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def answer(result: T | None, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                loop.call_soon_threadsafe(answer, None, error)
+            else:
+                loop.call_soon_threadsafe(answer, result, None)
+
+        self.post(run)
+        return await future
+
+    @property
+    def tbt_s(self) -> float:
+        """Median seconds of the last steps that made tokens; 0 before the first."""
+        times = [seconds for _, seconds in list(self.steps)]
+        return statistics.median(times) if times else 0.0
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the thread after its current step. Idempotent."""
+        with self._news:
+            self._ending = True
+            self._news.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._ending:
+            while self._work:
+                self._do(self._work.popleft())
+            if not self._step():
+                with self._news:
+                    if not self._work and not self._ending:
+                        self._news.wait(_IDLE_S)
+
+    def _do(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            log.exception("work on the computing thread failed")
+            self._failed(error)
+
+    def _step(self) -> bool:
+        answers = len(self.engine.running)
+        began = time.perf_counter()
+        try:
+            worked = self.engine.step()
+        except Exception as error:
+            log.exception("a step of the engine failed")
+            self._failed(error)
+            return True
+        if worked:
+            seconds = time.perf_counter() - began
+            self.seconds += seconds
+            if answers:
+                self.steps.append((answers, seconds))
+        return worked

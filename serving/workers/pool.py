@@ -1,0 +1,293 @@
+"""The worker's way to the pool: one thread that loads, one that stores, both beside the engine.
+
+A fetch finds the longest prefix with one request and then loads it layer by layer; the engine
+starts on the first layer while the others are under way (`Fetch.wait`). Blocks that were computed
+are handed over layer by layer and stored in batches of whatever has come together.
+
+The store may be full, slow or gone. Then fetches find nothing and puts keep nothing; `StoreLink`
+says so once and tries again later. Nothing here raises into the engine.
+
+Bounds: a fetch ends at its deadline, a put at the worker's. The queues hold descriptions of blocks
+of the cache, which is of a fixed size.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store import Digests
+from mooncake_store.errors import ChecksumMismatchError
+from serving.connectors.link import StoreLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from serving.workers.memory import KVMemory
+    from serving.workers.naming import PoolNames
+
+__all__ = ["Fetch", "PoolSide", "Storing"]
+
+log = logging.getLogger(__name__)
+
+BATCH_OBJECTS = 256
+HISTORY = 64
+_CLOSE_S = 15.0
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A prefix on its way from the pool. `found` is called once, `ended` once, by the loader."""
+
+    tokens: NDArray[np.int64]
+    layers: range
+    blocks_max: int
+    """How many blocks may be loaded."""
+    known: bool
+    """Whether they are known to be there, so that nothing has to be looked up."""
+    until: float
+    found: Callable[[int], None]
+    """Takes how many blocks there are; then `blocks` must be set, or none are loaded."""
+    ended: Callable[[], None]
+    """The memory is no longer written to."""
+    blocks: list[int] = field(default_factory=list)
+    count: int = 0
+    abandoned: bool = False
+    _done: dict[int, bool] = field(default_factory=dict)
+    _news: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait(self, layer: int) -> bool:
+        """Whether a layer of the prefix is there; waits for it until the deadline."""
+        with self._news:
+            left = self.until - time.monotonic()
+            if layer not in self._done:
+                self._news.wait_for(lambda: layer in self._done, max(0.0, left))
+            return self._done.get(layer, False)
+
+    def give_up(self) -> None:
+        """Say that layers of which nothing was said will not come."""
+        with self._news:
+            for layer in self.layers:
+                self._done.setdefault(layer, False)
+            self._news.notify_all()
+
+    def tell(self, layer: int, good: bool) -> None:
+        """Say how the load of a layer ended."""
+        with self._news:
+            self._done[layer] = good
+            self._news.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """Computed blocks of one layer on their way to the pool."""
+
+    layer: int
+    digests: NDArray[np.uint64]
+    groups: list[str]
+    """Layers of one block leave the pool together."""
+    blocks: list[int]
+    stored: Callable[[list[bool]], None]
+
+
+class PoolSide:
+    """See the module. `url` empty: everything is a miss, nothing is kept."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: dict[str, Any],
+        names: PoolNames,
+        memory: KVMemory,
+        *,
+        store_deadline_s: float,
+    ) -> None:
+        self.names = names
+        self._memory = memory
+        self._store_deadline_s = store_deadline_s
+        self._link = StoreLink(url, settings) if url else None
+        self._fetches: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._puts: deque[Storing] = deque()
+        self._news = threading.Condition()
+        self._closing = False
+        self._busy = 0
+        self.history: deque[tuple[int, float]] = deque(maxlen=HISTORY)
+        """(bytes, seconds) of loads."""
+        self.stored_objects = 0
+        self.refused_objects = 0
+        self._threads = [
+            threading.Thread(target=self._fetch_forever, name="kv-load", daemon=True),
+            threading.Thread(target=self._put_forever, name="kv-store", daemon=True),
+        ]
+        if self._link is not None:
+            self._link.warm_up()
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a pool and it answered last time."""
+        return self._link is not None and self._link.up
+
+    @property
+    def configured(self) -> bool:
+        """Whether there is supposed to be a pool."""
+        return self._link is not None
+
+    @property
+    def pending(self) -> int:
+        """Objects whose put has not ended."""
+        with self._news:
+            return sum(len(each.blocks) for each in self._puts) + self._busy
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Begin a fetch."""
+        self._fetches.put(fetch)
+
+    def store(self, storing: Storing) -> None:
+        """Begin a put; `stored` is told which blocks are in the pool, by the storing thread."""
+        with self._news:
+            self._puts.append(storing)
+            self._news.notify_all()
+
+    def close(self) -> None:
+        """Finish what is queued within bounds, then disconnect. Idempotent."""
+        with self._news:
+            self._closing = True
+            self._news.notify_all()
+        self._fetches.put(None)
+        until = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if self._link is not None:
+            self._link.close()
+
+    # Loading.
+
+    def _fetch_forever(self) -> None:
+        while (fetch := self._fetches.get()) is not None:
+            told = False
+            try:
+                fetch.count = self._count(fetch)
+                told = True
+                fetch.found(fetch.count)
+                self._load(fetch)
+            except Exception:  # A cache must not take its engine down.
+                log.exception("a fetch failed; its blocks are computed")
+                if not told:
+                    fetch.found(0)
+            finally:
+                fetch.give_up()
+                fetch.ended()
+
+    def _count(self, fetch: Fetch) -> int:
+        link, blocks = self._link, fetch.blocks_max
+        left = fetch.until - time.monotonic()
+        if link is None or blocks < 1 or left <= 0 or fetch.abandoned:
+            return 0
+        if fetch.known:
+            return blocks
+        keys = Digests(self.names.index(fetch.tokens[: blocks * self.names.block_tokens]))
+        return link.call(lambda client: client.find_prefix(keys, deadline=left)) or 0
+
+    def _load(self, fetch: Fetch) -> None:
+        count = fetch.count if fetch.blocks else 0
+        size = self.names.block_tokens
+        for layer in fetch.layers if count else ():
+            digests = self.names.blocks(layer, fetch.tokens[: count * size])
+            began = time.perf_counter()
+            good = self._load_layer(fetch, layer, digests, fetch.blocks[:count])
+            if good:
+                seconds = time.perf_counter() - began
+                self.history.append((count * self._memory.object_bytes, seconds))
+            fetch.tell(layer, good)
+            if not good:
+                return
+
+    def _load_layer(
+        self, fetch: Fetch, layer: int, digests: NDArray[np.uint64], blocks: list[int]
+    ) -> bool:
+        step = self._memory.batch_max
+        for at in range(0, len(blocks), step):
+            left = fetch.until - time.monotonic()
+            if left <= 0 or fetch.abandoned:
+                return False
+            numbers = blocks[at : at + step]
+            layers = [layer] * len(numbers)
+            if not self._read(digests[at : at + step], self._memory.buffers(layers, numbers), left):
+                return False
+            self._memory.filled(layers, numbers)
+        return True
+
+    def _read(self, digests: NDArray[np.uint64], buffers: Any, left: float) -> bool:
+        link = self._link
+        if link is None:
+            return False
+        keys = Digests(digests)
+        got = link.call(lambda client: client.get_into_many(keys, buffers, deadline=left))
+        if got is None:
+            return False
+        wrong = [at for at in got.failed if isinstance(got.error(at), ChecksumMismatchError)]
+        if wrong:
+            log.warning("%d KV objects have wrong bytes; they are removed", len(wrong))
+            bad = Digests(digests[wrong])
+            link.call(lambda client: client.remove_many(bad, force=True, deadline=left))
+        return not len(got.failed)
+
+    # Storing.
+
+    def _put_forever(self) -> None:
+        while batch := self._next_batch():
+            kept = [False] * sum(len(each.blocks) for each in batch)
+            try:
+                kept = self._put(batch)
+            except Exception:  # As for loads.
+                log.exception("a put failed; its blocks are not kept")
+            at = 0
+            for each in batch:
+                each.stored(kept[at : at + len(each.blocks)])
+                at += len(each.blocks)
+            with self._news:
+                self._busy = 0
+
+    def _next_batch(self) -> list[Storing]:
+        """Whatever has come together, in order; nothing at the end."""
+        limit = min(BATCH_OBJECTS, self._memory.batch_max)
+        with self._news:
+            while not self._puts and not self._closing:
+                self._news.wait(1.0)
+            batch: list[Storing] = []
+            while self._puts and (not batch or self._busy + len(self._puts[0].blocks) <= limit):
+                batch.append(self._puts.popleft())
+                self._busy += len(batch[-1].blocks)
+            return batch
+
+    def _put(self, batch: Sequence[Storing]) -> list[bool]:
+        layers = [each.layer for each in batch for _ in each.blocks]
+        blocks = [block for each in batch for block in each.blocks]
+        link = self._link
+        if link is None:
+            return [False] * len(blocks)
+        digests = np.concatenate([each.digests for each in batch])
+        groups = [name for each in batch for name in each.groups]
+        buffers = self._memory.gathered(layers, blocks)
+        keys, deadline = Digests(digests), self._store_deadline_s
+        result = link.call(
+            lambda client: client.put_many(keys, buffers, group=groups, deadline=deadline)
+        )
+        if result is None:
+            self.refused_objects += len(blocks)
+            return [False] * len(blocks)
+        failed = set(result.failed.tolist())
+        self.refused_objects += len(failed)
+        self.stored_objects += len(blocks) - len(failed)
+        return [at not in failed for at in range(len(blocks))]

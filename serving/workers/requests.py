@@ -1,0 +1,476 @@
+"""One request at a worker: its events, its blocks, and what moves in and out beside its compute.
+
+A `Request` lives on two threads. On the loop's it is submitted, read and cancelled; on the
+computing thread it is the engine's listener. Events cross over in order. Its blocks are given back
+when nobody computes on them *and* no transfer touches them any more (`holds`): a request that was
+cancelled ends at once for its caller, and a moment later for the cache.
+
+The last event is sent once, by `_end`; everything that may end a request goes through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from serving.engine.sequence import PrefixLost, Sequence
+from serving.workers import protocol as p
+from serving.workers.pool import Fetch, Storing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from serving.workers.computing import Computing
+    from serving.workers.memory import KVMemory
+    from serving.workers.naming import PoolNames
+    from serving.workers.pool import PoolSide
+    from serving.workers.pushing import Pusher
+    from serving.workers.settings import WorkerSettings
+
+__all__ = ["Generating", "Parts", "Prefilling", "Request", "Stream"]
+
+EVENTS_MAX = 4096
+"""Events of one answer to `next`."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What all requests of a worker share."""
+
+    loop: asyncio.AbstractEventLoop
+    computing: Computing
+    pool: PoolSide
+    memory: KVMemory
+    names: PoolNames
+    settings: WorkerSettings
+    over: Callable[[Request], None]
+    """Called on the loop when a request has given its blocks back."""
+    prefills: Any
+    """(computed, cached, seconds) of the last prefills, newest last."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.names.block_tokens
+
+
+@dataclass(slots=True)
+class Times:
+    """When what happened to a request, by time.monotonic."""
+
+    submitted: float = field(default_factory=time.monotonic)
+    opened: float = 0.0
+    waited: float = 0.0
+    """Seconds the engine waited for layers of the prefix."""
+    started: float = 0.0
+    prefilled: float = 0.0
+
+
+class Stream:
+    """Events of one request, as they are read. Of the loop."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.events: list[p.Event] = []
+        self.ended = False
+        self.news = asyncio.Event()
+        self.read_at = time.monotonic()
+        self.readers = 0
+
+    def emit(self, event: p.Event) -> None:
+        """Add an event; nothing is added behind the last one."""
+        if self.ended:
+            return
+        self.events.append(event)
+        self.ended = isinstance(event, p.LAST)
+        self.news.set()
+
+    async def read(self, seen: int, wait_s: float) -> p.Events:
+        """Events from `seen` on; waits for one. Several may read."""
+        self.readers += 1
+        try:
+            async with asyncio.timeout(wait_s):
+                while len(self.events) <= seen and not self.ended:
+                    self.news.clear()
+                    await self.news.wait()
+        except TimeoutError:
+            pass  # Nothing happened; the reader asks again.
+        finally:
+            self.readers -= 1
+            self.read_at = time.monotonic()
+        chosen = tuple(self.events[seen : seen + EVENTS_MAX])
+        return p.Events(chosen, self.ended and seen + len(chosen) >= len(self.events))
+
+
+class Request(Stream):
+    """What all kinds of requests have in common: a prompt, a prefix, events and an end."""
+
+    def __init__(self, parts: Parts, message: Any, *, decodes: bool, layers: range) -> None:
+        super().__init__(message.request_id)
+        self.parts = parts
+        self.message = message
+        self.prompt: NDArray[np.int64] = p.unpack_tokens(message.tokens)
+        self.until = time.monotonic() + p.deadline_of(message)
+        self.times = Times()
+        self.sequence = Sequence(
+            request_id=self.request_id,
+            tokens=self.prompt.tolist(),
+            prompt=len(self.prompt),
+            sampling=message.sampling,
+            max_new_tokens=getattr(message, "max_new_tokens", 1),
+            listener=self,
+            layers=layers,
+            stop_tokens=frozenset(getattr(message, "stop_tokens", ())),
+            priority=message.priority,
+            decodes=decodes,
+        )
+        self.cached = 0
+        self.pusher: Pusher | None = None
+        self.fetch: Fetch | None = None
+        self._storing = bool(message.store) and parts.pool.configured
+        self._digests: dict[int, NDArray[np.uint64]] = {}
+        self._groups: list[str] = []
+        self._unstored = 1 << 40  # the first block that is not in the pool
+        self._stored_to = 0
+        # Of the computing thread.
+        self.holds = 0
+        self._loading = False
+        self.over = False
+        self._closed = False
+        # Of the loop.
+        self.timer: asyncio.TimerHandle | None = None
+
+    # On the loop.
+
+    def begin(self) -> None:
+        """Queue it. The deadline runs from when it was made."""
+        self._set_timer()
+        engine = self.parts.computing.engine
+        self.emit(p.Queued(engine.queued_tokens))
+        self.parts.computing.post(self.submit)
+
+    def _set_timer(self) -> None:
+        left = max(0.0, self.until - time.monotonic())
+        self.timer = self.parts.loop.call_later(left, self._overdue)
+
+    def _overdue(self) -> None:
+        self.fail("deadline", "its time ran out", "allow it more time, or ask for less")
+
+    def emit(self, event: p.Event) -> None:
+        """Add an event for whoever reads them; after the last one no deadline is left."""
+        super().emit(event)
+        if self.ended and self.timer is not None:
+            self.timer.cancel()
+
+    def tell(self, event: p.Event) -> None:
+        """The same from the computing thread."""
+        self.parts.loop.call_soon_threadsafe(self.emit, event)
+
+    def fail(self, code: str, message: str, advice: str = "", *, retryable: bool = False) -> None:
+        """End it without an answer; its blocks come back when nothing uses them."""
+        if not self.ended:
+            self.emit(p.Failed(code, message, advice, retryable))
+        self.parts.computing.post(self.abandon)
+
+    # On the computing thread.
+
+    def submit(self) -> None:
+        """Give it to the engine, unless it was cancelled meanwhile."""
+        if not self.over:
+            self.parts.computing.engine.submit(self.sequence)
+
+    def abandon(self) -> None:
+        """Compute no more of it."""
+        if self.fetch is not None:
+            self.fetch.abandoned = True
+        if self.pusher is not None:
+            self.parts.loop.call_soon_threadsafe(self.pusher.abort)
+        self.parts.computing.engine.drop(self.sequence)
+        self.finish()
+
+    def finish(self) -> None:
+        """Nothing is computed any more: give the blocks back when no transfer uses them."""
+        self.over = True
+        self._close()
+
+    def hold(self) -> None:
+        """A transfer begins to use the blocks."""
+        self.holds += 1
+
+    def unhold(self) -> None:
+        """A transfer has ended."""
+        self.holds -= 1
+        self.released()
+        self._close()
+
+    def released(self) -> None:
+        """Hook: a transfer has ended."""
+
+    def _close(self) -> None:
+        if self.over and not self.holds and not self._closed:
+            self._closed = True
+            self.parts.computing.engine.release(self.sequence)
+            self.parts.loop.call_soon_threadsafe(self.parts.over, self)
+
+    # The prefix.
+
+    def blocks_wanted(self) -> int:
+        """How many blocks of the prompt may come from the pool: not the one with its last token."""
+        if not self.message.use_pool or not self.parts.pool.configured:
+            return 0
+        most = (len(self.prompt) - 1) // self.parts.block_tokens
+        limit = self.message.prefix_blocks
+        return most if limit < 0 else min(most, limit)
+
+    def opened(self) -> None:
+        """Begin to load the prefix."""
+        self.times.opened = time.monotonic()
+        wanted = self.blocks_wanted()
+        if not wanted:
+            self._found(0)
+            return
+        self.start_fetch(wanted, known=False)
+
+    def start_fetch(self, blocks: int, *, known: bool) -> None:
+        """Look for blocks, or load those known to be there."""
+        allowed_ms = self.message.fetch_deadline_ms or self.parts.settings.fetch_deadline_ms
+        post = self.parts.computing.post
+        self.hold()
+        self._loading = True
+        self.fetch = Fetch(
+            tokens=self.prompt,
+            layers=self.sequence.layers,
+            blocks_max=blocks,
+            known=known,
+            until=min(time.monotonic() + allowed_ms / 1000, self.until),
+            found=lambda count: post(lambda: self._found(count)),
+            ended=lambda: post(self._fetched),
+            blocks=self.sequence.blocks,
+        )
+        self.parts.pool.fetch(self.fetch)
+
+    def _found(self, count: int) -> None:
+        """The engine may start: layers of the prefix arrive while it computes."""
+        self.cached = count * self.parts.block_tokens
+        self.sequence.computed = self.cached
+        self.sequence.ready = True
+        self.started()
+
+    def started(self) -> None:
+        """Hook: the length of the prefix is known."""
+        self.times.started = time.monotonic()
+        self.tell(p.Started(self.cached))
+
+    def _fetched(self) -> None:
+        """The loader has left the memory; a prompt whose prefix was lost may start anew."""
+        self._loading = False
+        self.fetch_ended()
+        self.unhold()
+
+    def fetch_ended(self) -> None:
+        """Hook: the loader has left the memory."""
+        self.sequence.ready = True
+
+    def before_layer(self, layer: int) -> None:
+        """Wait for the prefix of a layer, and hand it on where KV is pushed."""
+        if not self.cached or self.sequence.computed != self.cached or self.fetch is None:
+            return
+        began = time.monotonic()
+        there = self.fetch.wait(layer)
+        self.times.waited += time.monotonic() - began
+        if not there:
+            raise PrefixLost
+        self.push(layer, 0, self.cached)
+
+    def prefix_lost(self) -> None:
+        """Compute it from the start, but not before the loader has left the memory."""
+        self.cached = 0
+        if self.fetch is not None:
+            self.fetch.abandoned = True
+            self.fetch = None
+        # While the loader is in the memory, `_fetched` is what makes it ready again.
+        self.sequence.ready = not self._loading
+
+    # What was computed.
+
+    def after_layer(self, layer: int, start: int, end: int) -> None:
+        """Stream complete blocks to the pool, and all tokens to whom KV is pushed."""
+        self.push(layer, start, end)
+        size = self.parts.block_tokens
+        if self._storing:
+            self.store(layer, start // size, end // size)
+
+    def push(self, layer: int, start: int, end: int) -> None:
+        """Hand tokens of a layer to the worker that decodes."""
+        if self.pusher is not None:
+            self.hold()
+            blocks = self.sequence.blocks
+            pusher = self.pusher
+            self.parts.loop.call_soon_threadsafe(pusher.add, layer, start, end, blocks)
+
+    def store(self, layer: int, first: int, last: int) -> None:
+        """Put complete blocks of a layer into the pool."""
+        if first >= last:
+            return
+        digests = self.digests(layer)
+        groups = self._group_names()
+        post = self.parts.computing.post
+        self.hold()
+
+        def stored(kept: list[bool]) -> None:
+            post(lambda: self._stored(first, kept))
+
+        blocks = self.sequence.blocks[first:last]
+        self.parts.pool.store(
+            Storing(layer, digests[first:last], groups[first:last], blocks, stored)
+        )
+
+    def digests(self, layer: int) -> NDArray[np.uint64]:
+        """Digests of a layer's blocks of all tokens so far."""
+        known = self._digests.get(layer)
+        if known is None or len(known) < len(self.sequence.tokens) // self.parts.block_tokens:
+            tokens = np.asarray(self.sequence.tokens, np.int64)
+            known = self._digests[layer] = self.parts.names.blocks(layer, tokens)
+        return known
+
+    def _group_names(self) -> list[str]:
+        whole = self.digests(self.parts.names.layers - 1)
+        if len(self._groups) < len(whole):
+            self._groups = [row.tobytes().hex() for row in whole]
+        return self._groups
+
+    def _stored(self, first: int, kept: list[bool]) -> None:
+        if False in kept:
+            self._unstored = min(self._unstored, first + kept.index(False))
+        self._stored_to = max(self._stored_to, first + len(kept))
+        self.unhold()
+
+    def pool_blocks(self) -> int:
+        """Blocks from the first one on that are in the pool, as far as this worker knows."""
+        cached = self.cached // self.parts.block_tokens
+        if not self._storing:
+            return cached
+        return min(max(cached, self._stored_to), self._unstored)
+
+    # Tokens; kinds of requests differ here.
+
+    def prefilled(self, token: int, logprob: float) -> None:
+        """Note how long the prompt took."""
+        self.times.prefilled = time.monotonic()
+        computed = len(self.prompt) - self.cached
+        if computed and len(self.sequence.layers) == self.parts.names.layers:
+            seconds = self.times.prefilled - self.times.started
+            self.parts.prefills.append((computed, self.cached, seconds))
+
+    def token(self, token: int, logprob: float) -> None:
+        """One more token of the answer."""
+        if token not in self.sequence.stop_tokens:
+            self.tell(p.Tokens((token,), (logprob,)))
+
+    def finished(self, reason: str) -> None:
+        """The engine is done with it."""
+        raise NotImplementedError
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by stage, so far."""
+        times = self.times
+        now = time.monotonic()
+        prefilled = times.prefilled or now
+        return {
+            "queue": max(0.0, (times.opened or now) - times.submitted),
+            "fetch": max(0.0, times.started - times.opened) + times.waited,
+            "compute": max(0.0, prefilled - (times.started or prefilled) - times.waited),
+            "total": now - times.submitted,
+        }
+
+
+class Prefilling(Request):
+    """A prompt and its first token; done when its KV is where a decode worker finds it."""
+
+    def __init__(self, parts: Parts, message: p.Prefill) -> None:
+        super().__init__(parts, message, decodes=False, layers=range(parts.names.layers))
+        self._stopped = ""
+        self._computed = False
+
+    def prefilled(self, token: int, logprob: float) -> None:
+        """The first token leaves at once; the KV may still be under way."""
+        super().prefilled(token, logprob)
+        if token >= 0 and token not in self.sequence.stop_tokens:
+            self.tell(p.FirstToken(token, logprob))
+
+    def finished(self, reason: str) -> None:
+        """Wait for the transfers."""
+        if reason in ("stop", "length"):
+            self._stopped = reason
+        self._computed = True
+        if self.pusher is not None:
+            self.hold()
+            self.parts.loop.call_soon_threadsafe(self.pusher.finish)
+        self.released()
+
+    def released(self) -> None:
+        """All KV has arrived: say where it is."""
+        if self._computed and not self.holds and not self.over:
+            self.tell(self.done())
+            self.finish()
+
+    def done(self) -> p.Done:
+        """The last event."""
+        seconds = self.seconds()
+        seconds["store"] = seconds["total"] - (self.times.prefilled - self.times.submitted)
+        place = p.KVPlace(self.pool_blocks(), pushed=self.pusher is not None)
+        computed = len(self.prompt) - self.cached
+        return p.Done(computed, self.cached, seconds, place, self._stopped)
+
+
+class Generating(Request):
+    """A prompt and its whole answer; afterwards the answer's KV goes to the pool."""
+
+    def __init__(self, parts: Parts, message: p.Generate | p.Decode) -> None:
+        super().__init__(parts, message, decodes=True, layers=range(parts.names.layers))
+        self._returning = False
+
+    def prefilled(self, token: int, logprob: float) -> None:
+        """The first token is one like the others."""
+        if self._returning:
+            return
+        super().prefilled(token, logprob)
+        if token >= 0:
+            self.token(token, logprob)
+
+    def finished(self, reason: str) -> None:
+        """Answer, then return the KV."""
+        if self._returning:
+            self.finish()
+            return
+        computed = len(self.prompt) - self.cached
+        self.tell(p.Finished(reason, self.seconds(), self.cached, computed))
+        self._returning = True
+        if not self._return_kv():
+            self.finish()
+
+    def _return_kv(self) -> bool:
+        """Store the blocks that the answer completed; whether the engine still has work.
+
+        In exact mode they are computed anew as a prompt is: then the pool holds the same bytes
+        whoever filled it, and the next turn's answer does not depend on whether it hits.
+        """
+        size = self.parts.block_tokens
+        first = len(self.prompt) // size
+        # The last token's KV was never computed.
+        last = (len(self.sequence.tokens) - 1) // size
+        if not self._storing or last <= first or not self.parts.pool.up:
+            return False
+        engine = self.parts.computing.engine
+        if engine.decoder.exact:
+            engine.reopen(self.sequence, first * size, last * size)
+            return True
+        for layer in self.sequence.layers:
+            self.store(layer, first, last)
+        return False

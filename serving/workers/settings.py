@@ -1,0 +1,74 @@
+"""What a serving worker is started with, checked when it starts."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import msgspec
+
+from serving.workers.protocol import PREFILL_ROLE, ROLES
+from transfer_engine.errors import ConfigError
+
+__all__ = ["WorkerSettings", "settings_from"]
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one worker."""
+
+    worker_id: str = "worker"
+    role: str = PREFILL_ROLE
+    model: str = "tiny"
+    """A checkpoint's directory, or a random model such as "tiny" or "nano,layers=2"."""
+    dtype: str = ""
+    """Of weights and KV; empty takes the checkpoint's."""
+    device: str = "cpu"
+    exact: bool | None = None
+    """Arithmetic that does not depend on the batch; None chooses it for float32 on a CPU."""
+    pool_url: str = ""
+    """The store that KV is shared through; empty serves without one."""
+    pool: dict[str, Any] = {}
+    """Further settings of the store's client."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    insecure: bool = False
+    block_tokens: int = 64
+    chunk_tokens: int = 256
+    kv_blocks: int = 512
+    """Blocks of the KV cache. A request that needs more than all of them is refused."""
+    running_max: int = 16
+    queued_tokens_max: int = 131_072
+    fetch_deadline_ms: int = 2_000
+    """How long loading a prefix may take when a request does not say; then it is computed."""
+    store_deadline_ms: int = 10_000
+    threads: int = 1
+    """Of torch. One per worker is right where several workers share a machine."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot work."""
+        if self.role not in ROLES:
+            raise ConfigError(f"role is {self.role!r}", advice=f"one of {', '.join(ROLES)}")
+        for name in (
+            "block_tokens", "chunk_tokens", "kv_blocks", "running_max", "queued_tokens_max",
+            "fetch_deadline_ms", "store_deadline_ms", "threads",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be above 0")
+
+
+def settings_from(given: dict[str, Any]) -> WorkerSettings:
+    """Settings by name; raises ConfigError for unknown names and values of a wrong kind."""
+    known = WorkerSettings.__struct_fields__
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"a serving worker has no setting {name!r}",
+                advice=f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}",
+            )
+    try:
+        settings = msgspec.convert(given, WorkerSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings of a serving worker: {error}") from error
+    settings.check()
+    return settings

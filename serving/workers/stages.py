@@ -1,0 +1,292 @@
+"""Chunked pipeline parallelism: one prompt through several workers, each with some of the layers.
+
+The worker that was asked leads. It looks the prefix up once, opens a stage on every follower, and
+computes the first layers of chunk after chunk; hidden states go from stage to stage, so while the
+second stage computes chunk i the first is at chunk i + 1. Every stage loads and stores the KV of
+its own layers, under the names a single worker uses. The last one chooses the first token.
+
+A chunk is acknowledged when it has arrived. `WINDOW` chunks may be on their way, then a stage
+waits: a slow follower costs no memory. Any failure of a follower ends the request, and ending it
+ends all its stages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from serving.workers import protocol as p
+from serving.workers.pool import Fetch
+from serving.workers.requests import Prefilling
+from transfer_engine.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from serving.workers.client import WorkerClient
+    from serving.workers.requests import Parts, Request
+
+__all__ = ["ChunkSender", "Leading", "Stage", "layers_of", "to_bytes", "to_hidden"]
+
+WINDOW = 4
+"""Chunks that may be on their way from one stage to the next."""
+
+
+def layers_of(stage: int, stages: int, layers: int) -> range:
+    """The layers of one stage: even shares."""
+    return range(layers * stage // stages, layers * (stage + 1) // stages)
+
+
+def to_bytes(hidden: torch.Tensor) -> NDArray[np.uint8]:
+    """Hidden states as they travel."""
+    array: NDArray[np.uint8] = hidden.contiguous().cpu().view(-1).view(torch.uint8).numpy()
+    return array
+
+
+def to_hidden(data: NDArray[np.uint8], width: int, like: torch.Tensor) -> torch.Tensor:
+    """Hidden states that came; `like` has their type and device."""
+    rows = torch.from_numpy(data.copy()).view(like.dtype).view(-1, width)
+    return rows.to(like.device)
+
+
+class ChunkSender:
+    """Sends one request's hidden states to the next stage, in order; lives on the loop."""
+
+    def __init__(self, request: Request, client: WorkerClient) -> None:
+        self._request = request
+        self._client = client
+        self._tag = p.request_tag(request.request_id)
+        self._waiting: deque[tuple[int, int, NDArray[np.uint8]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._under_way = 0  # of the computing thread
+
+    def forward(self, start: int, end: int, hidden: torch.Tensor) -> None:
+        """Take a chunk from the engine; pauses the sequence when too many are under way."""
+        self._under_way += 1
+        if self._under_way >= WINDOW:
+            self._request.sequence.ready = False
+        self._request.parts.loop.call_soon_threadsafe(self._add, start, end, to_bytes(hidden))
+
+    def _arrived(self) -> None:
+        self._under_way -= 1
+        self._request.sequence.ready = True
+
+    def _add(self, start: int, end: int, data: NDArray[np.uint8]) -> None:
+        self._waiting.append((start, end, data))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._send())
+
+    async def _send(self) -> None:
+        request = self._request
+        try:
+            while self._waiting and not request.ended:
+                start, end, data = self._waiting.popleft()
+                left = max(0.001, request.until - time.monotonic())
+                await self._client.push(
+                    p.STAGE_CHUNK, left, request=self._tag, start=start, count=end - start,
+                    hidden=data,
+                )  # fmt: skip
+                request.parts.computing.post(self._arrived)
+        except (StoreError, OSError) as error:
+            request.fail(
+                "peer_lost", f"the next stage cannot be reached: {error}",
+                "send it to another group", retryable=True,
+            )  # fmt: skip
+
+
+class Stage(Prefilling):
+    """A follower's share of one prompt."""
+
+    def __init__(self, parts: Parts, message: p.StageOpen, following: WorkerClient | None) -> None:
+        super().__init__(parts, message)  # type: ignore[arg-type]
+        self.sequence.layers = layers_of(message.stage, message.stages, parts.names.layers)
+        self.sequence.inbox = {}
+        if following is not None:
+            self.sequence.forward = ChunkSender(self, following).forward
+
+    def blocks_wanted(self) -> int:
+        """The leader has looked."""
+        return 0
+
+    def opened(self) -> None:
+        """Load this stage's layers of the prefix that the leader found."""
+        self.times.opened = time.monotonic()
+        blocks = self.message.start // self.parts.block_tokens
+        if blocks:
+            self.start_fetch(blocks, known=True)
+        else:
+            self._found(0)
+
+    def prefix_lost(self) -> None:
+        """The other stages count on it too."""
+        super().prefix_lost()
+        self.parts.loop.call_soon_threadsafe(_lost, self)
+
+    def accept(self, start: int, hidden: torch.Tensor) -> None:
+        """A chunk has come. On the computing thread."""
+        inbox = self.sequence.inbox
+        if inbox is not None and not self.over:
+            inbox[start] = hidden
+
+
+def _lost(request: Request) -> None:
+    request.fail(
+        "prefix_lost", "KV that was found in the pool could not be loaded",
+        "send the request again", retryable=True,
+    )  # fmt: skip
+
+
+class Leading(Prefilling):
+    """A prompt that is spread over a group; this worker computes the first layers."""
+
+    def __init__(
+        self, parts: Parts, message: p.Prefill, followers: Sequence[WorkerClient], revision: str
+    ) -> None:
+        super().__init__(parts, message)
+        self._followers = list(followers)
+        self._revision = revision
+        self._stages = 1 + len(followers)
+        self.sequence.layers = layers_of(0, self._stages, parts.names.layers)
+        self.sequence.forward = ChunkSender(self, followers[0]).forward
+        self._places: list[p.KVPlace] = []
+        self._open = 0
+        self._first = -1
+        self._start = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Look the prefix up, then open the stages."""
+        self._set_timer()
+        self.emit(p.Queued(self.parts.computing.engine.queued_tokens))
+        self._tasks.append(self.parts.loop.create_task(self._lead()))
+
+    async def _lead(self) -> None:
+        self._start = await self._look() * self.parts.block_tokens
+        ready = [asyncio.Event() for _ in self._followers]
+        for number, client in enumerate(self._followers, 1):
+            following = self._followers[number].address if number < len(self._followers) else ""
+            message = p.StageOpen(
+                request_id=self.request_id,
+                tokens=self.message.tokens,
+                sampling=self.message.sampling,
+                stage=number,
+                stages=self._stages,
+                start=self._start,
+                chunk_tokens=self.parts.computing.engine.chunk_tokens,
+                revision=self._revision,
+                following=following,
+                deadline_ms=max(1, int(1000 * (self.until - time.monotonic()))),
+                priority=self.message.priority,
+                fetch_deadline_ms=self.message.fetch_deadline_ms,
+                decode_at=self.message.decode_at,
+                store=self.message.store,
+            )
+            task = self._follow(client, message, ready[number - 1])
+            self._tasks.append(self.parts.loop.create_task(task))
+        await asyncio.gather(*(each.wait() for each in ready))
+        if not self.ended:
+            self.parts.computing.post(self.submit)
+
+    async def _look(self) -> int:
+        """How many blocks the pool has."""
+        future: asyncio.Future[int] = self.parts.loop.create_future()
+        allowed_ms = self.message.fetch_deadline_ms or self.parts.settings.fetch_deadline_ms
+        loop = self.parts.loop
+
+        def answer(count: int) -> None:
+            if not future.done():
+                future.set_result(count)
+
+        def found(count: int) -> None:
+            loop.call_soon_threadsafe(answer, count)
+
+        self.parts.pool.fetch(
+            Fetch(
+                tokens=self.prompt,
+                layers=range(0),
+                blocks_max=self.blocks_wanted(),
+                known=False,
+                until=min(time.monotonic() + allowed_ms / 1000, self.until),
+                found=found,
+                ended=lambda: None,
+            )
+        )
+        return await future
+
+    async def _follow(
+        self, client: WorkerClient, message: p.StageOpen, ready: asyncio.Event
+    ) -> None:
+        try:
+            async for event in client.stage(message):
+                if isinstance(event, p.Queued):
+                    ready.set()
+                elif isinstance(event, p.FirstToken):
+                    self._chosen(event)
+                elif isinstance(event, p.Done):
+                    self.parts.computing.post(partial(self._stage_done, event.kv))
+                elif isinstance(event, p.Failed):
+                    self.fail(
+                        event.code, f"stage {message.stage} at {client.address}: {event.message}",
+                        event.advice, retryable=event.retryable,
+                    )  # fmt: skip
+        except (StoreError, OSError) as error:
+            self.fail(
+                "peer_lost", f"stage {message.stage} at {client.address}: {error}",
+                "send it to another group", retryable=True,
+            )  # fmt: skip
+
+    def _chosen(self, event: p.FirstToken) -> None:
+        self._first = event.token
+        if event.token in self.sequence.stop_tokens:
+            self._stopped = "stop"
+            return
+        if self.message.max_new_tokens <= 1:
+            self._stopped = "length"
+        self.emit(event)
+
+    def _stage_done(self, place: p.KVPlace) -> None:
+        self._places.append(place)
+        self.released()
+
+    def opened(self) -> None:
+        """Load the first layers of what `_look` found."""
+        self.times.opened = time.monotonic()
+        if self._start:
+            self.start_fetch(self._start // self.parts.block_tokens, known=True)
+        else:
+            self._found(0)
+
+    def prefix_lost(self) -> None:
+        """The other stages count on it too."""
+        super().prefix_lost()
+        self.parts.loop.call_soon_threadsafe(_lost, self)
+
+    def finished(self, reason: str) -> None:
+        """This share is computed; the last stage chooses the token."""
+        super().finished("prefill")
+
+    def released(self) -> None:
+        """Done when all stages are."""
+        if len(self._places) == len(self._followers):
+            super().released()
+
+    def done(self) -> p.Done:
+        """What all stages have put into the pool."""
+        own = super().done()
+        blocks = min([own.kv.pool_blocks, *(place.pool_blocks for place in self._places)])
+        place = p.KVPlace(blocks, own.kv.pushed)
+        return p.Done(own.computed_tokens, own.cached_tokens, own.seconds, place, own.stopped)
+
+    def finish(self) -> None:
+        """Leave no stage behind."""
+        super().finish()
+        for task in self._tasks:
+            self.parts.loop.call_soon_threadsafe(task.cancel)

@@ -1,0 +1,410 @@
+"""One serving worker: the service on its socket, and the life of its requests.
+
+    worker = Worker(settings_from({"model": "tiny", "role": "prefill"}))
+    address = await worker.start()
+    ...
+    await worker.stop()
+
+Three kinds of threads: the event loop answers, one thread computes (`computing.py`), two move KV to
+and from the pool (`pool.py`). Whatever ends a request (its answer, its deadline, a cancel, the end
+of its connection, a reader who does not come back) ends it once and gives its blocks back.
+
+A worker takes either role. `set_role` lets what runs finish, then changes which requests it takes;
+model, cache and connections stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from serving.engine.cache import KVCache
+from serving.engine.engine import Engine
+from serving.engine.loading import load_model
+from serving.workers import protocol as p
+from serving.workers.client import WorkerClient
+from serving.workers.computing import HISTORY, Computing
+from serving.workers.decoding import Decoding
+from serving.workers.memory import KVMemory
+from serving.workers.naming import PoolNames
+from serving.workers.pool import PoolSide
+from serving.workers.receiving import Receiving
+from serving.workers.requests import Generating, Parts, Prefilling, Request, Stream
+from serving.workers.stages import Leading
+from transfer_engine.errors import InvalidArgumentError, NotFoundError, TransferTimeoutError
+from transfer_engine.rpc.server import Server
+from transfer_engine.rpc.serving import ServerLimits
+from transfer_engine.wire.schema import Packed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from serving.engine.loading import LoadedModel
+    from serving.workers.settings import WorkerSettings
+    from transfer_engine.rpc.serving import Connection, Reply
+    from transfer_engine.wire.frame import Frame
+
+__all__ = ["Worker"]
+
+log = logging.getLogger(__name__)
+
+_SWEEP_S = 2.0
+_LIMITS = ServerLimits(in_flight_max=8192)
+
+
+class Worker:
+    """See the module. The model is loaded by `start`, which blocks the loop while it does."""
+
+    def __init__(self, settings: WorkerSettings, *, secret: bytes | None = None) -> None:
+        settings.check()
+        self.settings = settings
+        self.role = settings.role
+        self.draining = False
+        self._secret = secret
+        self._streams: dict[str, Stream] = {}
+        self._active: set[Request] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._peers: dict[str, WorkerClient] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._handlers: dict[int, Callable[[Connection, Any], Any]] = {
+            p.HELLO.opcode: lambda _connection, _message: self.hello(),
+            p.PREFILL.opcode: self._prefill,
+            p.DECODE.opcode: self._decode,
+            p.GENERATE.opcode: self._generate,
+            p.NEXT.opcode: self._next,
+            p.CANCEL.opcode: self._cancel,
+            p.LOAD.opcode: lambda _connection, _message: self.load(),
+            p.SET_ROLE.opcode: self._set_role,
+            p.DRAIN.opcode: self._drain,
+        }
+
+    # Life.
+
+    async def start(self) -> str:
+        """Load the model, reach the pool, listen; return the address."""
+        import torch
+
+        torch.set_num_threads(self.settings.threads)
+        settings = self.settings
+        self.model = load_model(
+            settings.model, dtype=settings.dtype, device=settings.device, exact=settings.exact
+        )
+        decoder = self.model.decoder
+        with torch.inference_mode():
+            cache = KVCache(
+                decoder.config, settings.kv_blocks, settings.block_tokens, decoder.device
+            )
+        engine = Engine(
+            decoder,
+            cache,
+            chunk_tokens=settings.chunk_tokens,
+            running_max=settings.running_max,
+        )
+        self.card = model_card(self.model, settings.block_tokens)
+        names, memory = PoolNames(self.card), KVMemory(cache)
+        loop = asyncio.get_running_loop()
+        pool = PoolSide(
+            settings.pool_url, settings.pool, names, memory,
+            store_deadline_s=settings.store_deadline_ms / 1000,
+        )  # fmt: skip
+        computing = Computing(engine, lambda error: loop.call_soon_threadsafe(self._broken, error))
+        self.parts = Parts(
+            loop, computing, pool, memory, names, settings, self._over, deque(maxlen=HISTORY)
+        )
+        self._receiving = Receiving(self)
+        self._handlers |= self._receiving.handlers
+        computing.start()
+        self._server = Server(p.WORKER, self._handle, secret=self._secret, limits=_LIMITS)
+        address = await self._server.listen(
+            settings.host, settings.port, insecure=settings.insecure
+        )
+        self._sweeper = loop.create_task(self._sweep())
+        return str(address)
+
+    async def stop(self) -> None:
+        """Fail what runs, put down what is being stored, close. Idempotent."""
+        if self._server is None:
+            return
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for request in list(self._active):
+            request.fail("draining", "the worker stops", "send it elsewhere", retryable=True)
+        self._receiving.close()
+        server, self._server = self._server, None
+        await server.stop(grace_s=1.0)
+        await self._until_idle(10.0)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.parts.pool.close)
+        await loop.run_in_executor(None, self.parts.computing.stop)
+        for peer in self._peers.values():
+            await peer.close()
+
+    def peer(self, address: str) -> WorkerClient:
+        """The connection to another worker."""
+        if address not in self._peers:
+            self._peers[address] = WorkerClient(address, secret=self._secret)
+        return self._peers[address]
+
+    # Answering.
+
+    def _handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
+        operation = p.WORKER.by_opcode[frame.opcode]
+        message = operation.request.unpack(frame.body)
+        answer = self._handlers[frame.opcode](connection, message)
+        if asyncio.iscoroutine(answer):
+            return _packed_later(operation, answer)
+        return _packed(operation, answer)
+
+    def hello(self) -> p.Hello:
+        """Who this is."""
+        settings, engine = self.settings, self.parts.computing.engine
+        return p.Hello(
+            settings.worker_id, self.role, os.getpid(), self.card, settings.pool_url,
+            engine.cache.blocks, engine.running_max, settings.queued_tokens_max,
+            engine.chunk_tokens,
+        )  # fmt: skip
+
+    def load(self) -> p.Load:
+        """How busy it is."""
+        computing, pool = self.parts.computing, self.parts.pool
+        engine = computing.engine
+        return p.Load(
+            role=self.role,
+            draining=self.draining,
+            queued=len(engine.waiting) + len(engine.opened),
+            queued_tokens=engine.queued_tokens,
+            running=len(engine.running),
+            kv_blocks=engine.cache.blocks,
+            kv_blocks_used=engine.cache.used,
+            tbt_s=computing.tbt_s,
+            tbt_by_batch=tuple(computing.steps),
+            prefills=tuple(self.parts.prefills),
+            fetches=tuple(pool.history),
+            pool_up=pool.up,
+            pending_puts=pool.pending,
+            stage_seconds=computing.seconds,
+        )
+
+    def _next(self, connection: Connection, message: p.Next) -> Awaitable[p.Events]:
+        stream = self._streams.get(message.request_id)
+        if stream is None:
+            raise NotFoundError(
+                f"request {message.request_id} is not known here",
+                advice="it ended, or this worker was started anew: send it again",
+            )
+        return self._read(stream, message)
+
+    async def _read(self, stream: Stream, message: p.Next) -> p.Events:
+        events = await stream.read(max(0, message.seen), min(message.wait_ms, 60_000) / 1000)
+        if events.ended:
+            self._streams.pop(stream.request_id, None)
+        return events
+
+    def _cancel(self, _connection: Connection, message: p.Cancel) -> None:
+        stream = self._streams.pop(message.request_id, None)
+        if isinstance(stream, Request):
+            stream.fail("cancelled", "it was cancelled")
+
+    # Requests.
+
+    def _prefill(self, connection: Connection, message: p.Prefill) -> None:
+        if self._refused(connection, message, p.PREFILL_ROLE, message.max_new_tokens):
+            return
+        if message.group:
+            peers = [self.peer(address) for address in message.group]
+            request: Prefilling = Leading(self.parts, message, peers, self.card.revision)
+        else:
+            request = Prefilling(self.parts, message)
+        self._admit(connection, request)
+        if message.decode_at:
+            self._spawn(self._receiving.begin_pushing(request, message))
+        else:
+            request.begin()
+
+    def _generate(self, connection: Connection, message: p.Generate) -> None:
+        if not self._refused(connection, message, "", message.max_new_tokens):
+            request = Generating(self.parts, message)
+            self._admit(connection, request)
+            request.begin()
+
+    def _decode(self, connection: Connection, message: p.Decode) -> None:
+        if self._refused(connection, message, p.DECODE_ROLE, message.max_new_tokens):
+            return
+        incoming = self._receiving.take(message.request_id) if message.kv.pushed else None
+        request = Decoding(self.parts, message, incoming)
+        self._admit(connection, request)
+        request.begin()
+
+    def _refused(
+        self, connection: Connection, message: Any, role: str, max_new_tokens: int
+    ) -> bool:
+        """Answer what this worker does not take with a failure; whether it did."""
+        problem = self._problem(message, role, max_new_tokens)
+        if problem is None:
+            return False
+        stream = Stream(message.request_id)
+        stream.emit(problem)
+        self._remember(connection, stream)
+        return True
+
+    def _problem(self, message: Any, role: str, max_new_tokens: int) -> p.Failed | None:
+        """Why a request is not taken, None if it is."""
+        if message.request_id in self._streams:
+            raise InvalidArgumentError(f"request {message.request_id} exists already")
+        tokens = p.unpack_tokens(message.tokens)
+        total = len(tokens) + max_new_tokens
+        engine = self.parts.computing.engine
+        if self.draining:
+            return p.Failed("draining", "this worker takes nothing new", "ask another", True)
+        if role and role != self.role:
+            return p.Failed("wrong_role", f"this is a {self.role} worker", "ask another", True)
+        if max_new_tokens < 1 or tokens.max() >= self.card.vocabulary:
+            return p.Failed(
+                "bad_request", f"max_new_tokens is {max_new_tokens}, and tokens must be below "
+                f"{self.card.vocabulary}", "use the tokenizer of this model",
+            )  # fmt: skip
+        if total > self.card.context_max or engine.cache.needed(total) > engine.cache.blocks:
+            limit = min(self.card.context_max, engine.cache.blocks * engine.cache.block_tokens)
+            return p.Failed(
+                "too_long", f"{len(tokens)} tokens and {max_new_tokens} to come are above {limit}",
+                "shorten the prompt, or ask for fewer tokens",
+            )  # fmt: skip
+        queued = engine.queued_tokens
+        if role != p.DECODE_ROLE and queued + len(tokens) > self.settings.queued_tokens_max:
+            return p.Failed(
+                "overloaded", f"{queued} tokens wait here already", "ask another, or later", True
+            )
+        return None
+
+    def _admit(self, connection: Connection, request: Request) -> None:
+        self._active.add(request)
+        self._idle.clear()
+        self._remember(connection, request)
+
+    def _remember(self, connection: Connection, stream: Stream) -> None:
+        self._streams[stream.request_id] = stream
+        if connection.context is None:
+            connection.context = set()
+            connection.on_close(partial(self._gone, connection))
+        connection.context.add(stream.request_id)
+        if len(connection.context) > 2 * len(self._streams) + 64:
+            connection.context &= self._streams.keys()
+
+    def _gone(self, connection: Connection) -> None:
+        """Whoever asked is gone: end its requests."""
+        for request_id in connection.context:
+            stream = self._streams.pop(request_id, None)
+            if isinstance(stream, Request):
+                stream.fail("cancelled", "the connection of its reader ended")
+
+    def _over(self, request: Request) -> None:
+        """A request has given everything back."""
+        self._active.discard(request)
+        self._receiving.forget(request)
+        if not self._active:
+            self._idle.set()
+
+    def _broken(self, error: Exception) -> None:
+        """A step raised: which request it was about cannot be known, so all of them fail."""
+        for request in list(self._active):
+            request.fail(
+                "internal", f"the engine failed: {error}", "see the log of the worker",
+                retryable=True,
+            )  # fmt: skip
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _sweep(self) -> None:
+        """End requests nobody reads, and forget events nobody fetched."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            old = time.monotonic() - p.ABANDONED_S
+            for stream in list(self._streams.values()):
+                if stream.readers or stream.read_at > old:
+                    continue
+                del self._streams[stream.request_id]
+                if isinstance(stream, Request):
+                    stream.fail("cancelled", "nobody read its events")
+
+    # Roles.
+
+    async def _until_idle(self, wait_s: float) -> bool:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _set_role(self, _connection: Connection, message: p.SetRole) -> None:
+        if message.role not in p.ROLES:
+            raise InvalidArgumentError(
+                f"there is no role {message.role!r}", advice=f"one of {', '.join(p.ROLES)}"
+            )
+        if message.role == self.role:
+            return
+        await self._drained(message.drain_ms)
+        self.role = message.role
+        self.draining = False
+        log.info("%s is a %s worker now", self.settings.worker_id, self.role)
+
+    async def _drain(self, _connection: Connection, message: p.Drain) -> None:
+        if message.resume:
+            self.draining = False
+        else:
+            await self._drained(message.drain_ms)
+
+    async def _drained(self, drain_ms: int) -> None:
+        """Take nothing new until nothing runs; on failure take requests again."""
+        self.draining = True
+        if not await self._until_idle(drain_ms / 1000) or self._receiving.expected:
+            self.draining = False
+            raise TransferTimeoutError(
+                f"{len(self._active)} requests still run",
+                elapsed_s=drain_ms / 1000,
+                advice="allow more time, or cancel them",
+            )
+
+
+def _packed(operation: Any, answer: Any) -> bytes:
+    """The body of a reply; handlers that have nothing to say return None."""
+    if isinstance(operation.reply, Packed):
+        return bytes(operation.reply.pack())
+    body: bytes = operation.reply.pack(p.Ok() if answer is None else answer)
+    return body
+
+
+async def _packed_later(operation: Any, answer: Awaitable[Any]) -> bytes:
+    return _packed(operation, await answer)
+
+
+def model_card(model: LoadedModel, block_tokens: int) -> p.ModelCard:
+    """What a worker says of its model."""
+    config = model.config
+    arithmetic = "exact" if model.decoder.exact else "fast"
+    return p.ModelCard(
+        name=config.name,
+        revision=model.revision,
+        dtype=config.dtype,
+        layout=f"{block_tokens}x{config.kv_heads}x{config.head_dim}/{arithmetic}",
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.vocabulary,
+        context_max=config.context_max,
+        block_tokens=block_tokens,
+        kv_bytes_per_token=config.kv_bytes_per_token,
+        eos=config.eos,
+        directory=model.directory,
+    )
