@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
+        ListedColumns,
         ListedObject,
         ObjectInfo,
         ObjectStat,
@@ -44,6 +45,7 @@ _HOME = {
     "BatchResult": "mooncake_store.client.results",
     "ClientStats": "mooncake_store.client._core",
     "GetResult": "mooncake_store.client.results",
+    "ListedColumns": "mooncake_store.client.results",
     "ListedObject": "mooncake_store.client.results",
     "ObjectInfo": "mooncake_store.client.results",
     "ObjectStat": "mooncake_store.client.results",
@@ -63,6 +65,7 @@ __all__ = [
     "ClientStats",
     "Digests",
     "GetResult",
+    "ListedColumns",
     "ListedObject",
     "ObjectInfo",
     "ObjectStat",

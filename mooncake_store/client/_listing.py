@@ -14,7 +14,7 @@ from mooncake_store.client._core import CallOptions, check_options, every, parts
 from mooncake_store.client._keys import Digests, Key, KeyBatch
 from mooncake_store.client._queries import name_segments
 from mooncake_store.client._steps import CLUSTER, Steps, ask, ask_one
-from mooncake_store.client.results import ListedObject, ObjectStat
+from mooncake_store.client.results import ListedColumns, ListedObject, ObjectStat
 from mooncake_store.core.records import LISTED, State
 from mooncake_store.errors import NotFoundError, StoreError
 from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
@@ -34,9 +34,10 @@ from mooncake_store.wire.shard import (
 if TYPE_CHECKING:
     from mooncake_store.client._core import Core
 
-__all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page"]
+__all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page", "page_names"]
 
 PAGE_NAMES = 1000
+"""Names fetched at once for somebody who may stop after the first ones."""
 _ROWS_MAX = 65_536
 FAREWELL_S = 0.5
 """How long a client that is closed waits for the store to take its leases back."""
@@ -44,6 +45,11 @@ FAREWELL_S = 0.5
 Page = tuple[int, int]
 """Where a listing goes on: (shard, cursor)."""
 END: Page = (-1, 0)
+
+
+def page_names(found: int, limit: int | None) -> int:
+    """How many names to ask for next, where `found` are here and `limit` are wanted."""
+    return BATCH_MAX if limit is None else min(BATCH_MAX, limit - found)
 
 
 class Listing:
@@ -56,6 +62,22 @@ class Listing:
         self, prefix: str | bytes, at: Page, limit: int, options: CallOptions
     ) -> Steps[tuple[list[ListedObject], Page]]:
         """One page of a listing, and where the next one starts (END after the last)."""
+        reply, following = yield from self._ask(prefix, at, limit, options)
+        digests = np.ascontiguousarray(reply.rows[:, :2]).tobytes()
+        columns = _columns(reply)
+        cut = [digests[start : start + 16] for start in range(0, len(digests), 16)]
+        return list(map(ListedObject, columns[0], cut, *columns[1:])), following
+
+    def columns(
+        self, prefix: str | bytes, at: Page, options: CallOptions
+    ) -> Steps[tuple[ListedColumns, Page]]:
+        """The same as columns, as many names as one page can hold."""
+        reply, following = yield from self._ask(prefix, at, BATCH_MAX, options)
+        return _columns(reply), following
+
+    def _ask(
+        self, prefix: str | bytes, at: Page, limit: int, options: CallOptions
+    ) -> Steps[tuple[Any, Page]]:
         if options:
             check_options(options, CallOptions)
         shard, cursor = at
@@ -66,7 +88,7 @@ class Listing:
             following = (shard, int(reply.cursor))
         else:
             following = (shard + 1, 0) if shard + 1 < self.core.shards else END
-        return _listed(reply), following
+        return reply, following
 
     def stat(self, key: Key, options: CallOptions) -> Steps[ObjectStat]:
         """Everything known of one object."""
@@ -161,26 +183,20 @@ class Listing:
         return reply
 
 
-def _listed(reply: Any) -> list[ListedObject]:
+def _columns(reply: Any) -> ListedColumns:
     rows = reply.rows.reshape(-1).view(LISTED)
     blob = reply.names.tobytes()
     ends = np.cumsum(rows["name_bytes"], dtype=np.int64).tolist()
-    digests = np.ascontiguousarray(reply.rows[:, :2]).tobytes()
-    out = []
-    start = 0
-    for at, (end, size, created_s, replicas) in enumerate(
-        zip(
-            ends,
-            rows["size"].tolist(),
-            rows["created_s"].tolist(),
-            rows["replicas"].tolist(),
-            strict=True,
-        )
-    ):
-        digest = digests[16 * at : 16 * at + 16]
-        out.append(ListedObject(_text(blob[start:end]), digest, size, created_s, replicas))
-        start = end
-    return out
+    spans = zip([0, *ends], ends, strict=False)
+    keys: list[str | bytes]
+    if blob.isascii():  # one decoding for all of them
+        text = blob.decode()
+        keys = [text[start:end] for start, end in spans]
+    else:
+        keys = [_text(blob[start:end]) for start, end in spans]
+    return ListedColumns(
+        keys, rows["size"].tolist(), rows["created_s"].tolist(), rows["replicas"].tolist()
+    )
 
 
 def _text(name: bytes) -> str | bytes:

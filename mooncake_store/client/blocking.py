@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 from mooncake_store.client._blocking import BlockingDriver
 from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
 from mooncake_store.client._keys import Key, KeyBatch, Keys
-from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing
+from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing, page_names
 from mooncake_store.client._operations import Operations
 from mooncake_store.client._sessions import Session, Viewing
 from mooncake_store.client._setup import Setup, is_local
 from mooncake_store.client._tensor_steps import get_array, get_tensor, put_array, put_tensor
+from mooncake_store.client.results import ListedColumns
 from mooncake_store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -263,10 +264,22 @@ class Client:
     ) -> builtins.list[ListedObject]:
         """The named objects whose name starts with `prefix`, at most `limit` of them."""
         found: builtins.list[ListedObject] = []
-        for item in self.scan(prefix, **options):
-            if limit is not None and len(found) >= limit:
-                break
-            found.append(item)
+        at = (0, 0)
+        while at != END and (limit is None or len(found) < limit):
+            wanted = page_names(len(found), limit)
+            objects, at = self._run(self._listing.page(prefix, at, wanted, options))
+            found += objects
+        return found
+
+    def list_columns(
+        self, prefix: str | bytes = "", **options: Unpack[CallOptions]
+    ) -> ListedColumns:
+        """The same as columns, for many names: an object per name costs more than the listing."""
+        found = ListedColumns.empty()
+        at = (0, 0)
+        while at != END:
+            page, at = self._run(self._listing.columns(prefix, at, options))
+            found.extend(page)
         return found
 
     # Removal and pins.

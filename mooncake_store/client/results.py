@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchResult",
     "GetResult",
+    "ListedColumns",
     "ListedObject",
     "ObjectInfo",
     "ObjectStat",
@@ -324,3 +325,22 @@ class ListedObject:
     size: int
     created_s: int
     replicas: int
+
+
+class ListedColumns(NamedTuple):
+    """A listing as columns, one entry per object: for many names, where an object each is slow."""
+
+    keys: list[str | bytes]
+    sizes: list[int]
+    created_s: list[int]
+    replicas: list[int]
+
+    @classmethod
+    def empty(cls) -> ListedColumns:
+        """A listing to which pages are added."""
+        return cls([], [], [], [])
+
+    def extend(self, page: ListedColumns) -> None:
+        """Add a page."""
+        for column, more in zip(self, page, strict=True):
+            column.extend(more)  # type: ignore[attr-defined]

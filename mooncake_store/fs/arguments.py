@@ -10,7 +10,8 @@ from mooncake_store.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mooncake_store.fs.plans import Plan, Plans
+    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plans import Plans
 
 __all__ = ["answer", "checked", "part_bytes", "pin_options", "pins_of_call", "piping", "ranges"]
 

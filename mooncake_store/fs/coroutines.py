@@ -18,10 +18,11 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from mooncake_store.client import AsyncClient
 from mooncake_store.fs import listing
 from mooncake_store.fs.arguments import answer, checked, piping, ranges
-from mooncake_store.fs.plans import run_async
+from mooncake_store.fs.doing import run_async
 
 if TYPE_CHECKING:
-    from mooncake_store.fs.plans import Plan, Plans
+    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plans import Plans
 
 __all__ = ["Coroutines"]
 

@@ -1,9 +1,11 @@
 """Open files: `PoolReader` and `PoolWriter`.
 
-A reader looks at the file's objects through views: where memory is shared with its owner nothing
-is copied but what the caller asks for. A view holds a lease, which is prolonged as long as the
-file is read; when the file rested for longer than that, the next read asks the store whether the
-object is the same, and raises FileNotFoundError if it is not. It never returns other bytes.
+A reader holds a lease on all objects of its file, taken in one request when the file is opened
+and prolonged as long as the file is read. Small reads look at one object at a time through a view:
+where memory is shared with its owner nothing is copied but what the caller asks for. Large reads
+take whole parts, many at once, straight to where the caller gets them. When a file rested for
+longer than its lease, the next read asks the store whether the objects are still the same, and
+raises FileNotFoundError if they are not. It never returns other bytes.
 
 A writer collects one part at a time and stores it; nothing is visible before `close`, which puts
 the object that carries the name. Leaving a `with` block by an exception gives the file up, and so
@@ -12,13 +14,19 @@ does the garbage collector: only `close` (or the end of a transaction) stores a 
 
 from __future__ import annotations
 
+import ctypes
 import io
+import time
 from typing import TYPE_CHECKING, Any
 
+from mooncake_store.client._buffers import new_bytes
 from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
+from mooncake_store.fs.doing import run
+from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest, needs_parts
 from mooncake_store.fs.paths import key_of
-from mooncake_store.fs.plans import missing_error, run
+from mooncake_store.fs.plans import missing_error
+from transfer_engine.checksum import address_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,6 +38,7 @@ __all__ = ["PoolReader", "PoolWriter"]
 
 _PEEK_BYTES = 64 << 10
 _LEASE_S = 30.0
+"""How long an open file may rest without losing its hold on its objects."""
 _RENEW_BELOW_S = _LEASE_S / 3
 # Parts written by one call are stored in batches of this many bytes.
 _BATCH_BYTES = 64 << 20
@@ -43,21 +52,48 @@ class PoolReader(io.BufferedIOBase):
         self.mode = "rb"
         self.blocksize = plans.part_bytes
         self._client = client
+        self._plans = plans
         self._position = 0
         self._view: View | None = None
         self._number = -1
+        self._leased_until = 0.0
         self._manifest: Manifest | None = None
         self.size, self._manifest = run(client, plans.manifest(path))
         if self._manifest is None:
             # The object may be another one than the one that was measured: take this one's size.
             self.size = len(self._open_part(0))
+        else:
+            self._lease()
+
+    def _lease(self) -> None:
+        """Have all parts leased for a while longer; raises FileNotFoundError if any is gone."""
+        assert self._manifest is not None
+        began = time.monotonic()
+        if began < self._leased_until - _RENEW_BELOW_S:
+            return
+        self._plans.readers.setdefault(self._manifest.file, set()).add(id(self))
+        if not self._client.lease_many(self._manifest.all_keys(), ttl=_LEASE_S).ok:
+            self._end_leases()
+            raise self._lost()
+        self._leased_until = began + _LEASE_S
+
+    def _end_leases(self) -> None:
+        """Give the leases of the parts back, unless another reader here has the file open."""
+        assert self._manifest is not None
+        readers = self._plans.readers.get(self._manifest.file, set())
+        readers.discard(id(self))
+        if not readers:
+            self._plans.readers.pop(self._manifest.file, None)
+            self._client.release_many(self._manifest.all_keys())
 
     def _open_part(self, number: int) -> memoryview:
-        """Lease and show one part; the one before is given back."""
+        """Show one part, or the only object; the one before is given back."""
         self._give_back()
-        key: Any = key_of(self.path) if self._manifest is None else self._manifest.key(number)
         try:
-            self._view = self._client.view(key, ttl=_LEASE_S)
+            if self._manifest is None:
+                self._view = self._client.view(key_of(self.path), ttl=_LEASE_S)
+            else:
+                self._view = self._client.view(self._manifest.key(number))
         except (NotFoundError, LeaseExpiredError):
             raise self._lost() from None
         self._number = number
@@ -78,6 +114,8 @@ class PoolReader(io.BufferedIOBase):
         else:
             number = self._position // self._manifest.part_bytes
             start = number * self._manifest.part_bytes
+        if self._manifest is not None:
+            self._lease()
         if number == self._number:
             assert self._view is not None
             if self._view.zero_copy and self._view.remaining_s < _RENEW_BELOW_S:
@@ -130,15 +168,43 @@ class PoolReader(io.BufferedIOBase):
         self._check_open()
         target = memoryview(buffer).cast("B")
         wanted = max(0, min(len(target), self.size - self._position))
-        done = 0
+        if wanted:
+            self._fill(target[:wanted], address_of(target, writable=True)[0])
+        return wanted
+
+    def _fill(self, target: memoryview, address: int) -> None:
+        """Read as many bytes as `target` has; `address` is where it lies."""
+        gather, wanted, done = Gather(), len(target), 0
+        began = self._position
+        if self._manifest is not None:
+            self._lease()
         while done < wanted:
-            window = self._window()
-            count = min(wanted - done, len(window))
-            target[done : done + count] = window[:count]
-            self._still_good()
+            whole = self._whole_part(wanted - done)
+            if whole:
+                key, count = whole
+                gather.want(key, 0, count, count, address + done)
+            else:
+                window = self._window()
+                count = min(wanted - done, len(window))
+                target[done : done + count] = window[:count]
+                self._still_good()
             done += count
             self._position += count
-        return done
+        run(self._client, gather.fetch())
+        for error in gather.failures.values():
+            self._position = began
+            raise self._lost() if isinstance(error, NotFoundError | LeaseExpiredError) else error
+
+    def _whole_part(self, wanted: int) -> tuple[str, int] | None:
+        """Key and size of the part that begins here, if all of it is wanted."""
+        manifest = self._manifest
+        if manifest is None:
+            return None
+        number, within = divmod(self._position, manifest.part_bytes)
+        start, stop = manifest.span(number)
+        if within or wanted < stop - start or number == self._number:
+            return None
+        return manifest.key(number), stop - start
 
     def readinto1(self, buffer: Any) -> int:
         """The same: a part is never further away than the next one."""
@@ -151,15 +217,17 @@ class PoolReader(io.BufferedIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         if not wanted:
             return b""
-        window = self._window()
-        if wanted <= len(window):
-            data = bytes(window[:wanted])
-            self._still_good()
-            self._position += wanted
-            return data
-        out = bytearray(wanted)
-        self.readinto(out)
-        return bytes(out)
+        if self._whole_part(wanted) is None:
+            window = self._window()
+            if wanted <= len(window):
+                data = bytes(window[:wanted])
+                self._still_good()
+                self._position += wanted
+                return data
+        data, address = new_bytes(wanted)
+        content = (ctypes.c_ubyte * wanted).from_address(address)
+        self._fill(memoryview(content).cast("B"), address)
+        return data
 
     def read1(self, size: int = -1) -> bytes:
         """Read what is at hand, at most `size` bytes."""
@@ -179,8 +247,10 @@ class PoolReader(io.BufferedIOBase):
         if not self.closed:
             try:
                 self._give_back()
+                if self._manifest is not None:
+                    self._end_leases()
             except StoreError:
-                pass  # the lease ends by itself when the store cannot be told
+                pass  # leases end by themselves when the store cannot be told
             finally:
                 super().close()
 

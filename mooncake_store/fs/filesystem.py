@@ -42,14 +42,15 @@ from mooncake_store.fs.arguments import (
     ranges,
 )
 from mooncake_store.fs.coroutines import Coroutines
+from mooncake_store.fs.doing import run
 from mooncake_store.fs.files import PoolReader, PoolWriter
 from mooncake_store.fs.paths import PROTOCOL, clean, options_of
-from mooncake_store.fs.plans import Plans, exists_error, run
+from mooncake_store.fs.plans import Plans, exists_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mooncake_store.fs.plans import Plan
+    from mooncake_store.fs.doing import Plan
 
 __all__ = ["MooncakeFileSystem"]
 
@@ -221,7 +222,7 @@ class MooncakeFileSystem(Coroutines):
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[Any]:
-        """Slices of files; the sizes of all are asked for at once, each slice is a read."""
+        """Slices of files, as one batch: as many requests for a thousand as for one."""
         bounds = ranges(paths, starts, ends, max_gap)
         names = [self._strip_protocol(path) for path in paths]
         values = self._do(self.plans.read_ranges(names, *bounds))

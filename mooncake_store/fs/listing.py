@@ -11,12 +11,15 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import NotFoundError
+from mooncake_store.fs.doing import Do
 from mooncake_store.fs.parts import MANIFEST_BYTES, Manifest, is_manifest
 from mooncake_store.fs.paths import HIDDEN, key_of, name_of, prefix_of
-from mooncake_store.fs.plans import Do, missing_error
+from mooncake_store.fs.plans import missing_error
 
 if TYPE_CHECKING:
-    from mooncake_store.fs.plans import Plan, Plans
+    from mooncake_store.client import ListedColumns
+    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plans import Plans
 
 __all__ = [
     "directory_entry",
@@ -38,28 +41,33 @@ def directory_entry(path: str) -> Entry:
     return {"name": path, "size": 0, "type": "directory"}
 
 
-def _file_entry(
-    path: str, size: int, created_s: int, replicas: int, manifest: Manifest | None
-) -> Entry:
-    entry = {
-        "name": path,
-        "size": size if manifest is None else manifest.size,
-        "type": "file",
-        "created": float(created_s),
-        "replicas": replicas,
-    }
-    if manifest is not None and not manifest.attributes.ordinary:
+def _dressed(entry: Entry, manifest: Manifest) -> Entry:
+    """The entry of a file whose manifest says more than its object."""
+    entry["size"] = manifest.size
+    if not manifest.attributes.ordinary:
         mode, mtime_ns, link = manifest.attributes
         entry.update(mode=mode, mtime_ns=mtime_ns, islink=link)
     return entry
 
 
-def _entries(plans: Plans, files: list[Any]) -> Plan[list[Entry]]:
-    manifests = yield from plans.listed_manifests(files)
-    return [
-        _file_entry(name_of(item.key), item.size, item.created_s, item.replicas, manifests.get(at))
-        for at, item in enumerate(files)
+def _entries(plans: Plans, listed: ListedColumns, chosen: list[int]) -> Plan[list[Entry]]:
+    """The entries of the chosen ones among listed objects."""
+    names = listed.keys
+    out = [
+        {
+            "name": key if type(key := names[at]) is str else name_of(key),
+            "size": listed.sizes[at],
+            "type": "file",
+            "created": float(listed.created_s[at]),
+            "replicas": listed.replicas[at],
+        }
+        for at in chosen
     ]
+    suspects = [n for n, entry in enumerate(out) if entry["size"] == MANIFEST_BYTES]
+    manifests = yield from plans.decode([names[chosen[n]] for n in suspects])
+    for number, manifest in manifests.items():
+        _dressed(out[suspects[number]], manifest)
+    return out
 
 
 def info(path: str) -> Plan[Entry]:
@@ -71,18 +79,21 @@ def info(path: str) -> Plan[Entry]:
     except NotFoundError:
         stat = None
     if stat is not None and stat.state == "readable":
-        manifest = None
+        entry = {
+            "name": path,
+            "size": stat.size,
+            "type": "file",
+            "created": float(stat.created_s),
+            "replicas": len(stat.replicas),
+            "checksum": stat.checksum,
+            "generation": stat.generation,
+            "tier": "memory",
+            "segments": [replica.segment for replica in stat.replicas],
+        }
         if stat.size == MANIFEST_BYTES:
             (data,) = (yield Do("get_many", ([key_of(path)],))).values
             if data is not None and is_manifest(data):
-                manifest = Manifest.decode(data, path)
-        entry = _file_entry(path, stat.size, stat.created_s, len(stat.replicas), manifest)
-        entry.update(
-            checksum=stat.checksum,
-            generation=stat.generation,
-            tier="memory",
-            segments=[replica.segment for replica in stat.replicas],
-        )
+                _dressed(entry, Manifest.decode(data, path))
         return entry
     if (yield from is_directory(path)):
         return directory_entry(path)
@@ -126,26 +137,26 @@ def remove_directory(path: str) -> Plan[None]:
 
 def ls(plans: Plans, path: str) -> Plan[list[Entry]]:
     """The entries of a directory, or the one entry of a file; raises FileNotFoundError."""
-    listed = yield Do("list", (prefix_of(path),))
-    if not listed:
+    listed = yield Do("list_columns", (prefix_of(path),))
+    if not listed.keys:
         if not path:
             return []
         return [(yield from info(path))]
     skip = len(path) + 1 if path else 0
     directories: dict[str, None] = {}
     files = []
-    for item in listed:
-        rest = name_of(item.key)[skip:]
-        below = rest.find("/")
+    for at, key in enumerate(listed.keys):
+        name = key if type(key) is str else name_of(key)
+        below = name.find("/", skip)
         if below >= 0:
-            directories[rest[:below]] = None
-        elif rest:  # else it is the mark of the directory itself
-            files.append(item)
+            directories[name[skip:below]] = None
+        elif len(name) > skip:  # else it is the mark of the directory itself
+            files.append(at)
     if not path:
         directories.pop(f"{HIDDEN}parts", None)
     lead = path + "/" if path else ""
     out = [directory_entry(lead + name) for name in directories]
-    out += yield from _entries(plans, files)
+    out += yield from _entries(plans, listed, files)
     return out
 
 
@@ -155,25 +166,23 @@ def find(
     """Every file below a path, or the file it names; `withdirs` adds the directories between."""
     if maxdepth is not None and maxdepth < 1:
         raise ValueError("maxdepth must be at least 1")
-    listed = yield Do("list", (prefix_of(path),))
+    listed = yield Do("list_columns", (prefix_of(path),))
     skip = len(path) + 1 if path else 0
-    found: dict[str, Entry] = {}
     directories: dict[str, Entry] = {}
     files = []
-    for item in listed:
-        name = name_of(item.key)
+    for at, key in enumerate(listed.keys):
+        name = key if type(key) is str else name_of(key)
         if name.startswith(HIDDEN):
             continue
-        depth = name.count("/", skip) + 1
         if withdirs:
             _note_parents(directories, name, skip, maxdepth)
-        if len(name) > skip and name[-1] != "/" and (maxdepth is None or depth <= maxdepth):
-            files.append(item)
-    for entry in (yield from _entries(plans, files)):
-        found[entry["name"]] = entry
-    if withdirs and path and listed:
+        deep = maxdepth is not None and name.count("/", skip) >= maxdepth
+        if len(name) > skip and name[-1] != "/" and not deep:
+            files.append(at)
+    found = {entry["name"]: entry for entry in (yield from _entries(plans, listed, files))}
+    if withdirs and path and listed.keys:
         directories.setdefault(path, directory_entry(path))
-    if not listed and path:
+    if not listed.keys and path:
         try:
             entry = yield from info(path)
         except FileNotFoundError:

@@ -1,9 +1,9 @@
 """What the filesystem does, as plans: generators that yield client calls and receive the answers.
 
-The blocking and the asynchronous filesystem run the same plans with their own clients (`run` and
-`run_async`), so there is one logic for both. A batch of any size is a fixed number of requests.
-Errors of the store pass through, but "not found" and "exists" become the built-in exceptions that
-callers of a filesystem catch. No I/O here.
+The blocking and the asynchronous filesystem run the same plans with their own clients, so there
+is one logic for both. A batch of any size is a fixed number of requests. Errors of the store pass
+through, but "not found" and "exists" become the built-in exceptions that callers of a filesystem
+catch. No I/O here: `doing.py` carries plans out.
 
 Overwriting is one upsert: readers see the old file or the new one. Parts of what was replaced
 or removed go at once (memory that somebody reads just then is kept by the store until its lease
@@ -14,22 +14,23 @@ complete, so what a dead writer leaves behind does not stay for long.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.client._buffers import new_bytes
 from mooncake_store.errors import IllegalClientError, NoSpaceError, NotFoundError
+from mooncake_store.fs.doing import Do
+from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import MANIFEST_BYTES, Attributes, Manifest, is_manifest, needs_parts
 from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from mooncake_store.client import AsyncClient, Client
+    from mooncake_store.fs.doing import Plan
 
-__all__ = ["Do", "Plan", "Plans", "exists_error", "missing_error", "run", "run_async"]
-
-T = TypeVar("T")
+__all__ = ["Plans", "exists_error", "missing_error"]
 
 COMMIT_ATTEMPTS = 100
 """How often a file is put again while other writers of the same path keep cutting in."""
@@ -37,47 +38,6 @@ WHILE_WRITING = {"soft_pin": True, "pin_ttl": "60s"}
 """Parts are kept while the others are written; what a dead writer leaves is soon evictable."""
 COPY_BYTES = 64 << 20
 """How much of a large file is in flight while it is copied."""
-
-
-class Do(NamedTuple):
-    """One call of the client: method, arguments, options."""
-
-    method: str
-    args: tuple[Any, ...]
-    options: dict[str, Any] = {}  # noqa: RUF012 - never written to
-
-
-Plan: TypeAlias = "Generator[Do, Any, T]"
-
-
-def run(client: Client, plan: Plan[T]) -> T:
-    """Carry a plan out with blocking calls."""
-    try:
-        do = next(plan)
-        while True:
-            try:
-                answer = getattr(client, do.method)(*do.args, **do.options)
-            except Exception as error:  # the plan decides what it means
-                do = plan.throw(error)
-            else:
-                do = plan.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-
-
-async def run_async(client: AsyncClient, plan: Plan[T]) -> T:
-    """Carry a plan out on an event loop."""
-    try:
-        do = next(plan)
-        while True:
-            try:
-                answer = await getattr(client, do.method)(*do.args, **do.options)
-            except Exception as error:  # the plan decides what it means
-                do = plan.throw(error)
-            else:
-                do = plan.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
 
 
 def missing_error(path: str, why: str = "no such file or directory in the store") -> OSError:
@@ -96,6 +56,8 @@ class Plans:
     def __init__(self, part_bytes: int, pins: dict[str, Any]) -> None:
         self.part_bytes = part_bytes
         self.pins = pins
+        self.readers: dict[bytes, set[int]] = {}
+        """Who has files in parts open, by the parts' name: the last one gives the leases back."""
 
     # Reading.
 
@@ -117,22 +79,19 @@ class Plans:
         """The manifests among keys, by position; keys that name nothing are left out."""
         found = yield Do("query_many", (keys,))
         suspects = np.flatnonzero(found.sizes == MANIFEST_BYTES).tolist()
-        return (yield from self._decode(keys, suspects))
+        manifests = yield from self.decode([keys[at] for at in suspects])
+        return {suspects[at]: manifest for at, manifest in manifests.items()}
 
-    def _decode(self, keys: Sequence[Any], suspects: list[int]) -> Plan[dict[int, Manifest]]:
-        if not suspects:
+    def decode(self, keys: Sequence[Any]) -> Plan[dict[int, Manifest]]:
+        """The manifests among objects that have the size of one, by position."""
+        if not keys:
             return {}
-        got = yield Do("get_many", ([keys[at] for at in suspects],))
+        got = yield Do("get_many", (keys,))
         return {
             at: Manifest.decode(value, str(keys[at]))
-            for at, value in zip(suspects, got.values, strict=True)
+            for at, value in enumerate(got.values)
             if value is not None and is_manifest(value)
         }
-
-    def listed_manifests(self, listed: Sequence[Any]) -> Plan[dict[int, Manifest]]:
-        """The manifests among listed objects, by position."""
-        suspects = [at for at, item in enumerate(listed) if item.size == MANIFEST_BYTES]
-        return (yield from self._decode([item.key for item in listed], suspects))
 
     def read(self, path: str, start: int | None, end: int | None) -> Plan[bytes]:
         """A file, or what a slice [start:end] of it holds."""
@@ -147,83 +106,83 @@ class Plans:
         return value
 
     def read_many(self, paths: Sequence[str]) -> Plan[list[bytes | Exception]]:
-        """Whole files, or why not."""
+        """Whole files, or why not: one request for all heads, one for all parts."""
         got = yield Do("get_many", ([key_of(path) for path in paths],))
         out: list[bytes | Exception] = []
+        cut: list[tuple[int, Manifest]] = []
         for at, value in enumerate(got.values):
             if value is None:
                 out.append(_failure(got.error(at), paths[at]))
-            elif is_manifest(value):
-                manifest = Manifest.decode(value, paths[at])
-                out.append((yield from self._join(manifest, 0, manifest.size, paths[at])))
-            else:
-                out.append(value)
+                continue
+            out.append(value)
+            if is_manifest(value):
+                cut.append((at, Manifest.decode(value, paths[at])))
+        if cut:
+            spans = [(paths[at], manifest, 0, manifest.size) for at, manifest in cut]
+            joined = yield from self._gather(spans)
+            for (at, _), value in zip(cut, joined, strict=True):
+                out[at] = value
         return out
 
     def read_ranges(
         self, paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
     ) -> Plan[list[bytes | Exception]]:
-        """Slices of files, or why not: one request for all sizes, then one read for each slice."""
+        """Slices of files, or why not.
+
+        One request finds and leases all files, so that reading needs no other; files in parts
+        take one more for all manifests and one for all parts.
+        """
         unique = list(dict.fromkeys(paths))
         keys = [key_of(path) for path in unique]
-        found = yield Do("query_many", (keys,))
-        sizes: dict[str, Any] = {
-            path: size or _failure(found.error(at), path)
-            for at, (path, size) in enumerate(zip(unique, found.sizes.tolist(), strict=True))
-        }
-        suspects = np.flatnonzero(found.sizes == MANIFEST_BYTES).tolist()
-        manifests = yield from self._decode(keys, suspects)
-        in_parts = {unique[at]: manifest for at, manifest in manifests.items()}
-        out: list[bytes | Exception] = []
-        for path, start, end in zip(paths, starts, ends, strict=True):
-            size = sizes[path]
-            if isinstance(size, Exception):
-                out.append(size)
+        found = yield Do("lease_many", (keys,))
+        sizes = found.sizes.tolist()
+        suspects = [at for at, size in enumerate(sizes) if size == MANIFEST_BYTES]
+        manifests = yield from self.decode([keys[at] for at in suspects])
+        files: dict[str, Any] = dict(zip(unique, sizes, strict=True))
+        files.update((unique[suspects[at]], manifest) for at, manifest in manifests.items())
+        files.update((unique[at], _failure(error, unique[at])) for at, error in found.errors())
+        out: list[bytes | Exception] = [b""] * len(paths)
+        spans, places = [], []
+        for at, (path, start, end) in enumerate(zip(paths, starts, ends, strict=True)):
+            file = files[path]
+            if isinstance(file, Exception):
+                out[at] = file
                 continue
-            manifest = in_parts.get(path)
-            total = size if manifest is None else manifest.size
+            total = file.size if isinstance(file, Manifest) else file
             first, last, _ = slice(start, end).indices(total)
-            if first >= last:
-                out.append(b"")
-            elif manifest is not None:
-                out.append((yield from self._join(manifest, first, last, path)))
-            else:
-                out.append((yield from self._range(key_of(path), first, last - first, path)))
+            if first < last:
+                spans.append((path, file, first, last))
+                places.append(at)
+        for at, value in zip(places, (yield from self._gather(spans)), strict=True):
+            out[at] = value
         return out
 
-    def _range(self, key: Any, offset: int, length: int, path: str) -> Plan[bytes | Exception]:
-        try:
-            return (yield Do("get_range", (key, offset, length)))  # type: ignore[no-any-return]
-        except Exception as error:
-            return _failure(error, path)
-
-    def _join(self, manifest: Manifest, start: int, end: int, path: str) -> Plan[bytes | Exception]:
-        """Bytes [start, end) of a file in parts: whole parts in one batch, its ends as ranges."""
-        pieces: dict[int, Any] = {}
-        whole: list[int] = []
-        numbers = range(start // manifest.part_bytes, -(-end // manifest.part_bytes))
-        for number in numbers:
-            first, last = manifest.span(number)
-            if start <= first and last <= end:
-                whole.append(number)
+    def _gather(
+        self, spans: Sequence[tuple[str, Manifest | int, int, int]]
+    ) -> Plan[list[bytes | Exception]]:
+        """Bytes [first, last) of files, each in parts or an object of a known size."""
+        gather = Gather()
+        values: list[bytes | Exception] = []
+        used: list[list[Any]] = []
+        for path, file, first, last in spans:
+            value, address = new_bytes(last - first)
+            values.append(value)
+            if not isinstance(file, Manifest):
+                used.append([key_of(path)])
+                gather.want(used[-1][0], first, last - first, file, address)
                 continue
-            offset = max(start, first) - first
-            length = min(end, last) - first - offset
-            piece = yield from self._range(manifest.key(number), offset, length, path)
-            if isinstance(piece, Exception):
-                return piece
-            pieces[number] = piece
-        if whole:
-            keys = [manifest.key(number) for number in whole]
-            got = yield Do("get_many", (keys,))
-            for at, (number, value) in enumerate(zip(whole, got.values, strict=True)):
-                if value is None:
-                    return _failure(got.error(at), path)
-                pieces[number] = value
-        if len(pieces) == 1:
-            (only,) = pieces.values()
-            return only  # type: ignore[no-any-return]
-        return b"".join(pieces[number] for number in numbers)
+            numbers = range(first // file.part_bytes, -(-last // file.part_bytes))
+            used.append([file.key(number) for number in numbers])
+            for number, key in zip(numbers, used[-1], strict=True):
+                start, stop = file.span(number)
+                low, high = max(first, start), min(last, stop)
+                gather.want(key, low - start, high - low, stop - start, address + low - first)
+        yield from gather.fetch()
+        for at, keys in enumerate(used):
+            failed = [key for key in keys if key in gather.failures]
+            if failed:
+                values[at] = _failure(gather.failures[failed[0]], spans[at][0])
+        return values
 
     # Writing.
 

@@ -1,0 +1,55 @@
+"""Carrying out plans: generators that yield client calls (`Do`) and receive the answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from mooncake_store.client import AsyncClient, Client
+
+__all__ = ["Do", "Plan", "run", "run_async"]
+
+T = TypeVar("T")
+
+
+class Do(NamedTuple):
+    """One call of the client: method, arguments, options."""
+
+    method: str
+    args: tuple[Any, ...]
+    options: dict[str, Any] = {}  # noqa: RUF012 - never written to
+
+
+Plan: TypeAlias = "Generator[Do, Any, T]"
+
+
+def run(client: Client, plan: Plan[T]) -> T:
+    """Carry a plan out with blocking calls."""
+    try:
+        do = next(plan)
+        while True:
+            try:
+                answer = getattr(client, do.method)(*do.args, **do.options)
+            except Exception as error:  # the plan decides what it means
+                do = plan.throw(error)
+            else:
+                do = plan.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def run_async(client: AsyncClient, plan: Plan[T]) -> T:
+    """Carry a plan out on an event loop."""
+    try:
+        do = next(plan)
+        while True:
+            try:
+                answer = await getattr(client, do.method)(*do.args, **do.options)
+            except Exception as error:  # the plan decides what it means
+                do = plan.throw(error)
+            else:
+                do = plan.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
