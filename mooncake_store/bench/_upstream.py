@@ -1,28 +1,26 @@
 """The original Mooncake, installed beside us, to be measured in the same run.
 
-It gets an environment of its own below the user's cache folder, made once with `python -m venv`
-and pip, at one fixed version, so that reports of different days compare with the same thing.
-System packages it needs are never installed from here: when it does not import, `Missing` says
-which ones to install, and rows compared with it have null values.
+It gets an environment of its own (`_environment.py`), at one fixed version, so that reports of
+different days compare with the same thing. System packages it needs are never installed from here:
+when it does not import, `Missing` says which ones to install, and rows compared with it have null
+values.
 
 Its programs run with their default flags, except that they listen on loopback and on free ports.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import shutil
 import subprocess
-import sys
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from mooncake_store.bench import _environment
+from mooncake_store.bench._environment import Missing
 from mooncake_store.bench._process import Child, Driver, accepts, free_ports, wait_for
-from mooncake_store.errors import StoreError, UnavailableError
+from mooncake_store.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,14 +43,7 @@ T = TypeVar("T")
 DISTRIBUTION = "mooncake-transfer-engine-non-cuda"
 VERSION = "0.3.13.post1"
 SYSTEM_PACKAGES = "libibverbs1 libnuma1 liburing2 librdmacm1"
-INSTALL_TIMEOUT_S = 600
 IMPORT_TIMEOUT_S = 60
-READY = "ready"
-"""Written last, so that an installation cut short is made again."""
-
-
-class Missing(UnavailableError):
-    """The original cannot run here; the message says what to install."""
 
 
 class Environment:
@@ -99,43 +90,10 @@ def _not_imported(said: str, environment: Environment) -> tuple[str]:
 
 def environment() -> Environment:
     """Return the environment, made first if it is not there; raises Missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "mooncake" / "bench" / f"upstream-{VERSION}"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Two benches at once must not install into one folder.
-        with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / READY).exists():
-                _install(folder)
-    except OSError as error:
-        raise Missing(f"no place for the original: {error}", advice="set XDG_CACHE_HOME") from None
-    made = Environment(folder)
-    made.check()
-    return made
-
-
-def _install(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    python = str(folder / "bin" / "python")
-    steps = [
-        [sys.executable, "-m", "venv", str(folder)],
-        [python, "-m", "pip", "install", "--quiet", f"{DISTRIBUTION}=={VERSION}", "numpy"],
-    ]
-    for step in steps:
-        try:
-            subprocess.run(
-                step, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=True
-            )
-        except subprocess.CalledProcessError as error:
-            last = (error.stderr or error.stdout).strip().rpartition("\n")[2]
-            raise Missing(
-                f"the original could not be installed: {last}",
-                advice=f"see that `pip install {DISTRIBUTION}=={VERSION}` works here",
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise Missing(f"no installation of the original in {INSTALL_TIMEOUT_S} s") from None
-    (folder / READY).touch()
+    wanted = [f"{DISTRIBUTION}=={VERSION}", "numpy"]
+    found = Environment(_environment.made(f"upstream-{VERSION}", "the original", wanted))
+    found.check()
+    return found
 
 
 class UpstreamPool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.bench.harness import Report, Row
 
-BENCHES = ("alloc", "core", "data", "echo", "eviction", "metadata", "transfer")
+BENCHES = ("alloc", "core", "data", "echo", "eviction", "fs", "metadata", "transfer")
 
 app = make_app("Measure this installation on this machine.")
 
@@ -140,6 +140,17 @@ def eviction(
         raise InvalidArgumentError(
             str(error), operation="bench eviction", advice="see `mooncake bench eviction --help`"
         ) from error
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake bench fs --quick", "the pool as a filesystem beside one on tmpfs"),
+        ("mooncake bench fs --vs s3fs,local --json", "beside s3fs on a server of this machine too"),
+    )
+)
+def fs(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
+    """Measure files: 10,000 small ones, a large one, a listing of 100,000 names."""
+    _bench("fs", quick, vs, as_json)
 
 
 @app.command(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_store.bench import _upstream, data, metadata
+from mooncake_store.bench import _environment, _upstream, data, metadata
 from mooncake_store.bench._driver import Session, make_keys
 from mooncake_store.bench._process import (
     Child,
@@ -159,7 +159,7 @@ def stand_in(folder, stderr, code):
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit {code}\n")
     python.chmod(0o755)
-    (python.parents[1] / _upstream.READY).touch()
+    (python.parents[1] / _environment.READY).touch()
 
 
 @pytest.mark.parametrize(
