@@ -80,9 +80,10 @@ def thp_policy() -> str:
 @functools.cache
 def load_kernels() -> None:
     """Load or compile the kernels now, once, so that no deadline ever runs while that happens."""
-    from transfer_engine import _kernels, _kernels_stream
+    from transfer_engine import _kernels, _kernels_serve, _kernels_stream
 
     _kernels.warmup()
+    _kernels_serve.warmup()
     _kernels_stream.warmup()
 
 

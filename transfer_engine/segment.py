@@ -19,6 +19,8 @@ import secrets
 import weakref
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from transfer_engine.errors import InvalidArgumentError, NotFoundError
 from transfer_engine.geometry import measure
 from transfer_engine.memory import Mapping, Prefaulter, create_file, flush, map_file
@@ -63,6 +65,8 @@ class Segment:
         self.page_kind = page_kind
         self.writable = mapping.writable
         self._mapping: Mapping | None = mapping
+        # 1 until `close`: what compiled loops that serve the segment look at.
+        self.opened = np.ones(1, dtype=np.int64)
         self._fd = fd
         self._prefaulter: Prefaulter | None = None
         _live[self.uuid] = self
@@ -230,6 +234,7 @@ class Segment:
         """Give the segment up: no new transfer finds it. Idempotent."""
         if self._prefaulter is not None:
             self._prefaulter.stop()
+        self.opened[0] = 0
         self._mapping = None
         fd, self._fd = self._fd, None
         if fd is not None:

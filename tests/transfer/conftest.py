@@ -1,12 +1,15 @@
+import ctypes
+
 import numpy as np
 import pytest
 import xxhash
 
-from transfer_engine import Segment, TransferEngine, TransferServer
+from transfer_engine import Segment, TransferEngine, TransferServer, _kernels, _kernels_serve
 from transfer_engine.testing import OwnerProcess, TransportCase, content
 
 SEGMENT_BYTES = 20 << 20
 MEMORY_BYTES = 18 << 20
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture(scope="session")
@@ -75,3 +78,48 @@ def local_case(engine, memory):
             content(5, SEGMENT_BYTES),
             lambda: xxhash.xxh3_128_hexdigest(segment.buffer),
         )
+
+
+def _bare(name, result, *arguments):
+    function = getattr(_LIBC, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+@pytest.fixture(params=["compiled", "python"])
+def kernels(request, monkeypatch):
+    """The kernels; as plain Python they reach libc, and each other, without numba."""
+    if request.param == "compiled":
+        return _kernels
+    long, size, number = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
+    memmove = _bare("memmove", long, long, long, size)
+    monkeypatch.setattr(_kernels, "_memmove", lambda *values: memmove(*map(int, values)))
+    for name in ("sendmsg", "recvmsg"):
+        call = _bare(name, ctypes.c_ssize_t, number, long, number)
+        monkeypatch.setattr(
+            _kernels, f"_{name}", lambda *values, call=call: call(*map(int, values))
+        )
+    monkeypatch.setattr(_kernels, "_sched_yield", _bare("sched_yield", number))
+    recv = _bare("recv", ctypes.c_ssize_t, number, long, size, number)
+    monkeypatch.setattr(_kernels, "_recv", lambda *values: recv(*map(int, values)))
+    errno_at = _bare("__errno_location", long)
+    monkeypatch.setattr(_kernels, "_errno_location", errno_at)
+    for name in ("check_batch", "check_ranges", "copy_batch", "build_iov", "move_iov", "_errno",
+                 "_fill", "exchange", "take_request"):  # fmt: skip
+        monkeypatch.setattr(_kernels, name, getattr(_kernels, name).py_func)
+    return _kernels
+
+
+@pytest.fixture
+def serving(kernels, monkeypatch):
+    """The kernels of the owner's loop, compiled or as plain Python like those they call."""
+    if not hasattr(kernels.move_iov, "py_func"):
+        for name in ("_errno", "_fill", "build_iov", "check_ranges", "move_iov"):
+            monkeypatch.setattr(_kernels_serve, name, getattr(kernels, name))
+        monkeypatch.setattr(_kernels_serve, "_recv", kernels._recv)
+        monkeypatch.setattr(_kernels_serve, "_sched_yield", kernels._sched_yield)
+        clock = _bare("clock_gettime", ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+        monkeypatch.setattr(_kernels_serve, "_clock_gettime", clock)
+        for name in ("_now", "_poll", "_find", "_judge", "serve", "change"):
+            monkeypatch.setattr(_kernels_serve, name, getattr(_kernels_serve, name).py_func)
+    return _kernels_serve

@@ -1,6 +1,5 @@
 """Every kernel, compiled and as plain Python, against what it must compute."""
 
-import ctypes
 import itertools
 import os
 import socket
@@ -13,38 +12,7 @@ import xxhash
 from transfer_engine import _kernels, _kernels_stream
 from transfer_engine._kernels_xxh3 import set_secret
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
 INT64_MAX = (1 << 63) - 1
-
-
-def _bare(name, result, *arguments):
-    function = getattr(_LIBC, name)
-    function.restype, function.argtypes = result, arguments
-    return function
-
-
-@pytest.fixture(params=["compiled", "python"])
-def kernels(request, monkeypatch):
-    """The kernels; as plain Python they reach libc, and each other, without numba."""
-    if request.param == "compiled":
-        return _kernels
-    long, size, number = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
-    memmove = _bare("memmove", long, long, long, size)
-    monkeypatch.setattr(_kernels, "_memmove", lambda *values: memmove(*map(int, values)))
-    for name in ("sendmsg", "recvmsg"):
-        call = _bare(name, ctypes.c_ssize_t, number, long, number)
-        monkeypatch.setattr(
-            _kernels, f"_{name}", lambda *values, call=call: call(*map(int, values))
-        )
-    monkeypatch.setattr(_kernels, "_sched_yield", _bare("sched_yield", number))
-    recv = _bare("recv", ctypes.c_ssize_t, number, long, size, number)
-    monkeypatch.setattr(_kernels, "_recv", lambda *values: recv(*map(int, values)))
-    errno_at = _bare("__errno_location", long)
-    monkeypatch.setattr(_kernels, "_errno_location", errno_at)
-    for name in ("check_batch", "check_ranges", "copy_batch", "build_iov", "move_iov", "_errno",
-                 "_fill", "exchange", "take_request"):  # fmt: skip
-        monkeypatch.setattr(_kernels, name, getattr(_kernels, name).py_func)
-    return _kernels
 
 
 def column(*values):

@@ -29,6 +29,7 @@ from transfer_engine.notify import Desk
 from transfer_engine.rpc.address import Address
 from transfer_engine.transports import forking
 from transfer_engine.transports.rdma_server import RdmaServer
+from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer
 from transfer_engine.transports.tcp_server import TcpServer
 
@@ -84,6 +85,7 @@ class Owner(Protocol):
     secret: bytes | None
     desk: Desk
     rdma: RdmaServer | None
+    tables: Tables
 
     def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
@@ -125,6 +127,7 @@ class TransferServer:
         self._described: dict[bytes, SegmentDescriptor] = {}
         self.desk = Desk(self, os.getpid(), host_identity())
         self._lock = threading.Lock()
+        self.tables = Tables()
         self._tcp: TcpServer | None = None
         self._rails: list[tuple[str, TcpServer]] = []
         self._shm: ShmServer | None = None
@@ -194,7 +197,12 @@ class TransferServer:
         )
         with self._lock:
             self._described[segment.uuid] = descriptor
+            self._tabulate()
         return descriptor
+
+    def _tabulate(self) -> None:
+        """Tell the loops that serve memory what there is. Held: the lock."""
+        self.tables.replace(self._segments.values() if self._authorize is None else ())
 
     def withdraw(self, segment: Served, *, timeout_s: float = 5.0) -> None:
         """Stop serving a segment; return when no connection moves bytes of it any more.
@@ -206,6 +214,7 @@ class TransferServer:
             if self._segments.pop(segment.uuid, None) is None:
                 raise NotFoundError(f"{segment!r} is not served", advice="publish it first")
             self._described.pop(segment.uuid, None)
+            self._tabulate()
         if self._shm is not None:
             self._shm.announce_withdrawal(segment.uuid)
         if self.rdma is not None:
@@ -251,7 +260,9 @@ class TransferServer:
 
     def close(self) -> None:
         """Stop serving. Segments stay open: they belong to who made them. Idempotent."""
-        self._segments = {}
+        with self._lock:
+            self._segments = {}
+            self._tabulate()
         if self._shm is not None:
             self._shm.close()
         for server in self._listeners():

@@ -31,9 +31,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine import _kernels, _kernels_stream
+from transfer_engine import _kernels, _kernels_serve, _kernels_stream
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
-from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSIONS, FrameDecoder
+from transfer_engine.rpc.spinning import SPIN_NS
+from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSION, VERSIONS, FrameDecoder
+from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine.base import Columns, Statuses
+    from transfer_engine.transports.reachable import Reachable
     from transfer_engine.wire.frame import Frame
 
 __all__ = [
@@ -74,11 +77,32 @@ COLUMNS_AT = 8 * _kernels.COLUMNS_AT
 assert REPLY.size == REQUEST_AT
 assert REQUEST_AT + REQUEST.size == COLUMNS_AT
 
+
+def _first_word(flags: int, opcode: int) -> int:
+    return int.from_bytes(
+        struct.pack("<IBBH", MAGIC, VERSION, flags, opcode), "little", signed=True
+    )
+
+
+# What the owner's loop compares requests with, and answers; see `_kernels_serve`.
+_FIXED = np.array(
+    [
+        _first_word(0, READ),
+        _first_word(0, WRITE),
+        _first_word(REPLY_FLAG, READ),
+        _first_word(REPLY_FLAG, WRITE),
+        REPLY_BODY_BYTES,
+        REQUEST_BODY_BYTES,
+        DATA_BYTES_MAX,
+    ],
+    dtype=np.int64,
+)
 # About 100 us: longer than waking a thread takes, shorter than anybody notices.
 _SPINS = 128
 _REST_MAX = 63
 _TIMEVAL = struct.Struct("@ll")
 _NO_LINGER = struct.pack("@ii", 1, 0)
+_ENDS = frozenset({_kernels.MOVED_ALL, _kernels.UNEXPECTED, _kernels_serve.IDLE})
 _RETRY = frozenset({_kernels.MOVED_PART, errno.EINTR, errno.EAGAIN})
 
 
@@ -101,7 +125,7 @@ class Link:
 
     __slots__ = (
         "_armed_s", "_fd", "_iov", "_penalty", "_rest", "_state", "address", "deadline", "message",
-        "patience_s", "peer", "serving", "sock", "view",
+        "naming", "patience_s", "peer", "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -111,14 +135,15 @@ class Link:
         self.sock = sock
         self.peer = peer
         self.deadline = 0.0
-        self.serving = b""  # the uuid of the segment that the owner is moving bytes of
+        # The uuid of the segment that the owner is moving bytes of, zeros for none.
+        self.naming: Columns = np.zeros(2, dtype=np.int64)
         self.patience_s = 0.0
         self._fd = sock.fileno()
         self._armed_s = 0.0
         self._penalty = 0
         self._rest = 0
         self._iov = np.zeros(2 * 1032, dtype=np.int64)
-        self._state = np.zeros(5, dtype=np.int64)
+        self._state = np.zeros(_kernels_serve.STATE_WORDS, dtype=np.int64)
         self.message: Columns = np.zeros(_kernels.COLUMNS_AT, dtype=np.int64)
         self.reserve(256)
 
@@ -229,7 +254,7 @@ class Link:
 
     def move(self, count: int, *, receive: bool) -> None:
         """Send, or receive into, the first `count` iovecs. Raises as `receive` does."""
-        self._state[:] = (0, count, 0, 0, 0)
+        self._state[:] = (0, count, 0, 0, 0, 0)
         self._drive(_kernels.move_iov, self._iov, 1 if receive else 0)
 
     def exchange(
@@ -258,9 +283,9 @@ class Link:
         code = self._drive(_kernels.exchange, *asking)
         if apart and writing:
             self._hashed(columns, sums, receive=False)
-            self._state[:] = (0, 0, 0, 2, 0)
+            self._state[:] = (0, 0, 0, 2, 0, 0)
             code = self._drive(_kernels.exchange, *asking)
-        self._learn(spins)
+        self._learn(spins, helped=bool(self._state[4]))
         if code != _kernels.MOVED_ALL:
             return False
         if apart and not writing:
@@ -284,11 +309,11 @@ class Link:
             1 if receive else 0,
         )  # fmt: skip
 
-    def _learn(self, spins: int) -> None:
-        """Decide whether the next replies are worth spinning for."""
+    def _learn(self, spins: int, *, helped: bool) -> None:
+        """Decide whether the next messages are worth spinning for."""
         if not spins:
-            self._rest -= 1
-        elif self._state[4]:
+            self._rest = max(0, self._rest - 1)
+        elif helped:
             self._penalty = 0
         else:
             self._penalty = min(2 * self._penalty + 1, _REST_MAX)
@@ -303,14 +328,30 @@ class Link:
         code = self._drive(_kernels.take_request, self.message, REQUEST_BODY_BYTES)
         return code == _kernels.MOVED_ALL
 
+    def serve(self, table: Reachable) -> bool | None:
+        """Answer the request that was taken, and those that follow it closely, if they allow it.
+
+        Returns None when all were answered, else how `take_request` would have: a request that
+        needs a closer look is in `view`, and its data is still to be received.
+        """
+        state = self._state
+        state[:] = 0
+        spin_ns = 0 if self._rest else SPIN_NS * (table.watch.size > 0)
+        code = self._drive(
+            _kernels_serve.serve, self.message, self._iov, _FIXED, table.rows, table.version,
+            table.seen, self.naming, table.watch, spin_ns,
+        )  # fmt: skip
+        self._learn(spin_ns, helped=bool(state[5] > 1))
+        return None if code == _kernels_serve.IDLE else bool(state[3] == _kernels_serve.JUDGE)
+
     def _drive(self, kernel: Callable[..., int], *arguments: object) -> int:
         """Call a socket kernel until it has moved everything or stopped for a closer look."""
         state = self._state
         while True:
             self._arm()
-            before = (int(state[2]), int(state[3])) if self.patience_s else ()
+            before = state.tolist() if self.patience_s else ()
             code = kernel(self._fd, *arguments, state)
-            if code in (_kernels.MOVED_ALL, _kernels.UNEXPECTED):
+            if code in _ENDS:
                 return code
             if code == _kernels.PEER_CLOSED:
                 raise self._lost("it closed the connection")
@@ -318,7 +359,7 @@ class Link:
                 raise self._lost(os.strerror(code))
             if self.patience_s:
                 idle = kernel is _kernels.take_request and not state[2] and not state[3]
-                if idle or before != (int(state[2]), int(state[3])):
+                if idle or before != state.tolist():
                     self.expect_progress()
 
     def abort(self) -> None:

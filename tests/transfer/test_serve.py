@@ -1,0 +1,275 @@
+"""The owner's compiled loop: what it answers, what it leaves to Python, and when it stops."""
+
+import os
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.waiting import until
+from transfer_engine import Segment, TransferEngine, TransferServer
+from transfer_engine._kernels import COLUMNS_AT, PEER_CLOSED, REPLY_WORDS, UNEXPECTED
+from transfer_engine.errors import NotFoundError
+from transfer_engine.transports.stream import (
+    _FIXED,
+    READ,
+    REPLY,
+    REPLY_BODY_BYTES,
+    REQUEST,
+    REQUEST_BODY_BYTES,
+    WRITE,
+)
+from transfer_engine.wire.frame import MAGIC, VERSION
+from transfer_engine.wire.frame import REPLY as REPLY_FLAG
+
+UUID = bytes(range(16))
+
+
+def request(opcode, ranges, number=7, uuid=UUID):
+    body = REQUEST_BODY_BYTES + 16 * len(ranges)
+    head = REQUEST.pack(MAGIC, VERSION, 0, opcode, body, 0, number, uuid, 0, len(ranges))
+    return head + np.array(ranges, np.int64).reshape(-1, 2).T.tobytes()
+
+
+def reply(opcode, number, data):
+    return REPLY.pack(MAGIC, VERSION, REPLY_FLAG, opcode, REPLY_BODY_BYTES, 0, number, data, 0)
+
+
+class Loop:
+    """One end of a socket pair, served by the kernel; the other is the client's."""
+
+    def __init__(self, kernels, spin_ns=0, watch=1):
+        self.kernels = kernels
+        self.client, self.owner = socket.socketpair()
+        self.client.settimeout(10)
+        self.memory = np.arange(4096, dtype=np.int64).view(np.uint8)
+        self.opened = np.ones(1, np.int64)
+        low, high = np.frombuffer(UUID, np.int64)
+        self.rows = np.array(
+            [5, 6, 0, 0, 0, 0, low, high, self.memory.ctypes.data, self.memory.size, 1,
+             self.opened.ctypes.data]
+        )  # fmt: skip
+        self.version = np.zeros(1, np.int64)
+        self.seen = 0
+        self.naming = np.zeros(2, np.int64)
+        self.watch = np.zeros(watch, np.int64)
+        self.spin_ns = spin_ns
+        self.message = np.zeros(COLUMNS_AT + 8, np.int64)
+        self.iov = np.zeros(8, np.int64)
+        self.state = np.zeros(kernels.STATE_WORDS, np.int64)
+
+    def take(self, data):
+        """Put a request where `take_request` would have."""
+        raw = np.frombuffer(data, np.int64)
+        self.message[REPLY_WORDS : REPLY_WORDS + raw.size] = raw
+        self.state[:] = 0
+
+    def serve(self):
+        return self.kernels.serve(
+            self.owner.fileno(), self.message, self.iov, _FIXED, self.rows, self.version,
+            self.seen, self.naming, self.watch, self.spin_ns, self.state,
+        )  # fmt: skip
+
+    def receive(self, count):
+        got = b""
+        while len(got) < count:
+            got += self.client.recv(count - len(got))
+        return got
+
+    def close(self):
+        self.client.close()
+        self.owner.close()
+
+
+@pytest.fixture
+def loop(serving):
+    loop = Loop(serving)
+    yield loop
+    loop.close()
+
+
+def test_a_read_is_answered_with_its_ranges(loop):
+    loop.take(request(READ, [(8, 16), (4000, 8)]))
+    assert loop.serve() == loop.kernels.IDLE
+    assert loop.receive(REPLY.size) == reply(READ, 7, 24)
+    assert loop.receive(24) == loop.memory[8:24].tobytes() + loop.memory[4000:4008].tobytes()
+    assert loop.state[5] == 1
+    assert not loop.naming.any()
+
+
+def test_a_write_lands_where_it_was_meant_to(loop):
+    loop.take(request(WRITE, [(16, 4), (100, 4)]))
+    loop.client.send(b"abcdefgh")
+    before = loop.memory.copy()
+    assert loop.serve() == loop.kernels.IDLE
+    assert loop.receive(REPLY.size) == reply(WRITE, 7, 0)
+    before[16:20] = list(b"abcd")
+    before[100:104] = list(b"efgh")
+    assert np.array_equal(loop.memory, before)
+
+
+def test_requests_that_follow_are_answered_in_order(serving):
+    loop = Loop(serving, spin_ns=50_000_000)
+    loop.take(request(READ, [(0, 8)], number=1))
+    loop.client.send(request(READ, [(8, 8)], number=2) + request(READ, [], number=3))
+    loop.client.send(request(WRITE, [(24, 8)], number=4) + b"12345678")
+    assert loop.serve() == loop.kernels.IDLE
+    assert loop.state[5] == 4
+    whole = loop.receive(4 * REPLY.size + 16)
+    assert whole == (
+        reply(READ, 1, 8) + loop.memory[:8].tobytes() + reply(READ, 2, 8)
+        + loop.memory[8:16].tobytes() + reply(READ, 3, 0) + reply(WRITE, 4, 0)
+    )  # fmt: skip
+    assert loop.memory[24:32].tobytes() == b"12345678"
+    assert not loop.watch.any()
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request(READ, [(4096 * 8 - 7, 8)]),
+        request(READ, [(-8, 8)]),
+        request(READ, [(0, -1)]),
+        request(READ, [(0, 8), (1 << 62, 1 << 62)]),
+        request(READ, [(0, 8)], uuid=bytes(16)),
+        request(READ, [(0, 8)], uuid=UUID[::-1]),
+        request(0x28, [(0, 8)]),
+        request(0x7F, [(0, 8)]),
+        b"\1" + request(READ, [(0, 8)])[1:],
+    ],
+)
+def test_what_is_not_plain_is_left_to_python(loop, asked):
+    loop.take(asked)
+    assert loop.serve() == UNEXPECTED
+    assert loop.state[3] == loop.kernels.JUDGE
+    assert not loop.naming.any()
+    loop.client.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        loop.client.recv(1)
+
+
+def test_a_segment_that_is_read_only_closed_or_replaced_is_left_to_python(loop):
+    loop.rows[10] = 0
+    loop.take(request(WRITE, [(0, 8)]))
+    assert loop.serve() == UNEXPECTED
+    loop.take(request(READ, [(0, 8)]))
+    assert loop.serve() == loop.kernels.IDLE
+    loop.kernels.change(loop.version)
+    loop.take(request(READ, [(0, 8)]))
+    assert loop.serve() == UNEXPECTED
+    loop.seen = int(loop.version[0])
+    assert loop.serve() == loop.kernels.IDLE
+    loop.opened[0] = 0
+    loop.take(request(READ, [(0, 8)]))
+    assert loop.serve() == UNEXPECTED
+
+
+def test_a_request_that_does_not_fit_is_left_to_python_with_its_header_alone(serving):
+    loop = Loop(serving, spin_ns=50_000_000)
+    loop.take(request(READ, [(0, 8)]))
+    many = request(READ, [(8, 8)] * 5, number=9)
+    loop.client.send(many)
+    assert loop.serve() == UNEXPECTED
+    assert loop.state[3] == loop.kernels.COLUMNS
+    head = loop.message[REPLY_WORDS:COLUMNS_AT].tobytes()
+    assert head + loop.owner.recv(1000) == many
+    loop.close()
+
+
+def test_the_end_of_the_stream_ends_the_loop(serving):
+    loop = Loop(serving, spin_ns=50_000_000)
+    loop.take(request(READ, [(0, 8)]))
+    loop.client.shutdown(socket.SHUT_WR)
+    assert loop.serve() == PEER_CLOSED
+    loop.close()
+
+
+def test_one_of_those_that_share_a_word_polls(serving):
+    loop = Loop(serving, spin_ns=60_000_000_000)
+    loop.watch[0] = 12345
+    loop.take(request(READ, [(0, 8)]))
+    assert loop.serve() == loop.kernels.IDLE
+    assert loop.watch[0] == 12345
+    loop.close()
+
+
+# The loop at work in a server.
+
+
+@pytest.fixture
+def served():
+    with (
+        Segment.create(1 << 20) as segment,
+        TransferServer(unix=None) as server,
+        TransferEngine(transports=["tcp"]) as engine,
+    ):
+        memory = np.zeros(1 << 20, np.uint8)
+        yield segment, server, engine, engine.register(memory), memory
+
+
+def test_a_segment_published_later_is_served_on_the_same_connection(served):
+    segment, server, engine, region, memory = served
+    target = engine.open(server.publish(segment))
+    for _ in range(50):
+        assert engine.read_batch(target, [0], [4096], [region.address]).ok
+    with Segment.create(4096) as late:
+        late.buffer[:4] = b"late"
+        other = engine.open(server.publish(late))
+        assert engine.read_batch(other, [0], [4], [region.address]).ok
+        assert memory[:4].tobytes() == b"late"
+        server.withdraw(late)
+        with pytest.raises(NotFoundError):
+            engine.read_batch(other, [0], [4], [region.address]).check()
+    assert engine.read_batch(target, [0], [4], [region.address]).ok
+
+
+def test_a_closed_segment_is_refused_though_nobody_withdrew_it(served):
+    segment, server, engine, region, _ = served
+    target = engine.open(server.publish(segment))
+    assert engine.read_batch(target, [0], [8], [region.address]).ok
+    segment.close()
+    with pytest.raises(NotFoundError):
+        engine.read_batch(target, [0], [8], [region.address]).check()
+
+
+def test_withdrawing_waits_for_nobody_who_is_idle_and_nothing_moves_afterwards(served):
+    segment, server, engine, region, memory = served
+    target = engine.open(server.publish(segment))
+    stop, failures = threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            done = engine.read_batch(target, [0], [1 << 18], [region.address])
+            if not done.ok:
+                failures.append(done.statuses[0])
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        np.frombuffer(segment.buffer, np.uint8)[:] = 1
+        until(lambda: memory[: 1 << 18].all())
+        started = time.monotonic()
+        server.withdraw(segment, timeout_s=5.0)
+        assert time.monotonic() - started < 2.0
+        np.frombuffer(segment.buffer, np.uint8)[:] = 0xEE
+        reader.join(10)
+        assert failures == [NotFoundError.code]
+        assert not (memory == 0xEE).any()
+    finally:
+        stop.set()
+        reader.join(10)
+
+
+def test_an_idle_server_costs_no_processor_time(served):
+    segment, server, engine, region, _ = served
+    target = engine.open(server.publish(segment))
+    for _ in range(300):
+        assert engine.read_batch(target, [0], [4096], [region.address]).ok
+    time.sleep(0.05)  # longer than anybody polls
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.01, os.times()

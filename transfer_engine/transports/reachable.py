@@ -1,0 +1,70 @@
+"""The memory that anybody connected may read and write, as a table for the owner's compiled loop.
+
+Segments of memory, served without an access hook, need no Python to be served: the table says
+where they lie and `_kernels_serve` does the rest. Files, and whatever a hook has to be asked for,
+are not in it; requests for them take the way through Python.
+
+A table is replaced, never changed, and every replacement counts the version on: a loop that still
+holds an older one notices before it touches anything. It keeps the memory of its segments mapped
+for as long as somebody holds it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from transfer_engine.segment import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from transfer_engine.base import Columns
+
+__all__ = ["Reachable", "Tables"]
+
+
+class Reachable(NamedTuple):
+    """One version of the table; see `_kernels_serve` for the columns."""
+
+    rows: Columns
+    seen: int
+    version: Columns
+    watch: Columns
+    """As many words as threads may poll at a time; none where there is one processor."""
+    keep: tuple[object, ...]
+
+
+class Tables:
+    """The latest table of a process."""
+
+    def __init__(self) -> None:
+        # Half of the processors may poll; the others have what they wait for to do.
+        watchers = len(os.sched_getaffinity(0)) // 2
+        empty = np.zeros(0, dtype=np.int64)
+        self.latest = Reachable(
+            empty, 0, np.zeros(1, dtype=np.int64), np.zeros(watchers, dtype=np.int64), ()
+        )
+
+    def replace(self, segments: Iterable[object]) -> None:
+        """Serve these from now on, as far as they are memory. Calls must not overlap."""
+        from transfer_engine import _kernels_serve
+
+        rows: list[int] = []
+        keep: list[object] = []
+        for segment in segments:
+            memory = segment.held() if isinstance(segment, Segment) else None
+            if memory is None:
+                continue
+            assert isinstance(segment, Segment)
+            low, high = np.frombuffer(segment.uuid, dtype=np.int64).tolist()
+            opened = int(segment.opened.ctypes.data)
+            rows += (low, high, memory.address, segment.size, int(memory.writable), opened)
+            keep += (memory, segment.opened)
+        _, _, version, watch, _ = self.latest
+        _kernels_serve.change(version)
+        self.latest = Reachable(
+            np.array(rows, dtype=np.int64), int(version[0]), version, watch, tuple(keep)
+        )
