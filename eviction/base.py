@@ -27,8 +27,8 @@ __all__ = ["CAPACITY_MAX", "EvictionPolicy", "State", "as_ids", "state_columns"]
 
 State = dict[str, "NDArray[Any]"]
 
-# Links are 32-bit and two values are taken by the ends of the lists.
-CAPACITY_MAX = 2**32 - 4
+# Links and places in a log are 32-bit; a log may be twice as long as there are ids.
+CAPACITY_MAX = 2**30
 
 CHUNK_MIN = 256
 CHUNK_MAX = 1 << 16

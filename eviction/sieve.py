@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from eviction._list import ListPolicy
 from eviction._storage import reserve
-from eviction.base import State, as_ids, state_columns
+from eviction.base import EvictionPolicy, State, as_ids, state_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["SievePolicy"]
 
 
-class SievePolicy(ListPolicy):
+class SievePolicy(EvictionPolicy):
     """The oldest id not used since the hand last passed it leaves first."""
 
     name: ClassVar[str] = "sieve"
 
+    def __init__(self, capacity_ids: int) -> None:
+        from eviction import _kernels_sieve
+
+        self._kernels = _kernels_sieve
+        super().__init__(capacity_ids)
+
     def _reset(self) -> None:
-        super()._reset()
         rows = self.capacity_ids + self._kernels.FIRST
+        self._links: NDArray[np.uint32] = reserve((rows, 2), np.uint32)
+        self._links[self._kernels.END] = self._kernels.END
         self._marks: NDArray[np.uint8] = reserve((rows,), np.uint8)
         self._hand = np.zeros(1, dtype=np.int64)
         self._proposed: NDArray[np.int64] | None = None
@@ -70,6 +76,19 @@ class SievePolicy(ListPolicy):
                 self._proposed = None
         self._done(self._kernels.sieve_remove(self._links, self._marks, self._hand, ids))
 
+    def __len__(self) -> int:
+        return int(self._links[0, 0])
+
+    def __contains__(self, id_: object) -> bool:
+        if not isinstance(id_, (int, np.integer)) or not 0 <= id_ < self.capacity_ids:
+            return False
+        return bool(self._links[int(id_) + self._kernels.FIRST, 1])
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the list and its count disagree; O(n)."""
+        if not self._kernels.list_check(self._links):
+            raise AssertionError(f"{self.name}: the list and its count disagree")
+
     def dump(self) -> State:
         """The ids from the oldest on, their marks, and how many of them the hand has passed."""
         first = self._kernels.FIRST
@@ -88,7 +107,8 @@ class SievePolicy(ListPolicy):
         ids = self._loadable(ids)
         if len(ids) and not 0 <= passed[0] < len(ids):
             raise ValueError(f"{self.name}: the hand of the state is outside the list")
-        super().load({"ids": ids})
+        self._reset()
+        self.insert(ids)
         first = self._kernels.FIRST
         self._marks[ids + first] = marks
         if len(ids):

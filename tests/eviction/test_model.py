@@ -5,12 +5,15 @@ nothing with the kernels. Interpreted means that each kernel of the module is re
 `.py_func`, helpers included, so what numba compiles is also checked as the Python it is.
 """
 
+from collections import OrderedDict
+from itertools import islice
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eviction import POLICIES, _kernels_buckets, _kernels_list, create_policy
+from eviction import POLICIES, _kernels_buckets, _kernels_log, _kernels_sieve, create_policy
 from eviction.opt import OptPolicy
 
 ROWS = 10
@@ -224,7 +227,7 @@ def live(name, life):
 
 def interpret(monkeypatch):
     """Replace every kernel by the Python function it was made from."""
-    for module in (_kernels_list, _kernels_buckets):
+    for module in (_kernels_log, _kernels_sieve, _kernels_buckets):
         for name, kernel in list(vars(module).items()):
             if hasattr(kernel, "py_func"):
                 monkeypatch.setattr(module, name, kernel.py_func)
@@ -300,21 +303,24 @@ def test_every_bit_of_the_key_tree_is_found_again():
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_integrity_check_notices_broken_links(name):
-    """The check can fail: each policy's links are damaged behind its back."""
+    """The check can fail: each policy's columns are damaged behind its back."""
     policy = create_policy(name, 16)
     policy.insert(np.arange(8))
-    columns = policy._nodes if hasattr(policy, "_nodes") else policy._links
-    columns[5, 0] = 2
+    if hasattr(policy, "_places"):
+        policy._places[5] = 2
+    else:
+        columns = policy._nodes if hasattr(policy, "_nodes") else policy._links
+        columns[5, 0] = 2
     with pytest.raises(AssertionError, match="disagree"):
         policy.check_integrity()
-    if name != "fifo":
+    if not hasattr(policy, "_places"):
         with pytest.raises(AssertionError, match="neighbours"):
             policy.remove(np.arange(8))
 
 
 def test_warmup_leaves_nothing_to_compile():
     """Both widths of ids, through every policy, add no signature after the warm-up."""
-    modules = (_kernels_list, _kernels_buckets)
+    modules = (_kernels_log, _kernels_sieve, _kernels_buckets)
     kernels = [k for m in modules for k in vars(m).values() if hasattr(k, "py_func")]
     for module in modules:
         module.warmup()
@@ -329,3 +335,48 @@ def test_warmup_leaves_nothing_to_compile():
             policy.load(policy.dump())
             policy.check_integrity()
     assert [len(kernel.signatures) for kernel in kernels] == before
+
+
+def long_life(name, seed, ids, rounds, longest):
+    """Live through enough to squeeze the log many times, beside an OrderedDict."""
+    random = np.random.default_rng(seed)
+    policy, order = create_policy(name, ids), OrderedDict()
+    for round_ in range(rounds):
+        batch = random.integers(0, ids, random.integers(1, longest))
+        verb = ("insert", "touch", "touch", "remove", "evict")[random.integers(0, 5)]
+        if verb == "evict":
+            batch = policy.victims(len(batch) // 2)
+            assert batch.tolist() == list(islice(order, len(batch)))
+            verb = "remove"
+        getattr(policy, verb)(batch)
+        for id_ in batch.tolist():
+            if verb == "remove":
+                order.pop(id_, None)
+            elif id_ not in order:
+                if verb == "insert":
+                    order[id_] = None
+            elif name == "lru":
+                order.move_to_end(id_)
+        if round_ % 20 == 0:
+            policy.check_integrity()
+            assert policy.coldest(ids).tolist() == list(order)
+    assert policy.coldest(ids).tolist() == list(order)
+    return int(policy._head[_kernels_log.END])
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["lru", "fifo"])
+def test_a_squeezed_log_keeps_its_order(name, seed):
+    ids, longest = 20_000, 6_000
+    end = long_life(name, seed, ids, 400, longest)
+    assert end <= 2 * (ids + _kernels_log.SLACK + _kernels_log.RUN)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["lru", "fifo"])
+def test_an_interpreted_log_is_squeezed_alike(name, seed, monkeypatch):
+    interpret(monkeypatch)
+    monkeypatch.setattr(_kernels_log, "SLACK", 8)
+    monkeypatch.setattr(_kernels_log, "RUN", 4)
+    end = long_life(name, seed, 40, 1500, 12)
+    assert end <= 2 * (40 + _kernels_log.SLACK + _kernels_log.RUN)

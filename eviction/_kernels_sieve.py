@@ -1,16 +1,16 @@
-"""Kernels of the list policies (lru, fifo, sieve): one doubly linked list, coldest end first.
+"""Kernels of sieve: one doubly linked list, oldest end first, a mark an id, and a hand.
 
 Array layout. `links` is uint32 of shape (capacity + 2, 2): row `id + 2` holds (previous, next)
 as row numbers, both in one 8-byte pair so that a node costs one cache line. Row 1 is the end of
-the list on both sides: its next is the coldest node, its previous the hottest. Row 0 is no node:
+the list on both sides: its next is the oldest node, its previous the youngest. Row 0 is no node:
 links[0, 0] counts the nodes. A next of 0 means absent, so fresh zero memory is an empty list
-once row 1 points at itself. `marks` (sieve) is one byte per row; `hand` holds one row number.
+once row 1 points at itself. `marks` is one byte per row; `hand` holds one row number.
 
-Moving a node touches three lines, and in a big list all three miss the cache. The relinking is
-serial (each step writes what the next one reads), so each batch is first read in a pass whose
+Unlinking a node touches three lines, and in a big list all three miss the cache. That is serial
+(each step writes what the next one reads), so each batch is first read in a pass whose
 loads do not depend on one another and thus overlap; what it loads, it also checks.
 
-An id outside the table is refused by the inserting kernels (return -1, nothing changed) and
+An id outside the table is refused by the inserting kernel (returns -1, nothing changed) and
 ignored by the others; -2 means the links were found broken before anything changed.
 """
 
@@ -48,84 +48,6 @@ def _within(links, ids):
     for k in range(ids.size):
         outside |= (ids[k] < 0) | (ids[k] >= rows)
     return outside == 0
-
-
-@njit(cache=True, nogil=True)
-def list_insert(links, ids, promote):
-    """Append `ids` at the hot end; move those already present there if `promote`. O(batch)."""
-    if not _within(links, ids):
-        return REFUSED
-    if not _read_ahead(links, ids):
-        return BROKEN
-    last = links[END, 0]
-    added = 0
-    for k in range(ids.size):
-        s = np.uint32(ids[k] + FIRST)
-        after = links[s, 1]
-        if after != 0:
-            if not promote or s == last:
-                continue
-            before = links[s, 0]
-            links[before, 1] = after
-            links[after, 0] = before
-        else:
-            added += 1
-        links[last, 1] = s
-        links[s, 0] = last
-        links[s, 1] = END
-        last = s
-    links[END, 0] = last
-    links[0, 0] += np.uint32(added)
-    return added
-
-
-@njit(cache=True, nogil=True)
-def list_touch(links, ids):
-    """Move those of `ids` that are present to the hot end, in order. O(batch)."""
-    if not _read_ahead(links, ids):
-        return BROKEN
-    rows = links.shape[0] - FIRST
-    last = links[END, 0]
-    for k in range(ids.size):
-        i = ids[k]
-        if 0 <= i < rows:
-            s = np.uint32(i + FIRST)
-            after = links[s, 1]
-            # The hottest node is skipped, so `after` below is never the end of the list, whose
-            # previous is only brought up to date after the loop.
-            if after != 0 and s != last:
-                before = links[s, 0]
-                links[before, 1] = after
-                links[after, 0] = before
-                links[last, 1] = s
-                links[s, 0] = last
-                links[s, 1] = END
-                last = s
-    links[END, 0] = last
-    return 0
-
-
-@njit(cache=True, nogil=True)
-def list_remove(links, ids):
-    """Unlink those of `ids` that are present. O(batch)."""
-    if not _read_ahead(links, ids):
-        return BROKEN
-    rows = links.shape[0] - FIRST
-    removed = 0
-    for k in range(ids.size):
-        i = ids[k]
-        if 0 <= i < rows:
-            s = np.uint32(i + FIRST)
-            after = links[s, 1]
-            if after != 0:
-                before = links[s, 0]
-                links[before, 1] = after
-                links[after, 0] = before
-                links[s, 0] = 0
-                links[s, 1] = 0
-                removed += 1
-    links[0, 0] -= np.uint32(removed)
-    return removed
 
 
 @njit(cache=True, nogil=True)
@@ -281,12 +203,9 @@ def warmup() -> None:
     out = np.empty(2, dtype=np.int64)
     for kind in (np.int64, np.int32):
         ids = np.arange(2, dtype=kind)
-        list_insert(links, ids, True)
-        list_touch(links, ids)
-        list_walk(links, cursor, out)
-        list_remove(links, ids)
         sieve_insert(links, marks, ids)
         sieve_touch(links, marks, ids)
+        list_walk(links, cursor, out)
         sieve_walk(links, marks, hand, np.zeros(2, dtype=np.int64), out)
         sieve_sweep(links, marks, hand, ids)
         sieve_remove(links, marks, hand, ids)

@@ -1,0 +1,77 @@
+"""What the log policies share: a log of uses, coldest first, in which only the newest counts.
+
+Subclasses decide what a touch does to the order. Cost: 4 bytes an id and 4 an entry of the log,
+which is at most twice as long as there are ids; O(1) a step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from eviction._storage import reserve
+from eviction.base import EvictionPolicy, State, as_ids, state_columns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["LogPolicy"]
+
+
+class LogPolicy(EvictionPolicy):
+    """Ids in a log; insert appends, also what was there already."""
+
+    def __init__(self, capacity_ids: int) -> None:
+        from eviction import _kernels_log
+
+        self._kernels = _kernels_log
+        super().__init__(capacity_ids)
+
+    def _reset(self) -> None:
+        k = self._kernels
+        self._head = np.zeros(k.HEAD_WORDS, dtype=np.int64)
+        self._places: NDArray[np.uint32] = reserve((self.capacity_ids,), np.uint32)
+        # Squeezing starts at 3/2 of the ids and SLACK, and a third is appended while it runs.
+        length = 2 * self.capacity_ids + 2 * (k.SLACK + k.RUN)
+        self._log: NDArray[np.uint32] = reserve((length,), np.uint32)
+
+    def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
+        """Append `ids`; those already present move to the hot end. Depths do not matter here."""
+        self._append(ids, promote=True)
+
+    def _append(self, ids: NDArray[Any], *, promote: bool) -> None:
+        code = self._kernels.log_insert(self._head, self._places, self._log, as_ids(ids), promote)
+        self._done(code)
+
+    def remove(self, ids: NDArray[Any]) -> None:
+        """Forget `ids`; those not present are ignored."""
+        self._kernels.log_remove(self._head, self._places, self._log, as_ids(ids))
+
+    def __len__(self) -> int:
+        return int(self._head[self._kernels.COUNT])
+
+    def __contains__(self, id_: object) -> bool:
+        if not isinstance(id_, (int, np.integer)) or not 0 <= id_ < self.capacity_ids:
+            return False
+        return bool(self._places[int(id_)])
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the log and its count disagree; O(n)."""
+        if not self._kernels.log_check(self._head, self._places, self._log):
+            raise AssertionError(f"{self.name}: the log and its count disagree")
+
+    def dump(self) -> State:
+        """The ids, coldest first."""
+        return {"ids": self.coldest(len(self))}
+
+    def load(self, state: State) -> None:
+        """Become the dumped order."""
+        (ids,) = state_columns(state, "ids")
+        ids = self._loadable(ids)
+        self._reset()
+        self._append(ids, promote=True)
+
+    def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
+        k = self._kernels
+        return int(k.log_walk(self._head, self._places, self._log, cursor, out))
