@@ -42,7 +42,7 @@ def check_geometry(capacity: int, alignment: int) -> None:
 
 def as_int64(values: Any) -> NDArray[np.int64]:
     """A one-dimensional, contiguous int64 array; ValueError for anything but integers."""
-    array = np.asarray(values)
+    array = values if type(values) is np.ndarray else np.asarray(values)
     if array.dtype is _INT64 and array.ndim == 1 and array.flags.c_contiguous:
         return array
     if array.size and array.dtype.kind not in "iu":

@@ -74,13 +74,14 @@ class SlabAllocator(Allocator):
         head[kernels.SLOTS_MIN] = self.slots_min
         head[kernels.LEARN] = self.learn
         self._head = head
+        self._owners = np.empty(kernels.CLASS_SETS * kernels.CLASS_WAYS, np.int64)
         self._state = (head, slab, bits, page, cls)
 
     def allocate(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Offset per size, -1 where nothing fits. O(batch), plus the opening of slabs."""
         sizes = as_int64(sizes)
         offsets = np.empty(sizes.size, np.int64)
-        owners = np.empty(sizes.size, np.int64)
+        owners = self._owners
         wanting, singles = kernels.take_batch(self._state, sizes, offsets, False, owners)
         if wanting < 0:
             raise refuse_size(sizes, -wanting - 1)
@@ -123,7 +124,7 @@ class SlabAllocator(Allocator):
         if failed.size:
             # Slabs opened for later entries of this batch may have slots to spare by now.
             offsets[failed] = kernels.PENDING
-            kernels.take_batch(self._state, sizes, offsets, True, np.empty_like(offsets))
+            kernels.take_batch(self._state, sizes, offsets, True, self._owners)
             failed = failed[offsets[failed] < 0]
             offsets[failed] = kernels.NIL
         if failed.size and self._reclaim():

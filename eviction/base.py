@@ -1,8 +1,8 @@
 """The policy interface: ids in, and the order in which they should leave out.
 
 A policy orders small non-negative ids (rows of somebody's table) and knows nothing of what they
-stand for: sizes, leases and pins are asked for through callbacks, a chunk of candidates at a
-time. It never evicts by itself: `victims` proposes, and the owner removes what it gave up. All
+stand for: who leaves, and how much that frees, is asked through a callback, a chunk of candidates
+at a time. It never evicts by itself: `victims` proposes, and the owner removes what it gave up. All
 calls take batches, because one kernel call costs as much as dozens of ids.
 
 A policy is not thread-safe, keeps no clock and draws no random number: the same calls in the
@@ -14,18 +14,28 @@ Cost: O(1) an id for insert, touch and remove; victims O(candidates walked).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["CAPACITY_MAX", "EvictionPolicy", "State", "as_ids", "state_columns"]
+__all__ = [
+    "CAPACITY_MAX",
+    "EvictionPolicy",
+    "Pick",
+    "State",
+    "as_ids",
+    "picking",
+    "state_columns",
+]
 
 State = dict[str, "NDArray[Any]"]
+
+Pick = Callable[["NDArray[np.int64]", int, int], tuple["NDArray[np.int64]", int]]
+"""(candidates coldest first, bytes wanted, most ids) -> (those to evict, in order; their bytes)."""
 
 # Links and places in a log are 32-bit; a log may be twice as long as there are ids.
 CAPACITY_MAX = 2**30
@@ -147,31 +157,24 @@ class EvictionPolicy(ABC):
         return ids
 
     def victims(
-        self,
-        nbytes: int,
-        sizes: Callable[[NDArray[np.int64]], NDArray[Any]] | None = None,
-        eligible: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
-        limit: int | None = None,
+        self, nbytes: int, pick: Pick | None = None, limit: int | None = None
     ) -> NDArray[np.int64]:
-        """The coldest eligible ids whose sizes add up to `nbytes`, coldest first.
+        """The coldest ids that `pick` takes until it has `nbytes`, coldest first.
 
-        Without `sizes` every id counts 1. Fewer come back when there are no more, or at `limit`
+        Without `pick` every id counts 1. Fewer come back when there are no more, or at `limit`
         ids. The order is not changed: the owner removes those it really evicts.
         """
         wanted = int(nbytes)
         room = len(self) if limit is None else min(limit, len(self))
         chunk = CHUNK_MIN
-        if sizes is None:
-            chunk = wanted if eligible is None else 2 * wanted
+        if pick is None:
+            pick, chunk = _take_all, wanted
         cursor = np.zeros(2, dtype=np.int64)
         picked: list[NDArray[np.int64]] = []
         while wanted > 0 and room > 0:
             out = np.empty(min(max(chunk, 1), CHUNK_MAX), dtype=np.int64)
             found = self._walk(cursor, out)
-            ids = out[:found]
-            if eligible is not None:
-                ids = ids[eligible(ids)]
-            ids, gained = _cut(ids[:room], wanted, sizes)
+            ids, gained = pick(out[:found], wanted, room)
             wanted -= gained
             room -= len(ids)
             picked.append(ids)
@@ -191,17 +194,26 @@ class EvictionPolicy(ABC):
 _NO_IDS = np.empty(0, dtype=np.int64)
 
 
-def _cut(
-    ids: NDArray[np.int64],
-    wanted: int,
-    sizes: Callable[[NDArray[np.int64]], NDArray[Any]] | None,
-) -> tuple[NDArray[np.int64], int]:
-    """The shortest start of `ids` that reaches `wanted`, and what it adds up to."""
-    if sizes is None:
-        ids = ids[:wanted]
-        return ids, len(ids)
-    if not len(ids):
-        return ids, 0
-    ends = sizes(ids).cumsum()
-    ids = ids[: int(ends.searchsorted(wanted)) + 1]
-    return ids, int(ends[len(ids) - 1])
+def _take_all(ids: NDArray[np.int64], wanted: int, room: int) -> tuple[NDArray[np.int64], int]:
+    """Take the first ids, each of which counts 1."""
+    ids = ids[: min(wanted, room)]
+    return ids, len(ids)
+
+
+def picking(
+    sizes: Callable[[NDArray[np.int64]], NDArray[Any]] | None = None,
+    eligible: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
+) -> Pick:
+    """A `Pick` of the eligible ids (all without it) by their sizes (1 each without them)."""
+
+    def pick(ids: NDArray[np.int64], wanted: int, room: int) -> tuple[NDArray[np.int64], int]:
+        if eligible is not None:
+            ids = ids[eligible(ids)]
+        if sizes is None or not len(ids):
+            return _take_all(ids, wanted, room)
+        ids = ids[:room]
+        ends = sizes(ids).cumsum()
+        ids = ids[: int(ends.searchsorted(wanted)) + 1]
+        return ids, int(ends[len(ids) - 1])
+
+    return pick

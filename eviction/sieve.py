@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction._storage import reserve
-from eviction.base import EvictionPolicy, State, as_ids, state_columns
+from eviction.base import EvictionPolicy, Pick, State, as_ids, state_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 __all__ = ["SievePolicy"]
@@ -56,14 +54,10 @@ class SievePolicy(EvictionPolicy):
         self._kernels.sieve_touch(self._links, self._marks, as_ids(ids))
 
     def victims(
-        self,
-        nbytes: int,
-        sizes: Callable[[NDArray[np.int64]], NDArray[Any]] | None = None,
-        eligible: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
-        limit: int | None = None,
+        self, nbytes: int, pick: Pick | None = None, limit: int | None = None
     ) -> NDArray[np.int64]:
         """The ids the hand would evict next; removing them makes the hand follow."""
-        self._proposed = super().victims(nbytes, sizes, eligible, limit)
+        self._proposed = super().victims(nbytes, pick, limit)
         return self._proposed.copy()
 
     def remove(self, ids: NDArray[Any]) -> None:

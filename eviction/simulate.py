@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from eviction.base import picking
 from eviction.registry import create_policy
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def _replay(
     """Serve all requests, none longer than the pool, and count their hits."""
     resident = np.zeros(pool.capacity_ids, dtype=np.bool_)
     evictable = np.ones(pool.capacity_ids, dtype=np.bool_)
+    pick = picking(eligible=evictable.__getitem__)
     used = 0
     hits = 0
     for start, end in itertools.pairwise(bounds):
@@ -112,7 +114,7 @@ def _replay(
         used += end - start - present
         if used > capacity:
             evictable[blocks] = False
-            victims = pool.victims(used - capacity, eligible=evictable.__getitem__)
+            victims = pool.victims(used - capacity, pick)
             evictable[blocks] = True
             pool.remove(victims)
             resident[victims] = False

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from eviction.base import picking
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -168,16 +170,14 @@ class EvictionPolicyContract(ABC):
         policy.insert(np.arange(10))
         sizes = np.arange(16) * 100
 
-        def size_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-            return sizes[ids]
-
-        assert policy.victims(0, size_of).tolist() == []
-        assert policy.victims(-5, size_of).tolist() == []
-        assert policy.victims(1, size_of).tolist() == [0, 1]
-        assert policy.victims(300, size_of).tolist() == [0, 1, 2]
-        assert policy.victims(301, size_of).tolist() == [0, 1, 2, 3]
-        assert policy.victims(10**9, size_of).tolist() == list(range(10))
-        assert policy.victims(10**9, size_of, limit=4).tolist() == [0, 1, 2, 3]
+        sized = picking(sizes=sizes.__getitem__)
+        assert policy.victims(0, sized).tolist() == []
+        assert policy.victims(-5, sized).tolist() == []
+        assert policy.victims(1, sized).tolist() == [0, 1]
+        assert policy.victims(300, sized).tolist() == [0, 1, 2]
+        assert policy.victims(301, sized).tolist() == [0, 1, 2, 3]
+        assert policy.victims(10**9, sized).tolist() == list(range(10))
+        assert policy.victims(10**9, sized, limit=4).tolist() == [0, 1, 2, 3]
         assert policy.victims(10**9, limit=0).tolist() == []
 
     def test_the_ineligible_are_passed_over(self) -> None:
@@ -187,13 +187,11 @@ class EvictionPolicyContract(ABC):
         leased = np.zeros(16, dtype=np.bool_)
         leased[[0, 1, 4]] = True
 
-        def free(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-            return np.logical_not(leased[ids])
-
-        assert policy.victims(3, eligible=free).tolist() == [2, 3, 5]
-        assert policy.victims(99, eligible=free, limit=2).tolist() == [2, 3]
+        free = picking(eligible=lambda ids: np.logical_not(leased[ids]))
+        assert policy.victims(3, free).tolist() == [2, 3, 5]
+        assert policy.victims(99, free, limit=2).tolist() == [2, 3]
         leased[:] = True
-        assert policy.victims(3, eligible=free).tolist() == []
+        assert policy.victims(3, free).tolist() == []
         assert _order(policy) == list(range(10))
 
     def test_the_search_goes_on_to_the_last_id(self) -> None:
@@ -206,7 +204,7 @@ class EvictionPolicyContract(ABC):
             asked.extend(ids.tolist())
             return np.isin(ids, [4999])
 
-        assert policy.victims(2, sizes=np.ones_like, eligible=last_only).tolist() == [4999]
+        assert policy.victims(2, picking(np.ones_like, last_only)).tolist() == [4999]
         assert asked == list(range(5000))
 
     def test_evicting_everything_yields_every_id_once(self) -> None:

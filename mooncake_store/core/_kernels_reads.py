@@ -27,8 +27,11 @@ from mooncake_store.core._kernels_table import find
 from mooncake_store.core.context import (
     ALIVE,
     BYTE,
+    FOUND,
     HOT_HITS,
+    HOT_ROWS,
     HOT_WINDOW_NS,
+    INT32,
     INT64,
     LEASE_UNTIL,
     OVERFLOW_ROWS,
@@ -36,6 +39,8 @@ from mooncake_store.core.context import (
     TABLE_A,
     TABLE_B,
     TALLY,
+    TOUCHED,
+    TOUCHED_ROWS,
 )
 from mooncake_store.core.records import OVERFLOW, ROW
 
@@ -84,12 +89,15 @@ def count_hit(rows, row, window):
 
 
 @njit(**KERNEL)
-def get(context, now, ttl, stop_at_miss, digests, found, answers, replicas, touched):
+def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
     """Answer gets: where the replicas are, with a lease of `ttl` if that is above 0.
 
-    `touched` lists the rows read; rows that just became hot are listed from its end backwards,
-    HOT of the totals counts them. Returns (replicas written, rows touched).
+    Rows read are added to TOUCHED_ROWS, those that just became hot are in HOT_ROWS, and HOT of
+    the totals counts them. Returns how many replicas were written.
     """
+    found = column(context, FOUND, INT32)
+    touched = column(context, TOUCHED_ROWS, INT32)
+    hot_rows = column(context, HOT_ROWS, INT32)
     rows = column(context, ROWS, ROW)
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     alive = column(context, ALIVE, BYTE)
@@ -100,7 +108,8 @@ def get(context, now, ttl, stop_at_miss, digests, found, answers, replicas, touc
     window = 0
     if hot_hits > 0:
         window = ((now // context[HOT_WINDOW_NS]) & HOT_WINDOWS) << HOT_COUNT_BITS
-    m, count, hot = 0, 0, 0
+    m, hot = 0, 0
+    count = context[TOUCHED]
     missed = False
     for i in range(digests.shape[0]):
         row = found[i]
@@ -133,12 +142,13 @@ def get(context, now, ttl, stop_at_miss, digests, found, answers, replicas, touc
                 if rows[row].lease_end > lease_until[segment]:
                     lease_until[segment] = rows[row].lease_end
         if hot_hits > 0 and count_hit(rows, row, window) == hot_hits:
+            hot_rows[hot] = row
             hot += 1
-            touched[touched.shape[0] - hot] = row
         touched[count] = row
         count += 1
     context[TALLY + HOT] = hot
-    return m, count
+    context[TOUCHED] = count
+    return m
 
 
 @njit(**KERNEL)
@@ -159,11 +169,12 @@ def readable(context, found, out):
 
 
 @njit(**KERNEL)
-def exists(context, digests, found, out):
+def exists(context, digests, out):
     """out[i] = whether digests[i] names an object that can be read now."""
+    found = column(context, FOUND, INT32)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
-    readable(context, found, out)
+    readable(context, found[: digests.shape[0]], out)
 
 
 @njit(**KERNEL)

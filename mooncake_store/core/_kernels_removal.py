@@ -38,7 +38,10 @@ from mooncake_store.core.context import (
     EVENTS,
     EVENTS_KEPT,
     EVENTS_NEXT,
+    FOUND,
     FREE_STACK,
+    FREED,
+    FREED_EXTENTS,
     INT32,
     INT64,
     NAME_HEADS,
@@ -86,8 +89,8 @@ def check_remove(context, now, force, found, status, doomed):
 
 
 @njit(**KERNEL)
-def survey(context, doomed):
-    """Return (all flags of doomed rows or-ed, number of their replicas).
+def survey(context, now, doomed):
+    """Return (all flags of doomed rows or-ed, number of their replicas, whether any may wait).
 
     Touches everything the kernels after it will need of these rows: loads that depend on nothing
     overlap their cache misses.
@@ -97,34 +100,33 @@ def survey(context, doomed):
     flags = 0
     replicas = 0
     sink = 0
+    some_wait = False
     for i in range(doomed.shape[0]):
         flags |= rows[doomed[i]].flags
+        some_wait |= rows[doomed[i]].state == WRITING or rows[doomed[i]].lease_end > now
         replicas += rows[doomed[i]].replicas
         sink ^= cold[doomed[i]].name_ref
     context[TALLY + SINK] = sink
-    return flags, replicas
+    return flags, replicas, some_wait
 
 
 @njit(**KERNEL)
-def remove(context, now, force, digests, found, status, doomed):
-    """Find keys and decide their removal.
-
-    Returns (rows doomed, all their flags or-ed, number of their replicas).
-    """
+def remove(context, now, force, digests, status, doomed):
+    """Find keys and decide their removal. Returns (rows doomed, what `survey` says of them)."""
+    found = column(context, FOUND, INT32)[: digests.shape[0]]
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
     count = check_remove(context, now, force, found, status, doomed)
-    flags, replicas = survey(context, doomed[:count])
-    return count, flags, replicas
+    return count, survey(context, now, doomed[:count])
 
 
 @njit(**KERNEL)
-def dispose(context, now, writer_done, silently, doomed, out):
+def dispose(context, now, writer_done, silently, doomed, keep, out):
     """Let doomed rows go: list their extents, tell the events, and clear all that knows of them.
 
     out[:, j] = (segment, offset, size, until): `until` is 0 when the space may be reused at
-    once, else the end of the lease or of the writer's time. Returns (extents, bytes, whether any
-    has to wait, whether all are on one segment).
+    once, else the end of the lease or of the writer's time. If none has to wait, `keep` may ask
+    for the extents to be added to FREED_EXTENTS instead. Returns (extents, bytes).
     """
     rows = column(context, ROWS, ROW)
     cold = column(context, COLD_ROWS, COLD)
@@ -132,7 +134,7 @@ def dispose(context, now, writer_done, silently, doomed, out):
         pin_ends = column(context, PIN_ENDS, INT64)
         for i in range(doomed.shape[0]):
             pin_ends[doomed[i]] = 0
-    m, total, waiting = unlink(context, now, writer_done, silently, rows, cold, doomed, out)
+    m, total = unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out)
     drop(
         column(context, NAME_WORDS, INT64),
         column(context, NAME_HEADS, INT64),
@@ -147,24 +149,27 @@ def dispose(context, now, writer_done, silently, doomed, out):
         column(context, FREE_STACK, INT32),
         doomed,
     )
-    together = True
-    for j in range(1, m):
-        together = together and out[0, j] == out[0, 0]
-    return m, total, waiting, together
+    return m, total
 
 
 @njit(**KERNEL)
-def unlink(context, now, writer_done, silently, rows, cold, doomed, out):
+def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     """List and unlink the extents of doomed rows, and take the rows out of all totals.
 
-    Returns (extents, bytes, whether any has to wait); see `dispose`.
+    Returns (extents, bytes); see `dispose`.
     """
+    freed = column(context, FREED_EXTENTS, INT64)
+    if keep:
+        half = freed.shape[0] // 2
+        first = context[FREED]
+        segments, offsets = freed[first:half], freed[half + first :]
+    else:
+        segments, offsets = out[0], out[1]
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     events = column(context, EVENTS, EVENT)
     tenant_use = column(context, TENANT_USE, INT64)
     kept = 0 if silently else context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
-    waiting = False
     unfinished, pinned, hard, total, m = 0, 0, 0, 0, 0
     for i in range(doomed.shape[0]):
         row = doomed[i]
@@ -182,27 +187,26 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, out):
                 pinned += 1
         if until <= now:
             until = 0
-        else:
-            waiting = True
         first = m
         size = rows[row].size
         if rows[row].segment >= 0:
-            out[0, m] = rows[row].segment
-            out[1, m] = rows[row].offset
+            segments[m] = rows[row].segment
+            offsets[m] = rows[row].offset
             m += 1
         link = rows[row].more
         while link >= 0:
-            out[0, m] = overflow[link].segment
-            out[1, m] = overflow[link].offset
+            segments[m] = overflow[link].segment
+            offsets[m] = overflow[link].offset
             m += 1
             after = overflow[link].next
             overflow[link].state = 0
             overflow[link].next = overflow[0].next
             overflow[0].next = link
             link = after
-        for j in range(first, m):
-            out[2, j] = size
-            out[3, j] = until
+        if not keep:
+            for j in range(first, m):
+                out[2, j] = size
+                out[3, j] = until
         nbytes = size * (m - first)
         total += nbytes
         tenant_use[2 * cold[row].tenant] -= nbytes
@@ -217,7 +221,9 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, out):
     context[TALLY + HARD_BYTES] -= hard
     if kept > 0:
         context[EVENTS_NEXT] += ended
-    return m, total, waiting
+    if keep:
+        context[FREED] += m
+    return m, total
 
 
 @njit(**KERNEL)

@@ -8,9 +8,17 @@ running totals, because a sum over all rows would be a scan. All kernels are O(n
 
 from numba import njit
 
-from mooncake_store.core._codes import HARD_PIN, KERNEL, READABLE, TASK, UPSERT, WRITING
+from mooncake_store.core._codes import (
+    HARD_PIN,
+    KERNEL,
+    READABLE,
+    SINK,
+    TASK,
+    UPSERT,
+    WRITING,
+)
 from mooncake_store.core._kernels_columns import column
-from mooncake_store.core.context import ROWS
+from mooncake_store.core.context import ROWS, TALLY
 from mooncake_store.core.records import ROW
 
 
@@ -37,6 +45,34 @@ def on_segments(rows, overflow, wanted, ids, out):
         while not out[i] and link >= 0:
             out[i] = wanted[overflow[link].segment] != 0
             link = overflow[link].next
+
+
+@njit(**KERNEL)
+def choose(context, ids, now, wanted, room, out):
+    """Take the first of `ids` that may be evicted, until they make `wanted` bytes or are `room`.
+
+    Only without groups. Returns (how many, their bytes).
+    """
+    rows = column(context, ROWS, ROW)
+    sink = 0
+    for i in range(ids.shape[0]):
+        sink ^= rows[ids[i]].lease_end
+    context[TALLY + SINK] = sink
+    count = 0
+    total = 0
+    for i in range(ids.shape[0]):
+        if total >= wanted or count >= room:
+            break
+        row = ids[i]
+        if (
+            rows[row].state == READABLE
+            and rows[row].lease_end <= now
+            and not rows[row].flags & (HARD_PIN | TASK | UPSERT)
+        ):
+            out[count] = row
+            count += 1
+            total += rows[row].size * rows[row].replicas
+    return count, total
 
 
 @njit(**KERNEL)

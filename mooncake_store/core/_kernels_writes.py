@@ -51,7 +51,9 @@ from mooncake_store.core.context import (
     EVENTS,
     EVENTS_KEPT,
     EVENTS_NEXT,
+    FOUND,
     FREE_STACK,
+    FRESH,
     INT32,
     INT64,
     OVERFLOW_ROWS,
@@ -122,17 +124,16 @@ def why_not(context, rows, row, now, discard_ns):
 
 
 @njit(**KERNEL)
-def claim(
-    context, now, client, tenant, wanted, discard_ns, digests, sizes, lengths, status, found, fresh
-):
+def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, lengths, status, found):
     """Start puts: missing keys get a row in state WRITING, others an answer that says why not.
 
     status[i] != 0 on entry means refused already. RETRY marks a row whose writer is late, or whose
-    replicas are all gone. `fresh` is scratch. Returns (rows claimed, RETRY answers).
+    replicas are all gone. Returns (rows claimed, RETRY answers).
     """
     rows = column(context, ROWS, ROW)
     cold = column(context, COLD_ROWS, COLD)
     free_rows = column(context, FREE_STACK, INT32)
+    fresh = column(context, FRESH, BYTE)
     tally = context[TALLY : TALLY + TALLY_WORDS]
     n = digests.shape[0]
     admit(sizes, lengths, status)
@@ -278,7 +279,7 @@ def put_reply(rows, overflow, found, status, answers, replicas):
 
 
 @njit(**KERNEL)
-def complete(context, now, client, digests, generations, checksums, found, status, done):
+def complete(context, now, client, digests, generations, checksums, status, done):
     """End puts; `done` lists the rows that became readable, and each is an event.
 
     Returns (their number, whether any needs special care): SWAP marks a completed second
@@ -289,13 +290,14 @@ def complete(context, now, client, digests, generations, checksums, found, statu
     events = column(context, EVENTS, EVENT)
     pin_ends = column(context, PIN_ENDS, INT64)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    found = column(context, FOUND, INT32)
     find(context, table_a, table_b, rows, digests, found)
     kept = context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
     count = 0
     pinned = 0
     special = False
-    for i in range(found.shape[0]):
+    for i in range(digests.shape[0]):
         row = found[i]
         if row < 0:
             status[i] = NOT_FOUND

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from eviction.base import picking
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_scan as k
 from mooncake_store.core.records import Flag, SegmentState
 
 if TYPE_CHECKING:
-    from eviction.base import EvictionPolicy
+    from eviction.base import EvictionPolicy, Pick
     from mooncake_store.core.space import Segment
     from mooncake_store.core.state import ShardState
 
@@ -157,15 +158,30 @@ def _pass(
     """Evict from one policy, coldest first, until `target` bytes are free."""
     if target <= 0 or len(policy) == 0:
         return EvictReport()
-    choice = _Choice(state, policy, where)
-    ids = policy.victims(target, sizes=choice.sizes, eligible=choice.eligible, limit=limit)
-    victims = choice.with_groups(ids.astype(np.int32))
+    state.hand_on_touches()
+    if where is None and len(state.groups) == 0:
+        victims = policy.victims(target, _plainly(state), limit).astype(np.int32)
+    else:
+        choice = _Choice(state, policy, where)
+        ids = policy.victims(target, picking(choice.sizes, choice.eligible), limit)
+        victims = choice.with_groups(ids.astype(np.int32))
     if len(victims) == 0:
         return EvictReport()
     report = EvictReport(len(victims), state.dispose(victims))
     state.totals.evicted_objects += report.objects
     state.totals.evicted_bytes += report.bytes
     return report
+
+
+def _plainly(state: ShardState) -> Pick:
+    """Return a choice in one kernel call: of objects anywhere, none of them in a group."""
+
+    def pick(ids: NDArray[np.int64], wanted: int, room: int) -> tuple[NDArray[np.int64], int]:
+        out = np.empty(len(ids), np.int64)
+        count, total = k.choose(state.words, ids, state.now, wanted, room, out)
+        return out[:count], total
+
+    return pick
 
 
 class _Choice:

@@ -46,15 +46,14 @@ def put_start(
     options: PutOptions,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin objects that do not exist yet; see `Shard.put_start`."""
-    sizes = as_column(sizes, INT64)
-    status = _admit(state, client, tenant, len(digests), sizes, names, options)
-    if status is None:
-        return _all_refused(len(digests), _why_whole(state, client, tenant))
-    words = as_words(digests)
-    found = np.empty(len(words), np.int32)
-    who, discard = (client, tenant), state.config.put_discard_ns
+    n = len(digests)
+    if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
+        return _all_refused(n, _why_whole(state, client, tenant))
+    words, sizes = as_words(digests), as_column(sizes, INT64)
+    status, found = np.zeros(n, np.int16), np.empty(n, np.int32)
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
-    wish = options.replicas, discard
+    who = client, tenant
+    wish = options.replicas, state.config.put_discard_ns
     claimed, retries = _claim(state, who, words, sizes, lengths, wish, status, found)
     if retries:
         late = np.flatnonzero(status == c.RETRY)
@@ -77,11 +76,11 @@ def upsert_start(
     options: PutOptions,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin new generations; a readable one stays readable until its successor is complete."""
-    sizes = as_column(sizes, INT64)
-    status = _admit(state, client, tenant, len(digests), sizes, names, options)
-    if status is None:
-        return _all_refused(len(digests), _why_whole(state, client, tenant))
-    words = as_words(digests)
+    n = len(digests)
+    if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
+        return _all_refused(n, _why_whole(state, client, tenant))
+    words, sizes = as_words(digests), as_column(sizes, INT64)
+    status = np.zeros(n, np.int16)
     status[(sizes <= 0) | (sizes >= c.SIZE_MAX)] = c.INVALID_PARAMS
     if names is not None:
         status[names.lengths > c.NAME_BYTES_MAX] = c.INVALID_KEY
@@ -102,30 +101,23 @@ def upsert_start(
     return _fill(state, who, found, claimed, sizes, names, options, status)
 
 
-def _admit(
-    state: ShardState,
-    client: int,
-    tenant: int,
-    n: int,
-    sizes: NDArray[np.int64],
-    names: Names | None,
-    options: PutOptions,
-) -> NDArray[np.int16] | None:
-    """Check the arguments of a put: a status per key, or None when the whole batch is refused."""
-    if (
-        n > BATCH_MAX
-        or len(sizes) != n
-        or (names is not None and len(names.lengths) != n)
-        or (options.groups is not None and len(options.groups) != n)
-        or not 1 <= options.replicas <= REPLICAS_MAX
-        or not 1 <= options.replicas_min <= options.replicas
-        or client not in state.client_by_handle
-        or tenant not in state.tenant_by_number
+def _admits(
+    state: ShardState, client: int, tenant: int, n: int, names: Names | None, options: PutOptions
+) -> bool:
+    """Whether the arguments of a put make sense; else the whole batch is refused."""
+    if n > BATCH_MAX or client not in state.client_by_handle:
+        return False
+    if tenant not in state.tenant_by_number:
+        return False
+    if names is not None and (
+        len(names.lengths) != n or int(np.add.reduce(names.lengths)) != len(names.blob)
     ):
-        return None
-    if names is not None and int(np.add.reduce(names.lengths)) != len(names.blob):
-        return None
-    return np.zeros(n, np.int16)
+        return False
+    return options is DEFAULTS or (
+        (options.groups is None or len(options.groups) == n)
+        and 1 <= options.replicas <= REPLICAS_MAX
+        and 1 <= options.replicas_min <= options.replicas
+    )
 
 
 def _why_whole(state: ShardState, client: int, tenant: int) -> Status:
@@ -167,7 +159,6 @@ def _claim(
         lengths,
         status,
         found,
-        np.empty(len(words), np.bool_),
     )
     return claimed, retries
 
@@ -235,7 +226,8 @@ def _fill(
     """Find space for claimed rows, give up those without, and compose the answer."""
     answers = np.empty(len(found), PUT_ROW)
     replicas = np.empty(claimed * options.replicas, REPLICA)
-    state.replicas_most = max(state.replicas_most, options.replicas)
+    if options.replicas > state.replicas_most:
+        state.replicas_most = options.replicas
     settled = 0
     if claimed == len(found) and options is DEFAULTS:
         settled = _settle_runs(state, who, found, sizes, answers, replicas)
@@ -271,16 +263,22 @@ def _settle_runs(
     """
     if state.tenant_by_number[who[1]].quota_bytes is not None:
         return 0
-    order = state.space.order(state.now, DEFAULTS, state.client_by_handle[who[0]].host)
     n, start = len(found), 0
-    runs = min(len(order), max(1, n // SPREAD_RUN))
+    order, first = state.space.turn(state.now)
+    if first < 0:
+        first, order = (
+            0,
+            state.space.order(state.now, DEFAULTS, state.client_by_handle[who[0]].host),
+        )
+    choices = len(order)
+    runs = min(choices, max(1, n // SPREAD_RUN))
     for run in range(runs):
-        segment, stop = order[run], n * (run + 1) // runs
+        segment, stop = order[(first + run) % choices], n * (run + 1) // runs
         offsets = segment.allocator.allocate(sizes if runs == 1 else sizes[start:stop])
         if not k.settle(
             state.words, who[1], segment.index, start, offsets, found, answers, replicas
         ):
-            state.space.free_on(segment.index, offsets[offsets >= 0])
+            segment.allocator.free(offsets[offsets >= 0])
             break
         start = stop
     return start
@@ -411,7 +409,6 @@ def put_end(
         words,
         as_column(generations, UINT32),
         as_column(checksums, UINT64),
-        np.empty(n, np.int32),
         status,
         done,
     )

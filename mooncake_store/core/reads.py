@@ -19,7 +19,7 @@ from mooncake_store.core.records import (
     State,
     Status,
 )
-from mooncake_store.core.state import UINT32, ShardState, as_column, as_words
+from mooncake_store.core.state import TOUCHES_KEPT, UINT32, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,33 +61,27 @@ def get(
         return answers, np.empty(0, REPLICA)
     answers = np.empty(n, GET_ROW)
     replicas = np.empty(n * state.replicas_most, REPLICA)
-    touched = np.empty(2 * n, np.int32)
-    m, count = k.get(
-        state.words,
-        state.now,
-        min(ttl_ns, state.config.lease_ttl_max_ns),
-        stop_at_miss,
-        as_words(digests),
-        np.empty(n, np.int32),
-        answers,
-        replicas,
-        touched,
-    )
-    read = touched[:count]
-    state.policy.touch(read)
-    if state.numbers[places.PINS_USED]:
-        state.soft_policy.touch(read)
-    hot = state.numbers[places.TALLY + c.HOT]
+    numbers = state.numbers
+    if numbers[places.TOUCHED] >= TOUCHES_KEPT:
+        state.hand_on_touches()
+    ttl_ns = min(ttl_ns, state.config.lease_ttl_max_ns)
+    m = k.get(state.words, state.now, ttl_ns, stop_at_miss, as_words(digests), answers, replicas)
+    hot = numbers[places.TALLY + c.HOT]
     if hot:
-        for row in touched[2 * n - hot :].tolist():
+        for row in state.hot_rows[:hot].tolist():
             state.hot[row] = int(state.rows["generation"][row])
-    return answers, replicas[:m]
+    return answers, replicas if m == len(replicas) else replicas[:m]
 
 
 def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return whether each object can be read; neither leases nor touches."""
     out = np.empty(len(digests), np.bool_)
-    k.exists(state.words, as_words(digests), np.empty(len(digests), np.int32), out)
+    if len(digests) > BATCH_MAX:
+        for first in range(0, len(digests), BATCH_MAX):
+            part = slice(first, first + BATCH_MAX)
+            out[part] = exists(state, digests[part])
+        return out
+    k.exists(state.words, as_words(digests), out)
     return out
 
 

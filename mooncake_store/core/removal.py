@@ -35,11 +35,9 @@ def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArr
     if n > BATCH_MAX:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
-    count, flags, replicas = k.remove(
-        state.words, state.now, force, as_words(digests), np.empty(n, np.int32), status, doomed
-    )
+    count, survey = k.remove(state.words, state.now, force, as_words(digests), status, doomed)
     if count:
-        state.dispose_surveyed(doomed[:count], flags, replicas)
+        state.dispose_surveyed(doomed[:count], survey)
     return status
 
 
@@ -129,6 +127,7 @@ def pin(
         state.words[places.PINS_USED] = 1
         state.tally[c.SOFT_PINNED] += len(rows)
         plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
+        state.hand_on_touches()
         state.policy.remove(plain)
         state.soft_policy.insert(plain)
         state.time_soft_pins(rows)
@@ -143,6 +142,7 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
     state.pin_ends[rows] = 0
     state.tally[c.SOFT_PINNED] -= len(rows)
     plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
+    state.hand_on_touches()
     state.soft_policy.remove(plain)
     state.policy.insert(plain)
 
@@ -151,6 +151,7 @@ def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -
     """Set or clear the hard pin of readable objects, within the allowed share of the pool."""
     found, status = _readable(state, digests)
     room = int(state.config.hard_pin_share * state.space.total_bytes())
+    state.hand_on_touches()
     for at in np.flatnonzero(status == Status.OK):
         row = int(found[at])
         one = np.array([row], np.int32)

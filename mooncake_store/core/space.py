@@ -16,7 +16,7 @@ import numpy as np
 from alloc import create_allocator
 from mooncake_store.core import _kernels_removal as k
 from mooncake_store.core import context as places
-from mooncake_store.core.options import DEFAULTS, Placement, PutOptions, ShardConfig
+from mooncake_store.core.options import Placement, PutOptions, ShardConfig
 from mooncake_store.core.records import SIZE_MAX, SegmentState
 from mooncake_store.core.wheel import Wheel
 
@@ -33,6 +33,8 @@ __all__ = ["SPREAD_RUN", "Segment", "Space"]
 
 SPREAD_RUN = 128
 """Fewest objects of a batch worth a segment of their own."""
+FREED_KEPT = 4096
+"""Extents that wait, at most, to be returned to their allocators together."""
 RATIO_SAMPLE = 16
 """Segments compared by free share when there are more than these."""
 NEVER = 1 << 62
@@ -89,6 +91,8 @@ class Space:
         self.lease_until = context.bind(places.LEASE_UNTIL, np.zeros(most, np.int64))
         self._counts = np.zeros(most, np.int64)
         self.quarantine = Wheel(3)
+        self._numbers = context.numbers
+        self._freed = context.bind(places.FREED_EXTENTS, np.zeros(2 * FREED_KEPT, np.int64))
 
     def __iter__(self) -> object:
         return iter(self._segments.values())
@@ -106,6 +110,7 @@ class Space:
 
     def all(self) -> list[Segment]:
         """Return all segments, gone ones that are still being swept included."""
+        self.settle()
         return list(self._segments.values())
 
     def mount(
@@ -119,6 +124,7 @@ class Space:
         number: int | None = None,
     ) -> Segment | None:
         """Add a segment; None when no number is left, or `number` is not free."""
+        self.settle()
         free = np.flatnonzero(~np.isin(np.arange(len(self.alive)), list(self._segments)))
         if len(free) == 0 or (number is not None and number not in free):
             return None
@@ -159,6 +165,7 @@ class Space:
 
     def forget(self, segment: Segment) -> None:
         """Drop a GONE segment that no row refers to any more."""
+        self.settle()
         segment.busy_until = max(
             segment.busy_until,
             int(self.lease_until[segment.index]),
@@ -168,20 +175,29 @@ class Space:
         del self._segments[segment.index]
         self._cycle = None
 
-    def order(self, now: int, options: PutOptions, host: str) -> list[Segment]:
-        """Return the segments that may take a replica, most wanted first."""
-        if self._cycle is None:
-            self._cycle = _interleave_hosts(
+    def turn(self, now: int) -> tuple[list[Segment], int]:
+        """Return the segments in their cycle and where in it a batch begins.
+
+        That place is -1 where placement is not simply random: `order` must be asked then.
+        """
+        self.settle()
+        cycle = self._cycle
+        if cycle is None:
+            cycle = self._cycle = _interleave_hosts(
                 [s for s in self._segments.values() if s.state == SegmentState.OK]
             )
-            self._usable_from = max((s.usable_from for s in self._cycle), default=0)
-        cycle = self._cycle
-        if len(cycle) > 1:
+            self._usable_from = max((s.usable_from for s in cycle), default=0)
+        if self._config.placement != Placement.RANDOM or self._usable_from > now:
+            return cycle, -1
+        return cycle, int(self._rng.random() * len(cycle))
+
+    def order(self, now: int, options: PutOptions, host: str) -> list[Segment]:
+        """Return the segments that may take a replica, most wanted first."""
+        cycle, start = self.turn(now)
+        if start < 0:
             start = int(self._rng.random() * len(cycle))
-            cycle = cycle[start:] + cycle[:start]
+        cycle = cycle[start:] + cycle[:start]
         placement = self._config.placement if options.placement is None else options.placement
-        if options is DEFAULTS and placement == Placement.RANDOM and self._usable_from <= now:
-            return cycle
         usable = [s for s in cycle if s.usable_from <= now and s.name not in options.excluded]
         if placement == Placement.FREE_RATIO:
             head, tail = usable[:RATIO_SAMPLE], usable[RATIO_SAMPLE:]
@@ -197,6 +213,7 @@ class Space:
         self, order: list[Segment], sizes: NDArray[np.int64], replicas: int, spread: bool
     ) -> Extents:
         """Find an extent per replica on distinct segments, as many as there is room for."""
+        self.settle()
         n, choices = len(sizes), len(order)
         out = Extents(np.full((n, replicas), -1, np.int16), np.full((n, replicas), -1, np.int64))
         out.counts = np.zeros(n, np.int64)
@@ -220,6 +237,23 @@ class Space:
                     out.counts[some] += 1
                 todo = todo[(out.counts[todo] == replica) & (tried[todo] < choices)]
         return out
+
+    def can_keep(self, count: int) -> bool:
+        """Whether a kernel may leave so many freed extents in FREED_EXTENTS; makes room there."""
+        if self._numbers[places.FREED] + count > FREED_KEPT:
+            self.settle()
+        return count <= FREED_KEPT
+
+    def settle(self) -> None:
+        """Return kept extents to their allocators, before anything asks these or changes them.
+
+        Each allocator costs a call, and a batch of objects lies on many segments; removals and
+        evictions in a row are returned together.
+        """
+        count = self._numbers[places.FREED]
+        if count:
+            self._numbers[places.FREED] = 0
+            self.free(self._freed[:count], self._freed[FREED_KEPT : FREED_KEPT + count])
 
     def free_on(self, index: int, offsets: NDArray[np.int64]) -> None:
         """Return extents of one segment to its allocator; a forgotten segment has none."""
@@ -284,6 +318,7 @@ class Space:
 
     def used_bytes(self) -> int:
         """Bytes of them that are not free."""
+        self.settle()
         return sum(s.used for s in self._segments.values() if s.state != SegmentState.GONE)
 
     def mask(self, keep: Callable[[Segment], bool]) -> NDArray[np.uint8]:

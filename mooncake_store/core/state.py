@@ -22,7 +22,7 @@ from mooncake_store.core.events import Events
 from mooncake_store.core.groups import Groups
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.names import NameArena
-from mooncake_store.core.records import COLD, OVERFLOW, ROW, Flag
+from mooncake_store.core.records import BATCH_MAX, COLD, OVERFLOW, ROW, Flag
 from mooncake_store.core.space import Space
 from mooncake_store.core.table import Table
 from mooncake_store.core.wheel import Wheel
@@ -46,10 +46,13 @@ __all__ = [
     "as_words",
 ]
 
+NO_EXTENTS = np.empty((4, 0), np.int64)
 INT64, UINT32, UINT64 = np.dtype(np.int64), np.dtype(np.uint32), np.dtype(np.uint64)
 
 CLIENTS_MAX = 1 << 16
 TENANTS_MAX = 1 << 16
+TOUCHES_KEPT = 4096
+"""Uses that wait, at most, to be told to the policies together."""
 
 
 @dataclass(slots=True)
@@ -105,6 +108,10 @@ class ShardState:
         self.policy = create_policy(config.eviction_policy, rows_max)
         self.soft_policy = create_policy("lru", rows_max)
         self.soft_ends = Wheel(2)
+        self._touched = bind(places.TOUCHED_ROWS, reserve(TOUCHES_KEPT + BATCH_MAX, np.int32))
+        bind(places.FOUND, reserve(BATCH_MAX, np.int32))
+        bind(places.FRESH, reserve(BATCH_MAX, np.uint8))
+        self.hot_rows = bind(places.HOT_ROWS, reserve(BATCH_MAX, np.int32))
         self.events = Events(config.events_kept, self.context)
         self.tally = self.context.part(places.TALLY, c.TALLY_WORDS)
         self.tenant_use = bind(places.TENANT_USE, np.zeros((TENANTS_MAX, 2), np.int64))
@@ -158,21 +165,22 @@ class ShardState:
         """
         if len(doomed) == 0:
             return 0
-        flags, replicas = k.survey(self.words, doomed)
-        return self.dispose_surveyed(doomed, flags, replicas, writer_done, silently)
+        survey = k.survey(self.words, self.now, doomed)
+        return self.dispose_surveyed(doomed, survey, writer_done, silently)
 
     def dispose_surveyed(
         self,
         doomed: NDArray[np.int32],
-        flags: int,
-        replicas: int,
+        survey: tuple[int, int, bool],
         writer_done: bool = False,
         silently: bool = False,
     ) -> int:
-        """Dispose rows of which the flags, or-ed, and the number of replicas are known."""
-        if flags & (c.UPSERT | c.GROUPED):
+        """Dispose rows of which `survey` is known."""
+        if survey[0] & (c.UPSERT | c.GROUPED):
             doomed = self._untied(doomed)
-            flags, replicas = k.survey(self.words, doomed)
+            survey = k.survey(self.words, self.now, doomed)
+        _, replicas, some_wait = survey
+        self.hand_on_touches()
         self.policy.remove(doomed)
         if self.numbers[places.PINS_USED]:
             self.soft_policy.remove(doomed)
@@ -180,17 +188,22 @@ class ShardState:
             for row in doomed.tolist():
                 self.hot.pop(row, None)
         self.table.maintain(len(doomed), growing=False)
-        out = np.empty((4, replicas), np.int64)
-        m, total, waiting, together = k.dispose(
-            self.words, self.now, writer_done, silently, doomed, out
-        )
-        if waiting:
+        keep = not some_wait and self.space.can_keep(replicas)
+        out = NO_EXTENTS if keep else np.empty((4, replicas), np.int64)
+        m, total = k.dispose(self.words, self.now, writer_done, silently, doomed, keep, out)
+        if not keep:
             self.space.free_or_quarantine(out[:, :m])
-        elif together and m:
-            self.space.free_on(int(out[0, 0]), out[1, :m])
-        else:
-            self.space.free(out[0, :m], out[1, :m])
         return int(total)
+
+    def hand_on_touches(self) -> None:
+        """Tell the policies of the uses since; before they learn or are asked anything else."""
+        count = self.numbers[places.TOUCHED]
+        if count:
+            read = self._touched[:count]
+            self.policy.touch(read)
+            if self.numbers[places.PINS_USED]:
+                self.soft_policy.touch(read)
+            self.numbers[places.TOUCHED] = 0
 
     def _untied(self, doomed: NDArray[np.int32]) -> NDArray[np.int32]:
         """Untie doomed rows from groups and other generations; a first one takes its second."""
@@ -216,6 +229,7 @@ class ShardState:
         """
         if len(rows) == 0:
             return
+        self.hand_on_touches()
         if special:
             pins = self.flags(rows) & (c.SOFT_PIN | c.HARD_PIN)
             self.policy.insert(rows[pins == 0])

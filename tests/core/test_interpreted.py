@@ -10,6 +10,7 @@ import mooncake_store.core
 from mooncake_store.core import PutOptions, Shard, ShardConfig, SoftPin
 from mooncake_store.core._kernels_columns import interpreted_column
 from mooncake_store.core.names import Names
+from mooncake_store.core.options import DEFAULTS
 
 FOLDER = Path(mooncake_store.core.__file__).parent
 MODULES = [
@@ -67,7 +68,9 @@ def some_life(seed):
     digests = random.integers(0, 1 << 64, (120, 2), dtype=np.uint64)
     digests[110:] = digests[60:70]  # keys repeat within a batch
     sizes = random.integers(-1, 3000, 120)
-    said = []
+    said = some_requests(shard, client, 0, digests[:30] + np.uint64(2), sizes[:30], DEFAULTS)
+    report = shard.evict(10**10, 0.5)  # while there are no groups
+    said.append(np.array([report.objects, report.bytes]))
     for step, options in enumerate(
         [
             PutOptions(replicas=2),
@@ -76,7 +79,9 @@ def some_life(seed):
         ]
     ):
         keys = slice(30 * step, 30 * step + 60)
-        said += some_requests(shard, client, 1 + step * 10**9, digests[keys], sizes[keys], options)
+        said += some_requests(
+            shard, client, (11 + step) * 10**9, digests[keys], sizes[keys], options
+        )
         shard.check_integrity()
     now = 10**12
     _, number, _ = shard.move_start(now, client, digests[70], None, 2)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eviction import POLICIES, _kernels_buckets, _kernels_log, _kernels_sieve, create_policy
+from eviction.base import picking
 from eviction.opt import OptPolicy
 
 ROWS = 10
@@ -206,7 +207,7 @@ def live(name, life):
             leased = set(ids)
             expected = [id_ for id_ in reference.order() if id_ not in leased][:extra]
             free = np.isin(np.arange(ROWS), array, invert=True)
-            victims = policy.victims(extra, eligible=free.__getitem__)
+            victims = policy.victims(extra, picking(eligible=free.__getitem__))
             assert victims.tolist() == expected
             policy.remove(victims)
             for id_ in expected:
@@ -331,7 +332,7 @@ def test_warmup_leaves_nothing_to_compile():
             policy.insert(np.arange(8, dtype=kind), np.arange(8, dtype=np.int32))
             policy.insert(np.arange(8, dtype=kind))
             policy.touch(np.arange(8, dtype=kind))
-            policy.remove(policy.victims(2, sizes=np.ones_like))
+            policy.remove(policy.victims(2, picking(sizes=np.ones_like)))
             policy.load(policy.dump())
             policy.check_integrity()
     assert [len(kernel.signatures) for kernel in kernels] == before
