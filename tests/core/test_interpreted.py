@@ -10,7 +10,6 @@ import mooncake_store.core
 from mooncake_store.core import PutOptions, Shard, ShardConfig, SoftPin
 from mooncake_store.core._kernels_columns import interpreted_column
 from mooncake_store.core.names import Names
-from mooncake_store.core.options import DEFAULTS
 
 FOLDER = Path(mooncake_store.core.__file__).parent
 MODULES = [
@@ -68,9 +67,7 @@ def some_life(seed):
     digests = random.integers(0, 1 << 64, (120, 2), dtype=np.uint64)
     digests[110:] = digests[60:70]  # keys repeat within a batch
     sizes = random.integers(-1, 3000, 120)
-    said = some_requests(shard, client, 0, digests[:30] + np.uint64(2), sizes[:30], DEFAULTS)
-    report = shard.evict(10**10, 0.5)  # while there are no groups
-    said.append(np.array([report.objects, report.bytes]))
+    said = []
     for step, options in enumerate(
         [
             PutOptions(replicas=2),
@@ -79,9 +76,7 @@ def some_life(seed):
         ]
     ):
         keys = slice(30 * step, 30 * step + 60)
-        said += some_requests(
-            shard, client, (11 + step) * 10**9, digests[keys], sizes[keys], options
-        )
+        said += some_requests(shard, client, 1 + step * 10**9, digests[keys], sizes[keys], options)
         shard.check_integrity()
     now = 10**12
     _, number, _ = shard.move_start(now, client, digests[70], None, 2)
@@ -97,7 +92,21 @@ def some_life(seed):
     shard.remove_matching(now, 0, "name/2", "prefix", force=True)
     said.append(shard.events_since(1)[1])
     shard.check_integrity()
-    return said
+    return said + an_eviction_without_groups(seed)
+
+
+def an_eviction_without_groups(seed):
+    """Put half of what fits, evict a third of that; return the answers."""
+    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, seed=seed))
+    client = shard.open_client(0, b"w" * 16, 1, "host")
+    shard.mount(0, client, b"a" * 16, "a", 1 << 20, "a")
+    digests = np.arange(200, dtype=np.uint64).reshape(100, 2)
+    rows, replicas = shard.put_start(0, client, 0, digests, np.full(100, 5000))
+    generations = np.ascontiguousarray(rows["generation"])
+    ended = shard.put_end(0, client, digests, generations, np.zeros(100, np.uint64))
+    report = shard.evict(1, 0.3)
+    shard.check_integrity()
+    return [rows, replicas, ended, np.array([report.objects, report.bytes])]
 
 
 def some_requests(shard, client, now, digests, sizes, options):
