@@ -159,12 +159,10 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     Returns (extents, bytes); see `dispose`.
     """
     freed = column(context, FREED_EXTENTS, INT64)
+    half = freed.shape[0] // 2
+    segments, offsets = out[0], out[1]
     if keep:
-        half = freed.shape[0] // 2
-        first = context[FREED]
-        segments, offsets = freed[first:half], freed[half + first :]
-    else:
-        segments, offsets = out[0], out[1]
+        segments, offsets = freed[context[FREED] : half], freed[half + context[FREED] :]
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     events = column(context, EVENTS, EVENT)
     tenant_use = column(context, TENANT_USE, INT64)
