@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mooncake_store.client._buffers import Rows
     from mooncake_store.client._core import CallOptions, ClientStats, PutOptions, ReadOptions
+    from mooncake_store.client._following import News
     from mooncake_store.client._keys import Digests
     from mooncake_store.client._pieces import Pieces
     from mooncake_store.client.aio import AsyncClient, AsyncView, AsyncWriter
@@ -47,6 +48,7 @@ _HOME = {
     "GetResult": "mooncake_store.client.results",
     "ListedColumns": "mooncake_store.client.results",
     "ListedObject": "mooncake_store.client.results",
+    "News": "mooncake_store.client._following",
     "ObjectInfo": "mooncake_store.client.results",
     "ObjectStat": "mooncake_store.client.results",
     "PutManyResult": "mooncake_store.client.results",
@@ -67,6 +69,7 @@ __all__ = [
     "GetResult",
     "ListedColumns",
     "ListedObject",
+    "News",
     "ObjectInfo",
     "ObjectStat",
     "Pieces",

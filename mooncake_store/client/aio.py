@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from mooncake_store.client._aio import AsyncDriver
 from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
+from mooncake_store.client._following import Following
 from mooncake_store.client._keys import Key, KeyBatch, Keys
 from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing, page_names
 from mooncake_store.client._operations import Operations
@@ -29,6 +30,7 @@ from mooncake_store.client._setup import Setup, is_local
 from mooncake_store.client._tensor_steps import get_array, get_tensor, put_array, put_tensor
 from mooncake_store.client.results import ListedColumns
 from mooncake_store.errors import StoreError
+from mooncake_store.units import parse_duration
 
 if TYPE_CHECKING:
     import builtins
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client._buffers import Buffers
     from mooncake_store.client._core import ClientStats
+    from mooncake_store.client._following import News
     from mooncake_store.client._steps import Steps, T
     from mooncake_store.client.results import (
         BatchResult,
@@ -284,6 +287,27 @@ class AsyncClient:
             page, at = await self._run(self._listing.columns(prefix, at, options))
             found.extend(page)
         return found
+
+    # Changes.
+
+    @property
+    def shards(self) -> int:
+        """How many shards the store has: each has events of its own to `follow`."""
+        return self._core.shards
+
+    async def follow(
+        self, shard: int = 0, *, wait: float | str = 1.0, **options: Unpack[CallOptions]
+    ) -> AsyncIterator[News]:
+        """What a shard holds, then what is stored and removed there, without an end.
+
+        An answer without digests comes when nothing happened for `wait`. Raises what the store
+        fails with; whoever then follows anew gets a snapshot first.
+        """
+        following = Following(shard)
+        wait_s = parse_duration(wait)
+        while True:
+            until = self._core.until(options) + wait_s
+            yield await self._run(following.next(wait_s, until))
 
     # Removal and pins.
 
