@@ -68,6 +68,7 @@ def _prefill_refusal(outlook: Outlook) -> Rejection | None:
     if late_s <= 0:
         return None
     return Rejection(
+        "prefill_busy",
         f"the first token would take {outlook.ttft_s:.2f} s, above the SLO of "
         f"{outlook.slo.ttft_s:g} s: prefill instances are busy",
         max(_RETRY_MIN_S, late_s),
@@ -80,6 +81,7 @@ def _decode_refusal(load: float, outlook: Outlook, when: str) -> Rejection | Non
     # Requests leave at an even pace within t_d, so this share of it brings the load down to 1.
     wait_s = outlook.costs.duration.seconds * (1.0 - 1.0 / load)
     return Rejection(
+        "decode_busy",
         f"tokens would come {load:.2f} times as slowly as the SLO of {outlook.slo.tbt_s:g} s "
         f"allows: decode instances {when} busy",
         max(_RETRY_MIN_S, wait_s),

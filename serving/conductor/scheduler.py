@@ -109,13 +109,14 @@ class Scheduler:
         ]
         placement = self.policies.placement.place(demand, prefills, self.costs)
         if placement is None:
-            return Rejection("no prefill instance is there", _NOBODY_RETRY_S)
+            return Rejection("no_workers", "no prefill instance is there", _NOBODY_RETRY_S)
         decodes = [v for v in ledger.decode_views(assigned=True) if v.name not in avoid]
         if not decodes:
-            return Rejection("no decode instance is there", _NOBODY_RETRY_S)
+            return Rejection("no_workers", "no decode instance is there", _NOBODY_RETRY_S)
         decode = choose_decode(demand, decodes, self.costs.decode)
         if decode is None:
             return Rejection(
+                "no_room",
                 f"no decode instance has room for {demand.tokens + demand.max_new_tokens} tokens",
                 max(_NOBODY_RETRY_S, self.costs.duration.seconds / 2),
             )

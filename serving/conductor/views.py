@@ -98,7 +98,8 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a request is not taken, and when it is worth another try."""
+    """Why a request is not taken, in a word and in a sentence, and when to try again."""
 
+    code: str
     reason: str
     retry_after_s: float

@@ -1,0 +1,148 @@
+"""The Conductor: drives serving workers for a front, by the decisions of a `Scheduler`.
+
+    conductor = Conductor(Scheduler(Slo(2.0, 0.1)), pool_url="mooncake://127.0.0.1:50051/default")
+    await conductor.start(["127.0.0.1:7100", "127.0.0.1:7101"])
+    async for outcome in conductor.submit(request):
+        ...
+    await conductor.close()
+
+It joins what has I/O: the connections to workers (`fleet`), the store's events (`pool`), the lives
+of requests (`life`), and a clock. At most `requests_max` requests are under way; further ones are
+refused at once. Every half second it asks whether a worker should change its role.
+
+Belongs to one event loop. It starts and restarts no workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from mooncake_store.errors import StoreError
+from serving.conductor.fleet import Fleet
+from serving.conductor.index import PrefixIndex
+from serving.conductor.life import Life
+from serving.conductor.pool import PoolWatch
+from serving.conductor.requests import Failure
+from serving.conductor.scheduler import Scheduler
+from serving.conductor.stats import Stats
+from serving.workers.client import WorkerClient
+from serving.workers.naming import PoolNames
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+
+    from serving.conductor.requests import Outcome, Request
+    from serving.workers.protocol import Hello, ModelCard
+
+__all__ = ["Conductor"]
+
+log = logging.getLogger(__name__)
+
+REBALANCE_S = 0.5
+DRAIN_S = 60.0
+
+
+class Conductor:
+    """See the module."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler | None = None,
+        *,
+        pool_url: str = "",
+        requests_max: int = 256,
+        connect: Callable[[str], WorkerClient] = WorkerClient,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler or Scheduler()
+        self.clock = clock
+        self.stats = Stats()
+        self.index = PrefixIndex()
+        self.fleet = Fleet(self.scheduler, clock, connect)
+        self.names: PoolNames | None = None
+        self.pool = PoolWatch(pool_url, self.index) if pool_url else None
+        self.requests_max = requests_max
+        self._under_way = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def card(self) -> ModelCard | None:
+        """The model that the workers serve."""
+        return self.fleet.card
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have not ended."""
+        return self._under_way
+
+    async def start(self, addresses: Iterable[str] = ()) -> None:
+        """Follow the store and take workers in. Raises what keeps one of them from joining."""
+        if self.pool is not None:
+            self.pool.start()
+        for address in addresses:
+            await self.join(address)
+        self._spawn(self._rebalance())
+
+    async def join(self, address: str) -> Hello:
+        """Take a worker in, or take it in again."""
+        hello = await self.fleet.join(address)
+        if self.names is None:
+            self.names = PoolNames(hello.model)
+        return hello
+
+    async def leave(self, address: str) -> None:
+        """Let a worker go; its requests go on elsewhere."""
+        await self.fleet.leave(address)
+
+    async def close(self) -> None:
+        """End everything; requests under way fail. Idempotent."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.fleet.close()
+        if self.pool is not None:
+            await self.pool.close()
+
+    async def submit(self, request: Request) -> AsyncGenerator[Outcome, None]:
+        """Go through what happens to a request; closing the iterator cancels it."""
+        if self._under_way >= self.requests_max:
+            self.stats.outcomes["queue_full"] += 1
+            yield Failure(
+                "queue_full", f"{self._under_way} requests are under way already", 429, 1.0
+            )
+            return
+        self._under_way += 1
+        try:
+            async with contextlib.aclosing(Life(self, request).outcomes()) as outcomes:
+                async for outcome in outcomes:
+                    yield outcome
+        finally:
+            self._under_way -= 1
+
+    # -- roles
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _rebalance(self) -> None:
+        while True:
+            await asyncio.sleep(REBALANCE_S)
+            found = self.scheduler.rebalance(self.clock())
+            if found is not None:
+                address, change = found
+                log.info("%s takes the role %s: %s", address, change.to, change.reason)
+                self._spawn(self.change_role(address, change.to))
+
+    async def change_role(self, address: str, role: str, drain_s: float = DRAIN_S) -> None:
+        """Let a worker finish what it runs and take another role; says why if it cannot."""
+        try:
+            await self.fleet.change_role(address, role, drain_s)
+            self.stats.role_changes += 1
+        except StoreError as error:
+            log.warning("%s did not take the role %s: %s", address, role, error)

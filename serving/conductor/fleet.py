@@ -1,0 +1,189 @@
+"""The workers of a conductor: connections, who is there, what they report.
+
+A member is asked for its load a few times a second. One that does not answer leaves the ledger, so
+nothing new is placed there; it is asked on and joins again when it answers, with whatever role it
+then has. Requests on it notice for themselves. All members serve the same model, by its content;
+another one is refused when it joins.
+
+What members report goes to the cost models. `changed` wakes those who wait for an instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mooncake_store.errors import ConfigError, StoreError
+from mooncake_store.logs import StateLog
+from serving.conductor.ledger import DECODE, Instance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.conductor.scheduler import Scheduler
+    from serving.workers.client import WorkerClient
+    from serving.workers.protocol import Hello, Load, ModelCard
+
+__all__ = ["Fleet", "Member"]
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+ANSWER_S = 3.0
+"""A worker that does not say how busy it is for this long is given nothing new."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker: who it said it is, and how busy it said it was last."""
+
+    address: str
+    client: WorkerClient
+    hello: Hello
+    load: Load | None = None
+    there: bool = True
+    changing: bool = False
+    watch: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Fleet:
+    """See the module; belongs to one event loop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+        connect: Callable[[str], WorkerClient],
+    ) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._connect = connect
+        self._states = StateLog(log)
+        self._changed = asyncio.Event()
+        self.members: dict[str, Member] = {}
+        self.card: ModelCard | None = None
+
+    async def join(self, address: str) -> Hello:
+        """Take a worker in. Raises what keeps it from answering, or ConfigError."""
+        client = self._connect(address)
+        try:
+            hello = await client.hello()
+            self._check_model(address, hello)
+        except BaseException:
+            await client.close()
+            raise
+        await self.leave(address)
+        member = Member(address, client, hello)
+        self.members[address] = member
+        self._enter(member, hello)
+        member.watch = asyncio.get_running_loop().create_task(
+            self._watch(member), name=f"conductor-watch-{hello.worker_id}"
+        )
+        return hello
+
+    def _check_model(self, address: str, hello: Hello) -> None:
+        if self.card is None:
+            self.card = hello.model
+        elif hello.model.revision != self.card.revision or hello.model.dtype != self.card.dtype:
+            raise ConfigError(
+                f"the worker at {address} serves {hello.model.name} "
+                f"({hello.model.revision}, {hello.model.dtype}), the others "
+                f"{self.card.name} ({self.card.revision}, {self.card.dtype})",
+                advice="start it with the same model",
+            )
+
+    def _enter(self, member: Member, hello: Hello) -> None:
+        member.hello = hello
+        tokens = hello.kv_blocks * hello.model.block_tokens
+        self._scheduler.costs.kv_bytes = hello.model.kv_bytes_per_token
+        self._scheduler.ledger.join(Instance(member.address, hello.role, tokens))
+        self._states.change(hello.worker_id, "there", f"{hello.role} at {member.address}")
+        self.wake()
+
+    async def leave(self, address: str) -> None:
+        """Let a worker go, if it is a member."""
+        member = self.members.pop(address, None)
+        if member is None:
+            return
+        self._scheduler.ledger.leave(address)
+        self._states.forget(member.hello.worker_id)
+        if member.watch is not None:
+            member.watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await member.watch
+        await member.client.close()
+        self.wake()
+
+    async def close(self) -> None:
+        """Let all of them go. Idempotent."""
+        for address in list(self.members):
+            await self.leave(address)
+
+    def wake(self) -> None:
+        """Somebody came or went: let those look who wait for an instance."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return when somebody came or went, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    def lost(self, address: str, why: object) -> None:
+        """A worker failed a request or a question: nothing new goes there until it answers."""
+        member = self.members.get(address)
+        if member is None or not member.there:
+            return
+        member.there = False
+        self._scheduler.ledger.leave(address)
+        self._states.change(member.hello.worker_id, "lost", str(why), logging.WARNING)
+        self.wake()
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            if member.changing:
+                continue
+            try:
+                if not member.there:
+                    hello = await member.client.hello(ANSWER_S)
+                    self._check_model(member.address, hello)
+                    member.there = True
+                    self._enter(member, hello)
+                load = await member.client.load(ANSWER_S)
+            except StoreError as error:
+                self.lost(member.address, error)
+                continue
+            self._learn(member, load)
+
+    def _learn(self, member: Member, load: Load) -> None:
+        before, member.load = member.load, load
+        instance = self._scheduler.ledger.instances.get(member.address)
+        if instance is not None:
+            instance.usable = not load.draining
+        stale = before is not None and before.tbt_by_batch == load.tbt_by_batch
+        if load.role == DECODE and load.tbt_by_batch and not stale:
+            batch, seconds = load.tbt_by_batch[-1]
+            views = self._scheduler.ledger.decode_views(assigned=False)
+            tokens = next((view.tokens for view in views if view.name == member.address), 0)
+            self._scheduler.costs.decode.observe(batch, tokens, seconds)
+
+    async def change_role(self, address: str, role: str, drain_s: float) -> None:
+        """Let a worker finish what it runs and take another role. Raises what it fails with."""
+        member = self.members[address]
+        instance = self._scheduler.ledger.instances.get(address)
+        if member.hello.role == role or instance is None:
+            return
+        member.changing = True
+        instance.usable = False
+        try:
+            await member.client.set_role(role, drain_s=drain_s)
+            self._enter(member, await member.client.hello(ANSWER_S))
+        finally:
+            member.changing = False
+            instance.usable = True
+            self.wake()

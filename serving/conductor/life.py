@@ -1,0 +1,339 @@
+"""The life of one request: prefill, decode, and going on elsewhere when a worker fails it.
+
+Tokens that have been told are never told again and never change: a token depends on the prompt, the
+tokens before it, its position and the seed, so another worker that is given prompt and answer so
+far goes on with the same ones. With their blocks in the pool that costs little more than a fetch.
+
+A request is tried again while its deadline allows, `ATTEMPTS_MAX` times at most, away from the
+workers that failed it; a worker that refuses or drains has not failed. Whatever ends it, leaving
+`outcomes` cancels it at the worker that has it and takes it out of the ledger.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from mooncake_store.errors import StoreError
+from serving.conductor.pool import POOL, chain_of
+from serving.conductor.requests import Accepted, Failure, Finish, Piece
+from serving.conductor.stats import RequestLine
+from serving.conductor.views import Demand, Rejection
+from serving.workers import protocol as p
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from serving.conductor.conductor import Conductor
+    from serving.conductor.fleet import Member
+    from serving.conductor.requests import Outcome, Request
+    from serving.conductor.scheduler import Admission
+    from serving.conductor.views import Placement
+
+__all__ = ["Life"]
+
+ATTEMPTS_MAX = 5
+FETCH_MIN_S = 0.05
+_STATUS = {"too_long": 400, "bad_request": 400, "deadline": 504, "cancelled": 499}
+
+
+class Life:
+    """One request under way; `outcomes` is gone through once."""
+
+    def __init__(self, conductor: Conductor, request: Request) -> None:
+        self._conductor = conductor
+        self._scheduler = conductor.scheduler
+        self._request = request
+        self._now = conductor.clock
+        self._until = self._now() + request.deadline_s
+        self._generated: list[int] = []
+        self._matches: dict[str, int] = {}
+        # Of the present attempt: what it computes, its first token, how its prefill ended.
+        self._prompt: tuple[int, ...] = ()
+        self._first = 0
+        self._done: p.Done | None = None
+        self._cached = 0
+        self._attempts = 0
+        self._avoid: frozenset[str] = frozenset()
+        self._seconds: dict[str, float] = {}
+        self._computed_s = 0.0
+        self._end: Finish | Failure | None = None
+        self._line = conductor.stats.arrive(
+            RequestLine(request.request_id, self._now(), len(request.tokens))
+        )
+
+    async def outcomes(self) -> AsyncGenerator[Outcome, None]:
+        """Everything that happens, the end last."""
+        request, scheduler = self._request, self._scheduler
+        try:
+            answer = scheduler.arrive(self._now(), request.request_id, self._demand())
+            if isinstance(answer, Rejection):
+                status = 503 if answer.code == "no_workers" else 429
+                self._end = Failure(answer.code, answer.reason, status, answer.retry_after_s)
+            else:
+                yield Accepted(answer.placement.cached)
+                async with aclosing(self._tries(answer)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            assert self._end is not None
+            yield self._end
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        end, stats, now = self._end, self._conductor.stats, self._now()
+        finished = isinstance(end, Finish)
+        self._scheduler.ended(now, self._request.request_id, finished=finished)
+        if finished:
+            stats.prefill_s += self._computed_s
+        else:
+            stats.wasted_prefill_s += self._computed_s
+        self._line.cached_tokens = self._cached
+        self._line.generated_tokens = len(self._generated)
+        outcome = "cancelled"
+        if end is not None:
+            outcome = end.reason if isinstance(end, Finish) else end.code
+        stats.end(self._line, now, outcome)
+
+    def _demand(self) -> Demand:
+        tokens = [*self._request.tokens, *self._generated]
+        names = self._conductor.names
+        if names is not None and len(tokens) >= names.block_tokens:
+            found = self._conductor.index.match(chain_of(names.index(tokens)))
+            size = names.block_tokens
+            self._matches = {holder: count * size for holder, count in found.items()}
+        return Demand(len(tokens), self._matches, self._left(), self._request.priority)
+
+    # -- attempts
+
+    async def _tries(self, answer: Admission) -> AsyncGenerator[Piece, None]:
+        """Try until it ends, one way or the other."""
+        while True:
+            self._attempts += 1
+            async with aclosing(self._attempt(answer)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            if self._end is not None:
+                return
+            if self._attempts >= ATTEMPTS_MAX:
+                self._fail("workers_failed", f"{self._attempts} attempts failed", 503, 1.0)
+                return
+            moved = await self._moved()
+            if moved is None:
+                return
+            answer = moved
+
+    async def _moved(self) -> Admission | None:
+        """Another place for it; waits for one while none is there."""
+        fleet = self._conductor.fleet
+        while True:
+            left_s = self._until - self._now()
+            if left_s <= 0:
+                self._fail("deadline", "its time ran out while no worker could go on with it", 504)
+                return None
+            answer = self._scheduler.move(
+                self._now(), self._request.request_id, self._demand(), self._avoid
+            )
+            if not isinstance(answer, Rejection):
+                self._conductor.stats.resumed += 1
+                return answer
+            if self._avoid:
+                # Better one that failed before than none at all.
+                self._avoid = frozenset()
+                continue
+            self._line.stage = "waiting"
+            await fleet.wait_for_change(min(left_s, max(0.1, answer.retry_after_s)))
+
+    async def _attempt(self, answer: Admission) -> AsyncGenerator[Piece, None]:
+        """Prefill and decode once; sets `_end`, or leaves it for another attempt."""
+        fleet = self._conductor.fleet
+        prefill = fleet.members.get(answer.placement.prefill)
+        decode = fleet.members.get(answer.decode)
+        if prefill is None or decode is None:
+            return
+        self._line.stage, self._line.prefill = "prefill", prefill.hello.worker_id
+        self._line.decode = decode.hello.worker_id
+        at = prefill
+        try:
+            async with aclosing(self._prefill(prefill, decode, answer)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            done, self._done = self._done, None
+            if done is None or self._end is not None:
+                return
+            at = decode
+            self._line.stage = "decode"
+            async with aclosing(self._decode(decode, done)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except StoreError as error:
+            fleet.lost(at.address, error)
+            self._avoid |= {at.address}
+
+    async def _prefill(
+        self, worker: Member, decode: Member, answer: Admission
+    ) -> AsyncGenerator[Piece, None]:
+        conductor, place = self._conductor, answer.placement
+        self._prompt = (*self._request.tokens, *self._generated)
+        block = worker.hello.model.block_tokens
+        message = p.Prefill(
+            request_id=self._attempt_id(),
+            tokens=p.pack_tokens(self._prompt),
+            sampling=self._request.sampling,
+            max_new_tokens=self._left(),
+            deadline_ms=self._deadline_ms(),
+            priority=self._request.priority,
+            prefix_blocks=self._blocks_wanted(place, block),
+            fetch_deadline_ms=int(1000 * max(FETCH_MIN_S, place.saved_s)),
+            decode_at=decode.address,
+            stop_tokens=self._request.stop_tokens,
+        )
+        moved = place.pulled * self._scheduler.costs.kv_bytes
+        transfer = self._scheduler.costs.transfer
+        transfer.begin(place.source or POOL, moved)
+        try:
+            async with aclosing(_closing(worker.client.prefill(message))) as events:
+                async for event in events:
+                    if isinstance(event, p.Started):
+                        self._scheduler.started(self._now(), self._request.request_id)
+                        self._line.cached_tokens = event.cached_tokens
+                    elif isinstance(event, p.FirstToken):
+                        conductor.stats.first_token(self._line, self._now())
+                        self._first = event.token
+                        self._generated.append(event.token)
+                        yield Piece((event.token,))
+                        if self._request.enough():
+                            self._finish("stop")
+                            return
+                    elif isinstance(event, p.Done):
+                        self._learn(event, moved)
+                    elif isinstance(event, p.Failed):
+                        self._failed(event, worker)
+        finally:
+            transfer.end(place.source or POOL, moved)
+
+    def _blocks_wanted(self, place: Placement, block: int) -> int:
+        """How many blocks to load: none where computing is quicker, else whatever there is."""
+        declined = not place.source and self._matches.get(POOL, 0) > place.cached
+        return place.cached // block if declined else -1
+
+    def _learn(self, done: p.Done, moved: int) -> None:
+        """What a prefill that ended tells about costs and about the request."""
+        self._done = done
+        costs, seconds = self._scheduler.costs, done.seconds
+        tokens = done.computed_tokens + done.cached_tokens
+        computed_s = seconds.get("compute", 0.0)
+        costs.prefill.observe(tokens, done.cached_tokens, computed_s)
+        fetched = done.cached_tokens * costs.kv_bytes
+        costs.transfer.observe(POOL, fetched, seconds.get("fetch", 0.0))
+        if self._attempts == 1:
+            self._cached = done.cached_tokens
+        self._computed_s += computed_s
+        self._add(seconds)
+        if done.stopped:
+            self._finish(done.stopped)
+
+    async def _decode(self, worker: Member, done: p.Done) -> AsyncGenerator[Piece, None]:
+        self._scheduler.decoding(self._now(), self._request.request_id)
+        message = p.Decode(
+            request_id=self._attempt_id(),
+            tokens=p.pack_tokens(self._prompt),
+            first_token=self._first,
+            sampling=self._request.sampling,
+            max_new_tokens=self._left() + 1,
+            deadline_ms=self._deadline_ms(),
+            kv=done.kv,
+            priority=self._request.priority,
+            stop_tokens=self._request.stop_tokens,
+        )
+        last = self._now()
+        async with aclosing(_closing(worker.client.decode(message))) as events:
+            async for event in events:
+                if isinstance(event, p.Tokens):
+                    now = self._now()
+                    for _ in event.ids:
+                        self._conductor.stats.tbt.observe((now - last) / len(event.ids))
+                    last = now
+                    self._generated += event.ids
+                    self._progress()
+                    yield Piece(tuple(event.ids))
+                    if self._request.enough():
+                        self._finish("stop")
+                        return
+                elif isinstance(event, p.Finished):
+                    self._add(event.seconds)
+                    self._finish(event.reason)
+                elif isinstance(event, p.Refused):
+                    self._refused(event, worker)
+                elif isinstance(event, p.Failed):
+                    self._failed(event, worker)
+
+    # -- ends
+
+    def _progress(self) -> None:
+        self._line.generated_tokens = len(self._generated)
+        flight = self._scheduler.ledger.flights.get(self._request.request_id)
+        if flight is not None:
+            flight.generated = len(self._generated)
+
+    def _finish(self, reason: str) -> None:
+        self._end = Finish(
+            reason,
+            len(self._request.tokens),
+            self._cached,
+            len(self._generated),
+            self._seconds,
+            self._attempts - 1,
+        )
+
+    def _fail(self, code: str, message: str, status: int, retry_after_s: float = 0.0) -> None:
+        self._end = Failure(code, message, status, retry_after_s)
+
+    def _refused(self, event: p.Refused, worker: Member) -> None:
+        """A request that has told one token only may be refused; one that was resumed goes on."""
+        retry_s = event.retry_after_ms / 1000
+        if self._attempts == 1:
+            self._fail(
+                "refused_at_decode",
+                f"{worker.hello.worker_id} has no room for it: {event.reason}",
+                429,
+                max(0.1, retry_s),
+            )
+        else:
+            self._avoid |= {worker.address}
+
+    def _failed(self, event: p.Failed, worker: Member) -> None:
+        """Give up where nobody else would do better."""
+        self._done = None
+        if event.retryable and event.code != "deadline":
+            self._avoid |= {worker.address}
+            return
+        status = _STATUS.get(event.code, 500)
+        advice = f"; {event.advice}" if event.advice else ""
+        self._fail(event.code, event.message + advice, status)
+
+    # -- small things
+
+    def _attempt_id(self) -> str:
+        return f"{self._request.request_id}.{self._attempts}"
+
+    def _left(self) -> int:
+        return self._request.max_new_tokens - len(self._generated)
+
+    def _deadline_ms(self) -> int:
+        return max(1, int(1000 * (self._until - self._now())))
+
+    def _add(self, seconds: dict[str, float]) -> None:
+        for stage, spent in seconds.items():
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + spent
+
+
+async def _closing(events: AsyncIterator[p.Event]) -> AsyncGenerator[p.Event, None]:
+    """The same events as a generator, which `aclosing` can close."""
+    try:
+        async for event in events:
+            yield event
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()

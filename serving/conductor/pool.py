@@ -1,0 +1,114 @@
+"""Keeps a prefix index in step with a store, and says whether it is.
+
+    pool = PoolWatch("mooncake://127.0.0.1:50051/default", index)
+    pool.start()
+    ...
+    await pool.close()
+
+One task a shard follows its events (`AsyncClient.follow`). When the store goes away, what it held
+is forgotten, so that requests are planned without it; it is tried again after a pause that doubles,
+and then shows its contents anew. State changes are logged once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store import AsyncClient, ids
+from mooncake_store.errors import StoreError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from serving.conductor.index import PrefixIndex
+
+__all__ = ["POOL", "PoolWatch", "chain_of"]
+
+log = logging.getLogger(__name__)
+
+POOL = "pool"
+"""The pool's name as a holder in the index."""
+_REST_MIN_S, _REST_MAX_S = 0.25, 8.0
+
+
+def chain_of(digests: NDArray[np.uint64]) -> list[bytes]:
+    """Digests, uint64[n, 2], as the index names blocks: 16 bytes each."""
+    raw = digests.tobytes()
+    return [raw[at : at + ids.DIGEST_BYTES] for at in range(0, len(raw), ids.DIGEST_BYTES)]
+
+
+class PoolWatch:
+    """See the module. `settings` are those of `AsyncClient`."""
+
+    def __init__(self, url: str, index: PrefixIndex, **settings: Any) -> None:
+        self._url = url
+        self._index = index
+        self._settings = settings
+        self._task: asyncio.Task[None] | None = None
+        self.up = False
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="conductor-pool")
+
+    async def close(self) -> None:
+        """End. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self) -> None:
+        rest_s = _REST_MIN_S
+        said_down = False
+        while True:
+            try:
+                async with AsyncClient(self._url, **self._settings) as store:
+                    if said_down:
+                        log.warning("the store is back: prefixes are found again")
+                    said_down, rest_s = False, _REST_MIN_S
+                    self.up = True
+                    await self._follow_all(store)
+            except* StoreError as errors:
+                if not said_down:
+                    log.warning("no store, planning without it: %s", errors.exceptions[0])
+                said_down = True
+            self.up = False
+            self._index.forget(POOL)
+            await asyncio.sleep(rest_s)
+            rest_s = min(2 * rest_s, _REST_MAX_S)
+
+    async def _follow_all(self, store: AsyncClient) -> None:
+        async with asyncio.TaskGroup() as group:
+            for shard in range(store.shards):
+                group.create_task(self._follow(store, shard))
+
+    async def _follow(self, store: AsyncClient, shard: int) -> None:
+        index, shards = self._index, store.shards
+        async for news in store.follow(shard):
+            if news.reset:
+                self._forget_shard(shard, shards)
+            stored = news.stored
+            if stored.all():
+                index.add(POOL, chain_of(news.digests))
+                continue
+            for block, there in zip(chain_of(news.digests), stored.tolist(), strict=True):
+                if there:
+                    index.add(POOL, (block,))
+                else:
+                    index.discard(POOL, (block,))
+
+    def _forget_shard(self, shard: int, shards: int) -> None:
+        if shards == 1:
+            self._index.forget(POOL)
+            return
+
+        def of_shard(block: object) -> bool:
+            return isinstance(block, bytes) and ids.shard_of_one(block, shards) == shard
+
+        self._index.forget(POOL, of_shard)

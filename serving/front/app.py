@@ -1,0 +1,333 @@
+"""The OpenAI API over HTTP: completions and chats, whole or streamed, from a backend.
+
+    runner = web.AppRunner(front_application(front), handler_cancellation=True)
+
+A request is read and checked (`openai`), its tokens go to the backend, its text comes back through
+`AnswerText`. Headers are sent with the first token, so whatever fails before has its own HTTP
+status; what fails later is an `error` event in the stream. A client that goes away cancels its
+request wherever it is, which needs `handler_cancellation` of the runner. No answer outlasts the
+deadline of its request by more than `GRACE_S`.
+
+What it does not do: several choices, tools, log-probabilities; those are refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+import secrets
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from serving.conductor.requests import Accepted, Failure, Finish, Piece, Request
+from serving.engine.tokenizer import load_tokenizer
+from serving.front.openai import (
+    Asked,
+    BadRequestError,
+    Limits,
+    Shape,
+    error_body,
+    read_chat,
+    read_completion,
+    usage_of,
+)
+from serving.front.page import PAGE
+from serving.front.text import AnswerText
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from serving.conductor.requests import Outcome
+    from serving.engine.tokenizer import Tokenizer
+    from serving.front.board import Board
+    from serving.workers.protocol import ModelCard
+
+__all__ = ["BODY_BYTES_MAX", "Front", "error_response", "front_application", "guard"]
+
+log = logging.getLogger(__name__)
+
+BODY_BYTES_MAX = 16 << 20
+GRACE_S = 5.0
+PIPED_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(slots=True)
+class Front:
+    """What the handlers need: the model's name to the outside, a backend, what to show."""
+
+    board: Board
+    submit: Callable[[Request], AsyncGenerator[Outcome, None]]
+    card: Callable[[], ModelCard | None]
+    model: str = ""
+    token: str = ""
+    deadline_s: float = 120.0
+    tokenizer: Tokenizer | None = None
+
+    def limits(self) -> tuple[Limits, Tokenizer, ModelCard]:
+        """What holds for a request now; raises while no worker has said what it serves."""
+        card = self.card()
+        if card is None:
+            raise BadRequestError("no worker is there yet", status=503, code="no_workers")
+        if self.tokenizer is None:
+            self.tokenizer = load_tokenizer(card.directory, card.eos)
+        limits = Limits(self.model or card.name, card.context_max, card.vocabulary, self.deadline_s)
+        return limits, self.tokenizer, card
+
+
+def error_response(
+    message: str,
+    status: int,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    retry_after_s: float = 0.0,
+) -> web.Response:
+    """An error as a response; Retry-After in whole seconds, as HTTP wants it."""
+    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))} if retry_after_s else {}
+    return web.json_response(
+        error_body(message, status, param=param, code=code),
+        status=status if status != 499 else 400,
+        headers=headers,
+    )
+
+
+Handler = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
+
+
+def guard(token: str) -> Any:
+    """A middleware: the token where one is set, and every error in OpenAI's shape."""
+
+    @web.middleware
+    async def guarded(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        wanted = f"Bearer {token}"
+        if token and request.path != "/health" and not _same(given, wanted):
+            return error_response("a valid API key is required", 401, code="invalid_api_key")
+        try:
+            return await handler(request)
+        except BadRequestError as error:
+            return error_response(error.message, error.status, param=error.param, code=error.code)
+        except web.HTTPException as error:
+            return error_response(error.reason or "refused", error.status)
+        except (asyncio.CancelledError, ConnectionResetError):
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return error_response("internal error; the server's log has it", 500)
+
+    return guarded
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+
+
+async def read_json(request: web.Request) -> object:
+    """The body as JSON, whatever its content type says."""
+    raw = await request.read()
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not valid JSON: {error}") from error
+
+
+def front_application(front: Front) -> web.Application:
+    """All routes."""
+    handlers = _Handlers(front)
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guard(front.token)])
+    app.add_routes(
+        [
+            web.post("/v1/completions", handlers.completions),
+            web.post("/v1/chat/completions", handlers.chats),
+            web.get("/v1/models", handlers.models),
+            web.get("/v1/models/{model:.+}", handlers.model),
+            web.get("/health", handlers.health),
+            web.get("/metrics", handlers.metrics),
+            web.get("/stats", handlers.stats),
+            web.get("/", handlers.page),
+        ]
+    )
+    return app
+
+
+class _Handlers:
+    """What the routes lead to."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._started = int(time.time())
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Answer a prompt."""
+        body = await read_json(request)
+        limits, tokenizer, card = self._front.limits()
+        asked = read_completion(body, limits, tokenizer)
+        return await self._serve(request, asked, tokenizer, card)
+
+    async def chats(self, request: web.Request) -> web.StreamResponse:
+        """Answer a conversation."""
+        body = await read_json(request)
+        limits, tokenizer, card = self._front.limits()
+        asked = read_chat(body, limits, tokenizer)
+        return await self._serve(request, asked, tokenizer, card)
+
+    async def _serve(
+        self, request: web.Request, asked: Asked, tokenizer: Tokenizer, card: ModelCard
+    ) -> web.StreamResponse:
+        text = AnswerText(tokenizer, asked.stops)
+        wanted = Request(
+            request_id=f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}",
+            tokens=asked.tokens,
+            sampling=asked.sampling,
+            max_new_tokens=asked.max_new_tokens,
+            stop_tokens=() if asked.ignore_eos else card.eos or tokenizer.eos,
+            deadline_s=asked.deadline_s,
+            priority=asked.priority,
+            enough=lambda: text.stopped,
+        )
+        answer = _Answer(asked, text, Shape(asked, wanted.request_id, int(time.time())))
+        async with (
+            asyncio.timeout(asked.deadline_s + GRACE_S),
+            aclosing(self._front.submit(wanted)) as outcomes,
+        ):
+            if asked.stream:
+                return await answer.stream(request, outcomes)
+            return await answer.whole(outcomes)
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The one model there is."""
+        limits, _, _ = self._front.limits()
+        return web.json_response({"object": "list", "data": [self._described(limits)]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """One model by its name."""
+        limits, _, _ = self._front.limits()
+        name = request.match_info["model"]
+        if name != limits.model:
+            raise BadRequestError(
+                f"the model {name!r} does not exist; this server has {limits.model!r}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return web.json_response(self._described(limits))
+
+    def _described(self, limits: Limits) -> dict[str, Any]:
+        return {
+            "id": limits.model,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "mooncake",
+            "max_model_len": limits.context_max,
+        }
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 while requests can be served, 503 else; says what is missing."""
+        health = self._front.board.health()
+        return web.json_response(health, status=200 if health["serving"] else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """The counters as Prometheus reads them."""
+        text = self._front.board.metrics()
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def stats(self, request: web.Request) -> web.Response:
+        """What the page shows."""
+        return web.json_response(self._front.board.stats())
+
+    async def page(self, request: web.Request) -> web.Response:
+        """The page."""
+        return web.Response(
+            text=PAGE,
+            content_type="text/html",
+            headers={"Content-Security-Policy": "default-src 'self' 'unsafe-inline'"},
+        )
+
+
+class _Answer:
+    """Turns outcomes into one response."""
+
+    def __init__(self, asked: Asked, text: AnswerText, shape: Shape) -> None:
+        self._asked = asked
+        self._text = text
+        self._shape = shape
+
+    async def whole(self, outcomes: AsyncGenerator[Outcome, None]) -> web.Response:
+        """The answer as one object."""
+        told: list[str] = []
+        async for outcome in outcomes:
+            if isinstance(outcome, Piece):
+                told.append(self._text.add(outcome.tokens))
+            elif isinstance(outcome, Failure):
+                return _failed(outcome)
+            elif isinstance(outcome, Finish):
+                told.append(self._text.finish())
+                reason = "stop" if self._text.stopped else outcome.reason
+                return web.json_response(self._shape.answer("".join(told), reason, _usage(outcome)))
+        raise AssertionError("a backend ends with Finish or Failure")
+
+    async def stream(
+        self, request: web.Request, outcomes: AsyncGenerator[Outcome, None]
+    ) -> web.StreamResponse:
+        """The answer as events; a failure before the first token is a response of its own."""
+        response: web.StreamResponse | None = None
+        async for outcome in outcomes:
+            if isinstance(outcome, Accepted):
+                continue
+            if response is None:
+                if isinstance(outcome, Failure):
+                    return _failed(outcome)
+                response = await self._begin(request)
+            if isinstance(outcome, Piece):
+                text = self._text.add(outcome.tokens)
+                if text:
+                    await _send(response, self._shape.piece(text))
+            elif isinstance(outcome, Failure):
+                await _send(
+                    response, error_body(outcome.message, outcome.status, code=outcome.code)
+                )
+            else:
+                await self._end(response, outcome)
+        assert response is not None, "a backend ends with Finish or Failure"
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def _begin(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers=PIPED_HEADERS)
+        response.content_type = "text/event-stream"
+        await response.prepare(request)
+        await _send(response, self._shape.opening())
+        return response
+
+    async def _end(self, response: web.StreamResponse, finish: Finish) -> None:
+        rest = self._text.finish()
+        if rest:
+            await _send(response, self._shape.piece(rest))
+        reason = "stop" if self._text.stopped else finish.reason
+        await _send(response, self._shape.piece("", reason))
+        await _send(response, self._shape.closing(_usage(finish)))
+
+
+async def _send(response: web.StreamResponse, event: dict[str, Any] | None) -> None:
+    if event is not None:
+        await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+def _usage(finish: Finish) -> dict[str, Any]:
+    return usage_of(finish.prompt_tokens, finish.cached_tokens, finish.generated_tokens)
+
+
+def _failed(failure: Failure) -> web.Response:
+    return error_response(
+        failure.message, failure.status, code=failure.code, retry_after_s=failure.retry_after_s
+    )

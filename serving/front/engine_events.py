@@ -1,0 +1,177 @@
+"""Events of engines as they travel: vLLM's and SGLang's batches, and those of the original store.
+
+    number, events = read_batch(frames)      # three frames: topic, number, MessagePack
+
+vLLM and SGLang send arrays that begin with a class name, the original's store sends maps. Unknown
+events and fields are left out, because publishers add some. `Subscription` receives them over
+ZeroMQ, asks for what is missing where there is a replay endpoint, and otherwise clears the source:
+an index with a hole would promise blocks that are gone. Needs `pyzmq` to receive, not to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mooncake_store.errors import ConfigError, RemoteProtocolError
+from serving.front.indexer import Cleared, Removed, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from serving.front.indexer import BlockHash, Source
+
+__all__ = ["Subscription", "read_batch"]
+
+log = logging.getLogger(__name__)
+
+Event = Stored | Removed | Cleared
+REPLAY_S = 2.0
+_END_OF_REPLAY = -1
+
+
+def read_batch(frames: Sequence[bytes]) -> tuple[int, list[Event]]:
+    """The number of a batch and its events. Raises RemoteProtocolError for what is none."""
+    if len(frames) < 2 or len(frames[-2]) != 8:
+        raise RemoteProtocolError(f"{len(frames)} frames are no batch of events")
+    number = int.from_bytes(frames[-2], "big", signed=True)
+    try:
+        content = msgspec.msgpack.decode(frames[-1]) if frames[-1] else [0, []]
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"a batch of events is no MessagePack: {error}") from error
+    if not isinstance(content, list) or len(content) < 2 or not isinstance(content[1], list):
+        raise RemoteProtocolError("a batch of events has no list of events")
+    found = [_event(each) for each in content[1]]
+    return number, [each for each in found if each is not None]
+
+
+def _event(raw: Any) -> Event | None:
+    if isinstance(raw, dict):
+        return _of_map(raw)
+    if not isinstance(raw, list) or not raw:
+        return None
+    kind, *fields = raw
+    if kind == "BlockStored" and len(fields) >= 3:
+        hashes, parent, tokens = fields[:3]
+        medium = fields[5] if len(fields) > 5 and isinstance(fields[5], str) else "GPU"
+        return Stored(_hashes(hashes), _hash(parent), _tokens(tokens), medium)
+    if kind == "BlockRemoved" and fields:
+        medium = fields[1] if len(fields) > 1 and isinstance(fields[1], str) else "GPU"
+        return Removed(_hashes(fields[0]), medium)
+    return Cleared() if kind == "AllBlocksCleared" else None
+
+
+def _of_map(raw: dict[str, Any]) -> Event | None:
+    kind = raw.get("event_type") or raw.get("type")
+    hashes = _hashes(raw.get("seq_hashes") or raw.get("block_hashes") or [])
+    medium = raw.get("medium") or ""
+    if kind in ("stored", "BlockStored"):
+        parent = _hash(raw.get("parent_hash", raw.get("parent_block_hash")))
+        return Stored(hashes, parent, _tokens(raw.get("token_ids") or []), medium or "GPU")
+    if kind in ("removed", "BlockRemoved"):
+        return Removed(hashes, medium)
+    return Cleared() if kind in ("cleared", "AllBlocksCleared") else None
+
+
+def _hashes(raw: Any) -> tuple[BlockHash, ...]:
+    if not isinstance(raw, list):
+        return ()
+    return tuple(each for each in raw if isinstance(each, int | bytes | str))
+
+
+def _hash(raw: Any) -> BlockHash | None:
+    return raw if isinstance(raw, int | bytes | str) else None
+
+
+def _tokens(raw: Any) -> tuple[int, ...]:
+    """Tokens of an event; none where they are no numbers."""
+    if not isinstance(raw, list) or not all(isinstance(token, int) for token in raw):
+        return ()
+    return tuple(raw)
+
+
+class Subscription:
+    """Follows one publisher until it is closed."""
+
+    def __init__(self, source: Source) -> None:
+        try:
+            import zmq.asyncio
+        except ImportError as error:
+            raise ConfigError(
+                "following the events of engines needs pyzmq",
+                advice="pip install 'mooncake-store[indexer]'",
+            ) from error
+        self._zmq = zmq
+        self._source = source
+        self._next = 0
+        self._context: Any = zmq.asyncio.Context()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self.gaps = 0
+
+    async def close(self) -> None:
+        """End. Idempotent."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._context.destroy(linger=0)
+
+    async def _run(self) -> None:
+        zmq = self._zmq
+        socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(self._source.registration.endpoint)
+        try:
+            while True:
+                frames = await socket.recv_multipart()
+                try:
+                    number, events = read_batch(frames)
+                except RemoteProtocolError as error:
+                    log.warning("%s: %s", self._source.registration.name, error)
+                    continue
+                if number > self._next:
+                    await self._catch_up(number)
+                elif number < self._next:
+                    # The publisher was started anew: what it held before is gone.
+                    self._source.clear()
+                self._apply(number, events)
+        finally:
+            socket.close(linger=0)
+
+    def _apply(self, number: int, events: list[Event]) -> None:
+        for event in events:
+            self._source.apply(event)
+        self._next = number + 1
+
+    async def _catch_up(self, upto: int) -> None:
+        """Ask for the batches before `upto`; clear the source when they cannot be had."""
+        if self._source.registration.replay_endpoint and await self._replayed(upto):
+            return
+        self.gaps += 1
+        log.warning(
+            "%s: batches %d to %d are missing, starting anew",
+            self._source.registration.name, self._next, upto - 1,
+        )  # fmt: skip
+        self._source.clear()
+
+    async def _replayed(self, upto: int) -> bool:
+        zmq = self._zmq
+        socket = self._context.socket(zmq.DEALER)
+        socket.connect(self._source.registration.replay_endpoint)
+        try:
+            async with asyncio.timeout(REPLAY_S):
+                await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
+                while self._next < upto:
+                    number, events = read_batch(await socket.recv_multipart())
+                    if number == _END_OF_REPLAY or number > self._next:
+                        return False
+                    if number == self._next:
+                        self._apply(number, events)
+        except (TimeoutError, RemoteProtocolError):
+            return False
+        finally:
+            socket.close(linger=0)
+        return True

@@ -1,0 +1,297 @@
+"""Which engine holds how much of a prompt, from the events that engines publish.
+
+    index = EngineIndex()
+    source = index.register(Registration(instance_id="vllm-0", model="m", block_size=16, ...))
+    source.apply(Stored(hashes, parent, tokens, medium="GPU"))
+    index.query("m", 16, tokens)       # {"default": {"vllm-0": {"longest_matched": 4096, ...}}}
+
+Engines name blocks by hashes of their own making. A stored event says which tokens they stand for,
+so blocks are named here by their tokens (`hash_blocks`, salted with the scope), and an engine's
+hashes only lead to these names. So a query needs no engine's hash function, and engines of one
+scope that hash differently still compare. A scope is tenant, model, adapter, block size and salt.
+
+Tiers are counted as routers expect: GPU <= CPU <= DISK, each from the first block on with all
+faster tiers counted in. Pools shared by all engines of a scope (`type` Mooncake) name blocks by
+hashes they were given, and are found where an engine has told the same hash. What refers to a
+block nobody told of is dropped. No I/O. O(blocks) an event and a query.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store import ids
+from serving.conductor.index import PrefixIndex
+from serving.conductor.pool import chain_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Cleared", "EngineIndex", "Registration", "Removed", "Source", "Stored"]
+
+TIERS = ("GPU", "CPU", "DISK")
+SHARED = "mooncake"
+BlockHash = int | bytes | str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks that follow `parent` are there now; `tokens` may be empty for hashes told before."""
+
+    hashes: tuple[BlockHash, ...]
+    parent: BlockHash | None
+    tokens: tuple[int, ...]
+    medium: str = "GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks are gone from a medium, or from all of them when it is empty."""
+
+    hashes: tuple[BlockHash, ...]
+    medium: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Everything of the source is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """An engine, or a pool, whose events are to be followed."""
+
+    instance_id: str
+    model: str
+    block_size: int
+    endpoint: str = ""
+    replay_endpoint: str = ""
+    kind: str = "vLLM"
+    tenant: str = "default"
+    lora: str = ""
+    salt: str = ""
+    dp_rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """As routers name it: instance, tenant, rank."""
+        return f"{self.instance_id}|{self.tenant}|{self.dp_rank}"
+
+    @property
+    def scope(self) -> tuple[str, str, str, int, str]:
+        """What must agree for blocks to be the same."""
+        return self.tenant, self.model, self.lora, self.block_size, self.salt
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is a pool that all engines of the scope read from."""
+        return self.kind.lower() == SHARED
+
+
+@dataclass(slots=True)
+class _Scope:
+    """Blocks of one scope: who holds them, and which names engines' hashes lead to."""
+
+    salt: str
+    block_size: int
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+    names: dict[BlockHash, bytes] = field(default_factory=dict)
+
+    def chain(self, tokens: Sequence[int], parent: bytes | None = None) -> list[bytes]:
+        """Names of the complete blocks of some tokens."""
+        return chain_of(ids.hash_blocks(tokens, self.block_size, parent, self.salt))
+
+
+class Source:
+    """One registration: its events go in here, in order."""
+
+    def __init__(self, registration: Registration, scope: _Scope) -> None:
+        self.registration = registration
+        self._scope = scope
+        # Tiers a block is in, as bits.
+        self._tiers: dict[bytes, int] = defaultdict(int)
+        self.dropped = 0
+        """Blocks that could not be named, because what they follow was never told."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it holds, in whatever tier."""
+        return len(self._tiers)
+
+    def apply(self, event: Stored | Removed | Cleared) -> None:
+        """Take one event in."""
+        if isinstance(event, Stored):
+            self._stored(event)
+        elif isinstance(event, Removed):
+            self._removed(event)
+        else:
+            self.clear()
+
+    def _stored(self, event: Stored) -> None:
+        names = self._scope.names
+        if event.tokens:
+            parent = None if event.parent is None else names.get(event.parent)
+            if event.parent is not None and parent is None:
+                self.dropped += len(event.hashes)
+                return
+            chain = self._scope.chain(event.tokens, parent)
+            names.update(zip(event.hashes, chain, strict=False))
+        known = [names[each] for each in event.hashes if each in names]
+        self.dropped += len(event.hashes) - len(known)
+        bit = 1 << _tier(event.medium)
+        for block in known:
+            self._set(block, self._tiers[block] | bit)
+
+    def _removed(self, event: Removed) -> None:
+        keep = ~(1 << _tier(event.medium)) if event.medium else 0
+        for each in event.hashes:
+            block = self._scope.names.get(each)
+            if block is not None and block in self._tiers:
+                self._set(block, self._tiers[block] & keep)
+
+    def _set(self, block: bytes, tiers: int) -> None:
+        """Enter a block for each tier that it is at least as fast as."""
+        for at in range(len(TIERS)):
+            holder = self._holder(at)
+            if tiers & ((2 << at) - 1):
+                self._scope.index.add(holder, (block,))
+            else:
+                self._scope.index.discard(holder, (block,))
+        if tiers:
+            self._tiers[block] = tiers
+        else:
+            self._tiers.pop(block, None)
+
+    def _holder(self, tier: int) -> str:
+        return f"{self.registration.name}|{TIERS[tier]}"
+
+    def clear(self) -> None:
+        """Everything of it is gone: it said so, or events of it are missing."""
+        for at in range(len(TIERS)):
+            self._scope.index.forget(self._holder(at))
+        self._tiers.clear()
+
+    def counts(self, found: dict[str, int]) -> list[int]:
+        """Blocks by tier, out of a match of the scope's index."""
+        return [found.get(self._holder(at), 0) for at in range(len(TIERS))]
+
+
+class EngineIndex:
+    """All sources; see the module."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[tuple[str, str, str, int, str], _Scope] = {}
+        self.sources: dict[str, Source] = {}
+
+    def register(self, registration: Registration) -> Source:
+        """Begin to keep the blocks of an engine; an older registration of its name ends."""
+        self.unregister(registration.name)
+        key = registration.scope
+        if key not in self._scopes:
+            self._scopes[key] = _Scope("\0".join(map(str, key)), registration.block_size)
+        source = self.sources[registration.name] = Source(registration, self._scopes[key])
+        return source
+
+    def unregister(self, name: str) -> bool:
+        """Forget an engine by its full name; returns whether it was there."""
+        source = self.sources.pop(name, None)
+        if source is None:
+            return False
+        source.clear()
+        scope = source.registration.scope
+        if all(each.registration.scope != scope for each in self.sources.values()):
+            # The last of a scope takes the names of its blocks along.
+            del self._scopes[scope]
+        return True
+
+    def matching(self, instance_id: str, tenant: str = "", dp_rank: int | None = None) -> list[str]:
+        """Full names of an instance's registrations."""
+        return [
+            name
+            for name, source in self.sources.items()
+            if source.registration.instance_id == instance_id
+            and (not tenant or source.registration.tenant == tenant)
+            and (dp_rank is None or source.registration.dp_rank == dp_rank)
+        ]
+
+    def query(
+        self,
+        model: str,
+        block_size: int,
+        tokens: Sequence[int],
+        *,
+        tenant: str = "default",
+        lora: str = "",
+        salt: str = "",
+        instance_id: str = "",
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """How many tokens of a prompt each engine holds, by tenant, instance and tier."""
+        scope = self._scopes.get((tenant, model, lora, block_size, salt))
+        chain = scope.chain(tokens) if scope is not None else []
+        return self._answer(scope, chain, tenant, instance_id)
+
+    def query_hashes(
+        self,
+        model: str,
+        block_size: int,
+        hashes: Sequence[BlockHash],
+        *,
+        tenant: str = "default",
+        lora: str = "",
+        salt: str = "",
+        instance_id: str = "",
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """The same for blocks named by engines' hashes; an unknown one ends the match."""
+        scope = self._scopes.get((tenant, model, lora, block_size, salt))
+        chain: list[bytes] = []
+        for each in hashes if scope is not None else ():
+            name = scope.names.get(each) if scope is not None else None
+            if name is None:
+                break
+            chain.append(name)
+        return self._answer(scope, chain, tenant, instance_id)
+
+    def _answer(
+        self, scope: _Scope | None, chain: list[bytes], tenant: str, instance_id: str
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        found = scope.index.match(chain) if scope is not None else {}
+        sources = [each for each in self.sources.values() if each._scope is scope]
+        shared = [0] * len(TIERS)
+        for source in sources:
+            if source.registration.shared:
+                shared = [max(pair) for pair in zip(shared, source.counts(found), strict=True)]
+        instances: dict[str, dict[str, Any]] = {}
+        for source in sources:
+            entry = source.registration
+            if entry.shared or (instance_id and entry.instance_id != instance_id):
+                continue
+            own = source.counts(found)
+            size = entry.block_size
+            gpu, cpu, disk = (size * max(pair) for pair in zip(own, shared, strict=True))
+            answer = instances.setdefault(
+                entry.instance_id, {"longest_matched": 0, "GPU": 0, "DP": {}, "CPU": 0, "DISK": 0}
+            )
+            answer["DP"][str(entry.dp_rank)] = gpu
+            for name, tokens in (
+                ("longest_matched", disk),
+                ("GPU", gpu),
+                ("CPU", cpu),
+                ("DISK", disk),
+            ):
+                answer[name] = max(answer[name], tokens)
+        return {tenant: instances}
+
+    def matches(self, model: str, block_size: int, tokens: Sequence[int]) -> dict[str, int]:
+        """Tokens each instance of the default tenant holds, in whatever tier: for routing."""
+        answer = self.query(model, block_size, tokens)["default"]
+        return {name: found["longest_matched"] for name, found in answer.items()}
+
+
+def _tier(medium: str) -> int:
+    """GPU where an event says nothing: engines left the field out before they had other tiers."""
+    name = medium.upper()
+    if name.startswith("CPU") or name in ("DRAM", "MEMORY", "HOST"):
+        return 1
+    return 2 if name.startswith(("DISK", "SSD", "FILE", "NVME")) else 0

@@ -1,0 +1,57 @@
+"""A front over a conductor over fake workers, on a real socket."""
+
+import contextlib
+
+import aiohttp
+import pytest_asyncio
+from aiohttp import web
+
+from serving.conductor.conductor import Conductor
+from serving.front.app import Front, front_application
+from serving.front.board import ConductorBoard
+from tests.serving.fakes import Fleet
+
+
+@contextlib.asynccontextmanager
+async def listening(application):
+    """The base URL of an application that runs."""
+    runner = web.AppRunner(application, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def serving(fleet, **settings):
+    """(base URL, conductor) of a front."""
+    conductor = Conductor(connect=fleet.connect)
+    await conductor.start(fleet.addresses)
+    front = Front(
+        ConductorBoard(conductor), conductor.submit, lambda: conductor.card, **settings
+    )
+    try:
+        async with listening(front_application(front)) as url:
+            yield url, conductor
+    finally:
+        await conductor.close()
+
+
+@pytest_asyncio.fixture
+async def http():
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)) as session:
+        yield session
+
+
+@pytest_asyncio.fixture
+async def fleet():
+    return Fleet()
+
+
+@pytest_asyncio.fixture
+async def served(fleet):
+    async with serving(fleet) as (url, conductor):
+        yield url, conductor

@@ -1,0 +1,241 @@
+"""The indexer: what engines tell of, found by tokens, over HTTP and over ZeroMQ."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from mooncake_store.errors import RemoteProtocolError
+from serving.front.engine_events import read_batch
+from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, Stored
+from serving.front.indexer_http import Indexer, indexer_application
+from tests.serving.front.conftest import listening
+from tests.waiting import until_async
+
+TOKENS = tuple(range(100, 132))  # eight blocks of four
+MODEL = "m"
+
+
+def engine(index, name, **more):
+    return index.register(Registration(name, MODEL, 4, **more))
+
+
+def told(index, tokens=TOKENS, **more):
+    return index.query(MODEL, 4, tokens, **more)["default"]
+
+
+def test_a_prefix_is_found_by_its_tokens_whatever_engines_call_the_blocks():
+    index = EngineIndex()
+    engine(index, "a").apply(Stored((11, 12, 13), None, TOKENS[:12]))
+    engine(index, "b").apply(Stored((b"x", b"y"), None, TOKENS[:8]))
+    assert told(index)["a"]["longest_matched"] == 12
+    assert told(index)["b"] == {
+        "longest_matched": 8, "GPU": 8, "DP": {"0": 8}, "CPU": 8, "DISK": 8,
+    }  # fmt: skip
+    assert told(index, TOKENS[:11])["a"]["longest_matched"] == 8
+    assert told(index, (1, *TOKENS))["a"]["longest_matched"] == 0
+    assert index.matches(MODEL, 4, TOKENS) == {"a": 12, "b": 8}
+
+
+def test_later_blocks_hang_on_earlier_ones():
+    index = EngineIndex()
+    source = engine(index, "a")
+    source.apply(Stored((1, 2), None, TOKENS[:8]))
+    source.apply(Stored((3,), 2, TOKENS[8:12]))
+    source.apply(Stored((9,), 8, TOKENS[:4]))  # nobody told of its parent
+    assert told(index)["a"]["GPU"] == 12
+    assert source.dropped == 1
+    source.apply(Removed((2,)))
+    assert told(index)["a"]["GPU"] == 4
+    source.apply(Stored((2,), 1, TOKENS[4:8]))
+    assert told(index)["a"]["GPU"] == 12
+    source.apply(Cleared())
+    assert told(index)["a"]["longest_matched"] == 0
+
+
+def test_tiers_count_the_faster_ones_in():
+    index = EngineIndex()
+    source = engine(index, "a")
+    source.apply(Stored((1, 2), None, TOKENS[:8], "GPU"))
+    source.apply(Stored((3,), 2, TOKENS[8:12], "cpu"))
+    source.apply(Stored((4,), 3, TOKENS[12:16], "disk"))
+    found = told(index)["a"]
+    assert (found["GPU"], found["CPU"], found["DISK"], found["longest_matched"]) == (8, 12, 16, 16)
+    source.apply(Stored((2,), 1, TOKENS[4:8], "CPU"))
+    source.apply(Removed((2,), "GPU"))
+    found = told(index)["a"]
+    assert (found["GPU"], found["CPU"], found["DISK"]) == (4, 12, 16)
+
+
+def test_a_shared_pool_counts_for_every_engine_of_the_scope():
+    index = EngineIndex()
+    engine(index, "a").apply(Stored((1, 2, 3), None, TOKENS[:12]))
+    engine(index, "b")
+    engine(index, "pool", kind="Mooncake").apply(Stored((1, 2), None, (), "cpu"))
+    assert told(index)["b"] == {
+        "longest_matched": 8, "GPU": 0, "DP": {"0": 0}, "CPU": 8, "DISK": 8,
+    }  # fmt: skip
+    assert "pool" not in told(index)
+
+
+def test_ranks_tenants_adapters_and_salts_are_kept_apart():
+    index = EngineIndex()
+    engine(index, "a", dp_rank=0).apply(Stored((1,), None, TOKENS[:4]))
+    engine(index, "a", dp_rank=1).apply(Stored((1, 2), None, TOKENS[:8]))
+    engine(index, "a", tenant="t").apply(Stored((1, 2, 3), None, TOKENS[:12]))
+    engine(index, "a", lora="l").apply(Stored((1,), None, TOKENS[:4]))
+    assert told(index)["a"]["DP"] == {"0": 4, "1": 8} or told(index)["a"]["DP"] == {"1": 8}
+    assert index.query(MODEL, 4, TOKENS, tenant="t")["t"]["a"]["GPU"] == 12
+    assert index.query(MODEL, 4, TOKENS, salt="s") == {"default": {}}
+    assert index.unregister("a|default|1")
+    assert not index.unregister("a|default|1")
+
+
+def batch(*events):
+    return msgspec.msgpack.encode([0.0, list(events), 0])
+
+
+def test_batches_of_every_publisher_are_read():
+    vllm = batch(
+        ["BlockStored", [1, 2], None, list(TOKENS[:8]), 4, None, "GPU", "lora", "new field"],
+        ["BlockRemoved", [1], "CPU"],
+        ["AllBlocksCleared"],
+        ["SomethingNew", 1],
+        ["BlockStored"],
+    )
+    number, events = read_batch([b"topic", (7).to_bytes(8, "big"), vllm])
+    assert number == 7
+    assert events == [
+        Stored((1, 2), None, TOKENS[:8], "GPU"), Removed((1,), "CPU"), Cleared(),
+    ]  # fmt: skip
+    ours = batch(
+        {"event_type": "stored", "seq_hashes": [5], "medium": "cpu", "token_ids": None},
+        {"type": "BlockRemoved", "block_hashes": [6], "medium": "disk"},
+    )
+    _, events = read_batch([b"", bytes(8), ours])
+    assert events == [Stored((5,), None, (), "cpu"), Removed((6,), "disk")]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[], [b"x"], [b"", b"short", b"\x90"], [b"", bytes(8), b"\xc1"], [b"", bytes(8), b"\x01"]],
+)
+def test_what_is_no_batch_is_refused(frames):
+    with pytest.raises(RemoteProtocolError):
+        read_batch(frames)
+
+
+def registration(name, **more):
+    return {"instance_id": name, "modelname": MODEL, "block_size": 4, "type": "vLLM"} | more
+
+
+@pytest.mark.asyncio
+async def test_register_query_and_unregister_over_http(http):
+    indexer = Indexer()
+    async with listening(indexer_application(indexer)) as url:
+
+        async def post(path, body):
+            async with http.post(url + path, json=body) as response:
+                return response.status, await response.json()
+
+        for name in ("a", "b"):
+            assert (await post("/register", registration(name)))[0] == 200
+        indexer.index.sources["a|default|0"].apply(Stored((21, 22), None, TOKENS[:8]))
+        query = {"model": MODEL, "block_size": 4, "token_ids": list(TOKENS)}
+        _, found = await post("/query", query)
+        assert found["default"]["a"]["longest_matched"] == 8
+        assert found["default"]["b"]["longest_matched"] == 0
+        _, found = await post("/query", query | {"instance_id": "a"})
+        assert list(found["default"]) == ["a"]
+        hashes = {"model": MODEL, "block_size": 4, "seq_hashes": [21, 22, 23]}
+        _, found = await post("/query_by_hash", hashes)
+        assert found["default"]["a"]["longest_matched"] == 8
+        async with http.get(url + "/services") as response:
+            listed = (await response.json())["services"]
+        assert [each["instance_id"] for each in listed] == ["a", "b"]
+        async with http.get(url + "/global_view") as response:
+            assert (await response.json())["a|default|0"] == {"blocks": 2, "dropped": 0}
+        _, found = await post("/unregister", {"instance_id": "a"})
+        assert found == {"removed_instances": ["a|default|0"]}
+        for path, body in (
+            ("/register", {"instance_id": "x"}),
+            ("/register", registration("x", block_size=0)),
+            ("/register", registration("x|y")),
+            ("/query", {"model": MODEL, "block_size": 4, "token_ids": "no"}),
+            ("/query", {"model": MODEL, "block_size": 4, "token_ids": [1 << 90] * 4}),
+            ("/query_by_hash", {"model": MODEL, "block_size": 4, "seq_hashes": [None]}),
+        ):
+            assert (await post(path, body))[0] == (200 if path == "/query" and False else 400)
+
+
+class Publisher:
+    """An engine's publisher: numbered batches, and a replay of those it kept."""
+
+    def __init__(self, zmq):
+        self.zmq = zmq
+        self.context = zmq.asyncio.Context()
+        self.out = self.context.socket(zmq.PUB)
+        self.port = self.out.bind_to_random_port("tcp://127.0.0.1")
+        self.replay = self.context.socket(zmq.ROUTER)
+        self.replay_port = self.replay.bind_to_random_port("tcp://127.0.0.1")
+        self.kept = []
+        self.answering = asyncio.create_task(self.answer())
+
+    async def send(self, number, *events):
+        frames = [number.to_bytes(8, "big"), batch(*events)]
+        self.kept.append(frames)
+        await self.out.send_multipart([b"", *frames])
+
+    async def answer(self):
+        while True:
+            who, _, start = await self.replay.recv_multipart()
+            for frames in self.kept:
+                if int.from_bytes(frames[0], "big") >= int.from_bytes(start, "big"):
+                    await self.replay.send_multipart([who, b"", *frames])
+            end = (-1).to_bytes(8, "big", signed=True)
+            await self.replay.send_multipart([who, b"", end, b""])
+
+    async def close(self):
+        self.answering.cancel()
+        await asyncio.gather(self.answering, return_exceptions=True)
+        self.context.destroy(linger=0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("replay", [True, False])
+async def test_events_over_zeromq_and_a_gap(replay):
+    zmq = pytest.importorskip("zmq")
+    pytest.importorskip("zmq.asyncio")
+    publisher, indexer = Publisher(zmq), Indexer()
+    try:
+        await indexer.register(
+            Registration(
+                "a",
+                MODEL,
+                4,
+                endpoint=f"tcp://127.0.0.1:{publisher.port}",
+                replay_endpoint=f"tcp://127.0.0.1:{publisher.replay_port}" if replay else "",
+            )
+        )
+        stored = ["BlockStored", [1, 2], None, list(TOKENS[:8]), 4, None]
+        # A subscriber that joins late misses batches; it says nothing, so this one repeats.
+        number = 0
+        while not indexer.index.sources["a|default|0"].blocks:
+            await publisher.send(number, stored)
+            number += 1
+            with_news = lambda: indexer.index.sources["a|default|0"].blocks  # noqa: E731
+            try:
+                await until_async(with_news, 0.2)
+            except AssertionError:
+                continue
+        publisher.kept.append(
+            [number.to_bytes(8, "big"), batch(["BlockStored", [3], 2, list(TOKENS[8:12]), 4, None])]
+        )
+        await publisher.send(number + 1, ["BlockStored", [4], 3, list(TOKENS[12:16]), 4, None])
+        expected = 16 if replay else 0
+        await until_async(
+            lambda: indexer.index.matches(MODEL, 4, TOKENS)["a"] == expected, what="after the gap"
+        )
+    finally:
+        await indexer.close()
+        await publisher.close()

@@ -1,0 +1,42 @@
+"""Text of answers: the same however tokens are cut, and nothing of a stop string."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.engine.tokenizer import ByteTokenizer
+from serving.front.text import AnswerText
+
+TOKENIZER = ByteTokenizer()
+texts = st.text(st.sampled_from("ab\néß€😀 "), max_size=60)
+stops = st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3)
+
+
+def play(text, stops, sizes):
+    """The text told when the bytes come in pieces of these sizes, and whether it stopped."""
+    answer = AnswerText(TOKENIZER, stops)
+    tokens, told = list(text.encode()), ""
+    while tokens and not answer.stopped:
+        size = sizes.pop() if sizes else 1
+        told += answer.add(tokens[:size])
+        tokens = tokens[size:]
+    return told + answer.finish(), answer.stopped
+
+
+@given(texts, stops, st.lists(st.integers(1, 5), max_size=80))
+def test_an_answer_ends_before_the_first_stop_string(text, stops, sizes):
+    told, stopped = play(text, stops, sizes)
+    assert not any(stop in told for stop in stops)
+    if stopped:
+        assert text.startswith(told)
+        assert any(text[len(told) :].startswith(stop) for stop in stops)
+    else:
+        assert told == text
+
+
+def test_what_cannot_begin_a_stop_string_is_told_at_once():
+    answer = AnswerText(TOKENIZER, ["END"])
+    assert answer.add(b"abc") == "abc"
+    assert answer.add(b"EN") == ""
+    assert answer.add(b"Q") == "ENQ"
+    assert answer.add(b"xE") == "x"
+    assert answer.finish() == "E"
