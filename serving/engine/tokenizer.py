@@ -131,12 +131,14 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._told = ""
+        self._pending = 0
 
     def add(self, tokens: Sequence[int]) -> str:
         """The text that these tokens add."""
         self._tokens += tokens
+        self._pending += len(tokens)
         text = self._tokenizer.decode(self._tokens)
-        if text.endswith(_UNFINISHED) and len(self._tokens) < _PENDING_MAX:
+        if text.endswith(_UNFINISHED) and self._pending < _PENDING_MAX:
             return ""
         return self._advance(text)
 
@@ -147,6 +149,7 @@ class Detokenizer:
     def _advance(self, text: str) -> str:
         new = text[len(self._told) :]
         self._told = text
+        self._pending = 0
         if len(self._tokens) >= 2 * _PENDING_MAX:
             # What is decoded again stays short. Some tokenizers drop a space before the first
             # token of a text, so a few are kept as its beginning.

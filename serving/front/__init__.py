@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from serving.front.app import front_application
     from serving.front.indexer import EngineIndex
+    from serving.front.indexer_http import Indexer
 
-__all__ = ["EngineIndex", "front_application"]
+__all__ = ["EngineIndex", "Indexer", "front_application"]
 
 _HOME = {
     "EngineIndex": "serving.front.indexer",
+    "Indexer": "serving.front.indexer_http",
     "front_application": "serving.front.app",
 }
 

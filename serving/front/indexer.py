@@ -76,8 +76,9 @@ class Registration:
 
     @property
     def name(self) -> str:
-        """As routers name it: instance, tenant, rank."""
-        return f"{self.instance_id}|{self.tenant}|{self.dp_rank}"
+        """As routers name it: instance, tenant, rank; an adapter is a registration of its own."""
+        name = f"{self.instance_id}|{self.tenant}|{self.dp_rank}"
+        return f"{name}|{self.lora}" if self.lora else name
 
     @property
     def scope(self) -> tuple[str, str, str, int, str]:

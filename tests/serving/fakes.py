@@ -100,9 +100,7 @@ class _Link:
     async def load(self, timeout_s=5.0):
         w = self.worker
         w.check()
-        return p.Load(
-            w.role, False, 0, 0, len(w.running), w.kv_blocks, 0, 0.0, (), (), (), True, 0
-        )
+        return p.Load(w.role, False, 0, 0, len(w.running), w.kv_blocks, 0, 0.0, (), (), (), True, 0)
 
     async def set_role(self, role, *, drain_s=30.0):
         self.worker.check()

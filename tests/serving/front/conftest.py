@@ -30,9 +30,7 @@ async def serving(fleet, **settings):
     """(base URL, conductor) of a front."""
     conductor = Conductor(connect=fleet.connect)
     await conductor.start(fleet.addresses)
-    front = Front(
-        ConductorBoard(conductor), conductor.submit, lambda: conductor.card, **settings
-    )
+    front = Front(ConductorBoard(conductor), conductor.submit, lambda: conductor.card, **settings)
     try:
         async with listening(front_application(front)) as url:
             yield url, conductor

@@ -1,6 +1,7 @@
 """The OpenAI API over fake workers: answers, streams, and every kind of bad input."""
 
 import asyncio
+import io
 import json
 
 import aiohttp
@@ -197,7 +198,7 @@ async def test_what_is_no_json_object_is_refused(http, served, raw):
 
 async def test_a_body_without_end_is_refused(http, served):
     url, _ = served
-    async with http.post(url + "/v1/completions", data=b"x" * (17 << 20)) as response:
+    async with http.post(url + "/v1/completions", data=io.BytesIO(b"x" * (17 << 20))) as response:
         assert response.status == 413
         assert "error" in await response.json()
 
@@ -259,7 +260,12 @@ async def test_a_client_that_goes_away_cancels_its_request(fleet, stage, stream)
     async with serving(fleet) as (url, conductor), aiohttp.ClientSession() as http:
         holds = [worker.holding(stage)[0] for worker in fleet.workers.values()]
         body = {"prompt": PROMPT, "stream": stream}
-        asking = asyncio.create_task(http.post(url + "/v1/completions", json=body))
+
+        async def ask():
+            async with http.post(url + "/v1/completions", json=body) as response:
+                await response.read()
+
+        asking = asyncio.create_task(ask())
         await until_async(lambda: any(reached.is_set() for reached in holds))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
