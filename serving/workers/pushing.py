@@ -63,12 +63,18 @@ class Pusher:
 
     def add(self, layer: int, start: int, end: int, blocks: Sequence[int]) -> None:
         """Send tokens of a layer. The request holds its blocks once per call."""
-        self._waiting.append((layer, start, end, blocks))
-        self._news.set()
+        self._queue((layer, start, end, blocks))
 
     def finish(self) -> None:
         """Everything was added. The request holds its blocks until it is sent."""
-        self._waiting.append(None)
+        self._queue(None)
+
+    def _queue(self, item: tuple[int, int, int, Sequence[int]] | None) -> None:
+        if self._aborted:
+            # Nobody takes it any more; the engine may have been within a chunk.
+            self._request.parts.computing.post(self._request.unhold)
+            return
+        self._waiting.append(item)
         self._news.set()
 
     def abort(self) -> None:

@@ -1,0 +1,139 @@
+"""Asking workers, and what is left behind afterwards."""
+
+import contextlib
+import itertools
+
+from serving.workers import protocol as p
+from serving.workers.client import WorkerClient
+from serving.workers.settings import settings_from
+from serving.workers.worker import Worker
+from tests.serving.engine.support import prompts
+from tests.waiting import until_async
+
+NANO = {"model": "nano", "block_tokens": 16, "chunk_tokens": 64, "kv_blocks": 256}
+GREEDY = p.Sampling()
+DEADLINE_MS = 20_000
+
+_ids = itertools.count()
+
+
+def new_id():
+    return f"request-{next(_ids)}"
+
+
+def tokens_of(events):
+    out = []
+    for event in events:
+        if isinstance(event, p.FirstToken):
+            out.append(event.token)
+        elif isinstance(event, p.Tokens):
+            out += event.ids
+    return out
+
+
+def kinds(events):
+    return [type(event).__name__ for event in events]
+
+
+async def drain(stream):
+    return [event async for event in stream]
+
+
+async def generate(client, prompt, *, count=8, **fields):
+    """All events of a monolithic answer."""
+    fields.setdefault("sampling", GREEDY)
+    fields.setdefault("deadline_ms", DEADLINE_MS)
+    message = p.Generate(new_id(), p.pack_tokens(prompt), max_new_tokens=count, **fields)
+    return await drain(client.generate(message))
+
+
+async def prefill(client, prompt, *, count=8, request_id=None, **fields):
+    fields.setdefault("sampling", GREEDY)
+    fields.setdefault("deadline_ms", DEADLINE_MS)
+    message = p.Prefill(
+        request_id or new_id(), p.pack_tokens(prompt), max_new_tokens=count, **fields
+    )
+    return await drain(client.prefill(message))
+
+
+async def decode(client, prompt, first, kv, *, count=8, request_id=None, **fields):
+    fields.setdefault("sampling", GREEDY)
+    fields.setdefault("deadline_ms", DEADLINE_MS)
+    message = p.Decode(
+        request_id or new_id(), p.pack_tokens(prompt), first, max_new_tokens=count, kv=kv, **fields
+    )
+    return await drain(client.decode(message))
+
+
+async def disaggregated(first, second, prompt, *, count=8, sampling=GREEDY, push=False, **fields):
+    """Tokens of an answer that one worker begins and another goes on with."""
+    name = new_id()
+    events = await prefill(
+        first, prompt, count=count, sampling=sampling, request_id=name,
+        decode_at=second.address if push else "", **fields,
+    )  # fmt: skip
+    assert isinstance(events[-1], p.Done), events
+    assert events[-1].kv.pushed == push
+    out = tokens_of(events)
+    if events[-1].stopped:
+        return out
+    rest = await decode(
+        second, prompt, out[0], events[-1].kv, count=count, sampling=sampling, request_id=name
+    )
+    assert isinstance(rest[-1], p.Finished), rest
+    return out + tokens_of(rest)
+
+
+class Fleet:
+    """Workers of one test in its own event loop, with a client each."""
+
+    def __init__(self):
+        self.workers = []
+        self.clients = []
+
+    async def add(self, role="prefill", **settings):
+        worker = Worker(settings_from({**NANO, "role": role, **settings}))
+        self.workers.append(worker)
+        self.clients.append(WorkerClient(await worker.start()))
+        return self.clients[-1]
+
+    def engine(self, at):
+        return self.workers[at].parts.computing.engine
+
+    async def settled(self):
+        """Wait until nothing runs, then say that nothing was left behind."""
+        for at, worker in enumerate(self.workers):
+            engine = self.engine(at)
+            await until_async(
+                lambda w=worker, e=engine: not w._active and not e.cache.used,
+                what=f"{worker.settings.worker_id} holds {engine.cache.used} blocks",
+            )
+            engine.cache.check_integrity([])
+            assert not engine.waiting
+            assert not engine.opened
+            assert not engine.running
+            assert not worker._receiving._incoming
+            assert not worker._receiving._stages
+            assert worker.parts.pool.pending == 0
+
+    async def close(self):
+        for client in self.clients:
+            await client.close()
+        for worker in self.workers:
+            await worker.stop()
+
+
+@contextlib.asynccontextmanager
+async def fleet():
+    running = Fleet()
+    try:
+        yield running
+        await running.settled()
+    finally:
+        await running.close()
+
+
+__all__ = [
+    "Fleet", "decode", "disaggregated", "fleet", "generate", "kinds", "new_id", "prefill",
+    "prompts", "tokens_of",
+]  # fmt: skip

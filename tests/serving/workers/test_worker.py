@@ -1,0 +1,349 @@
+"""One worker, or two, in the test's own process: what is cached, pushed, refused and cleaned up."""
+
+import asyncio
+import time
+
+import pytest
+
+from mooncake_store import Client, Digests
+from serving.workers import protocol as p
+from serving.workers.client import WorkerClient
+from tests.serving.workers.support import (
+    NANO,
+    decode,
+    disaggregated,
+    fleet,
+    generate,
+    kinds,
+    new_id,
+    prefill,
+    prompts,
+    tokens_of,
+)
+from tests.waiting import until_async
+from transfer_engine.errors import InvalidArgumentError, NotFoundError, StoreError
+
+pytestmark = pytest.mark.asyncio
+
+LONG = prompts(1, seed=31, shortest=500, longest=500)[0]
+SHORT = LONG[:40]
+
+
+async def test_a_second_prompt_loads_what_the_first_left(store):
+    async with fleet() as running:
+        one = await running.add(pool_url=store.url)
+        two = await running.add(pool_url=store.url)
+        cold = await prefill(one, LONG)
+        assert kinds(cold) == ["Queued", "Started", "FirstToken", "Done"]
+        assert cold[-1].cached_tokens == 0
+        assert cold[-1].kv == p.KVPlace(len(LONG) // 16)
+        warm = await prefill(two, LONG + [3] * 20)
+        assert warm[1] == p.Started(496)
+        assert warm[-1].computed_tokens == 24
+        # A whole number of blocks: the last one is computed, for its logits.
+        exact = await prefill(two, LONG[:480])
+        assert exact[1] == p.Started(464)
+        bounded = await prefill(two, LONG, prefix_blocks=2)
+        assert bounded[1] == p.Started(32)
+        without = await prefill(two, LONG, use_pool=False)
+        assert without[1] == p.Started(0)
+        assert tokens_of(cold) == tokens_of(without)
+
+
+async def test_the_answer_is_found_by_the_next_turn(store):
+    """Blocks that an answer completed go back to the pool; what follows does not notice."""
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add("decode", pool_url=store.url)
+        answer = await disaggregated(first, second, SHORT, count=30)
+        await running.settled()
+        turn = SHORT + answer + [9, 9, 9]
+        served = await generate(first, turn, count=6)
+        assert served[1] == p.Started(64)  # prompt and answer fill four blocks and a bit
+        fresh = await generate(first, turn, count=6, use_pool=False, store=False)
+        assert tokens_of(served) == tokens_of(fresh)
+
+
+async def test_kv_leaves_while_the_prompt_is_computed(store):
+    """The first layer's blocks are handed over before the last chunk is computed."""
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        pool = running.workers[0].parts.pool
+        handed, original = [], pool.store
+
+        def store_and_note(storing):
+            handed.append((storing.layer, running.engine(0).opened[0].computed))
+            original(storing)
+
+        pool.store = store_and_note
+        await prefill(client, LONG)
+        assert handed[:4] == [(0, 0), (1, 0), (2, 0), (0, 64)]
+        assert len(handed) == 3 * 8
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+async def test_a_lost_layer_is_computed_again(store, layer):
+    """A block whose index is in the pool but whose other layer was evicted."""
+    async with fleet() as running:
+        one = await running.add(pool_url=store.url)
+        expected = tokens_of(await generate(one, LONG, store=False))
+        await prefill(one, LONG)
+        names = running.workers[0].parts.names
+        with Client(store.url) as client:
+            lost = Digests(names.blocks(layer, LONG)[3:4])
+            assert client.remove_many(lost, force=True).ok
+        events = await generate(one, LONG)
+        assert tokens_of(events) == expected
+        assert events[-1].cached_tokens == 0
+        # It was stored again on the way.
+        assert (await generate(one, LONG))[-1].cached_tokens == 496
+
+
+async def test_decode_computes_what_it_does_not_find(store):
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add("decode", pool_url=store.url)
+        expected = tokens_of(await generate(first, LONG, use_pool=False, store=False))
+        done = await prefill(first, LONG)
+        with Client(store.url) as client:
+            client.clear(force=True)
+        events = await decode(second, LONG, expected[0], done[-1].kv)
+        assert events[0] == p.Admitted(len(LONG))
+        assert expected[:1] + tokens_of(events) == expected
+
+
+async def test_stop_tokens_end_an_answer_everywhere(store):
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add("decode", pool_url=store.url)
+        free = tokens_of(await generate(first, SHORT, count=10))
+        stop = free[3]
+        kept = free[: free.index(stop)]
+        events = await generate(first, SHORT, count=10, stop_tokens=(stop,))
+        assert (tokens_of(events), events[-1].reason) == (kept, "stop")
+        done = await prefill(first, SHORT, count=10, stop_tokens=(free[0],))
+        assert kinds(done) == ["Queued", "Started", "Done"]
+        assert done[-1].stopped == "stop"
+        grouped = await prefill(first, SHORT, count=1)
+        assert grouped[-1].stopped == "length"
+        rest = await decode(second, SHORT, free[0], p.KVPlace(), count=10, stop_tokens=(stop,))
+        assert tokens_of(rest) == kept[1:]
+
+
+async def test_many_at_once_equal_one_at_a_time(store):
+    """Continuous batching, chunked prompts and full caches change nothing but the order."""
+    given = prompts(20, seed=33, longest=150)
+    async with fleet() as running:
+        alone = await running.add(pool_url=store.url)
+        busy = await running.add("decode", pool_url=store.url, kv_blocks=40, running_max=6)
+        expected = [tokens_of(await generate(alone, each, use_pool=False)) for each in given]
+        answers = await asyncio.gather(*(generate(busy, each) for each in given))
+        assert [tokens_of(each) for each in answers] == expected
+
+
+# What ends a request early.
+
+
+async def _cancelled_at(client, stream, kind):
+    """Leave a stream at its first event of a kind."""
+    async for event in stream:
+        if isinstance(event, kind):
+            break
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("kind", [p.Queued, p.Started, p.Tokens])
+async def test_leaving_the_stream_cancels(store, kind):
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        message = p.Generate(new_id(), p.pack_tokens(LONG), p.Sampling(), 1000, 60_000)
+        await _cancelled_at(client, client.generate(message), kind)
+        await running.settled()
+
+
+@pytest.mark.parametrize("kind", [p.Queued, p.Started, p.FirstToken])
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_leaving_a_pushed_prefill_gives_all_rooms_back(store, kind, grouped):
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add("decode", pool_url=store.url)
+        third = await running.add(pool_url=store.url)
+        message = p.Prefill(
+            new_id(), p.pack_tokens(LONG), p.Sampling(), 50, 60_000, decode_at=second.address,
+            group=(third.address,) if grouped else (),
+        )  # fmt: skip
+        await _cancelled_at(first, first.prefill(message), kind)
+        # Where everything had been pushed, the room is kept for the decode; nobody comes.
+        for incoming in list(running.workers[1]._receiving._incoming.values()):
+            running.workers[1]._receiving._expire(incoming)
+        await running.settled()
+
+
+async def test_a_reader_that_disappears_ends_its_requests(store):
+    async with fleet() as running:
+        await running.add(pool_url=store.url)
+        reader = WorkerClient(running.clients[0].address)
+        message = p.Generate(new_id(), p.pack_tokens(LONG), p.Sampling(), 1500, 60_000)
+        stream = reader.generate(message)
+        await anext(stream)
+        await reader.close()
+        await running.settled()
+        with pytest.raises(StoreError):
+            await anext(stream)
+
+
+async def test_a_deadline_ends_a_request_with_a_reason(store):
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        began = time.monotonic()
+        events = await generate(client, LONG, count=1500, deadline_ms=300)
+        assert time.monotonic() - began < 2
+        assert isinstance(events[-1], p.Failed)
+        assert events[-1].code == "deadline"
+
+
+async def test_requests_that_cannot_work_are_told_why(store):
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url, kv_blocks=64, queued_tokens_max=600)
+
+        async def code(*arguments, **fields):
+            events = await generate(*arguments, **fields)
+            assert isinstance(events[-1], p.Failed)
+            assert events[-1].message
+            return events[-1].code
+
+        assert await code(client, [1] * 5000) == "too_long"
+        assert await code(client, [1] * 1000, count=100) == "too_long"  # for the cache
+        assert await code(client, [260]) == "bad_request"
+        assert await code(client, [1], count=0) == "bad_request"
+        assert await code(client, [1] * 700) == "overloaded"
+        refused = await decode(client, [1, 2], 3, p.KVPlace())
+        assert refused[-1].code == "wrong_role"
+        with pytest.raises(StoreError, match="negative"):
+            await generate(client, [-1])
+        with pytest.raises(StoreError, match="deadline"):
+            await generate(client, [1], deadline_ms=0)
+        message = p.Generate("twice", p.pack_tokens(LONG), p.Sampling(), 50, 5000)
+        stream = client.generate(message)
+        await anext(stream)
+        with pytest.raises(InvalidArgumentError, match="exists already"):
+            await anext(client.generate(message))
+        await stream.aclose()
+        with pytest.raises(NotFoundError, match="not known"):
+            await client._call(p.NEXT, p.Next("nobody", 0, 10))
+
+
+async def test_a_full_decode_worker_refuses_and_says_when(store):
+    async with fleet() as running:
+        client = await running.add("decode", pool_url=store.url, kv_blocks=16)
+        busy = client.decode(
+            p.Decode(new_id(), p.pack_tokens(SHORT), 1, p.Sampling(), 180, 60_000, p.KVPlace())
+        )
+        assert isinstance(await anext(busy), p.Admitted)
+        refused = await decode(client, SHORT, 1, p.KVPlace(), count=100)
+        assert kinds(refused) == ["Refused"]
+        assert refused[0].retry_after_ms > 0
+        assert "blocks" in refused[0].reason
+        await busy.aclose()
+
+
+async def test_a_full_decode_worker_is_noticed_before_a_prompt_is_computed(store):
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add("decode", pool_url=store.url, kv_blocks=8)
+        events = await prefill(first, LONG, decode_at=second.address)
+        assert kinds(events) == ["Failed"]
+        assert events[0].code == "overloaded"
+        assert running.workers[0].parts.computing.seconds == 0
+
+
+async def test_kv_that_nobody_agreed_to_is_refused():
+    async with fleet() as running:
+        client = await running.add("decode")
+        columns = {"request": p.request_tag("x"), "layer": 0, "start": 0, "count": 1}
+        with pytest.raises(NotFoundError, match="promised"):
+            await client.push(p.KV_PUSH, 5, keys=bytes(128), values=bytes(128), **columns)
+        revision = running.workers[0].card.revision
+        opened = await client.kv_open(p.KVOpen("x", 20, 4, revision, 1, 5000))
+        assert opened.admitted
+        for change in ({"layer": 3}, {"start": 20}, {"count": 2}, {"count": 0}):
+            with pytest.raises(InvalidArgumentError, match="do not fit"):
+                await client.push(
+                    p.KV_PUSH, 5, keys=bytes(128), values=bytes(128), **(columns | change)
+                )
+        await client.push(p.KV_PUSH, 5, keys=bytes(128), values=bytes(128), **columns)
+        with pytest.raises(InvalidArgumentError, match="does not fit"):
+            await client.kv_open(p.KVOpen("y", 20, 4, "another model", 1, 5000))
+        await client.kv_close(p.KVClose("x", abort=True))
+        with pytest.raises(NotFoundError, match="stage"):
+            await client.push(p.STAGE_CHUNK, 5, request=columns["request"], start=0, count=1,
+                              hidden=bytes(256))  # fmt: skip
+
+
+async def test_room_for_kv_that_never_comes_is_given_back():
+    async with fleet() as running:
+        client = await running.add("decode")
+        revision = running.workers[0].card.revision
+        await client.kv_open(p.KVOpen("x", 20, 4, revision, 1, 200))
+        assert running.engine(0).cache.used
+        await until_async(lambda: not running.engine(0).cache.used)
+
+
+# Roles.
+
+
+async def test_a_role_changes_while_requests_run(store):
+    """What runs is finished in the old role; then the new one is taken, with the same cache."""
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        other = await running.add("decode", pool_url=store.url)
+        expected = tokens_of(await generate(client, LONG, count=20, use_pool=False))
+        task = asyncio.ensure_future(generate(client, LONG, count=20))
+        await until_async(lambda: running.workers[0]._active)
+        await client.set_role("decode")
+        assert tokens_of(await task) == expected
+        assert (await client.hello()).role == "decode"
+        await other.set_role("prefill")
+        assert await disaggregated(other, client, LONG, count=20) == expected
+        refused = await prefill(client, SHORT)
+        assert refused[-1].code == "wrong_role"
+
+
+async def test_a_drain_that_takes_too_long_is_given_up(store):
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        stream = client.generate(
+            p.Generate(new_id(), p.pack_tokens(LONG), p.Sampling(), 1500, 60_000)
+        )
+        await anext(stream)
+        with pytest.raises(StoreError, match="still run"):
+            await client.set_role("decode", drain_s=0.2)
+        assert (await client.hello()).role == "prefill"
+        await stream.aclose()
+        await running.settled()
+        await client.drain()
+        assert (await generate(client, SHORT))[-1].code == "draining"
+        await client.resume()
+        assert tokens_of(await generate(client, SHORT))
+        with pytest.raises(InvalidArgumentError, match="no role"):
+            await client.set_role("prefil")
+
+
+async def test_load_says_what_a_conductor_fits(store):
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        await generate(client, LONG)
+        await generate(client, LONG)
+        load = await client.load()
+        assert [(computed, cached) for computed, cached, _ in load.prefills] == [
+            (500, 0),
+            (4, 496),
+        ]
+        assert len(load.fetches) == 3
+        assert load.fetches[0][0] == 31 * 16 * NANO_LAYER_BYTES
+        assert load.tbt_s > 0
+        assert load.pool_up
+        assert load.kv_blocks == NANO["kv_blocks"]
+
+
+NANO_LAYER_BYTES = 2 * 2 * 16 * 4
