@@ -3,7 +3,7 @@ PY := .venv/bin/python
 SEED ?= 1
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
-.PHONY: test-mount test-interop test-gpu test-vllm test-rdma test-compat
+.PHONY: test-mount test-interop test-gpu test-vllm test-rdma test-compat test-serving
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -57,6 +57,9 @@ test-mount: setup-test ## 100,000 random operations and fio's verification on a 
 
 test-interop: setup-test ## pandas, zarr, torch and others on the store, in their own environment
 	@scripts/interop.sh
+
+test-serving: setup-test ## 200 prompts served in every way, token for token
+	@MOONCAKE_TEST_PROMPTS=200 $(PY) -m pytest -n 0 tests/serving/workers/test_equality.py
 
 test-vllm: setup ## tests of the vLLM connector with vLLM itself, in an environment of its own
 	@scripts/vllm.sh

@@ -57,7 +57,7 @@ echo "setup: making .venv with $("$python" --version)"
 # One that a Ctrl-C left half made has no pip, and is made anew.
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear .venv
 pip() { .venv/bin/pip install --quiet --disable-pip-version-check -c scripts/constraints.txt "$@"; }
-[ "$extra" = torch ] && pip torch
+[ "$extra" = torch ] && pip torch transformers -e ".[serve]"
 pip -e ".[dev]"
 echo "setup: compiling the kernels, once"
 .venv/bin/mooncake warmup

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store import Digests
-from mooncake_store.errors import ChecksumMismatchError
+from mooncake_store.errors import ChecksumMismatchError, NoSpaceError
 from serving.connectors.link import StoreLink
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 BATCH_OBJECTS = 256
 HISTORY = 64
+PRESSURE_PAUSE_S = 5.0
+"""Nothing is offered for so long after the store had no room until a put's deadline."""
 _CLOSE_S = 15.0
 
 
@@ -122,8 +124,7 @@ class PoolSide:
         self._busy = 0
         self.history: deque[tuple[int, float]] = deque(maxlen=HISTORY)
         """(bytes, seconds) of loads."""
-        self.stored_objects = 0
-        self.refused_objects = 0
+        self._pressed_until = 0.0
         self._threads = [
             threading.Thread(target=self._fetch_forever, name="kv-load", daemon=True),
             threading.Thread(target=self._put_forever, name="kv-store", daemon=True),
@@ -275,7 +276,7 @@ class PoolSide:
         layers = [each.layer for each in batch for _ in each.blocks]
         blocks = [block for each in batch for block in each.blocks]
         link = self._link
-        if link is None:
+        if link is None or time.monotonic() < self._pressed_until:
             return [False] * len(blocks)
         digests = np.concatenate([each.digests for each in batch])
         groups = [name for each in batch for name in each.groups]
@@ -285,9 +286,9 @@ class PoolSide:
             lambda client: client.put_many(keys, buffers, group=groups, deadline=deadline)
         )
         if result is None:
-            self.refused_objects += len(blocks)
             return [False] * len(blocks)
         failed = set(result.failed.tolist())
-        self.refused_objects += len(failed)
-        self.stored_objects += len(blocks) - len(failed)
+        if any(isinstance(result.error(at), NoSpaceError) for at in failed):
+            # Requests keep their blocks until their puts end: do not wait for room each time.
+            self._pressed_until = time.monotonic() + PRESSURE_PAUSE_S
         return [at not in failed for at in range(len(blocks))]

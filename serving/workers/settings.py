@@ -40,7 +40,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     queued_tokens_max: int = 131_072
     fetch_deadline_ms: int = 2_000
     """How long loading a prefix may take when a request does not say; then it is computed."""
-    store_deadline_ms: int = 10_000
+    store_deadline_ms: int = 2_000
     threads: int = 1
     """Of torch. One per worker is right where several workers share a machine."""
 

@@ -187,9 +187,9 @@ async def test_a_slow_store_is_not_waited_for():
 
 
 async def test_a_full_store_keeps_what_fits_and_serves_all():
-    with LocalCluster(workers=1, segment="1MB") as cluster:
+    with LocalCluster(workers=1, segment="1MiB") as cluster:
         async with fleet() as running:
-            first = await running.add(pool_url=cluster.url, store_deadline_ms=500)
+            first = await running.add(pool_url=cluster.url)
             second = await running.add("decode", pool_url=cluster.url)
             for prompt in prompts(6, seed=43, shortest=900, longest=1000):
                 expected = tokens_of(await generate(second, prompt, use_pool=False, store=False))
