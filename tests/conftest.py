@@ -132,13 +132,8 @@ class Program:
         self.process.stdout.close()
 
 
-@pytest.fixture
-def start_program():
-    """Start programs that are killed when the test ends, whatever happens.
-
-    Call it with the arguments (`sys.executable` is put before a leading "-m" or "-c") and
-    environment variables to add; it returns a `Program`.
-    """
+def programs():
+    """Yield a function that starts programs; they are killed when the generator goes on."""
     running = []
 
     def start(*arguments, **environment):
@@ -151,3 +146,13 @@ def start_program():
     yield start
     for program in running:
         program.kill()
+
+
+@pytest.fixture
+def start_program():
+    """Start programs that are killed when the test ends, whatever happens.
+
+    Call it with the arguments (`sys.executable` is put before a leading "-m" or "-c") and
+    environment variables to add; it returns a `Program`.
+    """
+    yield from programs()

@@ -1,7 +1,8 @@
 """The tree of `mooncake` commands: find the one that is meant, run it, say how it ended.
 
 `COMMANDS` names the subcommands in the order of the help; each is a module of the same name in
-this package, imported only when it is run or listed. Those modules import numpy, numba and the
+this package, or in the one that `ELSEWHERE` names (nothing imports serving, so its commands are
+found by name), imported only when it is run or listed. Those modules import numpy, numba and the
 store inside their functions, so that help, completion and `mooncake version` stay quick.
 """
 
@@ -19,8 +20,9 @@ __all__ = ["COMMANDS", "root", "run"]
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
     "put", "get", "ls", "stat", "exists", "rm", "mount", "umount",
-    "doctor", "topology", "warmup", "bench",
+    "serve", "chat", "doctor", "topology", "warmup", "bench",
 )  # fmt: skip
+ELSEWHERE = {"serve": "serving.cli", "chat": "serving.cli"}
 
 
 class _LazyGroup(TyperGroup):
@@ -32,7 +34,8 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
             if cmd_name not in self.commands:
-                module = importlib.import_module(f"mooncake_store.cli.{cmd_name}")
+                package = ELSEWHERE.get(cmd_name, "mooncake_store.cli")
+                module = importlib.import_module(f"{package}.{cmd_name}")
                 command = typer.main.get_command(module.app)
                 command.name = cmd_name
                 self.commands[cmd_name] = command

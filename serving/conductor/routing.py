@@ -104,6 +104,10 @@ class EngineRouter:
             engine.rest_s = min(max(_REST_MIN_S, 2 * engine.rest_s), _REST_MAX_S)
             engine.resting_until = now + engine.rest_s
 
+    def resting(self, now: float) -> set[str]:
+        """The engines that are given nothing at present."""
+        return {name for name, engine in self._engines.items() if now < engine.resting_until}
+
     def answered(self, name: str) -> None:
         """An engine answered well: it has nothing to rest for."""
         engine = self._engines.get(name)

@@ -98,9 +98,6 @@ def error_response(
     )
 
 
-Handler = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
-
-
 def guard(token: str) -> Any:
     """A middleware: the token where one is set, and every error in OpenAI's shape."""
 

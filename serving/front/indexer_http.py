@@ -22,7 +22,7 @@ from serving.front.engine_events import Subscription
 from serving.front.indexer import EngineIndex, Registration
 from serving.front.openai import BadRequestError
 
-__all__ = ["Indexer", "indexer_application"]
+__all__ = ["Indexer", "indexer_application", "indexer_routes"]
 
 BLOCK_TOKENS_MAX = 1 << 16
 SOURCES_MAX = 4096
@@ -70,15 +70,19 @@ class Indexer:
 
 def indexer_application(indexer: Indexer, token: str = "") -> web.Application:
     """The routes; closes the indexer at the end."""
-    routes = _Routes(indexer)
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guard(token)])
-    app.add_routes(routes.table())
+    app.add_routes(indexer_routes(indexer))
 
     async def close(_: web.Application) -> None:
         await indexer.close()
 
     app.on_cleanup.append(close)
     return app
+
+
+def indexer_routes(indexer: Indexer) -> list[web.RouteDef]:
+    """The routes alone, for an application that has others too."""
+    return _Routes(indexer).table()
 
 
 class _Routes:

@@ -1,0 +1,107 @@
+"""Runs a serving system, or a front for engines elsewhere, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.errors import ConfigError
+from mooncake_store.port_file import remove_port_file, write_port_file
+from serving.front.external import ExternalFront, external_application
+from serving.system import ServingSystem, SystemSettings, serve_http
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["run_external", "run_system"]
+
+
+def run_system(
+    settings: SystemSettings, ready: Callable[[dict[str, Any]], None], port_file: str | None = None
+) -> None:
+    """Serve with workers of our own; `ready` is called with the facts when requests are taken."""
+    asyncio.run(_system(settings, ready, port_file))
+
+
+def run_external(
+    settings: SystemSettings,
+    engines: Mapping[str, str],
+    ready: Callable[[dict[str, Any]], None],
+    port_file: str | None = None,
+) -> None:
+    """Serve with engines elsewhere, by name and URL."""
+    settings.check()
+    for name, url in engines.items():
+        if not str(url).startswith(("http://", "https://")):
+            raise ConfigError(f"the engine {name} has no http:// URL but {url!r}")
+    asyncio.run(_external(settings, engines, ready, port_file))
+
+
+async def _system(
+    settings: SystemSettings, ready: Callable[[dict[str, Any]], None], port_file: str | None
+) -> None:
+    stop = _on_signals()
+    starting = asyncio.get_running_loop().create_task(ServingSystem(settings).start())
+    stopping = asyncio.get_running_loop().create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        # A signal while it starts: what has started ends before we do.
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await starting).close()
+        return
+    stopping.cancel()
+    system = await starting
+    try:
+        what = f"{settings.model}, {settings.prefill} prefill, {settings.decode} decode"
+        assert system.store is not None
+        facts = {"url": system.url, "what": what, "store": system.store.url}
+        await _until_stopped(stop, facts, ready, port_file)
+    finally:
+        await system.close()
+
+
+async def _external(
+    settings: SystemSettings,
+    engines: Mapping[str, str],
+    ready: Callable[[dict[str, Any]], None],
+    port_file: str | None,
+) -> None:
+    stop = _on_signals()
+    application = external_application(
+        ExternalFront(engines, deadline_s=settings.deadline_s), settings.token
+    )
+    runner, url = await serve_http(application, settings.host, settings.port)
+    try:
+        facts = {"url": url, "what": f"{len(engines)} engines"}
+        await _until_stopped(stop, facts, ready, port_file)
+    finally:
+        await runner.cleanup()
+
+
+def _on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, stop.set)
+    return stop
+
+
+async def _until_stopped(
+    stop: asyncio.Event,
+    facts: dict[str, Any],
+    ready: Callable[[dict[str, Any]], None],
+    port_file: str | None,
+) -> None:
+    if port_file:
+        content = {"address": facts["url"], "pid": os.getpid(), **facts}
+        await asyncio.to_thread(write_port_file, port_file, content)
+    try:
+        ready(facts)
+        await stop.wait()
+    finally:
+        if port_file:
+            await asyncio.to_thread(remove_port_file, port_file)

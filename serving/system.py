@@ -1,0 +1,245 @@
+"""A whole serving system on this machine: store, workers, conductor, front.
+
+    async with ServingSystem(SystemSettings(prefill=1, decode=1)) as system:
+        system.url            # http://127.0.0.1:8000
+
+Everything but conductor and front is a child process, tied to this one by a socket: however this
+process ends, `kill -9` included, they see the end of the stream and end too, and their memory,
+which has no name in the filesystem, goes with them. A serving worker that dies is replaced by one
+of the role it last had; the store is not (it would come back empty, and serving goes on without).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from mooncake_store._endpoint import is_loopback
+from mooncake_store.errors import ConfigError, StoreError, UnavailableError
+from mooncake_store.local_cluster import LocalCluster
+from serving.conductor.admission import AtDecode, ByForecast, ByLoad
+from serving.conductor.conductor import Conductor
+from serving.conductor.placement import CacheCentric
+from serving.conductor.roles import RoleBalancer
+from serving.conductor.scheduler import Policies, Scheduler
+from serving.conductor.views import Slo
+from serving.front.app import Front, front_application
+from serving.front.board import ConductorBoard
+from serving.workers.local import LocalWorkers
+from serving.workers.protocol import PREFILL_ROLE
+from serving.workers.settings import settings_from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.conductor.admission import AdmissionPolicy
+
+__all__ = ["ADMISSIONS", "ServingSystem", "SystemSettings", "serve_http"]
+
+log = logging.getLogger(__name__)
+
+ADMISSIONS: dict[str, Callable[[], AdmissionPolicy]] = {
+    "forecast": ByForecast,
+    "load": ByLoad,
+    "at-decode": AtDecode,
+}
+SUPERVISE_S = 0.25
+STOP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SystemSettings:
+    """What a system is made of. `worker` and `store` are further settings of those programs."""
+
+    prefill: int = 1
+    decode: int = 1
+    model: str = "tiny"
+    name: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str = ""
+    insecure: bool = False
+    segment: str = "1GiB"
+    store_workers: int = 1
+    admission: str = "forecast"
+    balancing: float = 1.5
+    ttft_s: float = 30.0
+    tbt_s: float = 0.5
+    deadline_s: float = 300.0
+    requests_max: int = 256
+    fixed_roles: bool = False
+    worker: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise ConfigError for what cannot work."""
+        if self.prefill < 1 or self.decode < 1:
+            raise ConfigError(
+                f"{self.prefill} prefill and {self.decode} decode workers cannot answer",
+                advice="have at least one of each",
+            )
+        if self.admission not in ADMISSIONS:
+            raise ConfigError(
+                f"there is no admission policy {self.admission!r}",
+                advice=f"one of {', '.join(ADMISSIONS)}",
+            )
+        settings_from({"model": self.model, **self.worker})
+        if not is_loopback(self.host) and not self.token and not self.insecure:
+            raise ConfigError(
+                f"{self.host} can be reached from other machines",
+                advice="set a token (--token-file), or --insecure",
+            )
+
+
+class ServingSystem:
+    """See the module; an asynchronous context manager, or `start` and `close`."""
+
+    def __init__(self, settings: SystemSettings) -> None:
+        settings.check()
+        self.settings = settings
+        slo = Slo(settings.ttft_s, settings.tbt_s)
+        policies = Policies(
+            placement=CacheCentric(settings.balancing),
+            admission=ADMISSIONS[settings.admission](),
+            roles=None if settings.fixed_roles else RoleBalancer(),
+        )
+        self._scheduler = Scheduler(slo, policies)
+        self.store: LocalCluster | None = None
+        self.workers: LocalWorkers | None = None
+        self.conductor = Conductor(requests_max=settings.requests_max)
+        self._runner: web.AppRunner | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._replacing: set[asyncio.Task[None]] = set()
+        self.url = ""
+        self.replaced = 0
+
+    async def start(self) -> ServingSystem:
+        """Start everything, or nothing; return self."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        settings = self.settings
+        self.store = LocalCluster(workers=settings.store_workers, segment=settings.segment)
+        await asyncio.to_thread(self.store.start)
+        self.workers = LocalWorkers(
+            model=settings.model,
+            prefill=settings.prefill,
+            decode=settings.decode,
+            pool_url=self.store.url,
+            **settings.worker,
+        )
+        await asyncio.to_thread(self.workers.start)
+        self.conductor = Conductor(
+            self._scheduler, pool_url=self.store.url, requests_max=settings.requests_max
+        )
+        await self.conductor.start(self.workers.addresses)
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
+        front = Front(
+            ConductorBoard(self.conductor),
+            self.conductor.submit,
+            lambda: self.conductor.card,
+            model=settings.name,
+            token=settings.token,
+            deadline_s=settings.deadline_s,
+        )
+        self._runner, self.url = await serve_http(
+            front_application(front), settings.host, settings.port
+        )
+
+    async def close(self) -> None:
+        """End everything: no new requests first, the store last. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+        for task in (self._supervisor, *self._replacing):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._supervisor = None
+        await self.conductor.close()
+        for part in (self.workers, self.store):
+            if part is not None:
+                await asyncio.to_thread(part.close)
+        self.workers = self.store = None
+
+    async def __aenter__(self) -> ServingSystem:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- workers that die
+
+    async def _supervise(self) -> None:
+        """Replace workers that ended."""
+        assert self.workers is not None
+        busy: set[int] = set()
+        while True:
+            await asyncio.sleep(SUPERVISE_S)
+            for number, child in enumerate(self.workers.children):
+                if number in busy or child.process.poll() is None:
+                    continue
+                busy.add(number)
+                task = asyncio.get_running_loop().create_task(self._replace(number))
+                self._replacing.add(task)
+                task.add_done_callback(self._replacing.discard)
+                task.add_done_callback(partial(_forget, busy, number))
+
+    async def _replace(self, number: int) -> None:
+        assert self.workers is not None
+        address = self.workers.addresses[number]
+        member = self.conductor.fleet.members.get(address)
+        role = member.hello.role if member is not None else PREFILL_ROLE
+        log.warning("%s ended; another %s worker is started", address, role)
+        await self.conductor.leave(address)
+        try:
+            fresh = await asyncio.to_thread(self.workers.replace, number, role)
+            await self.conductor.join(fresh)
+            self.replaced += 1
+        except StoreError as error:
+            log.error("a %s worker could not be replaced: %s", role, error)
+
+    def worker_numbers(self, role: str) -> list[int]:
+        """Places of the workers that have a role now, for tests that kill them."""
+        assert self.workers is not None
+        members = self.conductor.fleet.members
+        return [
+            number
+            for number, address in enumerate(self.workers.addresses)
+            if address in members and members[address].hello.role == role
+        ]
+
+
+def _forget(numbers: set[int], number: int, _: asyncio.Task[None]) -> None:
+    numbers.discard(number)
+
+
+async def serve_http(
+    application: web.Application, host: str, port: int
+) -> tuple[web.AppRunner, str]:
+    """Serve an application; returns its runner and its URL. Raises UnavailableError."""
+    # A client that goes away has to cancel its request, wherever it is.
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, shutdown_timeout=STOP_S).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UnavailableError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            advice="another program may be using the port: choose another one with --port",
+        ) from error
+    bound = runner.addresses[0][1]
+    shown = f"[{host}]" if ":" in host else host
+    return runner, f"http://{shown}:{bound}"

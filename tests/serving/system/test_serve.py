@@ -1,0 +1,243 @@
+"""`mooncake serve` with real processes: OpenAI's client, the page, failures, and a clean end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.serving.system.conftest import started
+from tests.waiting import until
+
+openai = pytest.importorskip("openai")
+
+WORDS = "The pool keeps what a prompt has cost, so that nobody pays for it twice. "
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(
+        base_url=server["url"] + "/v1", api_key="none", timeout=60, max_retries=0
+    ) as made:
+        yield made
+
+
+def get(server, path):
+    with urllib.request.urlopen(server["url"] + path, timeout=20) as answer:
+        return answer.read().decode()
+
+
+def stats(server):
+    return json.loads(get(server, "/stats"))
+
+
+def descendants(pid):
+    """The processes below one, by /proc."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, front = [], [pid]
+    while front:
+        below = parents.get(front.pop(), [])
+        found += below
+        front += below
+    return found
+
+
+def alive(pids):
+    states = []
+    for pid in pids:
+        try:
+            states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        except OSError:
+            continue
+    return [state for state in states if state not in "ZX"]
+
+
+def ends_without_a_trace(program, number):
+    """However a server ends, its children do too."""
+    below = descendants(program.process.pid)
+    assert len(below) >= 2
+    program.signal(number)
+    assert program.wait(30) == (0 if number == signal.SIGTERM else -number), program.output
+    until(lambda: not alive(below), 20, "children that outlive their parent")
+
+
+def test_openais_client_completes_and_streams_the_same(client):
+    asked = {"model": "tiny", "prompt": WORDS, "max_tokens": 12, "temperature": 0}
+    asked["extra_body"] = {"ignore_eos": True}
+    whole = client.completions.create(**asked)
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 12
+    pieces = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    text, usage = "", None
+    for piece in pieces:
+        text += piece.choices[0].text if piece.choices else ""
+        usage = piece.usage or usage
+    assert text == whole.choices[0].text
+    assert usage.completion_tokens == 12
+
+
+def test_openais_client_chats_and_a_seed_repeats_an_answer(client):
+    def ask(seed, stream=False):
+        return client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": WORDS}],
+            max_tokens=16,
+            temperature=1.0,
+            seed=seed,
+            stream=stream,
+        )
+
+    first = ask(7).choices[0].message.content
+    assert ask(7).choices[0].message.content == first
+    assert "".join(p.choices[0].delta.content or "" for p in ask(7, stream=True)) == first
+    assert ask(8).choices[0].message.content != first
+
+
+def test_a_second_turn_reuses_the_first(client, server):
+    shared = WORDS * 20
+    asked = {"model": "tiny", "max_tokens": 4, "temperature": 0}
+    first = client.completions.create(prompt=shared + "One?", **asked)
+    assert first.usage.prompt_tokens_details.cached_tokens < 200
+    # The blocks of the first are on their way to the pool when it is answered.
+    until(lambda: stats(server)["pool_blocks"] > 0, 20)
+    again = client.completions.create(prompt=shared + "Two?", **asked)
+    assert again.usage.prompt_tokens_details.cached_tokens > 1000
+
+
+def test_errors_are_those_that_openais_client_knows(client):
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.completions.create(model="gpt-9", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
+        client.completions.create(model="tiny", prompt="x", max_tokens=10_000_000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="tiny", prompt="x", temperature=9)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_metrics_and_health(server, client):
+    client.completions.create(model="tiny", prompt="x", max_tokens=2)
+    assert "mooncake_serving_ttft_seconds_bucket" in get(server, "/metrics")
+    health = json.loads(get(server, "/health"))
+    assert health == {"serving": True, "workers": {"prefill": 1, "decode": 1}, "store": "up"}
+
+
+def test_the_page_shows_requests(server, client, chromium, tmp_path):
+    client.completions.create(model="tiny", prompt=WORDS, max_tokens=4)
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    common = [chromium, "--headless", "--no-sandbox", "--disable-gpu", profile]
+    common += ["--virtual-time-budget=4000", "--window-size=1100,900"]
+    page = subprocess.run(
+        [*common, "--dump-dom", server["url"] + "/"],
+        capture_output=True, text=True, timeout=100, check=True,
+    ).stdout  # fmt: skip
+    assert 'data-shown="yes"' in page
+    assert "cmpl-" in page
+    assert "worker-0" in page
+    picture = tmp_path / "page.png"
+    subprocess.run(
+        [*common, f"--screenshot={picture}", server["url"] + "/"],
+        capture_output=True, timeout=100, check=True,
+    )  # fmt: skip
+    assert picture.stat().st_size > 10_000
+    if kept := os.environ.get("MOONCAKE_KEEP_PICTURE"):
+        Path(kept).write_bytes(picture.read_bytes())
+
+
+def test_chat_talks_and_says_what_was_reused(server):
+    def chat(*options, stdin=""):
+        return subprocess.run(
+            [sys.executable, "-m", "mooncake_store", "chat", "--url", server["url"],
+             "--max-tokens", "5", *options],
+            input=stdin, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    done = chat("--message", "Hello", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["generated"] <= 5
+    assert answer["ttft_s"] > 0
+    done = chat(stdin="Hello\nAgain\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("first token after") == 2
+    done = chat("--url", "http://127.0.0.1:1", "--message", "x")
+    assert done.returncode == 4
+    assert "mooncake serve" in done.stderr
+
+
+def test_a_killed_worker_is_replaced_and_requests_go_on(start_program, tmp_path):
+    program, facts = started(start_program, tmp_path)
+    body = json.dumps({"prompt": WORDS, "max_tokens": 4, "temperature": 0}).encode()
+
+    def ask():
+        try:
+            request = urllib.request.Request(facts["url"] + "/v1/completions", body)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.loads(answer.read())["choices"][0]["text"]
+        except urllib.error.HTTPError as error:
+            if error.code not in (429, 503):
+                raise
+            return None
+
+    first = ask()
+    assert first is not None
+    workers = [
+        pid
+        for pid in descendants(program.process.pid)
+        if b"serving.workers.program" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    assert until(ask, 60) == first
+    ends_without_a_trace(program, signal.SIGTERM)
+    assert not (tmp_path / "port").exists()
+
+
+def test_the_store_may_go_away(start_program, tmp_path):
+    program, facts = started(start_program, tmp_path)
+    stores = [
+        pid
+        for pid in descendants(program.process.pid)
+        if b"mooncake_store.local_program" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    for pid in stores:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: json.loads(get(facts, "/health"))["store"].startswith("down"), 30)
+    body = json.dumps({"prompt": WORDS, "max_tokens": 4}).encode()
+    request = urllib.request.Request(facts["url"] + "/v1/completions", body)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
+    ends_without_a_trace(program, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--prefill", "0"], 3, "at least one of each"),
+        (["--admission", "never"], 3, "forecast"),
+        (["--host", "0.0.0.0"], 3, "--token-file"),
+        (["--model", "/nowhere"], 3, "/nowhere"),
+        (["--setting", "kv_block=1"], 3, "kv_blocks"),
+        (["--setting", "x"], 3, "NAME=VALUE"),
+        (["--backend", "a=b"], 3, "http://"),
+    ],
+)
+def test_what_is_configured_wrong_fails_at_start(options, code, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "mooncake_store", "serve", "--port", "0", *options],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
