@@ -18,6 +18,7 @@ Cost: a fixed amount of Python a batch besides the transport; nothing per reques
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ from transfer_engine.columns import as_column, merge_ranges
 from transfer_engine.devices import DeviceMemory, DeviceRanges, locate
 from transfer_engine.directory.peer import PeerDirectory
 from transfer_engine.errors import (
+    AlreadyExistsError,
     ConfigError,
     InvalidArgumentError,
     NotFoundError,
@@ -193,6 +195,10 @@ class TransferEngine:
 
         Transfers from and to a tensor begin after what the calling thread has queued on its
         device, and have ended there when they are reported.
+
+        The same memory may be registered again: it stays allowed until each region was
+        unregistered. Raises AlreadyExistsError for memory that overlaps a region in part, which
+        is a mistake about where a buffer ends, or begins.
         """
         if isinstance(memory, Segment):
             mapping = memory.mapping
@@ -203,12 +209,32 @@ class TransferEngine:
             view = flat_view(cast("Buffer", memory))
             address = int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.nbytes else 0
             region = Region(address, view.nbytes, view)
-        for transport in self._transports:
-            transport.register(region)
         with self._lock:
+            self._check_overlap(region)
             self._regions[id(region)] = region
+        try:
+            for transport in self._transports:
+                transport.register(region)
+        except BaseException:
+            with self._lock:
+                del self._regions[id(region)]
+            raise
+        with self._lock:
             self._note_regions()
         return region
+
+    def _check_overlap(self, region: Region) -> None:
+        """Refuse memory that shares some but not all of its bytes with a region. Held: the lock."""
+        begin, end = region.address, region.address + region.size
+        for other in self._regions.values():
+            first, last = other.address, other.address + other.size
+            if begin < last and first < end and (begin, end) != (first, last):
+                raise AlreadyExistsError(
+                    f"{region.location} memory [{begin:#x}, {end:#x}) overlaps {other.location} "
+                    f"memory [{first:#x}, {last:#x}), registered by process {os.getpid()} before",
+                    operation="register",
+                    advice="register the whole buffer once, and use parts of it",
+                )
 
     def unregister(self, region: Region) -> None:
         """Forbid what `register` allowed. Batches under way still end."""

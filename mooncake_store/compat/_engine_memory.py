@@ -183,12 +183,13 @@ class EngineMemory:
                 segment.close()
                 return -1
             try:
-                descriptor = server.publish(segment).encode()
-                self._owned[address] = _Owned(segment, engine.register(segment), descriptor)
+                region = engine.register(segment)
             except StoreError as error:
                 log.error("memory is not registered: %s", error)
                 self._registry.discard(address)
+                segment.close()
                 return -1
+            self._owned[address] = _Owned(segment, region, server.publish(segment).encode())
         return 0
 
     def unregister_memory(self, buffer_addr: int) -> int:

@@ -158,16 +158,46 @@ def test_registration_is_counted_by_range(engine):
     with Segment.create(1 << 16) as segment, TransferServer() as server:
         target = engine.open(server.publish(segment))
         data = bytearray(b"abcdefgh")
-        region, part = engine.register(data), engine.register(memoryview(data)[2:4])
+        region, again = engine.register(data), engine.register(memoryview(data))
         engine.write_batch(target, [0], [8], [region.address]).check()
         engine.unregister(region)
-        engine.write_batch(target, [100], [2], [part.address]).check()
-        with pytest.raises(InvalidArgumentError):
-            engine.write_batch(target, [0], [8], [region.address])
+        engine.write_batch(target, [100], [2], [again.address + 2]).check()
         with pytest.raises(NotFoundError):
             engine.unregister(region)
+        engine.unregister(again)
+        with pytest.raises(InvalidArgumentError):
+            engine.write_batch(target, [0], [8], [region.address])
         assert bytes(segment.view(0, 8)) == b"abcdefgh"
         assert bytes(segment.view(100, 2)) == b"cd"
+
+
+@pytest.mark.parametrize("part", [slice(0, 4), slice(2, 6), slice(4, 8), slice(7, 8)])
+def test_registrations_that_overlap_in_part_are_refused(engine, part):
+    data = bytearray(8)
+    for first, second in (
+        (memoryview(data), memoryview(data)[part]),
+        (memoryview(data)[part], memoryview(data)),
+        (memoryview(data)[1:8], memoryview(data)[0:2]),
+    ):
+        region = engine.register(first)
+        with pytest.raises(AlreadyExistsError) as caught:
+            engine.register(second)
+        assert f"{region.address:#x}" in str(caught.value)
+        assert f"process {os.getpid()}" in str(caught.value)
+        engine.unregister(region)
+        engine.unregister(engine.register(second))
+
+
+def test_neighbours_and_nothing_overlap_with_nobody(engine):
+    data = memoryview(bytearray(8))
+    left, right = engine.register(data[:4]), engine.register(data[4:])
+    engine.register(data[2:2])
+    with Segment.create(4096) as segment, TransferServer() as server:
+        target = engine.open(server.publish(segment))
+        engine.write_batch(target, [0], [8], [left.address]).check()
+        engine.unregister(right)
+        with pytest.raises(InvalidArgumentError):
+            engine.write_batch(target, [0], [8], [left.address])
 
 
 def test_arguments_that_do_not_match_are_refused(engine):
