@@ -18,11 +18,17 @@ from transfer_engine.base import SegmentDescriptor
 from transfer_engine.engine import TransferEngine
 from transfer_engine.errors import NotFoundError, StoreError
 from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.segment import Segment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import TypeAlias
+
     from mooncake_store.worker import Worker
     from transfer_engine.engine import SegmentHandle
-    from transfer_engine.segment import Segment
+    from transfer_engine.file_segment import FileSegment
+
+    Lent: TypeAlias = Segment | FileSegment
 
 __all__ = ["Copier"]
 
@@ -31,17 +37,27 @@ log = logging.getLogger(__name__)
 CALL_S = 5.0
 FETCH = 64
 MESSAGE_CHARS_MAX = 500
+PIECE_BYTES = 8 << 20
 
 
 class Copier:
     """Copies from segments of this process into those of others; used by one thread."""
 
-    def __init__(self, segments: list[Segment], secret: bytes | None) -> None:
-        self._segments = {segment.uuid: segment for segment in segments}
+    def __init__(
+        self,
+        segments: Iterable[Lent],
+        descriptors: Mapping[bytes, SegmentDescriptor],
+        secret: bytes | None,
+    ) -> None:
         self._secret = secret
         self._engine = TransferEngine(secret=secret)
+        # Those that are files are read like segments of others.
+        self._files: dict[bytes, SegmentHandle] = {}
         for segment in segments:
-            self._engine.register(segment)
+            if isinstance(segment, Segment):
+                self._engine.register(segment)
+            else:
+                self._files[segment.uuid] = self._engine.open(descriptors[segment.uuid])
         self._connections: dict[str, BlockingConnection] = {}
         self._targets: dict[int, SegmentHandle] = {}
         self._epoch = 0
@@ -98,23 +114,44 @@ class Copier:
     def _copy(
         self,
         worker: Worker,
-        numbers: dict[int, Segment],
+        numbers: dict[int, Lent],
         target: int,
         parts: list[tuple[shard_wire.TaskWork, int]],
     ) -> list[int]:
         for task, _ in parts:
             if task.source[0] not in numbers:
                 raise NotFoundError(f"segment {task.source[0]} is not of this worker", advice="")
+        there = self._target(worker, target)
+        for task, offset in parts:
+            source = numbers[task.source[0]]
+            if not isinstance(source, Segment):
+                self._copy_file(self._files[source.uuid], task, there, offset)
+        mapped = [
+            (task, offset, source.address + task.source[1])
+            for task, offset in parts
+            if isinstance(source := numbers[task.source[0]], Segment)
+        ]
         result = self._engine.write_batch(
-            self._target(worker, target),
-            np.array([offset for _, offset in parts], np.int64),
-            np.array([task.size for task, _ in parts], np.int64),
-            np.array(
-                [numbers[task.source[0]].address + task.source[1] for task, _ in parts], np.int64
-            ),
+            there,
+            np.array([offset for _, offset, _ in mapped], np.int64),
+            np.array([task.size for task, _, _ in mapped], np.int64),
+            np.array([address for _, _, address in mapped], np.int64),
         )
-        statuses: list[int] = result.statuses.tolist()
-        return statuses
+        moved = iter(result.statuses.tolist())
+        # What did not raise on its way from a file has arrived.
+        return [
+            next(moved) if isinstance(numbers[task.source[0]], Segment) else 0 for task, _ in parts
+        ]
+
+    def _copy_file(
+        self, source: SegmentHandle, task: shard_wire.TaskWork, target: SegmentHandle, offset: int
+    ) -> None:
+        """Copy one object through memory, piece by piece; raises what goes wrong."""
+        piece = memoryview(bytearray(min(task.size, PIECE_BYTES)))
+        for at in range(0, task.size, PIECE_BYTES):
+            part = piece[: min(PIECE_BYTES, task.size - at)]
+            self._engine.read_into(source, task.source[1] + at, part)
+            self._engine.write_from(target, offset + at, part)
 
     def _target(self, worker: Worker, number: int) -> SegmentHandle:
         handle = self._targets.get(number)

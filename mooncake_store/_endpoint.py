@@ -17,7 +17,15 @@ from typing import NamedTuple
 
 from transfer_engine.errors import ConfigError
 
-__all__ = ["Secret", "StoreUrl", "is_loopback", "read_secret", "split_address", "split_url"]
+__all__ = [
+    "Secret",
+    "StoreUrl",
+    "is_loopback",
+    "read_secret",
+    "split_address",
+    "split_rail",
+    "split_url",
+]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +58,18 @@ def split_address(address: str) -> tuple[str, int]:
             "or '[::1]:50051'"
         )
     return found[1] or found[2], int(found[3])
+
+
+def split_rail(address: str) -> tuple[str, int]:
+    """Return host and port of an address to listen on; port 0, any free one, where it has none.
+
+    Raises:
+        ConfigError: as `split_address`.
+    """
+    bare = address.startswith("[") and address.endswith("]")
+    if address and (bare or ":" not in address):
+        return address.removeprefix("[").removesuffix("]"), 0
+    return split_address(address)
 
 
 def split_url(url: str) -> StoreUrl:

@@ -29,6 +29,7 @@ from mooncake_store._endpoint import (
     is_loopback,
     read_secret,
     split_address,
+    split_rail,
     split_url,
 )
 from mooncake_store._setting import Contradiction, Setting, Settings, settings_of
@@ -37,7 +38,7 @@ from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "PROGRAMS",
@@ -258,8 +259,15 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
     port: Annotated[Port, Meta(description="Port to serve data on; 0 picks a free one.")] = 0
     segments_bytes: Annotated[
         tuple[SegmentBytes, ...],
-        Meta(description="Size of each segment of memory lent to the pool."),
+        Meta(description="Size of each segment of memory lent to the pool; none beside `files`."),
     ] = (4 * GIB,)
+    files: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Files, block and DAX devices lent as well: path:size, or the path alone "
+            "for all of what exists."
+        ),
+    ] = ()
     hugepages: Annotated[
         Literal["auto", "never", "require"],
         Meta(description="Back segments by huge pages: where available, not at all, or else fail."),
@@ -274,6 +282,13 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             description="Ways in which others may reach the segments; rdma needs a card, and tcp."
         ),
     ] = ("shm", "rdma", "tcp")
+    rails: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Further addresses, host or host:port, each on a network of its own: "
+            "large transfers use all of them."
+        ),
+    ] = ()
     secret_file: SecretFile = ""
     insecure: Insecure = False
     port_file: PortFile = ""
@@ -287,8 +302,22 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             Contradiction: the first such setting.
         """
         _check_address(self.table, "master", self.master)
-        _check_list(self.table, "segments", self.segments_bytes, distinct=False)
+        if not self.files:
+            _check_list(self.table, "segments", self.segments_bytes, distinct=False)
+        for name, items in (("files", self.files), ("rails", self.rails)):
+            if items:
+                _check_list(self.table, name, items)
         _check_list(self.table, "transports", self.transports)
+        if self.rails and "tcp" not in self.transports:
+            raise Contradiction(
+                f"{self.table}.rails are addresses for tcp, which {self.table}.transports leaves "
+                "out",
+                "rails",
+                "transports",
+            )
+        for rail in self.rails:
+            _check_address(self.table, "rails", rail, split_rail)
+            _check_exposure(self.table, split_rail(rail)[0], self.secret_file, self.insecure)
         _check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
 
@@ -409,9 +438,14 @@ def _check_order(config: Settings, small: str, large: str, why: str, *, strict: 
     )
 
 
-def _check_address(table: str, name: str, address: str) -> None:
+def _check_address(
+    table: str,
+    name: str,
+    address: str,
+    split: Callable[[str], tuple[str, int]] = split_address,
+) -> None:
     try:
-        split_address(address)
+        split(address)
     except ConfigError as error:
         raise Contradiction(f"{table}.{name}: {error.what}", name) from None
 

@@ -29,7 +29,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.config import split_address
+from mooncake_store._endpoint import split_address, split_rail
+from mooncake_store._lending import Lending
 from mooncake_store.logs import StateLog
 from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import (
@@ -43,7 +44,6 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.rpc.blocking import BlockingConnection
-from transfer_engine.segment import Segment
 from transfer_engine.transports.server import TransferServer
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
     from mooncake_store._copier import Copier
     from mooncake_store.config import WorkerConfig
+    from transfer_engine.file_segment import FileSegment
+    from transfer_engine.segment import Segment
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["Worker", "host_name"]
@@ -77,8 +79,8 @@ def host_name() -> str:
 class Worker:
     """Lends segments to a pool, from `start` to `stop`.
 
-    `uuid` and `epoch` name this run; `name` is for people; `segments` are in the order of the
-    configuration. `start` waits up to `timeout_s` for the master.
+    `uuid` and `epoch` name this run; `name` is for people. `start` waits up to `timeout_s` for the
+    master.
     """
 
     def __init__(self, config: WorkerConfig, *, secret: bytes | None = None) -> None:
@@ -87,8 +89,8 @@ class Worker:
         self.epoch = time.time_ns()
         self.name = config.name or f"{host_name()}-{os.getpid()}"
         self.host = host_name()
-        self.segments: list[Segment] = []
         self.numbers: tuple[int, ...] = ()
+        self._lending = Lending(config, self.name)
         self._secret = secret
         self._server: TransferServer | None = None
         self._specs: tuple[wire.SegmentSpec, ...] = ()
@@ -102,6 +104,11 @@ class Worker:
         self._threads: list[threading.Thread] = []
         self._states = StateLog(log)
         self._closed = False
+
+    @property
+    def segments(self) -> list[Segment | FileSegment]:
+        """What is lent, memory first."""
+        return self._lending.segments
 
     @property
     def address(self) -> str | None:
@@ -118,6 +125,7 @@ class Worker:
         """
         try:
             self._serve()
+            self._lending.make()
             self._lend()
             self._mount_within(timeout_s)
         except BaseException:
@@ -135,34 +143,23 @@ class Worker:
             tcp=_bracketed(config.host, config.port) if "tcp" in config.transports else None,
             unix="auto" if "shm" in config.transports else None,
             rdma="rdma" in config.transports,
+            rails=[_bracketed(*split_rail(rail)) for rail in config.rails],
             secret=self._secret,
             insecure=config.insecure,
             advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
         )
 
     def _lend(self) -> None:
-        """Make the segments and let others reach them."""
+        """Let others reach the segments."""
         from mooncake_store._copier import Copier
 
         assert self._server is not None
-        config = self.config
-        count = len(config.segments_bytes)
-        for index, nbytes in enumerate(config.segments_bytes):
-            self.segments.append(
-                Segment.create(
-                    nbytes,
-                    name=self.name if count == 1 else f"{self.name}-{index}",
-                    hugepages=config.hugepages,
-                    numa_node=None if config.numa < 0 else config.numa,
-                )
-            )
+        descriptors = {s.uuid: self._server.publish(s) for s in self.segments}
         self._specs = tuple(
-            wire.SegmentSpec(s.uuid, s.name, s.size, self._server.publish(s).encode())
+            wire.SegmentSpec(s.uuid, s.name, s.size, descriptors[s.uuid].encode())
             for s in self.segments
         )
-        for segment in self.segments:
-            segment.prefault()
-        self._copier = Copier(self.segments, self._secret)
+        self._copier = Copier(self.segments, descriptors, self._secret)
 
     def _lend_anew(self) -> None:
         """Replace all segments: a new master knows nothing of who still uses the old ones.
@@ -174,11 +171,10 @@ class Worker:
         log.warning("worker %s: the master was started anew; all memory is replaced", self.name)
         if self._copier is not None:
             self._copier.close()
-        while self.segments:
-            segment = self.segments.pop()
+        for segment in self.segments:
             if self._server.find(segment.uuid) is not None:
                 self._server.withdraw(segment, timeout_s=WITHDRAW_S)
-            segment.close()
+        self._lending.make_anew()
         self._lend()
 
     def _mount_within(self, timeout_s: float) -> None:
@@ -253,8 +249,7 @@ class Worker:
             self._copier.close()
         if self._server is not None:
             self._server.close()
-        for segment in self.segments:
-            segment.close()
+        self._lending.close()
         if self._cluster is not None:
             self._cluster.close()
 

@@ -51,6 +51,7 @@ def run_worker(
         "master": config.master,
         "address": worker.address,
         "segments": [segment.uuid.hex() for segment in worker.segments],
+        "bytes": sum(segment.size for segment in worker.segments),
     }
     try:
         if config.port_file:
