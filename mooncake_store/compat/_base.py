@@ -22,10 +22,10 @@ from mooncake_store.compat._codes import (
     codes,
     log,
 )
-from mooncake_store.compat._doubts import Doubts
 from mooncake_store.compat._memory import Registry
 from mooncake_store.compat._setup import Wanted, connect, lend
 from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
+from mooncake_store.doubts import Doubts
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from transfer_engine.base import default_timeout_s
 
@@ -69,7 +69,7 @@ class Base:
         self._extra_workers: dict[str, Worker] = {}
         self._hostname = ""
         self._registry = Registry()
-        self._doubts = Doubts()
+        self._doubts: Doubts[str] = Doubts()
         self._engine: object = None
         self._http: Any = None
         self._told_s: dict[str, float] = {}

@@ -12,17 +12,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "identify"]
 
 _SAMPLE_BYTES = 64
 _SPREAD = 256
 _HEADER_MAX = 100_000_000
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def identify(model: str, revision: str | None = None) -> str:
+    """What tells these weights from others: content where it is on disk, else name and revision."""
+    path = Path(model)
+    if path.is_dir():
+        return fingerprint(path)
+    if path.is_file():
+        return f"{path.stat().st_size} bytes"
+    return f"{model} {_commit(model, revision) or revision}"
+
+
+def _commit(name: str, revision: str | None) -> str | None:
+    """The commit of a model of the hub that is in the local cache."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except ValueError:  # No name of the hub.
+        return None
+    return Path(found).parent.name if isinstance(found, str) else None
 
 
 def fingerprint(directory: Path) -> str:

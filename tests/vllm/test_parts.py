@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mooncake_store.errors import ConfigError
-from serving.connectors.vllm.counts import Counts
+from serving.connectors.counts import Counts
 from serving.connectors.vllm.layout import Group
 from serving.connectors.vllm.lookup import longest_prefix, present_prefix
 from serving.connectors.vllm.messages import SaveOutcome, StepPlan, WorkerReport

@@ -31,8 +31,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from serving.connectors.link import StoreLink
-from serving.connectors.vllm.counts import Counts
+from serving.connectors.counts import Counts
 from serving.connectors.vllm.layout import read_layout
 from serving.connectors.vllm.options import Options
 from serving.connectors.vllm.scheduler import SchedulerSide
@@ -62,10 +61,7 @@ class MooncakePyConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._counts = Counts()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        settings = dict(options.client)
-        if role == KVConnectorRole.WORKER and options.segment:
-            settings["segment"] = options.segment
-        self._link = StoreLink(options.url, settings, rest_s=options.rest_s)
+        self._link = options.link(lends=role == KVConnectorRole.WORKER)
         if role == KVConnectorRole.SCHEDULER:
             events = vllm_config.kv_events_config
             self._scheduler = SchedulerSide(

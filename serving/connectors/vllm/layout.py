@@ -16,11 +16,10 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import ConfigError
-from serving.connectors.fingerprint import fingerprint
+from serving.connectors.fingerprint import identify
 from serving.connectors.keys import KVScope
 
 if TYPE_CHECKING:
@@ -170,19 +169,4 @@ def _weights(vllm_config: Any) -> str:
     model, load = vllm_config.model_config, vllm_config.load_config
     if str(getattr(load.load_format, "value", load.load_format)) == "dummy":
         return f"dummy weights of {model.model}, seed {model.seed}"
-    directory = Path(model.model)
-    if directory.is_dir():
-        return fingerprint(directory)
-    if directory.is_file():
-        return f"{directory.stat().st_size} bytes"
-    return f"{model.model} {_commit(model.model, model.revision) or model.revision}"
-
-
-def _commit(name: str, revision: str | None) -> str | None:
-    """The commit of a model of the hub that is in the local cache."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(found).parent.name if isinstance(found, str) else None
+    return identify(model.model, model.revision)

@@ -22,6 +22,7 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mooncake_store.doubts import Doubts
 from serving.connectors.vllm.lookup import present_prefix
 from serving.connectors.vllm.messages import GroupBlocks, LoadJob, SaveJob, StepPlan, WorkerReport
 
@@ -42,7 +43,6 @@ _NULL_BLOCK = 0
 _FRESH_S = 0.5
 """An answer older than this is asked for again."""
 _POLL_S = 0.01
-_DISTRUSTED_MAX = 100_000
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class SchedulerSide:
         self._held = 0
         self._next_save = 0
         self._patience_s = options.lookup_wait_s
-        self._distrusted: dict[tuple[int, bytes], float] = {}
+        self._doubts: Doubts[tuple[int, bytes]] = Doubts(options.distrust_s)
         self._stored: list[StoredRun] = []
         self._gone: list[tuple[int, bytes]] = []
 
@@ -182,13 +182,7 @@ class SchedulerSide:
         return time.monotonic() < asked.waits_until
 
     def _trusts(self, group: int, block_hash: bytes) -> bool:
-        until = self._distrusted.get((group, block_hash))
-        if until is None:
-            return True
-        if time.monotonic() < until:
-            return False
-        del self._distrusted[group, block_hash]
-        return True
+        return (group, block_hash) not in self._doubts
 
     # Loads.
 
@@ -319,11 +313,9 @@ class SchedulerSide:
 
     def report(self, report: WorkerReport) -> None:
         """Take what the workers did: free memory of saves, distrust what could not be read."""
-        until = time.monotonic() + self._options.distrust_s
-        for each in report.unreadable:
-            self._distrusted[each] = until
-            if self._feeds:
-                self._gone.append(each)
+        self._doubts.note(report.unreadable)
+        if self._feeds:
+            self._gone += report.unreadable
         for name in report.failed_requests:
             if name in self._tracked:
                 self._tracked[name].loaded = (0, 0)
@@ -336,16 +328,12 @@ class SchedulerSide:
             saving.refused |= outcome.refused
             if saving.left <= 0:
                 self._saved(number)
-        if len(self._distrusted) > _DISTRUSTED_MAX:
-            now = time.monotonic()
-            self._distrusted = {k: t for k, t in self._distrusted.items() if t > now}
 
     def _saved(self, number: int) -> None:
         saving = self._saving.pop(number)
         self._held -= len(saving.blocks)
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(saving.blocks)])
-        for each in saving.stored - saving.refused:
-            self._distrusted.pop(each, None)
+        self._doubts.clear(saving.stored - saving.refused)
         for run in saving.runs:
             key = (run.group, run.hashes[0])
             if key in saving.stored and key not in saving.refused:
@@ -401,4 +389,4 @@ class SchedulerSide:
 
     def distrusted(self) -> Iterable[tuple[int, bytes]]:
         """Blocks not believed to be present, as (group, hash)."""
-        return self._distrusted.keys()
+        return self._doubts

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from serving.connectors.vllm.counts import NAMES
+from serving.connectors.counts import NAMES
 
 __all__ = ["MooncakePyPromMetrics", "MooncakePyStats"]
 

@@ -19,18 +19,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mooncake_store.errors import ChecksumMismatchError, NoSpaceError, TransferError
+from serving.connectors.moves import Moves, joined
 from serving.connectors.vllm.memory import HostMemory, StagedMemory, with_blocks_first
 from serving.connectors.vllm.messages import GroupBlocks, SaveOutcome, WorkerReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mooncake_store import Pieces
+    from serving.connectors.counts import Counts
     from serving.connectors.link import StoreLink
-    from serving.connectors.vllm.counts import Counts
     from serving.connectors.vllm.layout import Group, Layout
     from serving.connectors.vllm.messages import LoadJob, SaveJob, StepPlan
     from serving.connectors.vllm.options import Options
@@ -80,9 +77,9 @@ class WorkerSide:
         pipeline_rank: int,
     ) -> None:
         self._layout = layout
-        self._link = link
         self._options = options
         self._counts = counts
+        self._moves = Moves(link, options, counts)
         self._ranks = (tensor_rank, pipeline_rank)
         self._slabs: list[_Slab] = []
         self._lock = threading.Lock()
@@ -92,7 +89,6 @@ class WorkerSide:
         self._report = WorkerReport()
         self._step: list[_Saving] = []
         self._layers_left: list[set[str]] = []
-        self._pressed_until = 0.0
         self._outages = 0
         self._loads: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -182,8 +178,8 @@ class WorkerSide:
 
     def take_counts(self) -> dict[str, float]:
         """Counters since the last call."""
-        self._counts.add("outages", self._link.outages - self._outages)
-        self._outages = self._link.outages
+        self._counts.add("outages", self._moves.link.outages - self._outages)
+        self._outages = self._moves.link.outages
         return self._counts.take()
 
     def close(self) -> None:
@@ -210,13 +206,11 @@ class WorkerSide:
         wanted = [(slab, by_group[slab.group.number]) for slab in self._slabs
                   if slab.group.number in by_group]  # fmt: skip
         bad: dict[int, set[bytes]] = {blocks.group: set() for blocks in job.groups}
-        began = time.perf_counter()
         if all(isinstance(slab.memory, HostMemory) for slab, _ in wanted):
             self._load_in_place(wanted, bad)
         else:
             for slab, blocks in wanted:
                 self._load_staged(slab, blocks, bad)
-        self._counts.add("load_seconds", time.perf_counter() - began)
         self._load_ended(job, [(blocks, bad[blocks.group]) for blocks in job.groups])
 
     def _load_in_place(
@@ -225,9 +219,9 @@ class WorkerSide:
         """All objects of a request in one batch."""
         names = [name for slab, blocks in wanted for name in slab.names(blocks.hashes)]
         owners = [(blocks.group, each) for _, blocks in wanted for each in blocks.hashes]
-        pieces = [slab.memory.buffers(blocks.blocks) for slab, blocks in wanted]
+        pieces: list[Any] = [slab.memory.buffers(blocks.blocks) for slab, blocks in wanted]
         sizes = [slab.memory.block_bytes for slab, blocks in wanted for _ in blocks.hashes]
-        for at in self._read(names, _joined(pieces), sizes):
+        for at in self._moves.read(names, joined(pieces), sizes):
             group, each = owners[at]
             bad[group].add(each)
 
@@ -239,34 +233,10 @@ class WorkerSide:
             places = blocks.blocks[start : start + step]
             buffers = slab.memory.buffers(places)
             sizes = [slab.memory.block_bytes] * len(hashes)
-            failed = self._read(slab.names(hashes), buffers, sizes)
+            failed = self._moves.read(slab.names(hashes), buffers, sizes)
             bad[blocks.group].update(hashes[at] for at in failed)
             lost = set(failed)
             slab.memory.scatter(places, [at for at in range(len(hashes)) if at not in lost])
-
-    def _read(self, names: list[str], buffers: Any, sizes: list[int]) -> list[int]:
-        """Read a batch; the positions of what could not be read."""
-        deadline = self._options.load_deadline_s
-        got = self._link.call(lambda c: c.get_into_many(names, buffers, deadline=deadline))
-        self._counts.add("load_batches", 1)
-        if got is None:
-            self._counts.add("load_failures", len(names))
-            return list(range(len(names)))
-        failed: list[int] = got.failed.tolist()
-        lost = set(failed)
-        self._counts.add("load_blocks", len(names) - len(failed))
-        self._counts.add("load_bytes", sum(s for at, s in enumerate(sizes) if at not in lost))
-        self._counts.add("load_failures", len(failed))
-        if len(failed) == len(names) and all(_unmoved(got.error(at)) for at in failed):
-            self._link.doubt()
-        if failed:
-            log.info("%d of %d blocks could not be read, first: %s", len(failed), len(names),
-                     got.error(failed[0]))  # fmt: skip
-            wrong = [names[at] for at in failed if isinstance(got.error(at), ChecksumMismatchError)]
-            if wrong:
-                self._counts.add("load_corrupt", len(wrong))
-                self._link.call(lambda c: c.remove_many(wrong, force=True, deadline=deadline))
-        return failed
 
     def _load_ended(self, job: LoadJob, bad: list[tuple[GroupBlocks, set[bytes]]]) -> None:
         with self._lock:
@@ -346,39 +316,12 @@ class WorkerSide:
         self, slab: _Slab, hashes: list[bytes], blocks: list[int], ready: Any
     ) -> tuple[list[int], list[int]]:
         """Offer a batch; positions of what is new in the store, and of what is not in it."""
-        everything = list(range(len(hashes)))
-        if time.monotonic() < self._pressed_until:
-            self._counts.add("save_skipped_pressure", len(hashes))
-            return [], everything
-        names = slab.names(hashes)
-        buffers = slab.memory.gathered(blocks, ready)
-        options: dict[str, Any] = {"deadline": self._options.save_deadline_s}
-        if slab.suffix:
-            options["group"] = [each.hex() for each in hashes]
-        began = time.perf_counter()
-        result = self._link.call(lambda c: c.put_many(names, buffers, **options))
-        if result is None:
-            self._counts.add("save_skipped_down", len(hashes))
-            return [], everything
-        self._counts.add("save_batches", 1)
-        self._counts.add("save_seconds", time.perf_counter() - began)
-        refused = result.failed.tolist()
-        present = np.flatnonzero(result.already_present).tolist()
-        stored = sorted(set(everything) - set(refused) - set(present))
-        self._counts.add("save_blocks", len(stored))
-        self._counts.add("save_bytes", len(stored) * slab.memory.block_bytes)
-        self._counts.add("save_present", len(present))
-        self._counts.add("save_failures", len(refused))
-        if len(refused) == len(names) and all(_unmoved(result.error(at)) for at in refused):
-            self._link.doubt()
-        if any(isinstance(result.error(at), NoSpaceError) for at in refused):
-            self._pressed_until = time.monotonic() + self._options.pressure_pause_s
-        return stored, refused
-
-
-def _unmoved(error: Exception | None) -> bool:
-    """Whether an error says that bytes could not be moved, and nothing of the bytes."""
-    return isinstance(error, TransferError) and not isinstance(error, ChecksumMismatchError)
+        return self._moves.write(
+            slab.names(hashes),
+            lambda: slab.memory.gathered(blocks, ready),
+            [slab.memory.block_bytes] * len(hashes),
+            groups=[each.hex() for each in hashes] if slab.suffix else None,
+        )
 
 
 def _distinct(layers: dict[str, Any]) -> dict[str, Any]:
@@ -390,21 +333,3 @@ def _distinct(layers: dict[str, Any]) -> dict[str, Any]:
             seen.add(tensor.data_ptr())
             kept[name] = tensor
     return kept
-
-
-def _joined(parts: list[Any]) -> Pieces:
-    """Several columns of pieces as one batch."""
-    from mooncake_store import Pieces  # Not before vLLM's start; see connector.py.
-
-    if len(parts) == 1:
-        only: Pieces = parts[0]
-        return only
-    ends = np.cumsum([0] + [len(part.addresses) for part in parts])
-    return Pieces(
-        np.concatenate([part.addresses for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate(
-            [[0]] + [part.starts[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
-        ),
-        keep=tuple(part.keep for part in parts),
-    )

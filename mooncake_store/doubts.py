@@ -3,7 +3,7 @@
 An engine that recomputes after a failed load asks again whether the key is there. A store that
 says yes and fails each time sends it round for ever. So a key whose read failed, for any reason
 but its absence, counts as absent until it is put again, read successfully, or a while has passed;
-and such a put replaces what is there.
+and such a put replaces what is there. The drop-in and the connectors of engines keep such a list.
 
 Bounded; what was noted first goes first. Costs a dictionary lookup per key, nothing while empty.
 """
@@ -12,34 +12,42 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable, Iterator
 
 __all__ = ["DOUBT_S", "Doubts"]
+
+K = TypeVar("K", bound="Hashable")
 
 DOUBT_S = 60.0
 _KEYS_MAX = 100_000
 
 
-class Doubts:
-    """The keys in doubt of one client."""
+class Doubts(Generic[K]):
+    """The keys in doubt of one client; each is for `doubt_s` seconds. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._until: dict[str, float] = {}
+    def __init__(self, doubt_s: float = DOUBT_S) -> None:
+        self._doubt_s = doubt_s
+        self._until: dict[K, float] = {}
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._until)
 
-    def __contains__(self, key: str) -> bool:
+    def __iter__(self) -> Iterator[K]:
+        now = time.monotonic()
+        with self._lock:
+            return iter([key for key, until in self._until.items() if now < until])
+
+    def __contains__(self, key: K) -> bool:
         until = self._until.get(key)
         return until is not None and time.monotonic() < until
 
-    def note(self, keys: Iterable[str]) -> None:
+    def note(self, keys: Iterable[K]) -> None:
         """Doubt keys from now on."""
-        until = time.monotonic() + DOUBT_S
+        until = time.monotonic() + self._doubt_s
         with self._lock:
             for key in keys:
                 self._until.pop(key, None)
@@ -47,7 +55,7 @@ class Doubts:
             while len(self._until) > _KEYS_MAX:
                 del self._until[next(iter(self._until))]
 
-    def clear(self, keys: Iterable[str]) -> None:
+    def clear(self, keys: Iterable[K]) -> None:
         """Trust keys again."""
         with self._lock:
             for key in keys:

@@ -1,0 +1,138 @@
+"""Batches of blocks between an engine's memory and the store, and what to make of failures.
+
+A batch is read with one round trip to each shard and written with two (where to, and done); bytes
+move between the engine's memory and the store's without a stop. Nothing here raises for the store:
+a read answers which positions failed, a write which ones are new and which were not kept, so that
+the engine computes or forgets them.
+
+- A block whose checksum was wrong is removed, so that the next save can store it.
+- After a save that found no room, saves are skipped for a while: a lost save is a miss later.
+- When nothing of a batch could be moved although the master answered, the client is taken anew.
+
+Cost: O(blocks) in Python a batch for names and outcomes; no copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.errors import ChecksumMismatchError, NoSpaceError, TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mooncake_store import Pieces
+    from serving.connectors.counts import Counts
+    from serving.connectors.link import StoreLink
+    from serving.connectors.options import StoreOptions
+
+__all__ = ["Moves", "joined"]
+
+log = logging.getLogger(__name__)
+
+
+class Moves:
+    """Reads and writes blocks and counts what became of them. Thread-safe."""
+
+    def __init__(self, link: StoreLink, options: StoreOptions, counts: Counts) -> None:
+        self.link = link
+        self.counts = counts
+        self._options = options
+        self._pressed_until = 0.0
+
+    def read(self, names: list[str], buffers: Any, sizes: Sequence[int]) -> list[int]:
+        """Read a batch into buffers; the positions of what could not be read."""
+        deadline = self._options.load_deadline_s
+        began = time.perf_counter()
+        got = self.link.call(lambda c: c.get_into_many(names, buffers, deadline=deadline))
+        self.counts.add("load_batches", 1)
+        self.counts.add("load_seconds", time.perf_counter() - began)
+        if got is None:
+            self.counts.add("load_failures", len(names))
+            return list(range(len(names)))
+        failed: list[int] = got.failed.tolist()
+        lost = set(failed)
+        self.counts.add("load_blocks", len(names) - len(failed))
+        self.counts.add("load_bytes", sum(s for at, s in enumerate(sizes) if at not in lost))
+        self.counts.add("load_failures", len(failed))
+        if len(failed) == len(names) and all(_unmoved(got.error(at)) for at in failed):
+            self.link.doubt()
+        if failed:
+            log.info("%d of %d blocks could not be read, first: %s", len(failed), len(names),
+                     got.error(failed[0]))  # fmt: skip
+            wrong = [names[at] for at in failed if isinstance(got.error(at), ChecksumMismatchError)]
+            if wrong:
+                self.counts.add("load_corrupt", len(wrong))
+                self.link.call(lambda c: c.remove_many(wrong, force=True, deadline=deadline))
+        return failed
+
+    def write(
+        self,
+        names: list[str],
+        gather: Callable[[], Any],
+        sizes: Sequence[int],
+        *,
+        groups: Sequence[str] | None = None,
+        replace: bool = False,
+    ) -> tuple[list[int], list[int]]:
+        """Offer a batch; positions of what is new in the store, and of what is not in it.
+
+        `gather` gives the buffers; it is not called when the batch is skipped. Blocks of one of
+        `groups` leave the store together. `replace` stores anew what is there.
+        """
+        everything = list(range(len(names)))
+        if time.monotonic() < self._pressed_until:
+            self.counts.add("save_skipped_pressure", len(names))
+            return [], everything
+        options: dict[str, Any] = {"deadline": self._options.save_deadline_s}
+        if groups is not None:
+            options["group"] = groups
+        if replace:
+            options["upsert"] = True
+        buffers = gather()
+        began = time.perf_counter()
+        result = self.link.call(lambda c: c.put_many(names, buffers, **options))
+        if result is None:
+            self.counts.add("save_skipped_down", len(names))
+            return [], everything
+        refused = result.failed.tolist()
+        present = result.already_present
+        without = set(refused)
+        stored = [at for at in everything if at not in without and not present[at]]
+        self.counts.add("save_batches", 1)
+        self.counts.add("save_seconds", time.perf_counter() - began)
+        self.counts.add("save_blocks", len(stored))
+        self.counts.add("save_bytes", sum(sizes[at] for at in stored))
+        self.counts.add("save_present", len(names) - len(refused) - len(stored))
+        self.counts.add("save_failures", len(refused))
+        if len(refused) == len(names) and all(_unmoved(result.error(at)) for at in refused):
+            self.link.doubt()
+        if any(isinstance(result.error(at), NoSpaceError) for at in refused):
+            self._pressed_until = time.monotonic() + self._options.pressure_pause_s
+        return stored, refused
+
+
+def _unmoved(error: Exception | None) -> bool:
+    """Whether an error says that bytes could not be moved, and nothing of the bytes."""
+    return isinstance(error, TransferError) and not isinstance(error, ChecksumMismatchError)
+
+
+def joined(parts: Sequence[Pieces]) -> Pieces:
+    """The objects of several batches of pieces as one batch, in order."""
+    import numpy as np
+
+    from mooncake_store import Pieces  # Not when the engine imports this; see connector.py.
+
+    if len(parts) == 1:
+        return parts[0]
+    ends = np.cumsum([0] + [len(part.addresses) for part in parts])
+    return Pieces(
+        np.concatenate([part.addresses for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate(
+            [[0]] + [part.starts[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
+        ),
+        keep=tuple(part.keep for part in parts),
+    )
