@@ -3,7 +3,8 @@ PY := .venv/bin/python
 SEED ?= 1
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
-.PHONY: test-mount test-interop test-gpu test-vllm test-rdma test-compat test-serving
+.PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
+.PHONY: test-compat test-serving
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -62,7 +63,13 @@ test-serving: setup-test ## 200 prompts served in every way, token for token
 	@MOONCAKE_TEST_PROMPTS=200 $(PY) -m pytest -n 0 tests/serving/workers/test_equality.py
 
 test-vllm: setup ## tests of the vLLM connector with vLLM itself, in an environment of its own
-	@scripts/vllm.sh
+	@scripts/engine.sh vllm
+
+test-sglang: setup ## the same for SGLang: its base classes, factory, host pools and controller
+	@scripts/engine.sh sglang
+
+test-lmcache: setup ## the same for LMCache: both its plug-in points, and its own connector
+	@scripts/engine.sh lmcache
 
 clean:           ## remove everything that is not in git
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,12 +1,18 @@
-"""Counters of one side of the connector, handed to vLLM once a step.
+"""Counters of a connector, or of one side of it, taken by its engine now and then.
 
-Names are a fixed set (the ones below), values sums since the last step: vLLM adds them up over
-workers and steps, logs them and shows them to Prometheus as `vllm:mooncake_py_<name>_total`.
+Names are a fixed set (the ones below), values sums since they were taken last. vLLM adds them up
+over workers and steps, logs them and shows them to Prometheus as `vllm:mooncake_py_<name>_total`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["NAMES", "Counts"]
 
@@ -47,6 +53,15 @@ class Counts:
         if by:
             with self._lock:
                 self._sums[name] = self._sums.get(name, 0) + by
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds that a block takes."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - began)
 
     def take(self) -> dict[str, float]:
         """The sums since the last call."""

@@ -14,7 +14,7 @@ import hashlib
 import json
 from pathlib import Path
 
-__all__ = ["fingerprint", "identify"]
+__all__ = ["fingerprint", "identify", "kv_heads"]
 
 _SAMPLE_BYTES = 64
 _SPREAD = 256
@@ -32,8 +32,25 @@ def identify(model: str, revision: str | None = None) -> str:
     return f"{model} {_commit(model, revision) or revision}"
 
 
+def kv_heads(model: str, revision: str | None = None) -> int:
+    """How many KV heads a model's configuration names; 0 where it cannot be found out."""
+    path = Path(model) / "config.json"
+    found = path if path.is_file() else _cached_config(model, revision)
+    try:
+        config = json.loads(found.read_bytes()) if found else {}
+    except (OSError, ValueError):
+        return 0
+    heads = config.get("text_config", config).get("num_key_value_heads", 0)
+    return heads if isinstance(heads, int) else 0
+
+
 def _commit(name: str, revision: str | None) -> str | None:
     """The commit of a model of the hub that is in the local cache."""
+    config = _cached_config(name, revision)
+    return config.parent.name if config else None
+
+
+def _cached_config(name: str, revision: str | None) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
@@ -42,7 +59,7 @@ def _commit(name: str, revision: str | None) -> str | None:
         found = try_to_load_from_cache(name, "config.json", revision=revision)
     except ValueError:  # No name of the hub.
         return None
-    return Path(found).parent.name if isinstance(found, str) else None
+    return Path(found) if isinstance(found, str) else None
 
 
 def fingerprint(directory: Path) -> str:

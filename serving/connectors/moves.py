@@ -42,31 +42,46 @@ class Moves:
         self._options = options
         self._pressed_until = 0.0
 
-    def read(self, names: list[str], buffers: Any, sizes: Sequence[int]) -> list[int]:
-        """Read a batch into buffers; the positions of what could not be read."""
+    def read(self, names: list[str], buffers: Any) -> list[int]:
+        """Read a batch into buffers; the bytes of each block, 0 for what could not be read."""
+        got = self._take(
+            names, lambda c, deadline: c.get_into_many(names, buffers, deadline=deadline)
+        )
+        return [0] * len(names) if got is None else got.sizes.tolist()
+
+    def values(self, names: list[str]) -> list[bytes | None]:
+        """Read a batch of blocks whose sizes are not known, each into new memory."""
+        got = self._take(names, lambda c, within: c.get_many(names, deadline=within))
+        return [None] * len(names) if got is None else got.values
+
+    def _take(self, names: list[str], ask: Callable[[Any, float], Any]) -> Any:
+        """Read a batch and see to what failed; None if the store is away."""
         deadline = self._options.load_deadline_s
-        began = time.perf_counter()
-        got = self.link.call(lambda c: c.get_into_many(names, buffers, deadline=deadline))
+        with self.counts.timed("load_seconds"):
+            got = self.link.call(lambda c: ask(c, deadline))
         self.counts.add("load_batches", 1)
-        self.counts.add("load_seconds", time.perf_counter() - began)
         if got is None:
             self.counts.add("load_failures", len(names))
-            return list(range(len(names)))
+            return None
         failed: list[int] = got.failed.tolist()
-        lost = set(failed)
         self.counts.add("load_blocks", len(names) - len(failed))
-        self.counts.add("load_bytes", sum(s for at, s in enumerate(sizes) if at not in lost))
+        self.counts.add("load_bytes", int(got.sizes.sum()))
         self.counts.add("load_failures", len(failed))
+        if failed:
+            self._see_to(names, got, failed)
+        return got
+
+    def _see_to(self, names: list[str], got: Any, failed: list[int]) -> None:
+        """Take a new client if no bytes moved, and remove blocks with wrong ones."""
+        log.info("%d of %d blocks could not be read, first: %s", len(failed), len(names),
+                 got.error(failed[0]))  # fmt: skip
         if len(failed) == len(names) and all(_unmoved(got.error(at)) for at in failed):
             self.link.doubt()
-        if failed:
-            log.info("%d of %d blocks could not be read, first: %s", len(failed), len(names),
-                     got.error(failed[0]))  # fmt: skip
-            wrong = [names[at] for at in failed if isinstance(got.error(at), ChecksumMismatchError)]
-            if wrong:
-                self.counts.add("load_corrupt", len(wrong))
-                self.link.call(lambda c: c.remove_many(wrong, force=True, deadline=deadline))
-        return failed
+        wrong = [names[at] for at in failed if isinstance(got.error(at), ChecksumMismatchError)]
+        if wrong:
+            self.counts.add("load_corrupt", len(wrong))
+            deadline = self._options.load_deadline_s
+            self.link.call(lambda c: c.remove_many(wrong, force=True, deadline=deadline))
 
     def write(
         self,
@@ -92,8 +107,8 @@ class Moves:
         if replace:
             options["upsert"] = True
         buffers = gather()
-        began = time.perf_counter()
-        result = self.link.call(lambda c: c.put_many(names, buffers, **options))
+        with self.counts.timed("save_seconds"):
+            result = self.link.call(lambda c: c.put_many(names, buffers, **options))
         if result is None:
             self.counts.add("save_skipped_down", len(names))
             return [], everything
@@ -102,7 +117,6 @@ class Moves:
         without = set(refused)
         stored = [at for at in everything if at not in without and not present[at]]
         self.counts.add("save_batches", 1)
-        self.counts.add("save_seconds", time.perf_counter() - began)
         self.counts.add("save_blocks", len(stored))
         self.counts.add("save_bytes", sum(sizes[at] for at in stored))
         self.counts.add("save_present", len(names) - len(refused) - len(stored))

@@ -1,6 +1,6 @@
 """Engines, stores and models for the tests of this directory.
 
-What needs vLLM runs in the environment that scripts/vllm.sh makes and is skipped elsewhere; an
+What needs vLLM runs in the environment that scripts/engine.sh makes and is skipped elsewhere; an
 engine is a process of its own (engine_program.py) and takes many seconds to start, so tests share
 models and the answers of an engine without a store.
 """

@@ -147,6 +147,7 @@ class Store:
                 -800: OSError("lost"),
                 -801: ChecksumMismatchError("wrong"),
             },
+            sizes=np.array([len(self.objects.get(key, b"")) for key in keys]) * (statuses == 0),
         )
 
     def remove_many(self, keys, **options):
@@ -171,7 +172,8 @@ def _pieces(buffers, at):
 class Result:
     """A batch's answer."""
 
-    def __init__(self, statuses, errors, present=None):
+    def __init__(self, statuses, errors, present=None, sizes=None):
+        self.sizes = sizes
         self.statuses = statuses
         self.failed = np.flatnonzero(statuses)
         self.already_present = present

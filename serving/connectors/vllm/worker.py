@@ -220,10 +220,11 @@ class WorkerSide:
         names = [name for slab, blocks in wanted for name in slab.names(blocks.hashes)]
         owners = [(blocks.group, each) for _, blocks in wanted for each in blocks.hashes]
         pieces: list[Any] = [slab.memory.buffers(blocks.blocks) for slab, blocks in wanted]
-        sizes = [slab.memory.block_bytes for slab, blocks in wanted for _ in blocks.hashes]
-        for at in self._moves.read(names, joined(pieces), sizes):
-            group, each = owners[at]
-            bad[group].add(each)
+        for nbytes, (group, each) in zip(
+            self._moves.read(names, joined(pieces)), owners, strict=True
+        ):
+            if not nbytes:
+                bad[group].add(each)
 
     def _load_staged(self, slab: _Slab, blocks: GroupBlocks, bad: dict[int, set[bytes]]) -> None:
         """Through host memory, as many blocks at a time as it holds."""
@@ -232,11 +233,9 @@ class WorkerSide:
             hashes = blocks.hashes[start : start + step]
             places = blocks.blocks[start : start + step]
             buffers = slab.memory.buffers(places)
-            sizes = [slab.memory.block_bytes] * len(hashes)
-            failed = self._moves.read(slab.names(hashes), buffers, sizes)
-            bad[blocks.group].update(hashes[at] for at in failed)
-            lost = set(failed)
-            slab.memory.scatter(places, [at for at in range(len(hashes)) if at not in lost])
+            read = self._moves.read(slab.names(hashes), buffers)
+            bad[blocks.group].update(hashes[at] for at, nbytes in enumerate(read) if not nbytes)
+            slab.memory.scatter(places, [at for at, nbytes in enumerate(read) if nbytes])
 
     def _load_ended(self, job: LoadJob, bad: list[tuple[GroupBlocks, set[bytes]]]) -> None:
         with self._lock:

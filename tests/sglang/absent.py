@@ -1,16 +1,15 @@
-"""Stand-ins for packages that an engine imports and a test of its storage class does not need.
+"""Stand-ins for packages for accelerators that SGLang imports and its storage classes do not need.
 
-`stand_in()` lets every import of a package that is not installed succeed: its names are classes
-that can be called, subclassed, subscripted and used as decorators, and do nothing.
+`stand_in(names)` lets every import of these packages succeed where they are not installed: their
+names are classes that can be called, subclassed, subscripted and used as decorators, and do
+nothing.
 """
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
-
-# Packages that look for these do without them in a better way than with a stand-in.
-OPTIONAL = {"colorama", "cupy", "mooncake", "numba", "opentelemetry", "rich"}
 
 
 class _Anything(type):
@@ -62,27 +61,15 @@ def _name(name):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, real):
-        self._real = real
+    def __init__(self, names):
+        self._names = names
 
     def find_spec(self, name, path, target=None):
-        top = name.partition(".")[0]
-        if top in self._real or top in sys.stdlib_module_names or top.startswith("_"):
+        if name.partition(".")[0] not in self._names:
             return None
         return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
 
 
-def stand_in(*real, also=()):
-    """Put stand-ins for all packages but `real` ones; for those of `also` even if installed."""
-    # What the store itself needs is imported first, with its optional parts as they are.
-    import mooncake.store  # noqa: F401
-    import torch  # noqa: F401
-
-    from mooncake_store.client._setup import load_kernels
-
-    load_kernels()
-    installed = {name.partition(".")[0] for name in sys.modules}
-    sys.meta_path.append(_Finder(OPTIONAL | installed | set(real)))
-    for name in also:
-        spec = importlib.machinery.ModuleSpec(name, None)
-        sys.modules[name] = _Loader().create_module(spec)
+def stand_in(*names):
+    """Put stand-ins for those of these packages that are not installed."""
+    sys.meta_path.append(_Finder({name for name in names if not importlib.util.find_spec(name)}))
