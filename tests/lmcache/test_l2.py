@@ -135,15 +135,14 @@ def test_chunks_are_stored_locked_loaded_and_unlocked(adapter):
 
 
 def test_event_descriptors_are_distinct(adapter):
-    one, two = adapter().made, adapter().made
     fds = [
-        get()
-        for each in (one, two)
-        for get in (
-            each.get_store_event_fd,
-            each.get_lookup_and_lock_event_fd,
-            each.get_load_event_fd,
-        )  # fmt: skip
+        fd
+        for each in (adapter().made, adapter().made)
+        for fd in (
+            each.get_store_event_fd(),
+            each.get_lookup_and_lock_event_fd(),
+            each.get_load_event_fd(),
+        )
     ]
     assert len(set(fds)) == 6
 
