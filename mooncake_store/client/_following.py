@@ -30,13 +30,15 @@ __all__ = ["Following", "News"]
 class News(NamedTuple):
     """Changes in order: `digests[i]`, as uint64[n, 2], can be read from now on if `stored[i]`.
 
-    Otherwise it cannot be read any longer. `reset` comes before the first page of a snapshot.
+    Otherwise it cannot be read any longer. `reset` comes with the first page of a snapshot, and
+    `snapshot` with each: it is complete when news come without.
     """
 
     shard: int
     reset: bool
     digests: NDArray[np.uint64]
     stored: NDArray[np.bool_]
+    snapshot: bool = False
 
 
 class Following:
@@ -78,4 +80,4 @@ class Following:
         self._cursor = int(reply.cursor)
         self._in_snapshot = bool(self._cursor)
         digests = np.array(reply.digests, np.uint64).reshape(-1, 2)
-        return News(self.shard, reset, digests, np.ones(len(digests), np.bool_))
+        return News(self.shard, reset, digests, np.ones(len(digests), np.bool_), snapshot=True)

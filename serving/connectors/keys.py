@@ -20,8 +20,9 @@ No I/O. A scope costs one hash when it is made, a key one string.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store import ids
 
@@ -31,10 +32,39 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["KVScope"]
+__all__ = ["KVScope", "KeyParts", "parse_key", "scope_prefix"]
 
 _VERSION = "kv1"
 _SCOPE_HEX = 32
+_NAME = re.compile(rf"{_VERSION}/([0-9a-f]+)/t(\d+)of(\d+)\.p(\d+)of(\d+)/([^/]+)(?:/(.+))?")
+
+
+class KeyParts(NamedTuple):
+    """What the key of a block says: which scope, which piece of it, and the block's hash."""
+
+    scope: str
+    piece: tuple[int, int]
+    """Shard and stage of a rank."""
+    pieces: int
+    """How many there are of a block."""
+    block_hash: str
+    part: str
+    """Which layers, where those of a block are several objects."""
+
+
+def parse_key(name: str) -> KeyParts | None:
+    """Read a key that `KVScope` made; None for any other name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    scope, shard, shards, stage, stages, block_hash, part = found.groups()
+    piece = (int(shard), int(stage))
+    return KeyParts(scope, piece, int(shards) * int(stages), block_hash, part or "")
+
+
+def scope_prefix(digest: str = "") -> str:
+    """What all keys begin with; with the digest of a scope, all of its."""
+    return f"{_VERSION}/{digest}/" if digest else f"{_VERSION}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,153 @@
+"""KV events in the format that vLLM and SGLang publish, for the indexes of their routers.
+
+A batch is three ZeroMQ frames: topic, number (8 bytes, big-endian, without gaps), and MessagePack
+`[time, [event, ...], rank]` with events as maps of a `type`: `BlockStored`, `BlockRemoved`,
+`AllBlocksCleared`. Who missed batches asks a second socket for those from a number on and gets
+them, then an end mark with number -1. A request for batches that are no longer kept cannot be
+answered whole; `publish_anew` is called then, and what is there is published from the start.
+
+Needs `pyzmq` (the extra `indexer`). Cost: one encoding a batch, `kept` batches of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mooncake_store.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "Publisher"]
+
+KEPT = 10_000
+_QUEUED_MAX = 100_000
+_END = (-1).to_bytes(8, "big", signed=True)
+
+Hash = int | bytes
+
+
+class Event(msgspec.Struct, omit_defaults=True, tag=True):
+    """An event; encoded with its class's name as `type`."""
+
+
+class BlockStored(Event):
+    """Blocks can be loaded from now on. A store does not know their tokens."""
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+
+
+class BlockRemoved(Event):
+    """Blocks cannot be loaded any longer."""
+
+    block_hashes: list[Hash]
+    medium: str | None
+
+
+class AllBlocksCleared(Event):
+    """Forget every block of this publisher."""
+
+
+class Publisher:
+    """Publishes on an event loop. `publish_anew` is awaited when somebody missed too much."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay: str = "",
+        *,
+        topic: str = "",
+        publish_anew: Callable[[], Awaitable[None]] | None = None,
+        kept: int = KEPT,
+    ) -> None:
+        try:
+            import zmq
+            import zmq.asyncio
+        except ImportError as error:
+            raise ConfigError(
+                "publishing KV events needs pyzmq", advice="pip install 'mooncake-store[indexer]'"
+            ) from error
+        self._topic = topic.encode()
+        self._publish_anew = publish_anew
+        self._numbers = itertools.count()
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept)
+        self._context: Any = zmq.asyncio.Context()
+        self._events = self._bound(zmq.PUB, endpoint)
+        self._events.set_hwm(_QUEUED_MAX)
+        self._replays = self._bound(zmq.ROUTER, replay) if replay else None
+        self._answering: asyncio.Task[None] | None = None
+        if self._replays is not None:
+            self._answering = asyncio.get_running_loop().create_task(self._answer(self._replays))
+
+    def _bound(self, kind: int, endpoint: str) -> Any:
+        import zmq
+
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot publish KV events at {endpoint}: {error}") from None
+        return socket
+
+    @property
+    def endpoint(self) -> str:
+        """Where to subscribe."""
+        return _endpoint(self._events)
+
+    @property
+    def replay_endpoint(self) -> str:
+        """Where to ask for what was missed; empty without."""
+        return "" if self._replays is None else _endpoint(self._replays)
+
+    async def publish(self, events: list[Event]) -> None:
+        """Send a batch."""
+        number = next(self._numbers)
+        payload = msgspec.msgpack.encode([time.time(), events, 0])
+        self._kept.append((number, payload))
+        await self._events.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
+
+    async def _answer(self, replays: Any) -> None:
+        while True:
+            frames = await replays.recv_multipart()
+            if len(frames) != 3 or len(frames[2]) != 8:
+                continue  # Not a request of this protocol.
+            who, _, asked = frames
+            first = int.from_bytes(asked, "big")
+            for number, payload in list(self._kept):
+                if number >= first:
+                    batch = [who, b"", self._topic, number.to_bytes(8, "big"), payload]
+                    await replays.send_multipart(batch)
+            await replays.send_multipart([who, b"", b"", _END, b""])
+            if self._kept and first < self._kept[0][0] and self._publish_anew is not None:
+                await self._publish_anew()
+
+    async def close(self) -> None:
+        """Stop. Idempotent."""
+        task, self._answering = self._answering, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._context.destroy(linger=0)
+
+
+def _endpoint(socket: Any) -> str:
+    import zmq
+
+    bound: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
+    return bound.rstrip(b"\0").decode()
