@@ -29,6 +29,8 @@ __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "Publisher"]
 
 KEPT = 10_000
 _QUEUED_MAX = 100_000
+_ANEW_S = 1.0
+"""All is told anew at most so often: several who missed much are served by one telling."""
 _END = (-1).to_bytes(8, "big", signed=True)
 
 Hash = int | bytes
@@ -82,6 +84,7 @@ class Publisher:
             ) from error
         self._topic = topic.encode()
         self._publish_anew = publish_anew
+        self._told_anew = -_ANEW_S
         self._numbers = itertools.count()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept)
         self._context: Any = zmq.asyncio.Context()
@@ -133,8 +136,14 @@ class Publisher:
                     batch = [who, b"", self._topic, number.to_bytes(8, "big"), payload]
                     await replays.send_multipart(batch)
             await replays.send_multipart([who, b"", b"", _END, b""])
-            if self._kept and first < self._kept[0][0] and self._publish_anew is not None:
-                await self._publish_anew()
+            if self._kept and first < self._kept[0][0]:
+                await self._tell_anew()
+
+    async def _tell_anew(self) -> None:
+        if self._publish_anew is None or time.monotonic() - self._told_anew < _ANEW_S:
+            return
+        await self._publish_anew()
+        self._told_anew = time.monotonic()
 
     async def close(self) -> None:
         """Stop. Idempotent."""

@@ -268,7 +268,7 @@ def manager(cluster):
 
     def make(**options):
         config = StorageManagerConfig(
-            L1ManagerConfig(L1MemoryManagerConfig(16 << 20, use_lazy=False)),
+            L1ManagerConfig(L1MemoryManagerConfig(16 << 20, use_lazy=False, shm_name="")),
             EvictionConfig("LRU"),
             L2AdaptersConfig([plugin(cluster.url, **options)]),
         )
