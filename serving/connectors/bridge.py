@@ -1,6 +1,6 @@
 """From the store's stream of events to the indexes of engines' routers.
 
-    python -m serving.connectors.bridge --scope 3f0a... --endpoint tcp://*:5557 --replay tcp://*:5558
+    python -m serving.connectors.bridge --scope 3f0a... --endpoint tcp://*:5557
 
 Engines tell routers which blocks they computed and which they dropped. What they cannot tell is
 what becomes of blocks in the store: that another engine stored them, that they were evicted. This
