@@ -74,6 +74,7 @@ class SystemSettings:
     deadline_s: float = 300.0
     requests_max: int = 256
     fixed_roles: bool = False
+    push: bool = True
     worker: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -140,7 +141,10 @@ class ServingSystem:
         )
         await asyncio.to_thread(self.workers.start)
         self.conductor = Conductor(
-            self._scheduler, pool_url=self.store.url, requests_max=settings.requests_max
+            self._scheduler,
+            pool_url=self.store.url,
+            requests_max=settings.requests_max,
+            push=settings.push,
         )
         await self.conductor.start(self.workers.addresses)
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise())

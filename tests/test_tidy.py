@@ -49,6 +49,7 @@ ALLOWED = {
     ("tests", "pickle"): "our own objects must survive it, e.g. errors in worker processes",
     ("tests/waiting.py", "time.sleep"): "the one place where tests poll, with a deadline",
     ("tests/waiting.py", "asyncio.sleep"): "the one place where tests poll, with a deadline",
+    ("tests/soak", "asyncio.sleep"): "load comes and faults happen at random times",
     ("transfer_engine/transports/tcp_server.py", "time.sleep"): (
         "its threads end inside system calls and announce nothing; the waits have deadlines"
     ),

@@ -10,6 +10,9 @@ It joins what has I/O: the connections to workers (`fleet`), the store's events 
 of requests (`life`), and a clock. At most `requests_max` requests are under way; further ones are
 refused at once. Every half second it asks whether a worker should change its role.
 
+With `push`, prefill workers hand KV straight to the decode worker, which keeps room for it from the
+start; without, decode workers take it from the pool and say only then whether they have room.
+
 Belongs to one event loop. It starts and restarts no workers.
 """
 
@@ -55,6 +58,7 @@ class Conductor:
         *,
         pool_url: str = "",
         requests_max: int = 256,
+        push: bool = True,
         connect: Callable[[str], WorkerClient] = WorkerClient,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +70,7 @@ class Conductor:
         self.names: PoolNames | None = None
         self.pool = PoolWatch(pool_url, self.index) if pool_url else None
         self.requests_max = requests_max
+        self.push = push
         self._under_way = 0
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -4,8 +4,9 @@ Tokens that have been told are never told again and never change: a token depend
 tokens before it, its position and the seed, so another worker that is given prompt and answer so
 far goes on with the same ones. With their blocks in the pool that costs little more than a fetch.
 
-A request is tried again while its deadline allows, `ATTEMPTS_MAX` times at most, away from the
-workers that failed it; a worker that refuses or drains has not failed. Whatever ends it, leaving
+A request is tried again while its deadline allows, `FAILURES_MAX` times at most, away from the
+workers that failed it. A worker that is full has not failed: a request that has told nothing but
+its first token is refused then, one that is being resumed waits for room. Whatever ends it, leaving
 `outcomes` cancels it at the worker that has it and takes it out of the ledger.
 """
 
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Life"]
 
-ATTEMPTS_MAX = 5
+FAILURES_MAX = 5
+ROOM_S = (0.05, 1.0)
+"""How long a resumed request waits before it asks again for room: at least, at most."""
 FETCH_MIN_S = 0.05
 _STATUS = {"too_long": 400, "bad_request": 400, "deadline": 504, "cancelled": 499}
 
@@ -54,6 +57,8 @@ class Life:
         self._done: p.Done | None = None
         self._cached = 0
         self._attempts = 0
+        self._failures = 0
+        self._pause_s = 0.0
         self._avoid: frozenset[str] = frozenset()
         self._seconds: dict[str, float] = {}
         self._computed_s = 0.0
@@ -115,9 +120,12 @@ class Life:
                     yield piece
             if self._end is not None:
                 return
-            if self._attempts >= ATTEMPTS_MAX:
-                self._fail("workers_failed", f"{self._attempts} attempts failed", 503, 1.0)
+            if self._failures >= FAILURES_MAX:
+                self._fail("workers_failed", f"{self._failures} attempts failed", 503, 1.0)
                 return
+            if self._pause_s:
+                await self._conductor.fleet.wait_for_change(self._pause_s)
+                self._pause_s = 0.0
             moved = await self._moved()
             if moved is None:
                 return
@@ -168,7 +176,7 @@ class Life:
                     yield piece
         except StoreError as error:
             fleet.lost(at.address, error)
-            self._avoid |= {at.address}
+            self._blame(at)
 
     async def _prefill(
         self, worker: Member, decode: Member, answer: Admission
@@ -185,7 +193,7 @@ class Life:
             priority=self._request.priority,
             prefix_blocks=self._blocks_wanted(place, block),
             fetch_deadline_ms=int(1000 * max(FETCH_MIN_S, place.saved_s)),
-            decode_at=decode.address,
+            decode_at=decode.address if conductor.push else "",
             stop_tokens=self._request.stop_tokens,
         )
         moved = place.pulled * self._scheduler.costs.kv_bytes
@@ -208,7 +216,8 @@ class Life:
                     elif isinstance(event, p.Done):
                         self._learn(event, moved)
                     elif isinstance(event, p.Failed):
-                        self._failed(event, worker)
+                        # The other end of a push that failed is the decode worker.
+                        self._failed(event, decode if event.code == "peer_lost" else worker)
         finally:
             transfer.end(place.source or POOL, moved)
 
@@ -264,7 +273,8 @@ class Life:
                     self._add(event.seconds)
                     self._finish(event.reason)
                 elif isinstance(event, p.Refused):
-                    self._refused(event, worker)
+                    why = f"{worker.hello.worker_id} has no room for it: {event.reason}"
+                    self._turned_away("refused_at_decode", why, event.retry_after_ms / 1000)
                 elif isinstance(event, p.Failed):
                     self._failed(event, worker)
 
@@ -289,28 +299,27 @@ class Life:
     def _fail(self, code: str, message: str, status: int, retry_after_s: float = 0.0) -> None:
         self._end = Failure(code, message, status, retry_after_s)
 
-    def _refused(self, event: p.Refused, worker: Member) -> None:
-        """A request that has told one token only may be refused; one that was resumed goes on."""
-        retry_s = event.retry_after_ms / 1000
+    def _turned_away(self, code: str, why: str, retry_s: float) -> None:
+        """A worker is full: the end of a request that has just come, a pause for others."""
         if self._attempts == 1:
-            self._fail(
-                "refused_at_decode",
-                f"{worker.hello.worker_id} has no room for it: {event.reason}",
-                429,
-                max(0.1, retry_s),
-            )
+            self._fail(code, why, 429, max(0.1, retry_s))
         else:
-            self._avoid |= {worker.address}
+            self._pause_s = min(max(retry_s, ROOM_S[0]), ROOM_S[1])
 
     def _failed(self, event: p.Failed, worker: Member) -> None:
         """Give up where nobody else would do better."""
         self._done = None
-        if event.retryable and event.code != "deadline":
-            self._avoid |= {worker.address}
-            return
-        status = _STATUS.get(event.code, 500)
-        advice = f"; {event.advice}" if event.advice else ""
-        self._fail(event.code, event.message + advice, status)
+        if event.code == "overloaded":
+            self._turned_away("overloaded", event.message, 1.0)
+        elif event.retryable:
+            self._blame(worker)
+        else:
+            advice = f"; {event.advice}" if event.advice else ""
+            self._fail(event.code, event.message + advice, _STATUS.get(event.code, 500))
+
+    def _blame(self, worker: Member) -> None:
+        self._failures += 1
+        self._avoid |= {worker.address}
 
     # -- small things
 

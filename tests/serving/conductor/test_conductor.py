@@ -163,6 +163,30 @@ async def test_a_refusal_at_decode_wastes_the_prefill_and_says_so():
         nothing_left(fleet, conductor)
 
 
+async def test_a_full_prefill_worker_is_a_429():
+    fleet = Fleet()
+    async with running(fleet) as conductor:
+        for worker in fleet.prefill:
+            worker.fail["prefill"] = p.Failed("overloaded", "its queue is full", retryable=True)
+        _, end = await play(conductor, request())
+        assert (end.code, end.status) == ("overloaded", 429)
+
+
+async def test_a_request_that_is_resumed_waits_for_room():
+    fleet = Fleet()
+    async with running(fleet) as conductor:
+        first, second = fleet.decode
+        reached, go = first.holding("token 2")
+        second.fail["admission"] = p.Refused("too many run", 100)
+        playing = asyncio.create_task(play(conductor, request()))
+        await asyncio.wait_for(reached.wait(), 10)
+        first.die()
+        go.set()
+        tokens, end = await playing
+        assert tokens == answer(PROMPT, 8)
+        assert (end.reason, end.resumed) == ("length", 2)
+
+
 @pytest.mark.parametrize("stage", ["prefill", "transfer", "admission", "token 3"])
 async def test_leaving_early_cancels_the_request_where_it_is(stage):
     fleet = Fleet(prefill=1, decode=1)
