@@ -133,11 +133,9 @@ class ServingSystem:
         self.store = LocalCluster(workers=settings.store_workers, segment=settings.segment)
         await asyncio.to_thread(self.store.start)
         self.workers = LocalWorkers(
-            model=settings.model,
             prefill=settings.prefill,
             decode=settings.decode,
-            pool_url=self.store.url,
-            **settings.worker,
+            **{"model": settings.model, "pool_url": self.store.url, **settings.worker},
         )
         await asyncio.to_thread(self.workers.start)
         self.conductor = Conductor(
