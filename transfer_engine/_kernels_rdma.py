@@ -13,7 +13,7 @@ from numba import njit
 
 NOWHERE = -1
 READ, WRITE = 4, 0  # IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE
-_SIGNALED = 2
+SIGNALED = 2
 _REQUEST_BYTES = 128
 _LOW = np.int64(0xFFFFFFFF)
 
@@ -61,7 +61,7 @@ def _link(requests, first, count):
         requests[row, 1] = origin + _REQUEST_BYTES * (row + 1)
     if count > 0:
         requests[first + count - 1, 1] = 0
-        requests[first + count - 1, 4] = _SIGNALED
+        requests[first + count - 1, 4] = SIGNALED
 
 
 @njit(cache=True, nogil=True)

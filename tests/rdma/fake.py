@@ -98,7 +98,6 @@ class FakePair:
         # One signal a chain, at its end.
         assert [int(self.requests[row, 4]) for row in rows] == [0] * (len(rows) - 1) + [2]
         self.nic.chains += 1
-        self.nic.requests += len(rows)
         for row in rows:
             status = self._execute(self.requests[row], self.entries[row])
             if status is None:
@@ -116,6 +115,9 @@ class FakePair:
             return _verbs.FLUSHED
         if self.nic.down or peer is None or peer.peer.psn != self.psn:
             return _verbs.RETRY_EXCEEDED
+        if not int(request[3]) & 0xFFFFFFFF:  # a write of nothing: no memory, no key
+            return 0
+        self.nic.requests += 1
         regions = self.nic.fabric.regions
         address, size = int(entry[0]), int(entry[1]) & 0xFFFFFFFF
         local = regions.get(int(entry[1]) >> 32 & 0xFFFFFFFF)

@@ -64,7 +64,6 @@ tests=(
   tests/transfer/test_file.py::TestBlockDevice
   tests/transfer/test_file.py::test_a_block_device_is_claimed_and_used_directly
   tests/transfer/test_dax.py::TestDeviceOverShm
-  tests/transfer/test_dax.py::TestDeviceOverTcp
   tests/transfer/test_dax.py::test_a_device_keeps_what_was_flushed
 )
 exec "$PYTHON" -m pytest -p no:cacheprovider -p tests.rdma.strict -n 0 -v --tb=short \

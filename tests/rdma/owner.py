@@ -30,6 +30,7 @@ class ForkedOwner(testing.OwnerProcess):
         self._connection, theirs = _context.Pipe()
         self.process = _context.Process(target=serve, args=(theirs, options), daemon=True)
         self.process.start()
+        self.process.poll = lambda: self.process.exitcode
         theirs.close()
 
     def ask(self, command, **arguments):

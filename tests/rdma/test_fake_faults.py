@@ -81,6 +81,21 @@ def test_a_batch_is_few_chains_of_merged_requests(fake_nics, setting):
     assert sum(nic.chains for nic in fake_nics) - sum(before) == 1 + -(-1000 // 32)
 
 
+def test_cards_that_cannot_reach_each_other_are_found_out_at_open(fake_nics, engine):
+    for nic in fake_nics:
+        nic.down = True
+    with TransferServer() as server, Segment.create(4096) as segment:
+        descriptor = server.publish(segment)
+        with pytest.raises(PeerLostError, match=r"does not answer \(status 12\)"):
+            engine.open(descriptor, require="rdma")
+        with TransferEngine(transports=("rdma", "tcp")) as other:
+            assert other.open(descriptor).transport == "tcp"
+        for nic in fake_nics:
+            nic.down, nic.silent = False, True
+        with pytest.raises(TransferTimeoutError):
+            engine.open(descriptor, require="rdma", timeout_s=0.2)
+
+
 def test_a_large_batch_uses_every_card_and_a_small_one_uses_one(fake_nics, setting):
     assert setting.read(4096)
     assert sorted(nic.bytes for nic in fake_nics) == [0, 4096]

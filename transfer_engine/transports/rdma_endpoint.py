@@ -65,7 +65,7 @@ __all__ = ["Cancelled", "Endpoint", "Job", "RefusedByCard", "Transfer", "drive"]
 PIECE_BYTES = 1 << 20
 # And one chain this much: software cards serve a chain within the call that posts it, where
 # neither a deadline nor a cancellation is noticed.
-CHAIN_BYTES = 16 << 20
+CHAIN_BYTES = 8 << 20
 _SPIN_S_MIN, _SPIN_S_MAX = 2e-6, 50e-6
 _CHAINS_MAX = 2
 # poll() counts milliseconds in 31 bits.
@@ -177,6 +177,32 @@ class Endpoint:
             )
         self.pair.connect(own.psn, answer.side, mtu=answer.mtu, reads=answer.reads)
         self._peer_nic = answer.nic
+        self._try_out(deadline)
+
+    def _try_out(self, deadline: float) -> None:
+        """Write nothing, and wait for the answer: cards may have met that cannot reach each other.
+
+        A write of no bytes needs no key and touches no memory.
+        """
+        pair = self.pair
+        pair.requests[0, :2] = 0
+        pair.requests[0, 3:7] = _kernels_rdma.WRITE << 32, _kernels_rdma.SIGNALED, 0, 0
+        pair.post(0)
+        while True:
+            pair.arm()
+            done, status = pair.poll()
+            if status != SUCCESS:
+                raise self.failure(status)
+            if done:
+                return
+            if self.lost:
+                raise self.gone()
+            wait_for_news([self], deadline)
+
+    def gone(self) -> PeerLostError:
+        """Return the error of an owner that went away."""
+        peer = self.link.peer
+        return PeerLostError(f"lost {peer}: {self.lost}", peer=peer)
 
     def _ask(self, operation: Any, body: Any, deadline: float) -> Any:
         """Exchange one request on the TCP connection; raise what the owner answers."""
@@ -275,10 +301,7 @@ class Transfer:
             self._flying += 1
         if self._flying:
             if self.endpoint.lost:
-                raise PeerLostError(
-                    f"lost {self.endpoint.link.peer}: {self.endpoint.lost}",
-                    peer=self.endpoint.link.peer,
-                )
+                raise self.endpoint.gone()
             return False
         return True
 
@@ -326,23 +349,31 @@ def drive(job: Job, transfers: list[Transfer]) -> list[tuple[Transfer, StoreErro
 
 def _sleep(job: Job, running: list[Transfer]) -> None:
     """Wait until a card has news, an owner is gone, the batch is cancelled or time is up."""
-    endpoints = {transfer.endpoint.pair.event_fd: transfer.endpoint for transfer in running}
-    links = {transfer.endpoint.link.sock.fileno(): transfer.endpoint for transfer in running}
-    wake = running[0].endpoint.wake
-    poll = select.poll()
-    for fd in (*endpoints, *links, wake.fd):
-        poll.register(fd, select.POLLIN)
-    job.batch.interrupt = wake.set
+    endpoints = [transfer.endpoint for transfer in running]
+    job.batch.interrupt = endpoints[0].wake.set
     try:
         if job.batch.cancelled:
             raise Cancelled
-        left = remaining_s(job.deadline, "transfer", running[0].endpoint.link.peer)
-        events = poll.poll(min(left, _SLEEP_S_MAX) * 1000)
+        wait_for_news(endpoints, job.deadline)
     finally:
         job.batch.interrupt = None
-    for fd, _ in events:
-        if fd in endpoints:
-            endpoints[fd].pair.disarm()
+
+
+def wait_for_news(endpoints: list[Endpoint], deadline: float) -> None:
+    """Sleep until an armed card has completions, a connection ended or the first one is woken.
+
+    Raises TransferTimeoutError when the deadline has passed.
+    """
+    left = remaining_s(deadline, "transfer", endpoints[0].link.peer)
+    wake = endpoints[0].wake
+    cards = {endpoint.pair.event_fd: endpoint for endpoint in endpoints}
+    links = {endpoint.link.sock.fileno(): endpoint for endpoint in endpoints}
+    poll = select.poll()
+    for fd in (*cards, *links, wake.fd):
+        poll.register(fd, select.POLLIN)
+    for fd, _ in poll.poll(min(left, _SLEEP_S_MAX) * 1000):
+        if fd in cards:
+            cards[fd].pair.disarm()
         elif fd in links:
             # An owner says nothing unasked: this is the end of the connection.
             links[fd].lost = "the owner ended, or closed the connection"
