@@ -107,9 +107,10 @@ STATUS_NAMES = {
     13: "the peer's card is not ready",
 }
 
-# Retransmit after 4.096 us * 2^15 = 134 ms, 7 times: a dead path is noticed in about a second.
-# A dead *process* is noticed at once, on its TCP connection.
-_TIMEOUT, _RETRIES = 15, 7
+# Retransmit after 4.096 us * 2^15 = 134 ms, 6 times: a dead path is noticed in about a second.
+# A dead *process* is noticed at once, on its TCP connection. Never 7: soft-RoCE takes that for
+# "for ever", and when memory is deregistered in the middle of an answer it falls silent.
+_TIMEOUT, _RETRIES = 15, 6
 _HOPS = 64
 _DEPTH = 512
 _READS_MAX = 16
