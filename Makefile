@@ -4,7 +4,7 @@ SEED ?= 1
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
 .PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
-.PHONY: test-compat test-serving
+.PHONY: test-compat test-serving soak-serving overload
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -15,8 +15,9 @@ setup:           ## make .venv with everything the other targets need
 setup-test:      ## setup, and torch for the tensor tests
 	@scripts/setup.sh torch
 
-demo: setup      ## run the main job on embedded defaults and say what it did
+demo: setup-test ## run the main jobs on embedded defaults and say what they did
 	@$(PY) -m mooncake_store.demo
+	@$(PY) -m serving.demo
 
 test: setup-test ## the default suite (under 15 minutes)
 	@$(PY) -m pytest -n auto
@@ -52,6 +53,12 @@ soak: setup      ## the shard core against its model, 100,000 steps of SEED
 
 soak-store: setup ## a running store under load, kills and stops, for ten minutes
 	@$(PY) -m tests.soak.store --minutes 10 --seed $(SEED)
+
+soak-serving: setup-test ## workers of a serving system, killed 20 times under load
+	@$(PY) -m tests.soak.serving --kills 20 --seed $(SEED)
+
+overload: setup-test ## twice what a serving system can do, under each admission policy
+	@$(PY) -m tests.soak.overload --seconds 60 --seed $(SEED)
 
 test-mount: setup-test ## 100,000 random operations and fio's verification on a mount
 	@$(PY) -m tests.fs.exercise --seed $(SEED)

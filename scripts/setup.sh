@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv; a second run costs milliseconds. `setup.sh` is what the demo needs, `setup.sh torch`
-# adds torch for the tensor tests (it is large, so the demo does without).
+# Makes .venv; a second run costs milliseconds. `setup.sh` is what the store needs, `setup.sh torch`
+# adds torch for serving and the tensor tests (it is large, so the store does without).
 # System packages are installed when root, and named otherwise. PYTHON= chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
