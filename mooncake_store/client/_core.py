@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 
 from mooncake_store import ids
+from mooncake_store.client import _kernels as k
 from mooncake_store.client._directory import Directory
 from mooncake_store.client._leases import Leases
 from mooncake_store.errors import InvalidArgumentError
@@ -176,18 +177,14 @@ def parts(
             return [(0, index)]
         split = [(0, index)]
     else:
-        of = ids.shard_of(
-            keys.digests if len(index) == len(keys) else keys.digests[index], shards
-        ).astype(np.uint16)
-        # A stable sort of small numbers is a radix sort: two passes whatever the shards are.
-        ordered = index[np.argsort(of, kind="stable")]
-        counts = np.bincount(of, minlength=shards)
-        ends = np.cumsum(counts).tolist()
-        split = [
-            (shard, ordered[end - count : end])
-            for shard, (end, count) in enumerate(zip(ends, counts.tolist(), strict=True))
-            if count
-        ]
+        ordered, ends = np.empty(len(index), np.int64), np.empty(shards, np.int64)
+        k.by_shard(keys.words, index, ids.SLOTS, shards, ends, ordered)
+        split = []
+        start = 0
+        for shard, end in enumerate(ends.tolist()):
+            if end > start:
+                split.append((shard, ordered[start:end]))
+            start = end
     return [
         (shard, some[at : at + batch_max])
         for shard, some in split

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mooncake_store import ids
 from mooncake_store.client import _kernels as k
 from mooncake_store.core.records import GET_ROW, PUT_ROW, REPLICA
 
@@ -19,6 +20,7 @@ def interpreted(name):
 def kernel(request, monkeypatch):
     if request.param is interpreted:
         monkeypatch.setattr(k, "_find", k._find.py_func)
+        monkeypatch.setattr(k, "_shard", k._shard.py_func)
     return request.param
 
 
@@ -183,6 +185,17 @@ def test_answers_to_puts(kernel):
     assert cols[k.OFFSET].tolist()[::2] == [10, 30]
     assert kernel("nth_replica")(index, replicas, 1, known, cols) == (1, 1, 1, 0)
     assert cols[k.SEGMENT].tolist() == [1, -1, -1]
+
+
+@pytest.mark.parametrize("shards", [2, 3, 7])
+def test_keys_are_split_by_the_shard_that_serves_them(kernel, shards):
+    digests = np.random.default_rng(shards).integers(0, 1 << 64, (200, 2), dtype=np.uint64)
+    index = np.flatnonzero(np.arange(200) % 3)
+    ends, out = np.empty(shards, np.int64), np.empty(len(index), np.int64)
+    kernel("by_shard")(digests.view(np.int64), index, ids.SLOTS, shards, ends, out)
+    of = ids.shard_of(digests, shards)
+    assert out.tolist() == [at for shard in range(shards) for at in index if of[at] == shard]
+    assert np.diff(ends, prepend=0).tolist() == np.bincount(of[index], minlength=shards).tolist()
 
 
 def test_warmup_compiles_one_signature_each():
