@@ -59,9 +59,16 @@ def address_of(buffer: object, writable: bool) -> tuple[int, int]:
     read-only when `writable` is asked for.
     """
     if isinstance(buffer, np.ndarray):
-        contiguous, read_only = buffer.flags.c_contiguous, not buffer.flags.writeable
+        flags, nbytes = buffer.flags, buffer.nbytes
+        contiguous, read_only = flags.c_contiguous, not flags.writeable
         holds_objects = buffer.dtype.hasobject
-        address, nbytes = int(buffer.__array_interface__["data"][0]), buffer.nbytes
+        if nbytes and contiguous and not (read_only or holds_objects):
+            try:  # a fraction of the time that numpy takes to say it
+                first = ctypes.c_char.from_buffer(buffer)  # type: ignore[arg-type]
+                return ctypes.addressof(first), nbytes
+            except ValueError:
+                pass  # dates, and types of other packages, have no buffer
+        address = int(buffer.__array_interface__["data"][0])
     elif hasattr(buffer, "data_ptr"):
         return _address_of_tensor(buffer)
     else:

@@ -78,13 +78,6 @@ def locate_one(buffer: object, *, writable: bool) -> tuple[int, int]:
     """Address and size of one buffer."""
     if type(buffer) is bytes and _OFFSET and not writable:
         return id(buffer) + _OFFSET, len(buffer)
-    if writable and type(buffer) is np.ndarray and not buffer.dtype.hasobject:
-        try:
-            # A quarter of the time that numpy takes to say it; refuses what is not contiguous.
-            first = ctypes.c_char.from_buffer(buffer)  # type: ignore[arg-type]
-            return ctypes.addressof(first), buffer.nbytes
-        except (TypeError, ValueError, BufferError):
-            pass  # empty or not fit; the latter is explained below
     return address_of(buffer, writable)
 
 

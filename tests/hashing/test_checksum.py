@@ -80,6 +80,11 @@ def test_refused_buffers(buffer, complaint):
         address_of(buffer, True)
 
 
+def test_arrays_without_a_buffer_have_an_address_too():
+    days = np.arange("2026-01-01", "2026-01-06", dtype="datetime64[D]")
+    assert at(*address_of(days, True)) == days.tobytes()
+
+
 def test_torch_tensors():
     torch = pytest.importorskip("torch")
     tensor = torch.arange(6, dtype=torch.float32).to(torch.bfloat16)
