@@ -25,6 +25,7 @@ from mooncake_store.errors import ConfigError, StoreError, UnavailableError
 from mooncake_store.local_cluster import LocalCluster
 from serving.conductor.admission import AtDecode, ByForecast, ByLoad
 from serving.conductor.conductor import Conductor
+from serving.conductor.pipelines import PipelineRule
 from serving.conductor.placement import CacheCentric
 from serving.conductor.roles import RoleBalancer
 from serving.conductor.scheduler import Policies, Scheduler
@@ -75,6 +76,7 @@ class SystemSettings:
     requests_max: int = 256
     fixed_roles: bool = False
     push: bool = True
+    pipeline: int = 1
     worker: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -108,6 +110,7 @@ class ServingSystem:
             placement=CacheCentric(settings.balancing),
             admission=ADMISSIONS[settings.admission](),
             roles=None if settings.fixed_roles else RoleBalancer(),
+            pipeline=PipelineRule(settings.pipeline) if settings.pipeline > 1 else None,
         )
         self._scheduler = Scheduler(slo, policies)
         self.store: LocalCluster | None = None

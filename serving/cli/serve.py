@@ -1,6 +1,7 @@
 """`mooncake serve`: a serving system on this machine, or a front for engines elsewhere."""
 
 import sys
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,9 @@ TbtOption = Annotated[str, typer.Option(help="How long a further token may take.
 DeadlineOption = Annotated[str, typer.Option(help="How long a request may take.")]
 FixedRolesOption = Annotated[
     bool, typer.Option("--fixed-roles", help="Let workers keep their role.", show_default=False)
+]
+PipelineOption = Annotated[
+    int, typer.Option(help="Prefill workers that may share a long prompt, layer by layer.")
 ]
 SettingOption = Annotated[
     list[str] | None,
@@ -80,6 +84,7 @@ def serve(
     tbt: TbtOption = "500ms",
     deadline: DeadlineOption = "300s",
     fixed_roles: FixedRolesOption = False,
+    pipeline: PipelineOption = 1,
     setting: SettingOption = None,
     token_file: TokenFileOption = None,
     insecure: InsecureOption = False,
@@ -119,22 +124,26 @@ def serve(
         tbt_s=parse_duration(tbt),
         deadline_s=parse_duration(deadline),
         fixed_roles=fixed_roles,
+        pipeline=pipeline,
         worker=dict(_pair(each, "--setting") for each in setting or ()),
     )
 
-    def ready(facts: dict[str, Any]) -> None:
-        emit(
-            {"ready": True, **facts},
-            as_json=as_json,
-            human=lambda: f"mooncake serve answers at {facts['url']}/v1 ({facts['what']})",
-        )
-        sys.stdout.flush()
-
+    ready = partial(_tell, as_json)
     if backend:
         engines = dict(_pair(each, "--backend") for each in backend)
         run_external(settings, engines, ready, port_file)
     else:
         run_system(settings, ready, port_file)
+
+
+def _tell(as_json: bool, facts: dict[str, Any]) -> None:
+    """Say that requests are taken, and where."""
+    emit(
+        {"ready": True, **facts},
+        as_json=as_json,
+        human=lambda: f"mooncake serve answers at {facts['url']}/v1 ({facts['what']})",
+    )
+    sys.stdout.flush()
 
 
 def _pair(text: str, option: str) -> tuple[str, Any]:

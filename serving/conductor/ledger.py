@@ -49,6 +49,8 @@ class Flight:
     stage: str = PREFILL
     began: float | None = None
     generated: int = 0
+    helpers: tuple[str, ...] = ()
+    """Further prefill instances that compute a share of its layers."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Ledger:
         return [
             flight
             for flight in self.flights.values()
-            if name == (flight.prefill if flight.stage == PREFILL else flight.decode)
+            if (_computes(flight, name) if flight.stage == PREFILL else flight.decode == name)
         ]
 
     def of_role(self, role: str) -> list[Instance]:
@@ -116,7 +118,7 @@ class Ledger:
         """Predicted seconds of work that a new request would wait for on a prefill instance."""
         total = 0.0
         for flight in self.flights.values():
-            if flight.stage != PREFILL or flight.prefill != name:
+            if flight.stage != PREFILL or not _computes(flight, name):
                 continue
             if flight.began is not None:
                 total += max(0.0, flight.predicted_s - (now - flight.began))
@@ -164,3 +166,8 @@ class Ledger:
             assert flight.stage in (PREFILL, DECODE)
         if expected is not None:
             assert set(expected) == set(self.flights)
+
+
+def _computes(flight: Flight, name: str) -> bool:
+    """Whether an instance computes a prompt, or a share of it."""
+    return flight.prefill == name or name in flight.helpers

@@ -176,7 +176,7 @@ class Life:
                     yield piece
         except StoreError as error:
             fleet.lost(at.address, error)
-            self._blame(at)
+            self._blame(at.address)
 
     async def _prefill(
         self, worker: Member, decode: Member, answer: Admission
@@ -194,6 +194,7 @@ class Life:
             prefix_blocks=self._blocks_wanted(place, block),
             fetch_deadline_ms=int(1000 * max(FETCH_MIN_S, place.saved_s)),
             decode_at=decode.address if conductor.push else "",
+            group=answer.helpers,
             stop_tokens=self._request.stop_tokens,
         )
         moved = place.pulled * self._scheduler.costs.kv_bytes
@@ -214,10 +215,11 @@ class Life:
                             self._finish("stop")
                             return
                     elif isinstance(event, p.Done):
-                        self._learn(event, moved)
+                        self._learn(event, alone=not answer.helpers)
                     elif isinstance(event, p.Failed):
-                        # The other end of a push that failed is the decode worker.
-                        self._failed(event, decode if event.code == "peer_lost" else worker)
+                        # A lost peer is a helper, or else the decode worker that is pushed to.
+                        lost = answer.helpers or (decode.address,)
+                        self._failed(event, lost if event.code == "peer_lost" else (place.prefill,))
         finally:
             transfer.end(place.source or POOL, moved)
 
@@ -226,13 +228,14 @@ class Life:
         declined = not place.source and self._matches.get(POOL, 0) > place.cached
         return place.cached // block if declined else -1
 
-    def _learn(self, done: p.Done, moved: int) -> None:
+    def _learn(self, done: p.Done, *, alone: bool) -> None:
         """What a prefill that ended tells about costs and about the request."""
         self._done = done
         costs, seconds = self._scheduler.costs, done.seconds
         tokens = done.computed_tokens + done.cached_tokens
         computed_s = seconds.get("compute", 0.0)
-        costs.prefill.observe(tokens, done.cached_tokens, computed_s)
+        if alone:
+            costs.prefill.observe(tokens, done.cached_tokens, computed_s)
         fetched = done.cached_tokens * costs.kv_bytes
         costs.transfer.observe(POOL, fetched, seconds.get("fetch", 0.0))
         if self._attempts == 1:
@@ -276,7 +279,7 @@ class Life:
                     why = f"{worker.hello.worker_id} has no room for it: {event.reason}"
                     self._turned_away("refused_at_decode", why, event.retry_after_ms / 1000)
                 elif isinstance(event, p.Failed):
-                    self._failed(event, worker)
+                    self._failed(event, (worker.address,))
 
     # -- ends
 
@@ -306,20 +309,20 @@ class Life:
         else:
             self._pause_s = min(max(retry_s, ROOM_S[0]), ROOM_S[1])
 
-    def _failed(self, event: p.Failed, worker: Member) -> None:
+    def _failed(self, event: p.Failed, workers: tuple[str, ...]) -> None:
         """Give up where nobody else would do better."""
         self._done = None
         if event.code == "overloaded":
             self._turned_away("overloaded", event.message, 1.0)
         elif event.retryable:
-            self._blame(worker)
+            self._blame(*workers)
         else:
             advice = f"; {event.advice}" if event.advice else ""
             self._fail(event.code, event.message + advice, _STATUS.get(event.code, 500))
 
-    def _blame(self, worker: Member) -> None:
+    def _blame(self, *workers: str) -> None:
         self._failures += 1
-        self._avoid |= {worker.address}
+        self._avoid |= frozenset(workers)
 
     # -- small things
 

@@ -15,7 +15,7 @@ line of it. Each call costs what the views of the ledger cost: O(requests under 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from serving.conductor.admission import ByForecast, Outlook, decode_load
@@ -26,6 +26,7 @@ from serving.conductor.views import Placement, Rejection, Slo
 
 if TYPE_CHECKING:
     from serving.conductor.admission import AdmissionPolicy
+    from serving.conductor.pipelines import PipelineRule
     from serving.conductor.placement import PlacementPolicy
     from serving.conductor.roles import Change, RoleBalancer
     from serving.conductor.views import Demand
@@ -42,6 +43,7 @@ class Policies:
     placement: PlacementPolicy = field(default_factory=CacheCentric)
     admission: AdmissionPolicy = field(default_factory=ByForecast)
     roles: RoleBalancer | None = None
+    pipeline: PipelineRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Admission:
     placement: Placement
     decode: str
     tbt_s: float
+    helpers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,14 @@ class Scheduler:
                 f"no decode instance has room for {demand.tokens + demand.max_new_tokens} tokens",
                 max(_NOBODY_RETRY_S, self.costs.duration.seconds / 2),
             )
-        return Admission(placement, decode[0].name, decode[1])
+        helpers: tuple[str, ...] = ()
+        rule, to_compute = self.policies.pipeline, demand.tokens - placement.cached
+        if rule is not None:
+            helpers = rule.helpers(placement, to_compute, prefills)
+        if rule is not None and helpers:
+            quicker = placement.prefill_s / rule.speed_up(to_compute, 1 + len(helpers))
+            placement = replace(placement, prefill_s=quicker)
+        return Admission(placement, decode[0].name, decode[1], helpers)
 
     def _assign(self, now: float, request: str, demand: Demand, chosen: Admission) -> None:
         self._pass_time(now)
@@ -135,6 +145,7 @@ class Scheduler:
             arrived=now,
             predicted_s=placement.transfer_s + placement.prefill_s,
             ttft_s=placement.ttft_s,
+            helpers=chosen.helpers,
         )
         self.ledger.assign(flight)
 
