@@ -118,6 +118,7 @@ class Life:
             async with aclosing(self._attempt(answer)) as pieces:
                 async for piece in pieces:
                     yield piece
+            self._end = self._end or self._told_whole()
             if self._end is not None:
                 return
             if self._failures >= FAILURES_MAX:
@@ -289,8 +290,17 @@ class Life:
         if flight is not None:
             flight.generated = len(self._generated)
 
+    def _told_whole(self) -> Finish | None:
+        """The end of a request whose worker died after the last token, before it said so."""
+        if self._generated and self._generated[-1] in self._request.stop_tokens:
+            return self._finished("stop")
+        return self._finished("length") if self._left() <= 0 else None
+
     def _finish(self, reason: str) -> None:
-        self._end = Finish(
+        self._end = self._finished(reason)
+
+    def _finished(self, reason: str) -> Finish:
+        return Finish(
             reason,
             len(self._request.tokens),
             self._cached,

@@ -158,6 +158,7 @@ class _Link:
                 tokens.append(following(tokens))
                 yield p.Tokens((tokens[-1],), (0.0,))
                 await asyncio.sleep(0)
+            await w.stage("end")
             ended = True
             yield p.Finished("length", {"decode": 0.01})
         finally:

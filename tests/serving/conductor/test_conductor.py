@@ -97,6 +97,24 @@ async def test_a_worker_that_dies_is_replaced_and_no_token_changes(role, stage):
         nothing_left(fleet, conductor)
 
 
+@pytest.mark.parametrize(
+    ("role", "stage", "count"), [("prefill", "transfer", 1), ("decode", "end", 8)]
+)
+async def test_a_worker_that_dies_after_the_last_token_costs_nothing(role, stage, count):
+    fleet = Fleet()
+    async with running(fleet) as conductor:
+        victim = getattr(fleet, role)[0]
+        reached, go = victim.holding(stage)
+        playing = asyncio.create_task(play(conductor, request(count=count)))
+        await asyncio.wait_for(reached.wait(), 10)
+        victim.die()
+        go.set()
+        tokens, end = await playing
+        assert tokens == answer(PROMPT, count)
+        assert (end.reason, end.resumed) == ("length", 0)
+        nothing_left(fleet, conductor)
+
+
 async def test_a_worker_that_came_back_gets_work_again():
     fleet = Fleet(prefill=1, decode=1)
     async with running(fleet) as conductor:
