@@ -28,9 +28,10 @@ from serving.conductor.views import Slo
 from serving.system import ADMISSIONS, ServingSystem, SystemSettings
 from serving.workers.protocol import Sampling
 
-PROMPT_TOKENS = 768
+PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX = 256, 4096
 ANSWER_TOKENS = 64
-RUNNING_MAX = 6
+RUNNING_MAX = 4
+"""Answers that a decode worker computes at a time."""
 DEADLINE_S = 60.0
 SLACK_S = 5.0
 SAMPLE_S = 0.2
@@ -85,12 +86,13 @@ class Load:
         self.conductor = system.conductor
         self.random = random.Random(seed)
         self.serial = 0
+        self.prompt_tokens = PROMPT_TOKENS_MIN
 
-    def request(self, source: random.Random, count: int = ANSWER_TOKENS) -> Request:
+    def request(self, source: random.Random) -> Request:
         """A prompt nobody sent before."""
         self.serial += 1
-        tokens = tuple(source.randrange(256) for _ in range(PROMPT_TOKENS))
-        return Request(f"r{self.serial}", tokens, Sampling(), count, deadline_s=DEADLINE_S)
+        tokens = tuple(source.randrange(256) for _ in range(self.prompt_tokens))
+        return Request(f"r{self.serial}", tokens, Sampling(), ANSWER_TOKENS, deadline_s=DEADLINE_S)
 
     async def play(self, request: Request, outcome: Outcome) -> None:
         """Send one and note its end."""
@@ -101,25 +103,31 @@ class Load:
         outcome.ends[end.reason if isinstance(end, Finish) else end.code] += 1
         assert isinstance(end, Finish | Failure)
 
-    async def calibrate(self) -> tuple[float, float, float]:
-        """(requests a second, seconds of a prefill, seconds of a decode), with full batches."""
-        scratch = Outcome()
-        width = RUNNING_MAX + 2
-        for count in (8, ANSWER_TOKENS):  # the first round loads code and fits the models
-            stats = self.conductor.stats
-            before, began = stats.prefill_s, time.monotonic()
-            requests = [self.request(self.random, count) for _ in range(3 * width)]
-            gate = asyncio.Semaphore(RUNNING_MAX)
+    async def closed_loop(self, count: int) -> tuple[float, float, float]:
+        """(requests a second, seconds of a prefill, of a decode), with full batches."""
+        stats, scratch = self.conductor.stats, Outcome()
+        before, began = stats.prefill_s, time.monotonic()
+        gate = asyncio.Semaphore(RUNNING_MAX)
 
-            async def one(request, gate=gate):
-                async with gate:
-                    await self.play(request, scratch)
+        async def one():
+            async with gate:
+                await self.play(self.request(self.random), scratch)
 
-            await asyncio.gather(*(one(request) for request in requests))
-            seconds = time.monotonic() - began
-        rate = len(requests) / seconds
-        prefill_s = (stats.prefill_s - before) / len(requests)
-        return rate, prefill_s, self.conductor.scheduler.costs.duration.seconds
+        await asyncio.gather(*(one() for _ in range(count)))
+        seconds = time.monotonic() - began
+        lines = list(stats.lines)[-count:]
+        decode_s = statistics.median(line.total_s - line.ttft_s for line in lines)
+        return count / seconds, (stats.prefill_s - before) / count, decode_s
+
+    async def calibrate(self, prefills: int) -> tuple[float, float, float]:
+        """Choose a length of prompts at which prefill could do half as much again as decode."""
+        for _ in range(2):  # the first round loads code
+            _, _, decode_s = await self.closed_loop(2 * RUNNING_MAX)
+        wanted_s = prefills * decode_s / (1.5 * RUNNING_MAX)
+        predict = self.conductor.scheduler.costs.prefill.predict
+        lengths = range(PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX, 64)
+        self.prompt_tokens = min(lengths, key=lambda n: abs(predict(n, 0) - wanted_s))
+        return await self.closed_loop(4 * RUNNING_MAX)
 
     async def overload(self, rate: float, seconds: float, seed: int) -> Outcome:
         """Arrivals at random times, the same for the same seed; waits for the last end."""
@@ -176,14 +184,15 @@ async def run(options) -> int:
     )
     async with ServingSystem(settings) as system:
         load, scheduler = Load(system, options.seed), system.conductor.scheduler
-        rate, prefill_s, decode_s = await load.calibrate()
-        tokens = RUNNING_MAX * (PROMPT_TOKENS + ANSWER_TOKENS // 2)
+        rate, prefill_s, decode_s = await load.calibrate(options.prefill)
+        tokens = RUNNING_MAX * (load.prompt_tokens + ANSWER_TOKENS // 2)
         tbt_s = 1.02 * scheduler.costs.decode.predict(RUNNING_MAX, tokens)
         # A first token may wait for a few prompts; a batch that is full is at the other limit.
         ttft_s = 4 * prefill_s
         scheduler.slo = Slo(ttft_s, tbt_s)
         print(
-            f"{options.prefill} prefill, {options.decode} decode workers; capacity {rate:.2f}/s, "
+            f"{options.prefill} prefill, {options.decode} decode workers; prompts of "
+            f"{load.prompt_tokens} tokens; capacity {rate:.2f}/s, "
             f"a prefill {prefill_s:.3f} s, a decode {decode_s:.2f} s; SLO: first token "
             f"{ttft_s:.2f} s, next one {tbt_s * 1000:.1f} ms; offered {options.factor * rate:.2f}/s"
         )
