@@ -150,15 +150,20 @@ class Fleet:
                 continue
             try:
                 if not member.there:
-                    hello = await member.client.hello(ANSWER_S)
-                    self._check_model(member.address, hello)
-                    member.there = True
-                    self._enter(member, hello)
+                    await self._meet_again(member)
                 load = await member.client.load(ANSWER_S)
+                if load.role != member.hello.role:
+                    await self._meet_again(member)  # somebody else changed it
             except StoreError as error:
                 self.lost(member.address, error)
                 continue
             self._learn(member, load)
+
+    async def _meet_again(self, member: Member) -> None:
+        hello = await member.client.hello(ANSWER_S)
+        self._check_model(member.address, hello)
+        member.there = True
+        self._enter(member, hello)
 
     def _learn(self, member: Member, load: Load) -> None:
         before, member.load = member.load, load

@@ -288,6 +288,15 @@ async def test_roles_change_while_it_runs():
         assert conductor.stats.role_changes == 1
 
 
+async def test_a_role_that_somebody_else_changed_is_noticed():
+    fleet = Fleet(prefill=1, decode=2)
+    async with running(fleet) as conductor:
+        fleet.decode[0].role = "prefill"
+        ledger = conductor.scheduler.ledger
+        await until_async(lambda: len(ledger.of_role("prefill")) == 2)
+        assert [each.name for each in ledger.of_role("decode")] == ["d1"]
+
+
 async def test_many_requests_at_once_while_workers_come_and_go():
     fleet = Fleet(prefill=3, decode=3)
     async with running(fleet) as conductor:
