@@ -9,6 +9,9 @@ whose first token would come too late. They differ in how they look at decode in
     ByForecast  their load when this request would begin to decode: those that decode then, if each
                 decode lasts t_d, with all whose prefill has ended by then
 
+A request that would have its instance for itself is taken whatever is predicted: refusing it helps
+nobody, and an estimate that became too high would never see another measurement.
+
 Pure: time is in the outlook. O(requests under way) for the forecast, else O(instances).
 """
 
@@ -34,13 +37,15 @@ _RETRY_MIN_S = 0.1
 class Outlook:
     """What is known when a request asks for admission.
 
-    `ttft_s` is predicted for it, `tokens` the length of its prompt. `decodes` are the decode
+    `ttft_s` is predicted for it, `queue_s` the part of it spent behind others, `tokens` the length
+    of its prompt. `decodes` are the decode
     instances with what they decode now; `under_way` all requests that will decode or do.
     """
 
     now: float
     slo: Slo
     ttft_s: float
+    queue_s: float
     tokens: int
     decodes: Sequence[DecodeView]
     under_way: Sequence[Expected]
@@ -65,7 +70,7 @@ def decode_load(decodes: Sequence[DecodeView], costs: Costs, slo: Slo) -> float:
 
 def _prefill_refusal(outlook: Outlook) -> Rejection | None:
     late_s = outlook.ttft_s - outlook.slo.ttft_s
-    if late_s <= 0:
+    if late_s <= 0 or outlook.queue_s <= 0:
         return None
     return Rejection(
         "prefill_busy",
@@ -101,6 +106,8 @@ class ByLoad:
 
     def refusal(self, outlook: Outlook) -> Rejection | None:
         """Refuse by the larger of both loads, the request itself included."""
+        if any(each.batch == 0 for each in outlook.decodes):
+            return _prefill_refusal(outlook)
         share = [_with_one_more(each, outlook) for each in outlook.decodes]
         load = decode_load(share, outlook.costs, outlook.slo)
         return _prefill_refusal(outlook) or _decode_refusal(load, outlook, "are")
@@ -115,7 +122,7 @@ class ByForecast:
         return _prefill_refusal(outlook) or _decode_refusal(load, outlook, "will be")
 
     def load_at(self, moment: float, outlook: Outlook) -> float:
-        """The load of decode instances at a moment, the request itself included.
+        """The load of decode instances at a moment, the request itself included; 0 if it is alone.
 
         Decode instances are taken as alike: what decodes then is spread evenly.
         """
@@ -130,6 +137,8 @@ class ByForecast:
                 tokens += each.tokens
         # The busiest of alike instances has the rounded-up share.
         share, context = -(-batch // count), tokens // count
+        if share == 1:
+            return 0.0
         return outlook.costs.decode.predict(share, context) / outlook.slo.tbt_s
 
 

@@ -36,7 +36,8 @@ __all__ = ["Life"]
 FAILURES_MAX = 5
 ROOM_S = (0.05, 1.0)
 """How long a resumed request waits before it asks again for room: at least, at most."""
-FETCH_MIN_S = 0.05
+FETCH_MIN_S = 0.25
+"""The shortest time to load a prefix: the store must have a chance to answer at all."""
 _STATUS = {"too_long": 400, "bad_request": 400, "deadline": 504, "cancelled": 499}
 
 
@@ -193,7 +194,8 @@ class Life:
             deadline_ms=self._deadline_ms(),
             priority=self._request.priority,
             prefix_blocks=self._blocks_wanted(place, block),
-            fetch_deadline_ms=int(1000 * max(FETCH_MIN_S, place.saved_s)),
+            # Without a known prefix there is nothing to compare with: the worker's own deadline.
+            fetch_deadline_ms=int(1000 * max(FETCH_MIN_S, place.saved_s)) if place.source else 0,
             decode_at=decode.address if conductor.push else "",
             group=answer.helpers,
             stop_tokens=self._request.stop_tokens,

@@ -84,6 +84,7 @@ class Scheduler:
             now=now,
             slo=self.slo,
             ttft_s=chosen.placement.ttft_s,
+            queue_s=chosen.placement.queue_s,
             tokens=demand.tokens,
             decodes=self.ledger.decode_views(assigned=False),
             under_way=self.ledger.under_way(now),

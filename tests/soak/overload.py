@@ -29,7 +29,7 @@ from serving.system import ADMISSIONS, ServingSystem, SystemSettings
 from serving.workers.protocol import Sampling
 
 PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX = 256, 4096
-ANSWER_TOKENS = 64
+ANSWER_TOKENS = 256
 RUNNING_MAX = 4
 """Answers that a decode worker computes at a time."""
 DEADLINE_S = 60.0
@@ -186,7 +186,7 @@ async def run(options) -> int:
         load, scheduler = Load(system, options.seed), system.conductor.scheduler
         rate, prefill_s, decode_s = await load.calibrate(options.prefill)
         tokens = RUNNING_MAX * (load.prompt_tokens + ANSWER_TOKENS // 2)
-        tbt_s = 1.02 * scheduler.costs.decode.predict(RUNNING_MAX, tokens)
+        tbt_s = 1.15 * scheduler.costs.decode.predict(RUNNING_MAX, tokens)
         # A first token may wait for a few prompts; a batch that is full is at the other limit.
         ttft_s = 4 * prefill_s
         scheduler.slo = Slo(ttft_s, tbt_s)

@@ -10,13 +10,13 @@ SLO = Slo(ttft_s=2.0, tbt_s=0.1)
 EVERY = [AtDecode(), ByLoad(), ByForecast()]
 
 
-def outlook(ttft_s=1.0, batches=(0, 0), under_way=(), decode_s=5.0):
+def outlook(ttft_s=1.0, batches=(0, 0), under_way=(), decode_s=5.0, queue_s=0.5):
     """Two decode instances, 20 ms between tokens for each request in a batch."""
     models = Costs(
         PrefillCost(), TransferCost(), DecodeCost((0.0, 0.02, 0.0)), DecodeDuration(decode_s), 0
     )
     views = [DecodeView(f"d{at}", batch) for at, batch in enumerate(batches)]
-    return Outlook(100.0, SLO, ttft_s, 10, views, under_way, models)
+    return Outlook(100.0, SLO, ttft_s, queue_s, 10, views, under_way, models)
 
 
 @pytest.mark.parametrize("policy", EVERY)
@@ -29,6 +29,16 @@ def test_a_late_first_token_is_refused_with_the_wait_that_helps(policy):
     refusal = policy.refusal(outlook(ttft_s=5.0))
     assert "first token" in refusal.reason
     assert refusal.retry_after_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_who_would_be_alone_is_taken_whatever_is_predicted(policy):
+    models = Costs(
+        PrefillCost(), TransferCost(), DecodeCost((9.0, 9.0, 0.0)), DecodeDuration(5.0), 0
+    )
+    views = [DecodeView("d0", 0), DecodeView("d1", 3)]
+    lone = Outlook(100.0, SLO, 50.0, 0.0, 10, views, (), models)
+    assert policy.refusal(lone) is None
 
 
 def test_only_early_rejection_looks_at_decode():
