@@ -26,16 +26,19 @@ from mooncake_store.errors import (
     UnavailableError,
 )
 
-__all__ = ["BUFFER_SMALL", "OUT_OF_RANGE", "error_of"]
+__all__ = ["BUFFER_SMALL", "NOT_RENAMED", "OUT_OF_RANGE", "error_of"]
 
 BUFFER_SMALL = -10
 """The object does not fit into the buffer it was to be read into."""
 OUT_OF_RANGE = -11
 """The range asked for is not within the object; local to the client."""
+NOT_RENAMED = -12
+"""The two keys of a rename belong to different shards; local to the client."""
 
 _KINDS: dict[int, tuple[type[StoreError], str]] = {
     BUFFER_SMALL: (InvalidArgumentError, "the buffer is smaller than what is to be read"),
     OUT_OF_RANGE: (InvalidArgumentError, "the range is outside of the object"),
+    NOT_RENAMED: (InvalidArgumentError, "the new key belongs to another shard: copy the object"),
     Status.NO_SPACE: (NoSpaceError, "no segment has room for the object"),
     Status.TOO_LARGE: (ObjectTooLargeError, "the object is larger than any segment of its shard"),
     Status.INVALID_KEY: (InvalidArgumentError, "the key is not valid"),

@@ -23,10 +23,11 @@ from mooncake_store.client._core import (
     every,
     parts,
 )
-from mooncake_store.client._keys import Key, KeyBatch, Keys
+from mooncake_store.client._keys import Digests, Key, KeyBatch, Keys
 from mooncake_store.client._pieces import PiecePutting, PieceReading, Pieces
 from mooncake_store.client._queries import query
 from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading
+from mooncake_store.client._renames import rename_many
 from mooncake_store.client._steps import Calls, Steps, ask
 from mooncake_store.client._straight import read_one
 from mooncake_store.client._writes import Putting, Wishes
@@ -406,6 +407,30 @@ class Operations:
                 give_back=True,
             )
         )
+
+    def rename(
+        self, key: Key, target: Key, overwrite: bool, force: bool, options: CallOptions
+    ) -> Steps[None]:
+        """Rename one object."""
+        for each in (key, target):
+            KeyBatch.single(each, self.core.namespace)  # what is no key is refused here
+        one, other = (each if isinstance(each, Digests) else [each] for each in (key, target))
+        result = yield from self.rename_many(one, other, overwrite, force, options)
+        result.check()
+
+    def rename_many(
+        self, keys: Keys, targets: Keys, overwrite: bool, force: bool, options: CallOptions
+    ) -> Steps[BatchResult]:
+        """Rename a batch."""
+        if options:
+            check_options(options, CallOptions)
+        until = self.core.until(options)
+        return (yield from rename_many(self, keys, targets, overwrite, force, until))
+
+    def give_back(self, keys: KeyBatch, index: Column) -> tuple[Any, bytes] | None:
+        """Forget leases of ours; the request that gives them back, if there are any."""
+        body = self._release(keys, index)
+        return None if body is None else (RELEASE, body)
 
     def pin(
         self,

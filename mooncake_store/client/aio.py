@@ -327,6 +327,36 @@ class AsyncClient:
         """Remove a batch."""
         return await self._run(self._operations.remove_many(keys, force, options))
 
+    async def rename(
+        self,
+        key: Key,
+        target: Key,
+        *,
+        overwrite: bool = False,
+        force: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> None:
+        """Give an object another key; its bytes, pins and group stay as they are.
+
+        Raises NotFoundError, AlreadyExistsError unless `overwrite`, HasLeaseError while others
+        read it unless `force`, and InvalidArgumentError for a key of another shard.
+        """
+        await self._run(self._operations.rename(key, target, overwrite, force, options))
+
+    async def rename_many(
+        self,
+        keys: Keys,
+        targets: Keys,
+        *,
+        overwrite: bool = False,
+        force: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> BatchResult:
+        """Give a batch of objects other keys, one after the other."""
+        return await self._run(
+            self._operations.rename_many(keys, targets, overwrite, force, options)
+        )
+
     async def remove_prefix(
         self, prefix: str, *, force: bool = False, **options: Unpack[CallOptions]
     ) -> int:

@@ -47,6 +47,7 @@ def exercise() -> None:
     generations = np.ascontiguousarray(answers["generation"])
     shard.put_revoke(8, client, digests[:1], generations[:1])
     shard.put_end(8, client, digests[1:], generations[1:], checksums[1:])
+    shard.rename(8, digests[1:2], digests[1:2] + np.uint64(90), names=Names.of([b"new"]))
     shard.evict(1 << 40, 0.3)
     shard.remove(1 << 41, digests)
     shard.remove_matching(1 << 41, 0, "t", "prefix")

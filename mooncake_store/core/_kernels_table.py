@@ -202,12 +202,40 @@ def clear_row(rows, row):
     rows[row].holders = 0
 
 
+@njit(**KERNEL, inline="always")
+def drop_entry(head, table, old, mask, has_old, tag, row):
+    """Remove the entry of a row, if it has one. O(1) expected.
+
+    The hole is closed by moving later entries of its run back, so lookups never meet debris.
+    """
+    wanted = (tag << 32) | (row + 1)
+    hole = tag & mask
+    while table[hole] != wanted and table[hole] != 0:
+        hole = (hole + 1) & mask
+    if table[hole] == wanted:
+        p = (hole + 1) & mask
+        entry = table[p]
+        while entry != 0:
+            home = (entry >> 32) & LOW & mask
+            if ((p - home) & mask) >= ((p - hole) & mask):
+                table[hole] = entry
+                hole = p
+            p = (p + 1) & mask
+            entry = table[p]
+        table[hole] = 0
+        head[USED] -= 1
+    elif has_old:
+        p = _position_in_old(head, old, tag, row)
+        if p >= 0:
+            old[p] = DELETED
+            head[USED] -= 1
+
+
 @njit(**KERNEL)
 def delete(head, table_a, table_b, rows, free_rows, doomed):
     """Remove rows from the table, clear them and put them on the free stack. O(n).
 
     A row without an entry (a second generation) is only cleared.
-    The hole is closed by moving later entries of its run back, so lookups never meet debris.
     """
     if head[ACTIVE] == 0:
         table, old = table_a, table_b
@@ -221,28 +249,7 @@ def delete(head, table_a, table_b, rows, free_rows, doomed):
     head[SINK] = sink
     for i in range(doomed.shape[0]):
         row = np.int64(doomed[i])
-        tag = rows[row].digest_lo & LOW
-        wanted = (tag << 32) | (row + 1)
-        hole = tag & mask
-        while table[hole] != wanted and table[hole] != 0:
-            hole = (hole + 1) & mask
-        if table[hole] == wanted:
-            p = (hole + 1) & mask
-            entry = table[p]
-            while entry != 0:
-                home = (entry >> 32) & LOW & mask
-                if ((p - home) & mask) >= ((p - hole) & mask):
-                    table[hole] = entry
-                    hole = p
-                p = (p + 1) & mask
-                entry = table[p]
-            table[hole] = 0
-            head[USED] -= 1
-        elif has_old:
-            p = _position_in_old(head, old, tag, row)
-            if p >= 0:
-                old[p] = DELETED
-                head[USED] -= 1
+        drop_entry(head, table, old, mask, has_old, rows[row].digest_lo & LOW, row)
         clear_row(rows, row)
         free_rows[head[FREE_ROWS]] = row
         head[FREE_ROWS] += 1
@@ -270,6 +277,28 @@ def swap_row(head, table_a, table_b, rows, old_row, new_row):
             old[p] = (tag << 32) | (new_row + 1)
             return True
     return False
+
+
+@njit(**KERNEL)
+def rename_row(head, table_a, table_b, rows, row, low, high):
+    """Drop the entry of `row`, which then has the digest (low, high), and enter it anew.
+
+    That digest must not be in the table. O(1) expected.
+    """
+    if head[ACTIVE] == 0:
+        table, old = table_a, table_b
+    else:
+        table, old = table_b, table_a
+    mask = head[MASK]
+    drop_entry(head, table, old, mask, head[OLD_MASK] >= 0, rows[row].digest_lo & LOW, row)
+    rows[row].digest_lo = low
+    rows[row].digest_hi = high
+    tag = low & LOW
+    p = tag & mask
+    while table[p] != 0:
+        p = (p + 1) & mask
+    table[p] = (tag << 32) | (row + 1)
+    head[USED] += 1
 
 
 @njit(**KERNEL)
@@ -321,6 +350,7 @@ def warmup() -> None:
     )
     find(head, table_a, table_b, rows, digests, out)
     swap_row(head, table_a, table_b, rows, 0, 0)
+    rename_row(head, table_a, table_b, rows, 0, 3, 4)
     drain(head, table_a, table_b, 1)
     delete(head, table_a, table_b, rows, free_rows, out)
     take_rows(head, free_rows, 4, out)

@@ -46,12 +46,19 @@ class Events:
 
     def stored(self, rows: NDArray[Any], cold: NDArray[Any], row: int) -> None:
         """Record that one object, or its new generation, can be read."""
+        self._record(EventKind.STORED, rows, cold, row)
+
+    def removed(self, rows: NDArray[Any], cold: NDArray[Any], row: int) -> None:
+        """Record that one object cannot be read under this key any more."""
+        self._record(EventKind.REMOVED, rows, cold, row)
+
+    def _record(self, kind: EventKind, rows: NDArray[Any], cold: NDArray[Any], row: int) -> None:
         if self.kept:
             place = (self.next_number - 1) % self.kept
             event = self.ring[place : place + 1]
             event["digest_lo"] = rows["digest_lo"][row : row + 1].view(np.uint64)
             event["digest_hi"] = rows["digest_hi"][row : row + 1].view(np.uint64)
-            event["kind"], event["tenant"], event["tier"] = EventKind.STORED, cold["tenant"][row], 0
+            event["kind"], event["tenant"], event["tier"] = kind, cold["tenant"][row], 0
             self.next_number += 1
 
     def cleared(self, tenant: int) -> None:

@@ -77,6 +77,13 @@ class NameArena:
             self._cold["name_ref"][new] = self._cold["name_ref"][old]
             self._cold["name_ref"][old] = 0
 
+    def replace(self, row: int, name: bytes) -> None:
+        """Give a row another name, or with b"" none."""
+        rows = np.array([row], np.int32)
+        k.drop(self._words, self._heads, self._cold, rows)
+        if name:
+            self.store(rows, np.zeros(1, np.int16), Names.of([name]))
+
     def get(self, row: int) -> bytes:
         """Return the name of one row, b"" when it has none."""
         ref = int(self._cold["name_ref"][row])

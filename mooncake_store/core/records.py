@@ -16,6 +16,7 @@ __all__ = [
     "NIL",
     "SIZE_MAX",
     "BATCH_MAX",
+    "RENAMES_MAX",
     "COLD",
     "EVENT",
     "GET_ROW",
@@ -36,6 +37,8 @@ SIZE_MAX = 1 << 48
 """Exclusive upper bound of an object's size."""
 BATCH_MAX = 65_536
 """Most keys in one request."""
+RENAMES_MAX = 512
+"""Most pairs in one request of renames: what a shard does in a few milliseconds."""
 
 
 class State(IntEnum):

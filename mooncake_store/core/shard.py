@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooncake_store.core import _codes as c
-from mooncake_store.core import integrity, pressure, puts, reads, removal
+from mooncake_store.core import integrity, pressure, puts, reads, removal, renames
 from mooncake_store.core.janitor import DrainJob, Janitor, TickReport
 from mooncake_store.core.options import DEFAULTS, PutOptions, ShardConfig, SoftPin
 from mooncake_store.core.records import SegmentState, State, Status
@@ -337,6 +337,25 @@ class Shard:
         """Remove objects; `force` also those leased or being written, space quarantined."""
         self._state.advance(now)
         out = removal.remove(self._state, digests, force)
+        self._checked()
+        return out
+
+    def rename(
+        self,
+        now: int,
+        sources: Digests,
+        targets: Digests,
+        names: Names | None = None,
+        overwrite: bool = False,
+        force: bool = False,
+    ) -> NDArray[np.int16]:
+        """Give readable objects other keys of the same tenant, pair by pair, in order.
+
+        Bytes, generation, leases, pins and group stay. What a new key names is in the way unless
+        `overwrite` replaces it; `force` overrides leases of both, and a put under the new key.
+        """
+        self._state.advance(now)
+        out = renames.rename(self._state, sources, targets, names, overwrite, force)
         self._checked()
         return out
 

@@ -95,6 +95,11 @@ class Table:
         """Let the digest of `old_row` lead to `new_row`."""
         assert k.swap_row(self.head, *self.tables, self._rows, old_row, new_row)
 
+    def rename(self, row: int, low: int, high: int) -> None:
+        """Let another digest, which is not in the table, lead to a row in place of its own."""
+        self.maintain(1)
+        k.rename_row(self.head, *self.tables, self._rows, row, low, high)
+
     def maintain(self, n: int, *, growing: bool = True) -> None:
         """Do a bounded share of pending growth, before a request on n keys."""
         head = self._numbers

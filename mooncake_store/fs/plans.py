@@ -14,11 +14,13 @@ complete, so what a dead writer leaves behind does not stay for long.
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mooncake_store.client._buffers import new_bytes
+from mooncake_store.client._failures import NOT_RENAMED
 from mooncake_store.errors import IllegalClientError, NoSpaceError, NotFoundError
 from mooncake_store.fs.doing import Do
 from mooncake_store.fs.gather import Gather
@@ -323,33 +325,48 @@ class Plans:
             raise missing_error(path)
 
     def move(self, pairs: Sequence[tuple[str, str]]) -> Plan[None]:
-        """Give files other names. Parts stay where they are; small files are put anew.
+        """Give files other names, replacing what has them; no bytes move within a shard."""
+        sources, targets = ([key_of(pair[side]) for pair in pairs] for side in (0, 1))
+        yield from self.move_keys(sources, targets)
 
-        In batches of bounded size; each file is at its new name before it leaves the old one.
+    def move_keys(self, sources: Sequence[bytes], targets: Sequence[bytes]) -> Plan[None]:
+        """Give objects other keys; raises for the first that could not be, after all others.
+
+        Each is at its new name before it leaves the old one, or at both ends at once.
         """
-        sources = [key_of(source) for source, _ in pairs]
-        found = yield Do("query_many", (sources,))
-        batch: list[int] = []
-        room = COPY_BYTES
-        for at, error in found.errors():
-            raise _failure(error, pairs[at][0])
-        for at, size in enumerate(found.sizes.tolist()):
-            if batch and size > room:
-                yield from self._move_batch([pairs[n] for n in batch])
-                batch, room = [], COPY_BYTES
-            batch.append(at)
-            room -= size
-        if batch:
-            yield from self._move_batch([pairs[n] for n in batch])
+        replaced = yield from self.manifests(targets)
+        renamed = yield Do("rename_many", (sources, targets), {"overwrite": True, "force": True})
+        status = renamed.statuses
+        copied = np.flatnonzero(status == NOT_RENAMED).tolist()
+        done = set(np.flatnonzero(status == 0).tolist()) | set(copied)
+        if copied:
+            yield from self._move_bytes([(sources[at], targets[at]) for at in copied])
+        yield from self.remove_parts(
+            old for at, old in replaced.items() if at in done and sources[at] != targets[at]
+        )
+        for at, error in renamed.errors():
+            if at not in done:
+                raise _failure(error, os.fsdecode(sources[at]))
 
-    def _move_batch(self, pairs: Sequence[tuple[str, str]]) -> Plan[None]:
-        sources = [key_of(source) for source, _ in pairs]
-        got = yield Do("get_many", (sources,), {"copy": False})
-        for at, error in got.errors():
-            raise _failure(error, pairs[at][0])
-        targets = [target for _, target in pairs]
-        yield from self.commit(targets, got.values, {}, exclusive=False, pins=self.pins)
-        yield Do("remove_many", (sources,), {"force": True})
+    def _move_bytes(self, pairs: Sequence[tuple[bytes, bytes]]) -> Plan[None]:
+        """Move objects to another shard: put anew, then removed, a bounded batch at a time."""
+        found = yield Do("query_many", ([source for source, _ in pairs],))
+        sizes = found.sizes.tolist()
+        first = 0
+        while first < len(pairs):
+            last, room = first + 1, COPY_BYTES - sizes[first]
+            while last < len(pairs) and sizes[last] <= room:
+                room -= sizes[last]
+                last += 1
+            sources = [source for source, _ in pairs[first:last]]
+            targets = [target for _, target in pairs[first:last]]
+            got = yield Do("get_many", (sources,), {"copy": False})
+            for at, error in got.errors():
+                raise _failure(error, os.fsdecode(sources[at]))
+            put = yield Do("put_many", (targets, got.values), {"upsert": True, **self.pins})
+            put.check()
+            yield Do("remove_many", (sources,), {"force": True})
+            first = last
 
     def copy(self, source: str, target: str) -> Plan[None]:
         """Copy one file, a bounded piece at a time."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import Status
-from mooncake_store.master.shard_service import MS, words
+from mooncake_store.master.shard_service import MS, names_of, words
 from mooncake_store.wire import shard as wire
 from transfer_engine.errors import InvalidArgumentError
 
@@ -49,6 +49,7 @@ class RareOperations:
         """Return the handler of each opcode."""
         return {
             wire.REMOVE.opcode: self.remove,
+            wire.RENAME.opcode: self.rename,
             wire.PIN.opcode: self.pin,
             wire.LIST.opcode: self.list_objects,
             wire.SNAPSHOT.opcode: self.snapshot,
@@ -70,6 +71,17 @@ class RareOperations:
         return wire.REMOVE.reply.pack(
             statuses=self._shard.remove(self._now(), digests, bool(force))
         )
+
+    def rename(self, peer: Peer, frame: Frame) -> bytes:
+        """Give objects other keys."""
+        overwrite, force, sources, targets, names = wire.RENAME.request.unpack(frame.body)
+        self._service.keys += len(sources)
+        self._service.check_routing(sources)
+        self._service.check_routing(targets)
+        statuses = self._shard.rename(
+            self._now(), sources, targets, names_of(names), bool(overwrite), bool(force)
+        )
+        return wire.RENAME.reply.pack(statuses=statuses)
 
     def pin(self, peer: Peer, frame: Frame) -> bytes:
         """Change soft and hard pins; the first refusal of a key is its status."""

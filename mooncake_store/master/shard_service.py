@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from transfer_engine.wire.frame import Frame
     from transfer_engine.wire.schema import Ragged
 
-__all__ = ["ShardPlace", "ShardService", "ShardTimes"]
+__all__ = ["ShardPlace", "ShardService", "ShardTimes", "names_of", "words"]
 
 log = logging.getLogger(__name__)
 
@@ -215,13 +215,13 @@ class ShardService:
     def _put_start(self, peer: Peer, frame: Frame) -> Reply | Awaitable[Reply]:
         request = _PUT.unpack(frame.body)
         self.keys += len(request.digests)
-        self._check_routing(request.digests)
+        self.check_routing(request.digests)
         put = Put(
             peer.handle,
             peer.tenant,
             request.digests,
             request.sizes,
-            _names(request.names),
+            names_of(request.names),
             _options(request),
             bool(request.flags & PutFlag.UPSERT),
         )
@@ -244,7 +244,7 @@ class ShardService:
         placed = words(self.in_segments(replicas))
         return _PUT_REPLY.pack(rows=rows.view(np.uint64), replicas=placed)
 
-    def _check_routing(self, digests: NDArray[np.uint64]) -> None:
+    def check_routing(self, digests: NDArray[np.uint64]) -> None:
         """Refuse keys of other shards: an object here would be found by nobody."""
         if self.place.shards > 1:
             shards = ids.shard_of(digests, self.place.shards)
@@ -323,7 +323,8 @@ def words(records: NDArray[Any]) -> NDArray[np.uint64]:
     return cast("NDArray[np.uint64]", records.view(np.uint64).reshape(len(records), width))
 
 
-def _names(names: Ragged) -> Names | None:
+def names_of(names: Ragged) -> Names | None:
+    """Take the names of a request as the core does; None when none came."""
     if not len(names.blob):
         return None
     return Names(memoryview(names.blob), np.diff(names.offsets))

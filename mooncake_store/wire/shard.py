@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from mooncake_store.core.records import RENAMES_MAX
 from transfer_engine.errors import RemoteProtocolError
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
@@ -36,6 +37,7 @@ __all__ = [
     "RELEASE",
     "REMOVE",
     "REMOVE_MATCHING",
+    "RENAME",
     "RENEW",
     "SHARD",
     "SNAPSHOT",
@@ -321,6 +323,19 @@ RELEASE = Operation(
 REMOVE = Operation(
     "remove", 0x29, _packed([("force", "u1")], _DIGESTS), _STATUSES, "removes objects"
 )
+RENAME = Operation(
+    "rename",
+    0x2E,
+    _packed(
+        [("overwrite", "u1"), ("force", "u1")],
+        Column("sources", "u8", width=2),
+        Column("targets", "u8", width=2),
+        Column("names", "bytes", bytes_max=NAME_BLOB_MAX),
+        rows=RENAMES_MAX,
+    ),
+    _STATUSES,
+    "gives objects other keys, all of one shard, with the names of those",
+)
 PIN = Operation(
     "pin",
     0x2A,
@@ -395,6 +410,7 @@ SHARD = Registry(
         RENEW,
         RELEASE,
         REMOVE,
+        RENAME,
         PIN,
         LIST,
         EVENTS,

@@ -71,6 +71,6 @@ def _compare_listing(checked: Checked, tenant: int) -> None:
     known = {
         item.name.encode()
         for item in checked.model.objects.values()
-        if item.tenant == tenant and checked.model.readable(item.key)
+        if item.tenant == tenant and item.name and checked.model.readable(item.key)
     }
     expect(names == known, f"listing differs: {names ^ known}")

@@ -21,6 +21,7 @@ from tests.core import audit
 from tests.core.checked_tasks import TaskCalls
 from tests.core.lab import START, digests_of, names_of
 from tests.core.model import NO_ROOM, OK, Object, Reference, Segment, Tenant, Version
+from tests.core.renamed import expect_rename, renamed
 from tests.core.space import Extent, Space, expect
 
 if TYPE_CHECKING:
@@ -403,6 +404,24 @@ class Checked(TaskCalls):
             expect(status in allowed, f"remove of {key}: {status!r}, allowed {allowed}")
             if status == OK:
                 self.model.removed(key)
+
+    def rename(
+        self,
+        keys: Sequence[int],
+        targets: Sequence[int],
+        names: Sequence[str],
+        overwrite: bool,
+        force: bool,
+    ) -> None:
+        self.note("rename", list(keys), list(targets), overwrite, force)
+        arguments = digests_of(keys), digests_of(targets), names_of(names), overwrite, force
+        out = self.shard.rename(self.now, *arguments)
+        for key, target, name, code in zip(keys, targets, names, out, strict=True):
+            status = Status(int(code))
+            allowed = expect_rename(self.model, key, target, overwrite=overwrite, force=force)
+            expect(status in allowed, f"rename of {key}: {status!r}, allowed {allowed}")
+            if status == OK:
+                renamed(self.model, key, target, name)
 
     def remove_matching(self, tenant: int, pattern: str, kind: str, force: bool, page: int) -> None:
         self.note("remove_matching", tenant, repr(pattern), kind, force, page)

@@ -68,6 +68,7 @@ class Rules:
             self.renew: 4,
             self.release: 8,
             self.remove: 8,
+            self.rename: 5,
             self.remove_matching: 1,
             self.evict: 2,
             self.tick: 6,
@@ -213,6 +214,20 @@ class Rules:
 
     def remove(self) -> None:
         self.checked.remove(self._keys(4), self.rng.random() < 0.3)
+
+    def rename(self) -> None:
+        """Within a tenant and group; also chains, swaps and keys renamed to themselves."""
+        tenant, pick = 1 if self.rng.random() < 0.15 else 0, self.rng.choice
+        keys = [key for key in range(KEYS) if tenant_of(key) == tenant]
+        there = [key for key in self.model.objects if tenant_of(key) == tenant] or keys
+        count = self.rng.randrange(0, 4)
+        sources = [pick(there if self.rng.random() < 0.8 else keys) for _ in range(count)]
+        targets = [
+            pick([key for key in keys if group_of(key) == group_of(source)]) for source in sources
+        ]
+        names = [name_of(key) if self.rng.random() < 0.9 else "" for key in targets]
+        draw = self.rng.random
+        self.checked.rename(sources, targets, names, draw() < 0.6, draw() < 0.4)
 
     def remove_matching(self) -> None:
         kind, pattern = self.rng.choice(

@@ -152,7 +152,10 @@ def test_the_space_shown_is_that_of_the_pool(mounted, cluster):
     total = space.f_blocks * space.f_frsize
     assert 400 << 20 < total < 600 << 20  # two workers of 256 MB
     (mounted / "file").write_bytes(bytes(8 << 20))
-    assert os.statvfs(mounted).f_bavail < space.f_bavail
+    less = os.statvfs(mounted).f_bavail
+    (mounted / "file").unlink()
+    # Before, others may have filled the pool, so that the file took the place of theirs.
+    assert os.statvfs(mounted).f_bavail > less
 
 
 def test_two_handles_of_one_file_agree(mounted):

@@ -62,9 +62,10 @@ def test_whole_files_are_one_request(fs, requests, many):
 
 
 def test_writing_many_costs_what_writing_one_does(fs, requests):
+    fs.pipe({f"v/{n}": content(700) for n in range(FILES)})  # both segments are known now
     one = requests(lambda: fs.pipe({"one": content(700)}))
     many = requests(lambda: fs.pipe({f"w/{n}": content(700, n) for n in range(FILES)}))
-    assert many == one <= 3  # which files are replaced, where the bytes go, and that they are there
+    assert many == one <= 3  # what is replaced, where the bytes go, that they are there
 
 
 def test_removing_many_costs_what_removing_one_does(fs, requests, many):
@@ -80,3 +81,11 @@ def test_an_open_file_leases_its_parts_by_one_request(fs, requests):
             assert file.read() == content(50 * PART)
 
     assert requests(read) <= 5  # size, manifest, leases; giving both back
+
+
+def test_renaming_moves_no_bytes(fs, store, requests, many):
+    before = sum(store.stats().bytes_written.values())
+    assert requests(lambda: fs.mv("d/5", "moved")) <= 5
+    assert requests(lambda: fs.mv("large/1", "moved-too")) <= 5
+    assert sum(store.stats().bytes_written.values()) == before
+    assert fs.cat(["moved", "moved-too"]) == {"moved": many["d/5"], "moved-too": many["large/1"]}

@@ -403,18 +403,13 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
             pass
         self._keep_parent(old)
         self._keep_parent(new + "/x")
-        found = self._fs.find(old)
-        run(
-            self._fs.client, self._fs.plans.move([(name, new + name[len(old) :]) for name in found])
-        )
-        for item in self._fs.client.list(prefix_of(old)):  # what is left are marks
-            data = self._fs.client.get(item.key)
-            path = item.key.rstrip("/") if isinstance(item.key, str) else old
-            attributes = Manifest.decode(data, path).attributes
-            target = new + path[len(old) :]
-            self._put_mark(target, attributes, exclusive=False)
-            self._fs.client.remove(item.key, force=True)
-            self._marked.discard(path)
+        # Files and the marks of directories alike: names that begin with the old one.
+        below = self._fs.client.list_columns(prefix_of(old)).keys
+        keys = [key.encode() if isinstance(key, str) else key for key in below]
+        skip = len(prefix_of(old))
+        targets = [prefix_of(new) + key[skip:] for key in keys]
+        run(self._fs.client, self._fs.plans.move_keys(keys, targets))
+        self._marked = {path for path in self._marked if not (path + "/").startswith(old + "/")}
         for node in self._nodes.below(old + "/"):
             self._nodes.rename(node.path, new + node.path[len(old) :])
         with self._lock:
