@@ -20,7 +20,7 @@ __all__ = ["COMMANDS", "root", "run"]
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
     "put", "get", "ls", "stat", "exists", "rm", "mount", "umount",
-    "serve", "chat", "doctor", "topology", "warmup", "bench",
+    "serve", "chat", "doctor", "topology", "secret", "warmup", "bench",
 )  # fmt: skip
 ELSEWHERE = {"serve": "serving.cli", "chat": "serving.cli"}
 

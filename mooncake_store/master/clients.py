@@ -41,6 +41,7 @@ class Peer:
     run: ClientRun
     handle: int
     tenant: int
+    read_only: bool = False
 
 
 class Clients:

@@ -22,7 +22,7 @@ from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.logs import StateLog
 from mooncake_store.master.slices import slice_of
 from mooncake_store.wire import cluster as wire
-from transfer_engine.errors import UnavailableError
+from transfer_engine.errors import AuthError, UnavailableError
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ DESCRIPTOR_BYTES_MAX = 4096
 SWEEP_S = 0.05
 DRAIN_POLL_S = 0.02
 WILDCARDS = ("0.0.0.0", "::")
+_CHANGES = frozenset((wire.MOUNT.opcode, wire.UNMOUNT.opcode, wire.DRAIN.opcode))
 MS = 1_000_000
 
 
@@ -126,6 +127,12 @@ class Cluster:
         """Answer one request."""
         operation = wire.CLUSTER.by_opcode[frame.opcode]
         request = operation.request.unpack(frame.body)
+        if connection.session.read_only and frame.opcode in _CHANGES:
+            raise AuthError(
+                "the credential is read-only",
+                operation=operation.name,
+                advice="connect with the shared secret itself to change the cluster",
+            )
         if self._facts is None and frame.opcode != wire.STATUS.opcode:
             raise UnavailableError("the master is starting", advice="try again in a second")
         answer = self._handlers[frame.opcode](connection, request)

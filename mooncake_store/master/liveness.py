@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mooncake_store.wire.cluster import LIVENESS, PING, Pong
+from transfer_engine.errors import AuthError
 from transfer_engine.rpc.server import Server, run
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class Liveness:
     # -- on the thread
 
     def _handle(self, connection: Connection, frame: Frame) -> bytes:
+        if connection.session.read_only:  # or it could keep a dead worker alive
+            raise AuthError("the credential is read-only", operation="ping")
         ping = PING.request.unpack(frame.body)
         with self._lock:
             watched = self._watched.get(ping.uuid)

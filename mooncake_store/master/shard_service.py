@@ -31,7 +31,7 @@ from mooncake_store.master.clients import Clients, Peer
 from mooncake_store.master.pending import EventQueue, Put, PutQueue
 from mooncake_store.wire import shard as wire
 from mooncake_store.wire.shard import PutFlag
-from transfer_engine.errors import InvalidArgumentError, RemoteProtocolError
+from transfer_engine.errors import AuthError, InvalidArgumentError, RemoteProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,6 +62,13 @@ _GET, _GET_REPLY = wire.GET.request, wire.GET.reply
 _EXISTS, _EXISTS_REPLY = wire.EXISTS.request, wire.EXISTS.reply
 _PREFIX, _PREFIX_REPLY = wire.FIND_PREFIX.request, wire.FIND_PREFIX.reply
 _RENEW, _RENEW_REPLY = wire.RENEW.request, wire.RENEW.reply
+_CHANGES = frozenset(
+    operation.opcode
+    for operation in (
+        wire.PUT_START, wire.PUT_END, wire.PUT_REVOKE, wire.REMOVE, wire.RENAME, wire.PIN,
+        wire.REMOVE_MATCHING, wire.SUBMIT_TASK, wire.FETCH_TASKS, wire.FINISH_TASK,
+    )
+)  # fmt: skip
 _EVENTS, _EVENTS_REPLY = wire.EVENTS.request, wire.EVENTS.reply
 
 
@@ -179,6 +186,8 @@ class ShardService:
         peer = connection.context
         if peer is None:
             return self._open(connection, frame)
+        if peer.read_only and frame.opcode in _CHANGES:
+            raise _refused(frame)
         handler = self._handlers.get(frame.opcode)
         if handler is None:
             raise RemoteProtocolError(
@@ -200,7 +209,7 @@ class ShardService:
         run = self.clients.enroll(now, request.uuid, request.epoch, request.host)
         tenant = self.shard.tenant(request.namespace or "default")
         self.clients.connect(run, connection)
-        connection.context = Peer(run, run.handle, tenant)
+        connection.context = Peer(run, run.handle, tenant, connection.session.read_only)
         connection.on_close(lambda: self.clients.disconnect(self.now(), run, connection))
         return wire.OPEN.reply.pack(
             wire.Opened(
@@ -315,6 +324,24 @@ class ShardService:
         await self._followers.wait(number, wait_ms / 1000)
         first, events, gap = self.shard.events_since(number, limit)
         return _EVENTS_REPLY.pack(first=first, gap=gap, events=words(events))
+
+
+def _refused(frame: Frame) -> AuthError:
+    """Say what a read-only credential does not allow, and of which key it was asked."""
+    operation = wire.SHARD.by_opcode[frame.opcode]
+    request = operation.request.unpack(frame.body)
+    names, digests = getattr(request, "names", None), getattr(request, "digests", None)
+    key: str | None = None
+    if names is not None and len(names.blob):
+        key = bytes(names.blob[: int(names.offsets[1])]).decode(errors="backslashreplace")
+    elif digests is not None and len(digests):
+        key = ids.hex(digests[0])
+    return AuthError(
+        "the credential is read-only",
+        key=key,
+        operation=operation.name,
+        advice="connect with the shared secret itself to change objects",
+    )
 
 
 def words(records: NDArray[Any]) -> NDArray[np.uint64]:

@@ -24,6 +24,7 @@ from transfer_engine.errors import (
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.stream import REPLY, REQUEST
 from transfer_engine.wire.frame import MAGIC
+from transfer_engine.wire.handshake import read_only_secret
 
 SIZE = 8 << 20
 BOTH = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -298,6 +299,25 @@ def test_the_secret_is_needed(secret):
             engine.open(descriptor, require="tcp")
         with TransferEngine(secret=b"the secret") as engine:
             assert engine.open(descriptor, require="tcp").transport == "tcp"
+    finally:
+        owner.close()
+
+
+def test_the_read_only_secret_reads_and_is_refused_writes():
+    owner = OwnerProcess(secret=b"the secret")
+    try:
+        descriptor = owner.publish(4096, 3)
+        with TransferEngine(secret=read_only_secret(b"the secret")) as engine:
+            target = engine.open(descriptor, require="tcp")
+            place = np.zeros(100, np.uint8)
+            columns = [50], [100], [place.ctypes.data]
+            assert not engine.read_batch(target, *columns, trusted=True).statuses.any()
+            assert place.tobytes() == bytes(content(3, 4096)[50:150])
+            before = owner.digest(descriptor)
+            place[:] = 7
+            refused = engine.write_batch(target, *columns, trusted=True)
+            assert refused.statuses.tolist() == [REFUSED]
+            assert owner.digest(descriptor) == before
     finally:
         owner.close()
 

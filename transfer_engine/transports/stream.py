@@ -125,7 +125,7 @@ class Link:
 
     __slots__ = (
         "_armed_s", "_fd", "_iov", "_penalty", "_rest", "_state", "address", "deadline", "message",
-        "naming", "patience_s", "peer", "sock", "view",
+        "naming", "patience_s", "peer", "read_only", "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -135,6 +135,7 @@ class Link:
         self.sock = sock
         self.peer = peer
         self.deadline = 0.0
+        self.read_only = False
         # The uuid of the segment that the owner is moving bytes of, zeros for none.
         self.naming: Columns = np.zeros(2, dtype=np.int64)
         self.patience_s = 0.0

@@ -60,6 +60,7 @@ from transfer_engine.wire.handshake import ServerHandshake, refusal
 if TYPE_CHECKING:
     from transfer_engine.base import Statuses
     from transfer_engine.transports.server import Owner
+    from transfer_engine.wire.handshake import Session
 
 __all__ = ["TcpServer"]
 
@@ -137,8 +138,9 @@ class TcpServer:
 
     def _serve(self, link: Link) -> None:
         try:
-            features = self._greet(link)
-            if self._owner.rdma is not None and FEATURE in features:
+            session = self._greet(link)
+            link.read_only = session.read_only
+            if self._owner.rdma is not None and FEATURE in session.features:
                 self._owner.rdma.serve(link)
             link.patience_s = self._patience_s
             while not self._closing:
@@ -153,7 +155,7 @@ class TcpServer:
                 self._links.discard(link)
             link.close()
 
-    def _greet(self, link: Link) -> frozenset[str]:
+    def _greet(self, link: Link) -> Session:
         link.deadline = time.monotonic() + _HANDSHAKE_S
         offered = () if self._owner.rdma is None else (FEATURE,)
         handshake = ServerHandshake(
@@ -171,13 +173,13 @@ class TcpServer:
                 link.send(reply)
             if handshake.failure is not None:
                 raise handshake.failure
-        return handshake.session.features
+        return handshake.session
 
     def _answer(self, link: Link) -> None:
         """Serve one message, or raise what ends the connection."""
         link.expect_progress()
         whole: bool | None = link.take_request()
-        if whole:
+        if whole and not link.read_only:  # the compiled loop takes writes as well
             whole = link.serve(self._owner.tables.latest)
         if whole is None:
             return
@@ -225,7 +227,7 @@ class TcpServer:
         statuses = np.zeros(count + (count & 1), dtype=np.int32)
         verdicts = statuses[:count]
         access = Access(link.peer, operation, uuid, offsets, lengths, fence)
-        store, refused = self._judge(access, verdicts)
+        store, refused = self._judge(access, verdicts, link.read_only)
         sink = (int(self._sink.ctypes.data), _SINK_BYTES) if refused else (0, 0)
         base = store.address if isinstance(store, Mapping) else 0
         if operation is Operation.WRITE:
@@ -260,7 +262,9 @@ class TcpServer:
         link.expect_progress()
         link.move(entries, receive=False)
 
-    def _judge(self, access: Access, statuses: Statuses) -> tuple[Mapping | BlockFile | None, int]:
+    def _judge(
+        self, access: Access, statuses: Statuses, read_only: bool
+    ) -> tuple[Mapping | BlockFile | None, int]:
         """Set the status of every range; return what holds the bytes, and how many were refused."""
         segment = self._owner.find(access.segment)
         store = None if segment is None else segment.held() or segment.held_file()
@@ -274,7 +278,7 @@ class TcpServer:
             statuses[:] = UNKNOWN_SEGMENT
             return None, statuses.size
         allowed = self._owner.permits(access)
-        if access.operation is Operation.WRITE and not store.writable:
+        if access.operation is Operation.WRITE and (read_only or not store.writable):
             allowed = False
         if allowed is not True:
             statuses[(statuses == 0) & np.logical_not(allowed)] = REFUSED

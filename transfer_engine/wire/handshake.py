@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -49,6 +49,7 @@ __all__ = [
     "Identity",
     "ServerHandshake",
     "Session",
+    "read_only_secret",
     "refusal",
 ]
 
@@ -120,12 +121,16 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What both sides agreed on, and who the peer is. `proven` says it knew the secret."""
+    """What both sides agreed on, and who the peer is. `proven` says it knew the secret.
+
+    `read_only` says that it proved the read-only secret instead: it may look, and change nothing.
+    """
 
     version: int
     peer: Identity
     proven: bool
     features: frozenset[str] = field(default_factory=frozenset)
+    read_only: bool = False
 
 
 def refusal(error: StoreError, version: int = VERSIONS.newest) -> bytes:
@@ -290,11 +295,19 @@ class ServerHandshake:
 
     def _verify(self, body: Body, agreed: Session) -> bytes:
         assert self._secret is not None
-        expected = _sign(self._secret, b"client", self._transcript)
-        if not hmac.compare_digest(_PROOF.unpack(body).proof, expected):
-            raise AuthError("the client did not prove that it knows the shared secret")
+        proof = _PROOF.unpack(body).proof
+        if not self._proves(proof, self._secret):
+            self._secret = read_only_secret(self._secret)
+            if not self._proves(proof, self._secret):
+                raise AuthError("the client did not prove that it knows the shared secret")
+            # Features are ways to write past those who check requests.
+            agreed = self._agreed = replace(agreed, read_only=True, features=frozenset())
+            self._identity = replace(self._identity, features=())
         _absorb(self._transcript, body)
         return self._welcome(agreed)
+
+    def _proves(self, proof: bytes, secret: bytes) -> bool:
+        return hmac.compare_digest(proof, _sign(secret, b"client", self._transcript))
 
     def _welcome(self, agreed: Session) -> bytes:
         me = self._identity
@@ -307,6 +320,14 @@ class ServerHandshake:
             welcome = msgspec.structs.replace(welcome, proof=proof)
         self.session = agreed
         return encode_frame(WELCOME, _WELCOME.pack(welcome), version=agreed.version)
+
+
+def read_only_secret(secret: bytes) -> bytes:
+    """The secret for peers that may only read: made of the shared one, which it does not tell.
+
+    Every server that knows the shared secret accepts both, so nothing has to be set up there.
+    """
+    return hmac.digest(secret, b"mooncake read-only", "sha256").hex().encode()
 
 
 def _absorb(transcript: hashlib._Hash, body: Body) -> None:
