@@ -1,0 +1,108 @@
+"""Open files under pressure: what is being read stays, what rested too long is missed, not wrong."""
+
+import pytest
+
+from mooncake_store import LocalCluster
+from mooncake_store.fs import MooncakeFileSystem, files
+from tests.fs.test_files import content
+from tests.waiting import until
+
+PART = 1 << 20
+SIZE = 12 * PART + 77
+
+
+@pytest.fixture(scope="module")
+def small_cluster():
+    with LocalCluster(workers=1, segment="64MB") as running:
+        yield running
+
+
+@pytest.fixture
+def fs(small_cluster, request):
+    url = f"mooncake://{small_cluster.address}/{request.node.name[:60]}"
+    made = MooncakeFileSystem(url, part_size=PART, pin=None, skip_instance_cache=True)
+    yield made
+    made.rm("", recursive=True)
+    made.close()
+
+
+@pytest.fixture
+def squeeze(small_cluster):
+    """Return a function that writes three times what the pool holds."""
+    other = MooncakeFileSystem(
+        f"mooncake://{small_cluster.address}/squeeze", pin=None, skip_instance_cache=True
+    )
+
+    def write():
+        for number in range(48):
+            other.pipe_file(f"file-{number}", bytes(4 << 20))
+
+    yield write
+    other.close()
+
+
+@pytest.fixture
+def short_leases(monkeypatch):
+    monkeypatch.setattr(files, "_LEASE_S", 0.9)
+    monkeypatch.setattr(files, "_RENEW_BELOW_S", 0.6)
+
+
+def parts_of(fs):
+    return [item.key for item in fs.client.list("\0")]
+
+
+def test_all_parts_of_an_open_file_outlast_pressure_and_go_after_it(fs, squeeze):
+    data = content(SIZE)
+    fs.pipe_file("file", data)
+    with fs.open("file") as file:
+        assert file.read(1) == data[:1]
+        assert all(fs.client.stat(key).lease_s > 20 for key in parts_of(fs))
+        squeeze()
+        assert file.read() == data[1:]
+    assert all(fs.client.stat(key).lease_s == 0 for key in parts_of(fs))
+    squeeze()
+    with pytest.raises(FileNotFoundError):
+        fs.open("file")
+
+
+def test_a_file_that_is_read_for_long_renews_its_leases(fs, squeeze, short_leases):
+    data = content(SIZE)
+    fs.pipe_file("file", data)
+    with fs.open("file") as file:
+        leases = file._leased_until
+        read = bytearray(file.read(100))
+        while len(read) < SIZE:
+            squeeze()  # takes a part of a lease, so that several pass until the end
+            read += file.read(2 * PART)
+        assert file._leased_until > leases
+    assert read == data
+
+
+@pytest.mark.parametrize("size", [1000, SIZE])
+def test_a_file_that_rested_too_long_is_missed_and_never_wrong(fs, squeeze, short_leases, size):
+    fs.pipe_file("file", content(size))
+    keys = parts_of(fs) or ["file"]
+    with fs.open("file") as file:
+        assert file.read(10) == content(size)[:10]
+        until(lambda: all(fs.client.stat(key).lease_s == 0 for key in keys))
+        squeeze()
+        assert not fs.client.exists_many(keys).all()
+        with pytest.raises(FileNotFoundError, match="while it was open"):
+            file.read()
+
+
+def test_a_file_with_a_part_missing_does_not_open(fs):
+    fs.pipe_file("file", content(SIZE))
+    fs.client.remove(parts_of(fs)[3])
+    with pytest.raises(FileNotFoundError):
+        fs.open("file")
+
+
+def test_who_closes_a_file_leaves_the_leases_of_others(fs):
+    fs.pipe_file("file", content(SIZE))
+    with fs.open("file") as one:
+        with fs.open("file") as other:
+            assert other.read() == content(SIZE)
+        assert all(fs.client.stat(key).lease_s > 0 for key in parts_of(fs))
+        assert one.read() == content(SIZE)
+    assert all(fs.client.stat(key).lease_s == 0 for key in parts_of(fs))
