@@ -1,4 +1,4 @@
-"""Open files under pressure: what is being read stays, what rested too long is missed, not wrong."""
+"""Open files under pressure: what is read stays, what rested too long is missed, never wrong."""
 
 import pytest
 
