@@ -71,8 +71,9 @@ class PoolReader(io.BufferedIOBase):
         began = time.monotonic()
         if began < self._leased_until - _RENEW_BELOW_S:
             return
+        leased = self._client.lease_many(self._manifest.all_keys(), ttl=_LEASE_S)
         self._plans.readers.setdefault(self._manifest.file, set()).add(id(self))
-        if not self._client.lease_many(self._manifest.all_keys(), ttl=_LEASE_S).ok:
+        if not leased.ok:
             self._end_leases()
             raise self._lost()
         self._leased_until = began + _LEASE_S

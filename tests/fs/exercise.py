@@ -154,7 +154,7 @@ def verify_with_fio(directory):
         command = [
             "fio", "--name=verify", f"--directory={directory}", "--size=32M", "--bs=4k-64k",
             f"--rw={pattern}", "--verify=xxhash", "--do_verify=1", "--verify_fatal=1",
-            "--ioengine=psync", "--output-format=terse",
+            "--ioengine=psync", "--output-format=terse", "--verify_state_save=0",
         ]  # fmt: skip
         subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
         sys.stdout.write(f"fio {pattern}: verified\n")
