@@ -252,17 +252,14 @@ class Plans:
         raise error
 
     def _secure(self, parts: list[str], pins: dict[str, Any]) -> Plan[None]:
-        """Pin the parts of finished files; raises if one was evicted while others were written."""
+        """Pin the parts of finished files, or unpin them; raises if one was evicted while others were written."""
         if not parts:
             return
-        if pins:
-            soft, hard = pins.get("soft_pin"), pins.get("hard_pin")
-            options = {"soft": soft, "hard": hard, "ttl": pins.get("pin_ttl")}
-            pinned = yield Do("pin_many", (parts,), options)
-            missing = len(pinned.failed)
-        else:
-            present = yield Do("exists_many", (parts,))
-            missing = len(parts) - int(np.count_nonzero(present))
+        # The pin of the time of writing ends here, also where none takes its place.
+        soft, hard = pins.get("soft_pin", False), pins.get("hard_pin")
+        options = {"soft": soft, "hard": hard, "ttl": pins.get("pin_ttl")}
+        pinned = yield Do("pin_many", (parts,), options)
+        missing = len(pinned.failed)
         if missing:
             yield Do("remove_many", (parts,), {"force": True})
             raise NoSpaceError(

@@ -20,7 +20,10 @@ def small_cluster():
 @pytest.fixture
 def fs(small_cluster, request):
     url = f"mooncake://{small_cluster.address}/{request.node.name[:60]}"
-    made = MooncakeFileSystem(url, part_size=PART, pin=None, skip_instance_cache=True)
+    # Views of single parts last for the deadline.
+    made = MooncakeFileSystem(
+        url, part_size=PART, pin=None, deadline="4s", skip_instance_cache=True
+    )
     yield made
     made.rm("", recursive=True)
     made.close()
@@ -82,6 +85,7 @@ def test_a_file_that_is_read_for_long_renews_its_leases(fs, squeeze, short_lease
 def test_a_file_that_rested_too_long_is_missed_and_never_wrong(fs, squeeze, short_leases, size):
     fs.pipe_file("file", content(size))
     keys = parts_of(fs) or ["file"]
+    assert all(fs.client.stat(key).soft_pin_s == 0 for key in keys)
     with fs.open("file") as file:
         assert file.read(10) == content(size)[:10]
         until(lambda: all(fs.client.stat(key).lease_s == 0 for key in keys))
