@@ -252,7 +252,7 @@ class Plans:
         raise error
 
     def _secure(self, parts: list[str], pins: dict[str, Any]) -> Plan[None]:
-        """Pin the parts of finished files, or unpin them; raises if one was evicted while others were written."""
+        """Pin the parts of finished files, or unpin them; raises if one was evicted meanwhile."""
         if not parts:
             return
         # The pin of the time of writing ends here, also where none takes its place.
