@@ -12,14 +12,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import aiohttp
 
 from mooncake_store import AsyncClient, Digests
+from mooncake_store.errors import StoreError
 from serving.system import ServingSystem, SystemSettings
 from tests.waiting import until_async
 
@@ -102,8 +105,31 @@ async def kill(system: ServingSystem, kills: int, source: random.Random) -> None
         victim = source.choice(system.worker_numbers(role))
         before = system.replaced
         await asyncio.to_thread(system.workers.kill, victim)
-        await until_async(lambda before=before: system.replaced > before, 120, "a new worker")
+        try:
+            await until_async(lambda before=before: system.replaced > before, 60, "a new worker")
+        except AssertionError:
+            print(await store_health(system), flush=True)
+            raise
         print(f"kill {number + 1} of {kills}: worker {victim}, {role}", flush=True)
+
+
+async def store_health(system: ServingSystem) -> str:
+    """Whether the store answers, and what its processes do: a worker starts only with a store."""
+
+    def cpu_s(pid: int) -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = [cpu_s(pid) for pid in system.store.pids]
+    began = time.monotonic()
+    try:
+        async with AsyncClient(system.store.url, deadline=5.0) as store:
+            answered = f"answered {await store.store_stats()}"
+    except StoreError as error:
+        answered = f"did not answer: {error}"
+    seconds = time.monotonic() - began
+    spent = [cpu_s(pid) - was for pid, was in zip(system.store.pids, before, strict=True)]
+    return f"the store {answered} within {seconds:.1f} s; its processes computed for {spent} s"
 
 
 async def left_over(system: ServingSystem) -> list[str]:
