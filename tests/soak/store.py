@@ -2,28 +2,34 @@
 
 One master, three workers, four client processes. Clients put, read, probe and remove objects of
 mixed sizes, more than the pool holds; meanwhile workers are killed and replaced, or stopped for a
-while. The content of an object follows from its key, so every byte read is compared. It fails on
-a wrong byte, on a call that outlasts its deadline by more than SLACK_S, on an error a client
-should not see, on a client that makes no progress, and when the master's memory keeps growing.
+while, once for half a minute. The content of an object follows from its key, so every byte read is
+compared. It fails on a wrong byte, on a call that outlasts its deadline by more than SLACK_S, on an
+error a client should not see, on a client that makes no progress, and when the memory of any
+process keeps growing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import random
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mooncake_store.client.blocking import Client
 from mooncake_store.errors import StoreError
 from mooncake_store.local_cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CLIENTS = 4
 WORKERS = 3
@@ -33,7 +39,10 @@ SIZES = (64, 1000, 4096, 65_536, 262_144, 1_048_576)
 DEADLINE_S = 10.0
 SLACK_S = 5.0
 GROWTH_BYTES_MAX = 64 << 20
-"""What the master may grow by after the first third of the run."""
+"""What a process may grow by, from the least of its first third to the least of its last."""
+LONG_STOP_S = 30.0
+LONG_STOP_MINUTES = 2.0
+"""Runs of at least this long stop a worker for LONG_STOP_S once."""
 
 
 def content(key: int) -> np.ndarray:
@@ -113,35 +122,59 @@ class Player:
             self.counts[f"{what} {type(result.error(at)).__name__}"] += 1
 
 
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    with open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+class Memories:
+    """Samples of what processes keep for themselves: shared segments are not counted."""
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[str, int], list[int]] = {}
+
+    def sample(self, pids: dict[str, int]) -> None:
+        """Take a sample of each process by name; one that has ended is left out."""
+        for name, pid in pids.items():
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                kept = [int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")]
+                self._samples.setdefault((name, pid), []).extend(kept)
+
+    def complaints(self) -> list[str]:
+        """Print how much processes that lived long enough have grown; say which grew too much."""
+        complaints = []
+        for (name, pid), taken in self._samples.items():
+            if len(taken) < 6:
+                continue
+            third = len(taken) // 3
+            # Buffers of the moment come and go; what leaks raises the least.
+            growth = min(taken[-third:]) - min(taken[:third])
+            print(f"  {name} ({pid}): {taken[-1] >> 20} MiB, least {growth >> 10:+} KiB")
+            if growth > GROWTH_BYTES_MAX:
+                complaints.append(f"{name} ({pid}) grew by {growth >> 20} MiB")
+        return complaints
 
 
-def torment(cluster: LocalCluster, seconds: float, seed: int) -> list[tuple[float, int]]:
-    """Kill, replace, stop and resume workers; returns (time, master's memory) samples."""
+def torment(cluster: LocalCluster, seconds: float, seed: int, watch: Callable[[], None]) -> None:
+    """Kill, replace, stop and resume workers; calls `watch` after each time."""
     chance = random.Random(seed)
     end = time.monotonic() + seconds
-    samples = []
+    long_stop = time.monotonic() + seconds / 2 if seconds >= LONG_STOP_MINUTES * 60 else end
     while time.monotonic() < end - 8:
-        pause = let_time_pass(chance.uniform(2, 6))
+        let_time_pass(chance.uniform(2, 6))
         index = chance.randrange(WORKERS)
         if chance.random() < 0.5:
             cluster.restart_worker(index)
         else:
             cluster.stop_worker(index)
+            if time.monotonic() > long_stop:
+                let_time_pass(LONG_STOP_S)
+                long_stop = end
             let_time_pass(chance.uniform(0.5, 6))
             cluster.resume_worker(index)
-        samples.append((pause, resident_bytes(cluster.pids[0])))
+        watch()
     let_time_pass(max(0.0, end - time.monotonic()))
-    return samples
 
 
-def let_time_pass(seconds: float) -> float:
+def let_time_pass(seconds: float) -> None:
     """Let time pass: faults come at random moments, there is no event to await."""
     threading.Event().wait(seconds)
-    return seconds
 
 
 def player_command(url: str, seed: int, minutes: float) -> list[str]:
@@ -167,7 +200,15 @@ def soak(minutes: float, seed: int) -> list[str]:
             )
             for n in range(CLIENTS)
         ]
-        samples = torment(cluster, seconds, seed)
+        memories = Memories()
+
+        def watch() -> None:
+            master, *workers = cluster.pids
+            named = {f"worker {n}": pid for n, pid in enumerate(workers)}
+            named |= {f"client {n}": player.pid for n, player in enumerate(players)}
+            memories.sample({"master": master} | named)
+
+        torment(cluster, seconds, seed, watch)
         total: Counter[str] = Counter()
         for n, player in enumerate(players):
             try:
@@ -186,22 +227,16 @@ def soak(minutes: float, seed: int) -> list[str]:
                 complaints.append(f"client {n}: a call took {report['worst_s']:.1f} s")
     for what, count in sorted(total.items()):
         print(f"  {what:32} {count}")
-    complaints += judge(total, [memory for _, memory in samples])
-    return complaints
+    return complaints + judge(total) + memories.complaints()
 
 
-def judge(total: Counter[str], memories: list[int]) -> list[str]:
-    """Say what is not as it must be."""
+def judge(total: Counter[str]) -> list[str]:
+    """Say which counts are not as they must be."""
     complaints = []
     if total["WRONG BYTES"]:
         complaints.append(f"{total['WRONG BYTES']} objects had wrong bytes")
     needed = ("put ok", "get ok", "exists true")
     complaints += [f"no progress: {what} is 0" for what in needed if not total[what]]
-    if len(memories) >= 6:
-        growth = memories[-1] - memories[len(memories) // 3]
-        print(f"  master: {memories[-1] >> 20} MiB, {growth >> 10} KiB more than after a third")
-        if growth > GROWTH_BYTES_MAX:
-            complaints.append(f"the master grew by {growth >> 20} MiB")
     return complaints
 
 
