@@ -70,8 +70,10 @@ def _poll(fd, message, watch, spin_ns, state):
     at a time, so that there are fewer of them than processors. Returns MOVED_ALL once something
     came, IDLE, PEER_CLOSED or an errno.
     """
+    if spin_ns == 0 or watch.size == 0:
+        return np.int64(IDLE)
     mine = fd % watch.size
-    if spin_ns == 0 or watch[mine] != 0:
+    if watch[mine] != 0:
         return np.int64(IDLE)
     watch[mine] = fd
     clock = np.empty(2, dtype=np.int64)

@@ -196,6 +196,13 @@ def test_one_of_those_that_share_a_word_polls(serving):
     loop.close()
 
 
+def test_with_one_processor_nobody_polls(serving):
+    loop = Loop(serving, spin_ns=60_000_000_000, watch=0)
+    loop.take(request(READ, [(0, 8)]))
+    assert loop.serve() == loop.kernels.IDLE
+    loop.close()
+
+
 # The loop at work in a server.
 
 
@@ -208,6 +215,25 @@ def served():
     ):
         memory = np.zeros(1 << 20, np.uint8)
         yield segment, server, engine, engine.register(memory), memory
+
+
+def test_a_process_bound_to_one_processor_serves():
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        with (
+            Segment.create(4096) as segment,
+            TransferServer(unix=None) as server,
+            TransferEngine(transports=["tcp"]) as engine,
+        ):
+            segment.buffer[:3] = b"one"
+            memory = np.zeros(4096, np.uint8)
+            target, region = engine.open(server.publish(segment)), engine.register(memory)
+            for _ in range(20):
+                assert engine.read_batch(target, [0], [4096], [region.address]).ok
+            assert memory[:3].tobytes() == b"one"
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_a_segment_published_later_is_served_on_the_same_connection(served):
