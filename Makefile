@@ -43,7 +43,7 @@ docs: setup      ## write the generated pages of docs/reference anew
 	@$(PY) -m mooncake_store._reference
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
-	@$(PY) -m pytest -n 0 -m gpu tests/transfer/test_cuda.py
+	@$(PY) -m pytest -n 0 -m gpu tests/transfer/test_cuda.py tests/transfer/test_device_segment.py
 
 fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
 	@$(PY) -m tests.fuzz.wire --seconds 600

@@ -8,12 +8,14 @@ copies, so bytes that came another way are noticed.
 """
 
 import contextlib
+import mmap
+import os
 import threading
 import weakref
 
 import numpy as np
 
-from transfer_engine.devices import Device, DeviceMemory, Fence, Queue
+from transfer_engine.devices import BORROWERS, Device, DeviceMemory, Fence, Queue
 from transfer_engine.staging import StagingPool
 
 POISON = 0xDD
@@ -60,12 +62,26 @@ class FakeTensor:
     is_cuda = True
 
     def __init__(self, device, size):
-        self.device, self.memory = device, np.full(size, POISON, np.uint8)
+        # Of a file without a name, so that it can be lent to another process.
+        self.fd = os.memfd_create("fake-device")
+        os.ftruncate(self.fd, size)
+        self.device = device
+        self.memory = np.frombuffer(mmap.mmap(self.fd, size), np.uint8)
+        self.memory[:] = POISON
+        device.tensors.append(weakref.ref(self))
         self.address = self.memory.ctypes.data
         device.ranges.append((self.address, self.address + size))
 
     def device_memory(self):
         return DeviceMemory(self.device, self.address, self.memory.size, self)
+
+    def __del__(self):
+        os.close(self.fd)
+
+
+class Borrowed:
+    def __init__(self, memory):
+        self.memory = memory
 
 
 class FakeDevice(Device):
@@ -73,6 +89,8 @@ class FakeDevice(Device):
 
     def __init__(self, piece_bytes=1 << 20, pieces_max=4):
         self.ranges = []
+        self.tensors = []
+        self.borrowed = weakref.WeakSet()
         self.current = FakeStream(self)
         self.copied = self.copies = 0
         self.pins = True
@@ -106,6 +124,26 @@ class FakeDevice(Device):
 
     def make(self, size):
         return FakeTensor(self, size)
+
+    def lend(self, address, size):
+        tensors = [tensor for tensor in (ref() for ref in self.tensors) if tensor is not None]
+        (tensor,) = (tensor for tensor in tensors if tensor.address == address)
+        return f"fake{os.getpid()}:{tensor.fd}:{size}".encode()
+
+    def borrow(self, token):
+        """Map what a fake device of another process lent."""
+        pid, fd, size = map(int, token[4:].decode().split(":"))
+        with open(f"/proc/{pid}/fd/{fd}", "r+b") as file:
+            memory = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+        address = memory.ctypes.data
+        keep = Borrowed(memory)
+        self.borrowed.add(keep)
+        self.ranges.append((address, address + size))
+        return DeviceMemory(self, address, size, keep)
+
+    def understands_lent_memory(self):
+        """Make this the device of the process that maps what others lend."""
+        BORROWERS[b"fake"] = self.borrow
 
     def fill(self, tensor, data):
         """Queue a kernel that writes `data`, as a computation would."""

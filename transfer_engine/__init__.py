@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer_engine.base import Access, Operation, SegmentDescriptor, status_name
+    from transfer_engine.device_segment import DeviceSegment
     from transfer_engine.engine import (
         BatchResult,
         PathReport,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     # The owner of memory.
     "Access",
+    "DeviceSegment",
     "FileSegment",
     "Segment",
     "SegmentDescriptor",
@@ -39,6 +41,7 @@ __all__ = [
 _HOME = {
     "Access": "transfer_engine.base",
     "BatchResult": "transfer_engine.outcome",
+    "DeviceSegment": "transfer_engine.device_segment",
     "FileSegment": "transfer_engine.file_segment",
     "Operation": "transfer_engine.base",
     "PathReport": "transfer_engine.paths_routes",

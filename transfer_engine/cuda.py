@@ -5,6 +5,10 @@ with, and `cudart()` registers host memory. Copies go through the driver (`cuMem
 transfers name addresses and torch copies tensors; the driver library is there wherever CUDA works,
 under one name, whatever runtime torch was built with.
 
+Memory is lent to other processes by the driver's IPC handles. A handle names a whole allocation,
+of which torch gives out parts, so the offset travels with it. Memory of torch's expandable segments
+has no such handle and is refused by the driver.
+
 Torch is imported when the first device is asked for. Streams are torch's own, from its pool.
 Cost: about a call into the driver per copy.
 """
@@ -15,7 +19,9 @@ import contextlib
 import ctypes
 import functools
 import logging
+import struct
 import threading
+import uuid
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +41,15 @@ if TYPE_CHECKING:
 
     from transfer_engine.memory import Mapping
 
-__all__ = ["TorchDevice", "locate_tensor", "open_device", "unavailable"]
+__all__ = ["TorchDevice", "borrow_memory", "locate_tensor", "open_device", "unavailable"]
 
 _log = logging.getLogger(__name__)
 
 _REGISTER_PORTABLE = 1
 _REGISTER_READ_ONLY = 8
+_LAZY_PEER_ACCESS = 1
+# What one process tells another: who reads it, the device's uuid, offset, size, and the handle.
+_TOKEN = struct.Struct("<4s16sQQ64s")
 
 
 def unavailable() -> str | None:
@@ -56,6 +65,12 @@ def unavailable() -> str | None:
     return None
 
 
+class _IpcHandle(ctypes.Structure):
+    """CUipcMemHandle: opaque, passed by value."""
+
+    _fields_ = (("data", ctypes.c_ubyte * 64),)
+
+
 @functools.cache
 def _driver() -> ctypes.CDLL:
     """Load the driver and declare the functions that are used of it."""
@@ -63,6 +78,14 @@ def _driver() -> ctypes.CDLL:
     library.cuMemcpyAsync.argtypes = [
         ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p,
     ]  # fmt: skip
+    library.cuMemGetAddressRange_v2.argtypes = [
+        ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_size_t), ctypes.c_uint64,
+    ]  # fmt: skip
+    library.cuIpcGetMemHandle.argtypes = [ctypes.POINTER(_IpcHandle), ctypes.c_uint64]
+    library.cuIpcOpenMemHandle_v2.argtypes = [
+        ctypes.POINTER(ctypes.c_uint64), _IpcHandle, ctypes.c_uint,
+    ]  # fmt: skip
+    library.cuIpcCloseMemHandle.argtypes = [ctypes.c_uint64]
     library.cuGetErrorName.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
     return library
 
@@ -139,6 +162,18 @@ class TorchDevice(Device):
         with self._cuda.device(self.index):
             yield _TorchQueue(self, self._cuda.Stream())
 
+    def lend(self, address: int, size: int) -> bytes:
+        """Return the IPC handle of the allocation that this memory is part of, and which part."""
+        base, whole, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
+        driver = _driver()
+        with self._cuda.device(self.index):
+            found = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(whole), address)
+            _check(found, "lend", self.location)
+            _check(
+                driver.cuIpcGetMemHandle(ctypes.byref(handle), base.value), "lend", self.location
+            )
+        return _TOKEN.pack(b"cuda", _uuid(self.index), address - base.value, size, bytes(handle))
+
     def _prepare(self, piece: Mapping) -> None:
         # Memory that is not pinned works too, only slower: the driver stages it once more.
         self.pin(piece)
@@ -176,6 +211,62 @@ def open_device(index: int) -> TorchDevice:
     if why is not None:
         raise UnavailableError(f"no CUDA device: {why}", operation="open", advice="see nvidia-smi")
     return TorchDevice(index)
+
+
+def _uuid(index: int) -> bytes:
+    """Return the bytes that name a device on this host, whatever its number in a process is."""
+    import torch
+
+    return uuid.UUID(str(torch.cuda.get_device_properties(index).uuid)).bytes
+
+
+class _Opened:
+    """An allocation of another process, mapped until nobody holds this."""
+
+    def __init__(self, device: TorchDevice, handle: bytes) -> None:
+        import torch
+
+        base = ctypes.c_uint64()
+        with torch.cuda.device(device.index):
+            torch.cuda.current_stream().synchronize()  # makes the context that it is mapped in
+            code = _driver().cuIpcOpenMemHandle_v2(
+                ctypes.byref(base), _IpcHandle.from_buffer_copy(handle), _LAZY_PEER_ACCESS
+            )
+            _check(code, "borrow", device.location)
+        self.base = base.value
+        undo = weakref.finalize(self, _driver().cuIpcCloseMemHandle, self.base)
+        undo.atexit = False  # the driver is taken down by then
+
+
+_opened: weakref.WeakValueDictionary[bytes, _Opened] = weakref.WeakValueDictionary()
+_opening = threading.Lock()
+
+
+def borrow_memory(token: bytes) -> DeviceMemory:
+    """Map memory that another process of this host lent.
+
+    Raises InvalidArgumentError for nonsense, UnavailableError where its device is not seen here,
+    TransferError when the driver refuses.
+    """
+    if len(token) != _TOKEN.size:
+        raise InvalidArgumentError(f"{len(token)} bytes do not name lent device memory")
+    _, name, offset, size, handle = _TOKEN.unpack(token)
+    open_device(0)  # says why CUDA does not work, where it does not
+    import torch
+
+    found = [index for index in range(torch.cuda.device_count()) if _uuid(index) == name]
+    if not found:
+        raise UnavailableError(
+            f"the memory is of device {uuid.UUID(bytes=name)}, which this process does not see",
+            operation="borrow",
+            advice="look at CUDA_VISIBLE_DEVICES",
+        )
+    device = open_device(found[0])
+    with _opening:
+        whole = _opened.get(handle)
+        if whole is None:
+            whole = _opened[handle] = _Opened(device, handle)
+    return DeviceMemory(device, whole.base + offset, size, whole)
 
 
 def locate_tensor(tensor: Any) -> DeviceMemory:

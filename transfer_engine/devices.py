@@ -5,6 +5,7 @@ that it cannot, `DeviceRanges` stands between the engine and the transport:
 
 - Where the segment is mapped in this process (`local`, `shm`), its memory is registered with the
   device once and the device copies from and to it directly.
+- Where the segment is device memory itself (`cuda`), the device copies directly as well.
 - Elsewhere bytes pass through pinned memory of a bounded pool, piece by piece, so that the
   device copies one piece while the transport moves the next.
 
@@ -28,10 +29,11 @@ import numpy as np
 import xxhash
 
 from transfer_engine.base import CANCELLED, REFUSED, Batch, Operation, remaining_s
+from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.staging import windows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -47,6 +49,8 @@ __all__ = [
     "Queue",
     "StagedBatch",
     "SupportsDevice",
+    "borrow",
+    "copy_between",
     "locate",
 ]
 
@@ -101,6 +105,10 @@ class Device(abc.ABC):
         """Lend a queue of copies to the calling thread."""
 
     @abc.abstractmethod
+    def lend(self, address: int, size: int) -> bytes:
+        """Return what `borrow` needs in another process of this host to reach this memory."""
+
+    @abc.abstractmethod
     def pin(self, mapping: Mapping) -> bool:
         """Let the device reach host memory while `mapping` lives; return whether it can."""
 
@@ -142,6 +150,27 @@ def locate(memory: object) -> DeviceMemory | None:
 
         return locate_tensor(memory)
     return None
+
+
+def _borrow_cuda(token: bytes) -> DeviceMemory:
+    from transfer_engine.cuda import borrow_memory
+
+    return borrow_memory(token)
+
+
+BORROWERS: dict[bytes, Callable[[bytes], DeviceMemory]] = {b"cuda": _borrow_cuda}
+"""Who maps lent memory, by the first four bytes of what `Device.lend` returned."""
+
+
+def borrow(token: bytes) -> DeviceMemory:
+    """Map memory that another process lent; it stays mapped while the result's `keep` lives.
+
+    Raises InvalidArgumentError for what no device of this process understands.
+    """
+    borrower = BORROWERS.get(token[:4])
+    if borrower is None:
+        raise InvalidArgumentError("this process has no device like the one that lends its memory")
+    return borrower(token)
 
 
 class DeviceRanges:
@@ -266,7 +295,7 @@ class _DeviceMove:
 
     def run(self) -> None:
         """Move over the shortest way there is."""
-        if self._transport.takes_device_memory:
+        if self._transport.takes_device_memory and self._batch.checksums is None:
             self._fence.wait()
             self._transport.move(self._target, self._operation, self._batch, self._deadline)
             return
@@ -292,22 +321,7 @@ class _DeviceMove:
         if writing and not mapping.writable:
             batch.statuses[batch.statuses == 0] = REFUSED
             return
-        good = np.flatnonzero((batch.statuses == 0) & (batch.lengths > 0))
-        inside, outside = mapping.address + batch.offsets[good], batch.addresses[good]
-        queued = 0
-        try:
-            for near, far, length in _joined(outside, inside, batch.lengths[good]):
-                if batch.cancelled:
-                    return
-                target, source = (far, near) if writing else (near, far)
-                queue.copy(target, source, length)
-                queued += length
-                if queued >= _DIRECT_BYTES:
-                    queue.mark().wait()
-                    self._check()
-                    queued = 0
-        finally:
-            queue.mark().wait()
+        copy_between(queue, mapping.address, self._operation, batch, self._check)
 
     def _read_staged(self, queue: Queue) -> None:
         """Fill staging memory from the segment while the device empties the piece before."""
@@ -398,6 +412,32 @@ class _DeviceMove:
         for first, last in windows(rows[1], room):
             offsets, lengths, addresses, owners = (row[first:last] for row in rows)
             yield _Chunk(offsets, lengths, addresses, owners, np.cumsum(lengths) - lengths)
+
+
+def copy_between(
+    queue: Queue, base: int, operation: Operation, batch: Batch, check: Callable[[], None]
+) -> None:
+    """Let a device copy a batch between a segment at `base` and local memory, and wait for it.
+
+    `check` raises when the time is up; it is asked now and then. Stops early once cancelled.
+    """
+    writing = operation is Operation.WRITE
+    good = np.flatnonzero((batch.statuses == 0) & (batch.lengths > 0))
+    inside, outside = base + batch.offsets[good], batch.addresses[good]
+    queued = 0
+    try:
+        for near, far, length in _joined(outside, inside, batch.lengths[good]):
+            if batch.cancelled:
+                return
+            target, source = (far, near) if writing else (near, far)
+            queue.copy(target, source, length)
+            queued += length
+            if queued >= _DIRECT_BYTES:
+                queue.mark().wait()
+                check()
+                queued = 0
+    finally:
+        queue.mark().wait()
 
 
 class _Chunk(NamedTuple):

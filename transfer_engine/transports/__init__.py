@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "create"]
 
-NAMES = ("local", "shm", "file", "rdma", "tcp")
+NAMES = ("local", "shm", "cuda", "file", "rdma", "tcp")
 """The transports there are, cheapest first."""
 
 
@@ -25,6 +25,10 @@ def create(name: str, *, secret: bytes | None = None) -> Transport:
         from transfer_engine.transports.shm import ShmTransport
 
         return ShmTransport()
+    if name == "cuda":
+        from transfer_engine.transports.cuda import CudaTransport
+
+        return CudaTransport()
     if name == "file":
         from transfer_engine.transports.file import FileTransport
 

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """What a server needs to know of a segment: `Segment` and `FileSegment` are such."""
+    """What a server needs to know of a segment: `Segment`, `FileSegment`, `DeviceSegment`."""
 
     @property
     def name(self) -> str: ...  # noqa: D102 - see Segment
@@ -177,7 +177,8 @@ class TransferServer:
             if self._segments.setdefault(segment.uuid, segment) is not segment:
                 raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
         lender = self._shm if segment.lent_as else None
-        tcp = self._tcp
+        # Memory of a device is for those who can map it.
+        tcp = None if segment.lent_as == "cuda" else self._tcp
         rdma = self.rdma is not None and self.rdma.publish(segment)
         ways = {segment.lent_as: lender, "rdma": rdma, "tcp": tcp}
         descriptor = SegmentDescriptor(

@@ -142,7 +142,9 @@ class ShmServer:
             self._send(client, self._message(REFUSED, code=UNKNOWN_SEGMENT, uuid=uuid))
             return
         writable = message.writable and self._permits(client, Operation.WRITE, segment)
-        if not writable and not self._permits(client, Operation.READ, segment):
+        # Drivers of devices know no mapping for reading alone.
+        readable = segment.lent_as != "cuda" and self._permits(client, Operation.READ, segment)
+        if not writable and not readable:
             client.mapped.discard(uuid)
             self._send(client, self._message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
             return
