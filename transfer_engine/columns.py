@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["as_column", "merge_ranges"]
 
+_INT64 = np.dtype(np.int64)
+
 
 class _Range(Protocol):
     @property
@@ -28,6 +30,10 @@ class _Range(Protocol):
 
 def as_column(values: ArrayLike) -> Columns:
     """Return values as the kernels take them: contiguous writable int64, copied only if not so."""
+    if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1:
+        flags = values.flags
+        if flags.c_contiguous and flags.writeable:
+            return values
     column = np.ascontiguousarray(values, dtype=np.int64)
     if column.ndim != 1:
         raise InvalidArgumentError(f"a column has one dimension, not {column.ndim}")

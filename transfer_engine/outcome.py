@@ -34,12 +34,12 @@ class BatchResult(NamedTuple):
     @property
     def ok(self) -> bool:
         """Whether every request completed."""
-        return not self.statuses.any()
+        return not np.count_nonzero(self.statuses)
 
     def check(self) -> BatchResult:
         """Return self, or raise the error of the first request that failed."""
-        failed = np.flatnonzero(self.statuses)
-        if failed.size:
+        if np.count_nonzero(self.statuses):
+            failed = np.flatnonzero(self.statuses)
             there = "a segment" if self.segment is None else str(self.segment)
             error = error_of(
                 int(self.statuses[failed[0]]),

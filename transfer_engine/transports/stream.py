@@ -99,7 +99,13 @@ _FIXED = np.array(
 )
 # About 100 us: longer than waking a thread takes, shorter than anybody notices.
 _SPINS = 128
+# What an owner takes in the time of one spin, about.
+_SPIN_BYTES = 2048
 _REST_MAX = 63
+# Buffers of a connection that stays on its host: what is under way then lies in the cache when it
+# is taken out, which moved batches of 256 KiB 1.36 times as fast as the kernel's own choice of MiB.
+# Other connections keep that choice: they need room for what a network holds.
+_NEAR_BYTES = 256 << 10
 _TIMEVAL = struct.Struct("@ll")
 _NO_LINGER = struct.pack("@ii", 1, 0)
 _ENDS = frozenset({_kernels.MOVED_ALL, _kernels.UNEXPECTED, _kernels_serve.IDLE})
@@ -132,6 +138,9 @@ class Link:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sock.getsockname()[0] == sock.getpeername()[0]:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BYTES)
         self.sock = sock
         self.peer = peer
         self.deadline = 0.0
@@ -277,6 +286,9 @@ class Link:
         self._state[:] = 0
         # For as long as sleeping turned out right, it is not tried to do without.
         spins = 0 if self._rest else _SPINS
+        if spins and writing and columns[1].size == 1:
+            # The owner takes the bytes before it answers.
+            spins += min(int(columns[1][0]) // _SPIN_BYTES, 4 * _SPINS)
         apart = 0 if sums is None else 1
         asking = (
             *columns, self.message, self._iov, expected, 1 if writing else 0, apart, spins
