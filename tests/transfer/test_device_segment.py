@@ -81,14 +81,15 @@ def lend(kind):
         lender.close()
 
 
+@pytest.fixture(scope="module")
+def lender():
+    made = Lender("fake")
+    yield made
+    made.close()
+
+
 class TestFake(TransportContract):
     """The conformance suite, with host memory at the near end."""
-
-    @pytest.fixture(scope="class")
-    def lender(self):
-        made = Lender("fake")
-        yield made
-        made.close()
 
     @pytest.fixture
     def case(self, lender, engine, memory):
