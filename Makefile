@@ -25,7 +25,7 @@ test: setup-test ## the default suite (under 15 minutes)
 test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine
 	@$(PY) -m tests.rdma.vm
 
-test-compat: setup-test ## the drop-in beside the original, and LMCache's own connector on it
+test-compat: setup-test ## the drop-in beside the original, and the original's own tests on it
 	@$(PY) scripts/compat_check.py
 
 check: setup-test ## ruff, format, mypy --strict, import contracts, tidy test

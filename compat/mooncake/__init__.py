@@ -27,3 +27,11 @@ if _found:
         "mooncake-store-dropin does not shadow the original Mooncake, which is installed: "
         f"{_found}. Uninstall one of them: pip uninstall mooncake-store-dropin, or the original"
     )
+
+
+def __getattr__(name: str) -> object:
+    if name in ("BufferPool", "RegisteredBufferPool"):
+        from mooncake_store.compat import buffer_pool
+
+        return getattr(buffer_pool, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,9 @@
 """Tensors cut along named axes (`TensorParallelism`) and read as stored, as a shard, or whole.
 
-Each shard is an object of its own whose key names its axes and whose header says how it was cut,
-so a reader needs no further object: rank 0 tells how many shards there are and along which
-dimension. A shard of another cut than the stored one is made from the whole tensor.
+Each shard is an object of its own whose key names its axes and whose header says how it was cut:
+rank 0 tells how many shards there are and along which dimension. Keys with several axes name the
+number of shards, so a small object beside them tells it to readers of another cut. A shard of
+another cut than the stored one is made from the whole tensor.
 
 One axis "tp" alone takes the shard itself, as the original does; with further axes, and with a
 writer partition, the whole tensor is passed and its part is cut out here.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ParallelCalls", "shard_key"]
 
 _ORDER = ("dp", "pp", "ep", "tp")
+_NOTE = "__parallelism_manifest"
 _MODES = ("as_stored", "shard", "full")
 
 
@@ -63,6 +65,15 @@ def shard_key(key: str, axes: Sequence[ParallelAxis]) -> str:
         ):
             key += "" if value is None else f"_{mark}{value}"
     return key
+
+
+def _cut_note(key: str, axes: Sequence[ParallelAxis]) -> dict[str, bytes]:
+    """A small object that tells readers of other cuts how this one is cut, by its key."""
+    axis = _tp(axes)
+    if axis is None or len(axes) == 1:
+        return {}
+    others = [each for each in axes if each is not axis]
+    return {shard_key(key, others) + _NOTE: f"{axis.size} {axis.split_dim or 0}".encode()}
 
 
 def _tp(axes: Sequence[ParallelAxis]) -> ParallelAxis | None:
@@ -265,15 +276,23 @@ class ParallelCalls(TensorCalls):
         parts = list(writers) if writers is not None else [None] * len(keys)
         if not len(keys) == len(tensors) == len(cuts) == len(parts):
             return [INVALID_PARAMS] * len(keys)
-        try:
-            made = [
-                _shard(key, tensor, cut, part)
-                for key, tensor, cut, part in zip(keys, tensors, cuts, parts, strict=True)
-            ]
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            return [self._failed("put_tensor_with_parallelism", error)] * len(keys)
-        names, shards, layouts = zip(*made, strict=True) if made else ((), (), ())
-        return self._put_tensors(names, shards, config, upsert=upsert, layouts=layouts)
+        answers: list[int] = [0] * len(keys)
+        made: dict[int, tuple[str, Any, Layout | None]] = {}
+        notes: dict[str, bytes] = {}
+        for at, (key, tensor, cut, part) in enumerate(zip(keys, tensors, cuts, parts, strict=True)):
+            try:
+                made[at] = _shard(key, tensor, cut, part)
+                notes |= _cut_note(key, _checked(cut))
+            except (ValueError, TypeError, AttributeError, KeyError) as error:
+                answers[at] = self._failed("put_tensor_with_parallelism", error)
+        if made:
+            names, shards, layouts = zip(*made.values(), strict=True)
+            stored = self._put_tensors(names, shards, config, upsert=upsert, layouts=layouts)
+            for at, answer in zip(made, stored, strict=True):
+                answers[at] = answer
+        if notes and not any(answers[at] for at in made):
+            self.upsert_batch(list(notes), list(notes.values()))
+        return answers
 
     def _put_shards_from(
         self,
@@ -330,6 +349,11 @@ class ParallelCalls(TensorCalls):
         wanted = _tp(axes) or ParallelAxis("tp", 0, 1, 0)
         first = shard_key(key, [*others, replace(wanted, rank=0)])
         layout, shard = self._described(first)
+        if shard is None and others:
+            # Its name says how many shards there are: another cut than the one wanted was stored.
+            cut = self._noted_cut(key, others)
+            if cut is not None:
+                layout, shard = self._described(shard_key(key, [*others, cut]))
         stored = _tp(layout.axes) if layout is not None else None
         if shard is None or stored is None:
             return shard
@@ -342,6 +366,10 @@ class ParallelCalls(TensorCalls):
         if any(part is None for part in rest):
             return None
         return torch.cat([shard, *rest], dim=stored.split_dim or 0)
+
+    def _noted_cut(self, key: str, others: list[ParallelAxis]) -> ParallelAxis | None:
+        size, _, dim = self.get(shard_key(key, others) + _NOTE).decode().partition(" ")
+        return ParallelAxis("tp", 0, int(size), int(dim)) if size.isdigit() else None
 
     def _described(self, key: str) -> tuple[Layout | None, Any]:
         handle = self.get_buffer(key)

@@ -103,7 +103,7 @@ class PlacementCalls(Base):
             numbers = self._segment_numbers()
             if not targets or any(name not in numbers for name in targets):
                 return _NO_TASK, INVALID_PARAMS
-            if source is not None and source not in numbers:
+            if source is not None and (source not in numbers or source in targets):
                 return _NO_TASK, INVALID_PARAMS
             keys = KeyBatch.single(key, client.namespace)
             shard = client._core.shard_of(keys)

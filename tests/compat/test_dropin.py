@@ -41,6 +41,8 @@ def test_it_refuses_to_stand_beside_the_original(tmp_path):
 
 def test_every_exported_name_exists():
     code = """
+from mooncake import BufferPool, RegisteredBufferPool
+assert BufferPool is RegisteredBufferPool
 import importlib
 for name in ("store", "engine", "async_store", "buffer_pool", "mooncake_config"):
     module = importlib.import_module("mooncake." + name)

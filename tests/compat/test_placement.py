@@ -72,6 +72,8 @@ def test_tasks_that_cannot_be(store):
     assert store.create_copy_task("key", []) == ((0, 0), -600)
     assert store.create_copy_task("none", [store.get_hostname()]) == ((0, 0), -704)
     assert store.create_move_task("key", "a", "b") == ((0, 0), -600)
+    here = store.get_hostname()
+    assert store.create_move_task("key", here, here) == ((0, 0), -600)
     assert store.query_task((1, 999)) == (None, -1400)
     assert store.query_task((77, 1)) == (None, -1400)
 

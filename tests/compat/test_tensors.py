@@ -183,6 +183,27 @@ def test_several_axes_take_the_whole_tensor(store):
     assert torch.equal(found, tensor)
 
 
+def test_other_cuts_of_several_axes_are_made_from_the_stored_one(store, buffer):
+    whole = numbers(4, 8)
+    for rank in range(4):
+        stored = cut(axis("dp", 0, 2), axis("tp", rank, 4, split_dim=1))
+        assert store.put_tensor_with_parallelism("k", whole, stored) == 0
+    for rank in range(2):
+        wanted = cut(axis("dp", 0, 2), axis("tp", rank, 2, split_dim=1))
+        found = store.get_tensor_with_parallelism("k", ReadTarget("shard", wanted))
+        assert torch.equal(found, whole.chunk(2, 1)[rank])
+    other = cut(axis("dp", 1, 2), axis("tp", 0, 2, split_dim=1))
+    assert store.get_tensor_with_parallelism("k", ReadTarget("shard", other)) is None
+
+
+def test_one_tensor_that_cannot_be_cut_does_not_spoil_its_batch(store):
+    cuts = [cut(axis("dp", 0, 2), axis("tp", 0, size, split_dim=1)) for size in (2, 4)]
+    tensors = [numbers(2, 4), numbers(2, 3)]
+    assert store.batch_put_tensor_with_parallelism(["a", "b"], tensors, cuts) == [0, -600]
+    found = store.get_tensor_with_parallelism("a", ReadTarget("shard", cuts[0]))
+    assert torch.equal(found, tensors[0].chunk(2, 1)[0])
+
+
 def test_a_writer_partition_cuts_the_whole_tensor(store):
     tensor = numbers(4, 2)
     writers = [(0, 2, 0), {"rank": 1, "size": 2, "split_dim": 0}]
