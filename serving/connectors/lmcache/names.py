@@ -12,6 +12,7 @@ Scopes are made once for each combination; a name is then one string.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from serving.connectors.options import StoreOptions
 
 __all__ = ["Names"]
+
+log = logging.getLogger(__name__)
 
 
 class Names:
@@ -68,6 +71,7 @@ class Names:
                 **place,
             )
             self._scopes[facts] = scope
+            log.info("model %s: names of chunks begin with %s", model, scope.prefix)
             return scope
 
     # Keys of an engine's cache.

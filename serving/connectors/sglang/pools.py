@@ -12,6 +12,7 @@ Cost: what `get_page_buffer_meta` costs, and O(buffers) in numpy.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from mooncake_store import Pieces
 
 __all__ = ["KV", "Model", "PagePool", "make_pool"]
+
+log = logging.getLogger(__name__)
 
 KV = "kv"
 _MAMBA = "mamba"
@@ -122,6 +125,7 @@ def make_pool(name: str, host: Any, config: Any, model: Model, *, flat: bool = F
         group=f"{name}/cp{config.attn_cp_rank}of{config.attn_cp_size}",
         salt=model.salt,
     )
+    log.info("pool %s: names of pages begin with %s", name, scope.prefix)
     scopes = tuple(scope.of_rank(rank + part, config.pp_rank) for part in range(split))
     return PagePool(host, scopes, scope.is_writer)
 

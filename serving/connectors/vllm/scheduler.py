@@ -16,6 +16,7 @@ fail, and look up the same block for ever.
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.doubts import Doubts
+from serving.connectors.keys import scope_prefix
 from serving.connectors.vllm.lookup import present_prefix
 from serving.connectors.vllm.messages import GroupBlocks, LoadJob, SaveJob, StepPlan, WorkerReport
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from serving.connectors.vllm.options import Options
 
 __all__ = ["HANDOFF", "SchedulerSide", "StoredRun"]
+
+log = logging.getLogger(__name__)
 
 HANDOFF = "store_tokens"
 """Name, among a request's transfer parameters, of how many tokens a prefilling engine stored."""
@@ -102,6 +106,8 @@ class SchedulerSide:
         feeds: bool,
         count: Callable[[str, float], None],
     ) -> None:
+        for number, scope in layout.scopes.items():
+            log.info("group %d: names of blocks begin with %s", number, scope_prefix(scope.digest))
         self._layout = layout
         self._link = link
         self._options = options
