@@ -260,25 +260,35 @@ def _pieces(tensors: Sequence[Any], sizes: list[int]) -> Any:
 
 def _model(config: Any, options: StoreOptions) -> Model:
     """What identifies the model. Raises ConfigError if nothing does."""
-    path, revision = config.model_name, None
-    try:
-        from sglang.srt.runtime_context import get_server_args
-
-        arguments = get_server_args()
-        path, revision = arguments.model_path or path, arguments.revision
-    except Exception:  # There is no server in this process, as in tests.
-        log.debug("no server's arguments", exc_info=True)
-    name = options.model_id or str(path or "")
+    arguments = _arguments()
+    path = str(getattr(arguments, "model_path", None) or config.model_name or "")
+    revision = getattr(arguments, "revision", None)
+    name = options.model_id or path
     if not name:
         raise ConfigError("the model has no name: set 'model_id' in the extra config, 'store'")
+    weights = options.model_id or identify(name, revision)
+    loading = str(getattr(arguments, "load_format", ""))
+    if loading == "dummy":
+        weights = f"dummy weights of {name}, seed {getattr(arguments, 'random_seed', None)}"
     try:
         engine = version("sglang")
     except PackageNotFoundError:
         engine = ""
     return Model(
         name=name.rstrip("/").rsplit("/", 1)[-1],
-        weights=options.model_id or identify(name, revision),
-        kv_heads=kv_heads(str(path or ""), revision),
+        weights=weights,
+        kv_heads=kv_heads(path, revision),
         salt=options.salt,
-        engine=engine,
+        engine=f"{engine}/{getattr(arguments, 'quantization', None)}",
     )
+
+
+def _arguments() -> Any:
+    """Those of the server in this process; None where there is none, as in tests."""
+    try:
+        from sglang.srt.runtime_context import get_server_args
+
+        return get_server_args()
+    except Exception:
+        log.debug("there is no server in this process", exc_info=True)
+        return None

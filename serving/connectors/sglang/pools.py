@@ -50,6 +50,7 @@ class Model:
     kv_heads: int
     salt: str
     engine: str
+    """Version of SGLang, and what of its arguments decides what is computed."""
 
 
 @dataclass(frozen=True, slots=True)
