@@ -103,10 +103,10 @@ class Engine:
 
     def end(self):
         """End it and its children in any case."""
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, 9)
-            self.process.wait(30)
+        # Its children too, which may have outlived it and would hold the pipes of its output.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 9)
+        self.process.wait(30)
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         for reader in self._readers:
