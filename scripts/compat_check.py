@@ -216,6 +216,8 @@ def own_tests(source: Path, name: str) -> int:
                 "PYTHONPATH": os.pathsep.join([str(ROOT / "compat"), str(ROOT)]),
                 "MASTER_SERVER": cluster.address, "MOONCAKE_MASTER": cluster.address,
                 "MC_METADATA_SERVER": "P2PHANDSHAKE", "PROTOCOL": "tcp", "DEVICE_NAME": "",
+                # As long as leases are here, as those tests want it to be.
+                "DEFAULT_KV_LEASE_TTL": "10500",
                 "MOONCAKE_TE_META_DATA_SERVER": "P2PHANDSHAKE", "LOCAL_HOSTNAME": "localhost",
             },
         )  # fmt: skip
