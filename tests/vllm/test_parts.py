@@ -230,6 +230,7 @@ def test_null_blocks_and_decode_are_left_out(engine):
 def test_requests_to_a_master_and_what_is_held_afterwards(engine):
     with LocalCluster(1, "32MiB", in_process=True) as cluster:
         link = StoreLink(cluster.url)
+        assert link.warm_up()  # as the connector does before it serves
         one = engine(link=link, lookup_wait_s=30, lookup_deadline_s=30)
 
         def requests():
