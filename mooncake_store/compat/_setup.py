@@ -97,10 +97,6 @@ def connect(wanted: Wanted) -> Client:
 def lend(wanted: Wanted, client: Client) -> tuple[Worker | None, str]:
     """Lend `global_segment_size` bytes to the pool; return the worker and this node's name."""
     host, port = _named(wanted.local_hostname)
-    if port and not _is_free(host, port):
-        # The original listens elsewhere than its name says, so programs name a port twice.
-        log.warning("port %d is in use: another one is taken", port)
-        port = 0
     if port == 0:
         port = _free_port(host)
     name = f"{host}:{port}"
@@ -136,22 +132,17 @@ def _named(hostname: str) -> tuple[str, int]:
     return hostname, 0
 
 
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1" if is_loopback(host) else "", port))
-        except OSError:
-            return False
-        return True
-
-
 def _free_port(host: str) -> int:
     """A port of the original's range that is free now; another process may still be faster."""
     first, last = _PORTS
     start = random.randrange(first, last)
     for step in range(last - first + 1):
         port = first + (start - first + step) % (last - first + 1)
-        if _is_free(host, port):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1" if is_loopback(host) else "", port))
+            except OSError:
+                continue
             return port
     return 0

@@ -99,10 +99,3 @@ def test_memory_can_be_lent_and_taken_back(make):
     assert store.get("key") == b""
     assert store.allocate_and_mount_segment(10)["ret"] == -600
     assert store.mount_segment("/dev/shm/file", MIB) == {"ret": -1012, "segment_ids": []}
-
-
-def test_a_port_that_is_in_use_is_not_taken(make):
-    one = make()
-    other = make(local_hostname=one.get_hostname())
-    assert other.get_hostname() != one.get_hostname()
-    assert other.put("key", b"value") == 0
