@@ -52,12 +52,12 @@ class Receiving:
 
     # The sending side, for requests of this worker.
 
-    async def begin_pushing(self, request: Prefilling, message: p.Prefill) -> None:
+    async def begin_pushing(self, request: Prefilling, message: p.Prefill, senders: int) -> None:
         """Ask the decode worker for room, then start the request; fail it without."""
         pusher = Pusher(request, self._worker.peer(message.decode_at))
         try:
             opened = await pusher.open(
-                senders=1 + len(message.group),
+                senders=senders,
                 max_new_tokens=message.max_new_tokens,
                 revision=self._worker.card.revision,
             )
@@ -166,7 +166,7 @@ class Receiving:
 
     def _stage_open(self, connection: Connection, message: p.StageOpen) -> None:
         worker = self._worker
-        if worker._refused(connection, message, p.PREFILL_ROLE, 1):
+        if worker.refused(connection, message, p.PREFILL_ROLE, 1):
             return
         own = (worker.card.revision, worker.parts.computing.engine.chunk_tokens)
         share = 0 < message.stage < message.stages <= worker.card.layers
@@ -178,7 +178,7 @@ class Receiving:
         following = worker.peer(message.following) if message.following else None
         stage = Stage(worker.parts, message, following)
         self._stages[p.request_tag(message.request_id)] = stage
-        worker._admit(connection, stage)
+        worker.admit(connection, stage)
         if message.decode_at:
             stage.pusher = Pusher(stage, worker.peer(message.decode_at))
             stage.pusher.start()

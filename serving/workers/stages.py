@@ -170,6 +170,10 @@ class Leading(Prefilling):
 
     async def _lead(self) -> None:
         self._start = await self._look() * self.parts.block_tokens
+        chunk = self.parts.computing.engine.chunk_tokens
+        if len(self.prompt) - self._start <= chunk and self.pusher is None:
+            self._go_alone()
+            return
         ready = [asyncio.Event() for _ in self._followers]
         for number, client in enumerate(self._followers, 1):
             following = self._followers[number].address if number < len(self._followers) else ""
@@ -194,6 +198,13 @@ class Leading(Prefilling):
         await asyncio.gather(*(each.wait() for each in ready))
         if not self.ended:
             self.parts.computing.post(self.submit)
+
+    def _go_alone(self) -> None:
+        """Hits left one chunk: it would only pass through the stages one after the other."""
+        self._followers = []
+        self.sequence.layers = range(self.parts.names.layers)
+        self.sequence.forward = None
+        self.parts.computing.post(self.submit)
 
     async def _look(self) -> int:
         """How many blocks the pool has."""
@@ -265,13 +276,10 @@ class Leading(Prefilling):
             self._found(0)
 
     def prefix_lost(self) -> None:
-        """The other stages count on it too."""
+        """Other stages count on it too; alone it is computed."""
         super().prefix_lost()
-        self.parts.loop.call_soon_threadsafe(_lost, self)
-
-    def finished(self, reason: str) -> None:
-        """This share is computed; the last stage chooses the token."""
-        super().finished("prefill")
+        if self._followers:
+            self.parts.loop.call_soon_threadsafe(_lost, self)
 
     def released(self) -> None:
         """Done when all stages are."""

@@ -216,36 +216,37 @@ class Worker:
     # Requests.
 
     def _prefill(self, connection: Connection, message: p.Prefill) -> None:
-        if self._refused(connection, message, p.PREFILL_ROLE, message.max_new_tokens):
+        if self.refused(connection, message, p.PREFILL_ROLE, message.max_new_tokens):
             return
-        if message.group:
-            peers = [self.peer(address) for address in message.group]
+        # One chunk would only pass through the stages one after the other.
+        whole = 4 * self.parts.computing.engine.chunk_tokens
+        group = message.group if len(message.tokens) > whole else ()
+        if group:
+            peers = [self.peer(address) for address in group]
             request: Prefilling = Leading(self.parts, message, peers, self.card.revision)
         else:
             request = Prefilling(self.parts, message)
-        self._admit(connection, request)
+        self.admit(connection, request)
         if message.decode_at:
-            self._spawn(self._receiving.begin_pushing(request, message))
+            self._spawn(self._receiving.begin_pushing(request, message, 1 + len(group)))
         else:
             request.begin()
 
     def _generate(self, connection: Connection, message: p.Generate) -> None:
-        if not self._refused(connection, message, "", message.max_new_tokens):
+        if not self.refused(connection, message, "", message.max_new_tokens):
             request = Generating(self.parts, message)
-            self._admit(connection, request)
+            self.admit(connection, request)
             request.begin()
 
     def _decode(self, connection: Connection, message: p.Decode) -> None:
-        if self._refused(connection, message, p.DECODE_ROLE, message.max_new_tokens):
+        if self.refused(connection, message, p.DECODE_ROLE, message.max_new_tokens):
             return
         incoming = self._receiving.take(message.request_id) if message.kv.pushed else None
         request = Decoding(self.parts, message, incoming)
-        self._admit(connection, request)
+        self.admit(connection, request)
         request.begin()
 
-    def _refused(
-        self, connection: Connection, message: Any, role: str, max_new_tokens: int
-    ) -> bool:
+    def refused(self, connection: Connection, message: Any, role: str, max_new_tokens: int) -> bool:
         """Answer what this worker does not take with a failure; whether it did."""
         problem = self._problem(message, role, max_new_tokens)
         if problem is None:
@@ -284,7 +285,8 @@ class Worker:
             )
         return None
 
-    def _admit(self, connection: Connection, request: Request) -> None:
+    def admit(self, connection: Connection, request: Request) -> None:
+        """Count a request in; its connection answers for it."""
         self._active.add(request)
         self._idle.clear()
         self._remember(connection, request)

@@ -112,6 +112,28 @@ async def test_decode_computes_what_it_does_not_find(store):
         assert expected[:1] + tokens_of(events) == expected
 
 
+async def test_a_short_prompt_is_not_spread_over_a_group(store):
+    """One chunk, or what hits left of a long one: the followers are not asked."""
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add(pool_url=store.url)
+        group = (second.address,)
+
+        async def followed(prompt, **fields):
+            before = running.workers[1].parts.computing.seconds
+            events = await prefill(first, prompt, group=group, **fields)
+            assert isinstance(events[-1], p.Done), events
+            expected = await generate(first, prompt, use_pool=False, store=False)
+            assert tokens_of(events) == tokens_of(expected)[:1]
+            return running.workers[1].parts.computing.seconds > before
+
+        assert not await followed(LONG[:64])
+        assert await followed(LONG)
+        assert not await followed(LONG)
+        assert await followed(LONG, use_pool=False)
+        assert not await followed([*LONG[:490], 1, 2, 3])
+
+
 async def test_stop_tokens_end_an_answer_everywhere(store):
     async with fleet() as running:
         first = await running.add(pool_url=store.url)
