@@ -79,7 +79,7 @@ class Receiving:
 
     # Pushed KV.
 
-    async def _kv_open(self, _connection: Connection, message: p.KVOpen) -> p.KVOpened:
+    async def _kv_open(self, connection: Connection, message: p.KVOpen) -> p.KVOpened:
         worker = self._worker
         tag = p.request_tag(message.request_id)
         if message.revision != worker.card.revision:
@@ -100,7 +100,19 @@ class Receiving:
             p.deadline_of(message), lambda: self._expire(incoming)
         )
         self._incoming[tag] = incoming
+        owned = worker.owned(connection).incoming
+        owned &= self._incoming.keys()
+        owned.add(tag)
         return p.KVOpened(True)
+
+    def sender_gone(self, tags: set[bytes]) -> None:
+        """Nothing more comes of what was not whole yet."""
+        for tag in tags & self._incoming.keys():
+            incoming = self._incoming[tag]
+            if not incoming.ended.is_set():
+                incoming.close(abort=True)
+                if not incoming.taken:
+                    self._expire(incoming)
 
     def take(self, request_id: str) -> Incoming | None:
         """The decode request has come: the room is its own now."""

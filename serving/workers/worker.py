@@ -20,6 +20,7 @@ import logging
 import os
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,14 @@ log = logging.getLogger(__name__)
 
 _SWEEP_S = 2.0
 _LIMITS = ServerLimits(in_flight_max=8192)
+
+
+@dataclass(slots=True)
+class Owned:
+    """Requests asked for, and tags of KV pushed, over one connection."""
+
+    streams: set[str] = field(default_factory=set)
+    incoming: set[bytes] = field(default_factory=set)
 
 
 class Worker:
@@ -293,19 +302,26 @@ class Worker:
 
     def _remember(self, connection: Connection, stream: Stream) -> None:
         self._streams[stream.request_id] = stream
-        if connection.context is None:
-            connection.context = set()
-            connection.on_close(partial(self._gone, connection))
-        connection.context.add(stream.request_id)
-        if len(connection.context) > 2 * len(self._streams) + 64:
-            connection.context &= self._streams.keys()
+        owned = self.owned(connection).streams
+        owned.add(stream.request_id)
+        if len(owned) > 2 * len(self._streams) + 64:
+            owned &= self._streams.keys()
 
-    def _gone(self, connection: Connection) -> None:
-        """Whoever asked is gone: end its requests."""
-        for request_id in connection.context:
+    def owned(self, connection: Connection) -> Owned:
+        """What ends with a connection."""
+        if connection.context is None:
+            connection.context = Owned()
+            connection.on_close(partial(self._gone, connection.context))
+        owned: Owned = connection.context
+        return owned
+
+    def _gone(self, owned: Owned) -> None:
+        """Whoever asked is gone: end its requests, and what it was pushing."""
+        for request_id in owned.streams:
             stream = self._streams.pop(request_id, None)
             if isinstance(stream, Request):
                 stream.fail("cancelled", "the connection of its reader ended")
+        self._receiving.sender_gone(owned.incoming)
 
     def _over(self, request: Request) -> None:
         """A request has given everything back."""

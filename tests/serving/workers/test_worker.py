@@ -311,6 +311,16 @@ async def test_room_for_kv_that_never_comes_is_given_back():
         await until_async(lambda: not running.engine(0).cache.used)
 
 
+async def test_room_for_kv_whose_sender_died_is_given_back():
+    async with fleet() as running:
+        await running.add("decode")
+        sender = WorkerClient(running.clients[0].address)
+        revision = running.workers[0].card.revision
+        assert (await sender.kv_open(p.KVOpen("x", 20, 4, revision, 1, 60_000))).admitted
+        await sender.close()
+        await running.settled()
+
+
 # Roles.
 
 
