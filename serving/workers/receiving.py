@@ -101,7 +101,7 @@ class Receiving:
         )
         self._incoming[tag] = incoming
         owned = worker.owned(connection).incoming
-        owned &= self._incoming.keys()
+        owned.intersection_update(self._incoming)
         owned.add(tag)
         return p.KVOpened(True)
 

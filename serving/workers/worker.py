@@ -305,7 +305,7 @@ class Worker:
         owned = self.owned(connection).streams
         owned.add(stream.request_id)
         if len(owned) > 2 * len(self._streams) + 64:
-            owned &= self._streams.keys()
+            owned.intersection_update(self._streams)
 
     def owned(self, connection: Connection) -> Owned:
         """What ends with a connection."""

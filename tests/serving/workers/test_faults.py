@@ -222,7 +222,7 @@ async def test_a_wrong_model_for_pushed_kv_is_refused(store):
         events = await prefill(first, LONG[:50], decode_at=second.address)
         assert isinstance(events[-1], p.Failed)
         grouped = await running.add(model="nano,seed=5", pool_url=store.url)
-        events = await prefill(first, LONG[:50], group=(grouped.address,))
+        events = await prefill(first, LONG[:100], group=(grouped.address,))
         assert isinstance(events[-1], p.Failed)
         # Other weights never hit these blocks.
         await prefill(first, LONG[:50])
