@@ -281,6 +281,7 @@ class Checked(TaskCalls):
             ]
             at += count
             version = Version(int(row["generation"]), size, client, self.now, options, extents)
+            version.name = names(key)
             item = self.model.objects.get(key)
             if item is None:
                 item = Object(key, tenants(key), names(key))

@@ -49,6 +49,7 @@ class Version:
     options: PutOptions
     extents: list[Extent]
     checksum: int = 0
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -385,6 +386,7 @@ class Reference:
             self.free(item.current, item.lease_end)
         version.checksum = checksum
         item.current, item.writing = version, None
+        item.name = version.name or item.name
         item.lease_end = item.holders = 0
         options = version.options
         if options.soft_pin == SoftPin.ENABLE:
