@@ -11,10 +11,7 @@ app = make_app()
 
 @app.command(
     epilog=examples(
-        (
-            "(umask 077; mooncake secret pool.secret > reader.secret)",
-            "clients with --secret-file reader.secret can read and list, and nothing else",
-        ),
+        ("mooncake secret pool.secret", "for a file that only its readers can read: umask 077"),
     )
 )
 def secret(

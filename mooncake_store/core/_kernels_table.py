@@ -293,7 +293,7 @@ def rename_row(head, table_a, table_b, rows, row, low, high):
     drop_entry(head, table, old, mask, head[OLD_MASK] >= 0, rows[row].digest_lo & LOW, row)
     rows[row].digest_lo = low
     rows[row].digest_hi = high
-    tag = low & LOW
+    tag = rows[row].digest_lo & LOW
     p = tag & mask
     while table[p] != 0:
         p = (p + 1) & mask

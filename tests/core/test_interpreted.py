@@ -123,6 +123,10 @@ def some_requests(shard, client, now, digests, sizes, options):
     for _ in range(3):
         said += shard.get(now, digests, 10**9)
     said += shard.renew(now, digests, generations, 2 * 10**9)
+    others = digests[:6] ^ np.uint64(5)
+    others[4:] = digests[:2]  # one comes back
+    sources = np.concatenate([digests[:4], others[:2]])
+    said.append(shard.rename(now, sources, others, None, overwrite=True, force=True))
     said += [shard.release(now, digests, generations), shard.exists(now, digests)]
     rows, replicas = shard.upsert_start(now, client, 0, digests, sizes // 2 + 1)
     generations = np.ascontiguousarray(rows["generation"])
