@@ -67,7 +67,7 @@ class CudaTransport(LendingTransport[DeviceMemory]):
     ) -> None:
         """Copy the batch. Raises PeerLostError when the owner is gone."""
         if isinstance(target, LentSegment):
-            memory: DeviceMemory | None = self._resource(target, operation.name.lower(), deadline)
+            memory: DeviceMemory | None = self._resource(target, operation, deadline)
             writable = target.writable
         else:
             segment = find_device_segment(target.descriptor.uuid)

@@ -60,7 +60,7 @@ class FileTransport(LendingTransport[BlockFile]):
     ) -> None:
         """Read or write the batch. Raises PeerLostError when the owner is gone."""
         if isinstance(target, LentSegment):
-            file: BlockFile | None = self._resource(target, operation.name.lower(), deadline)
+            file: BlockFile | None = self._resource(target, operation, deadline)
         else:
             segment = find_file_segment(target.descriptor.uuid)
             file = None if segment is None else segment.held_file()

@@ -49,7 +49,7 @@ from transfer_engine.transports.handover import (
 )
 
 if TYPE_CHECKING:
-    from transfer_engine.base import SegmentDescriptor
+    from transfer_engine.base import Operation, SegmentDescriptor
 
 __all__ = ["LendingTransport", "LentSegment"]
 
@@ -284,13 +284,16 @@ class LendingTransport(Transport, Generic[Resource]):
         return peer
 
     def _resource(
-        self, target: LentSegment[Resource], operation: str, deadline: float
+        self, target: LentSegment[Resource], operation: Operation | None, deadline: float
     ) -> Resource | None:
-        """Return what was lent, held by the reference, or None when it was withdrawn."""
+        """Return what was lent, held by the reference, or None when it was withdrawn.
+
+        `operation` is for the error of a lost peer; None is a mapping of its memory.
+        """
         target.peer.check()
         if target.peer.lost:
             if target.peer.lost != _FORKED:
-                raise target.peer.error(operation)
+                raise target.peer.error("map" if operation is None else operation.name.lower())
             self._reopen(target, deadline)
         return target.resource
 

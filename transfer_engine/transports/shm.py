@@ -37,7 +37,7 @@ class ShmTransport(LendingTransport[Mapping]):
     ) -> None:
         """Copy the batch. Raises PeerLostError when the owner is gone."""
         assert isinstance(target, LentSegment)
-        mapping = self._resource(target, operation.name.lower(), deadline)
+        mapping = self._resource(target, operation, deadline)
         if mapping is None:
             batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
         elif operation is Operation.WRITE and not target.writable:
@@ -48,7 +48,7 @@ class ShmTransport(LendingTransport[Mapping]):
     def memory(self, target: RemoteSegment) -> Mapping | None:
         """Return the mapped memory."""
         assert isinstance(target, LentSegment)
-        return self._resource(target, "map", time.monotonic() + _MAP_S)
+        return self._resource(target, None, time.monotonic() + _MAP_S)
 
     def view(self, target: RemoteSegment, offset: int, length: int) -> memoryview:
         """Return the memory itself, read-only; it stays mapped as long as the view lives."""
