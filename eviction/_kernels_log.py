@@ -42,11 +42,13 @@ def squeeze(head, places, log, changes):
     moved = head[MOVED]
     stop = min(head[END], first + STEPS * changes)
     for p in range(first, stop):
+        # Which entries live is as good as random: a branch would be mispredicted half of the time.
         i = log[p]
-        if places[i] == p + 1:
-            log[moved] = i
-            moved += 1
-            places[i] = moved
+        place = np.int64(places[i])
+        living = np.int64(place == p + 1)
+        log[moved] = i
+        moved += living
+        places[i] = place + living * (moved - place)
     head[FIRST] = stop
     head[MOVED] = moved
     if stop == head[END]:
