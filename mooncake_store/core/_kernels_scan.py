@@ -22,17 +22,22 @@ from mooncake_store.core.context import ROWS, TALLY
 from mooncake_store.core.records import ROW
 
 
+@njit(**KERNEL, inline="always")
+def may_leave(rows, row, now):
+    """Whether a row may be evicted now, its group left aside. O(1)."""
+    return (
+        rows[row].state == READABLE
+        and rows[row].lease_end <= now
+        and not rows[row].flags & (HARD_PIN | TASK | UPSERT)
+    )
+
+
 @njit(**KERNEL)
 def eligible(context, ids, now, out):
     """out[i] = whether row ids[i] may be evicted now, groups left aside."""
     rows = column(context, ROWS, ROW)
     for i in range(ids.shape[0]):
-        row = ids[i]
-        out[i] = (
-            rows[row].state == READABLE
-            and rows[row].lease_end <= now
-            and not rows[row].flags & (HARD_PIN | TASK | UPSERT)
-        )
+        out[i] = may_leave(rows, ids[i], now)
 
 
 @njit(**KERNEL)
@@ -64,11 +69,7 @@ def choose(context, ids, now, wanted, room, out):
         if total >= wanted or count >= room:
             break
         row = ids[i]
-        if (
-            rows[row].state == READABLE
-            and rows[row].lease_end <= now
-            and not rows[row].flags & (HARD_PIN | TASK | UPSERT)
-        ):
+        if may_leave(rows, row, now):
             out[count] = row
             count += 1
             total += rows[row].size * rows[row].replicas
