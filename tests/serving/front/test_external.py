@@ -151,4 +151,5 @@ async def test_a_client_that_goes_away_ends_the_request_at_the_engine():
             await asyncio.wait_for(engines["a"].asked.wait(), 10)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.wait_for(engines["a"].ended.wait(), 10)
         await until_async(lambda: front.router.engines == {"a": 0})

@@ -169,10 +169,13 @@ async def test_many_at_once_equal_one_at_a_time(store):
 
 async def _cancelled_at(client, stream, kind):
     """Leave a stream at its first event of a kind."""
+    seen = []
     async for event in stream:
+        seen.append(type(event))
         if isinstance(event, kind):
             break
     await stream.aclose()
+    assert seen[-1] is kind, f"the stream ended without {kind.__name__}: {seen}"
 
 
 @pytest.mark.parametrize("kind", [p.Queued, p.Started, p.Tokens])
