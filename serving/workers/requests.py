@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,7 @@ class Stream:
         return p.Events(chosen, self.ended and seen + len(chosen) >= len(self.events))
 
 
-class Request(Stream):
+class Request(Stream, ABC):
     """What all kinds of requests have in common: a prompt, a prefix, events and an end."""
 
     def __init__(self, parts: Parts, message: Any, *, decodes: bool, layers: range) -> None:
@@ -373,9 +374,9 @@ class Request(Stream):
         if token not in self.sequence.stop_tokens:
             self.tell(p.Tokens((token,), (logprob,)))
 
+    @abstractmethod
     def finished(self, reason: str) -> None:
         """The engine is done with it."""
-        raise NotImplementedError
 
     def seconds(self) -> dict[str, float]:
         """Seconds by stage, so far."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["MooncakePyConnector", "MooncakePyConnectorAdapter", "RemoteOptions"]
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _PLUGIN = "mooncake_py"
 _PING_S = 1.0
@@ -189,7 +191,8 @@ class MooncakePyConnector(RemoteConnector):  # type: ignore[misc]
     def _unpacked(self, value: bytes) -> Any:
         try:
             header = RemoteMetadata.deserialize(value[: self.remote_metadata_bytes])
-        except Exception:  # It is not LMCache's.
+        except Exception:  # It is not LMCache's: whatever it raises, there is no chunk.
+            log.warning("an object under the key of a chunk has no header; it counts as missing")
             return None
         body = memoryview(value)[self.remote_metadata_bytes :]
         if len(body) != header.length:
