@@ -213,6 +213,55 @@ def test_programs_of_the_system(mounted, tmp_path):
         )
 
 
+@pytest.fixture
+def operations(fs):
+    """What the kernel calls, called in the order of our choice."""
+    from mooncake_store.fs.mount.operations import PoolOperations  # needs mfusepy
+
+    return PoolOperations(fs)
+
+
+def test_changes_between_close_and_the_kernels_release_are_kept(operations, fs):
+    """`close` is a flush; the release of the handle comes later, after other calls by path."""
+    handle = operations.create("/file", 0o644)
+    operations.write("/file", b"content", 0, handle)
+    operations.flush("/file", handle)
+    operations.truncate("/file", 4)
+    operations.utimens("/file", (5, 1_234_567_890))
+    operations.chmod("/file", 0o600)
+    operations.release("/file", handle)
+    known = operations.getattr("/file")
+    assert (known["st_mtime"], stat.S_IMODE(known["st_mode"])) == (1_234_567_890, 0o600)
+    assert fs.cat_file("file") == b"cont"
+    assert fs.info("file")["mtime_ns"] == 1_234_567_890
+
+
+def test_a_file_opened_while_its_last_handle_goes_keeps_its_attributes(operations, fs):
+    first = operations.create("/file", 0o750)
+    operations.flush("/file", first)
+    second = operations.open("/file", os.O_RDWR)
+    operations.release("/file", first)
+    operations.write("/file", b"more", 0, second)
+    operations.flush("/file", second)
+    operations.release("/file", second)
+    assert stat.S_IMODE(operations.getattr("/file")["st_mode"]) == 0o750
+    assert fs.cat_file("file") == b"more"
+
+
+def test_what_the_last_handle_cannot_store_is_told_and_frees_it(operations, fs, monkeypatch):
+    handle = operations.create("/file", 0o644)
+
+    def full(self):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mooncake_store.fs.mount.nodes.Node.save", full)
+        with pytest.raises(OSError, match="full"):
+            operations.release("/file", handle)
+    with pytest.raises(FileNotFoundError):
+        operations.getattr("/file")
+
+
 def test_unmounting_and_signals_leave_nothing(url, tmp_path, fs):
     directory = tmp_path / "pool"
     directory.mkdir()

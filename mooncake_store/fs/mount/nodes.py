@@ -3,7 +3,9 @@
 A node that is only read has a `PoolReader`. With the first change it gets a staging file: an
 unlinked temporary file with the whole content, which takes writes anywhere. `save` stores it as a
 new object under its name, at once and whole; that is done when a handle is closed (so `close`
-reports errors), on fsync, and before a rename. Nobody outside sees half of a file.
+reports errors), on fsync, before a rename, and with the last handle: the kernel sends a release
+some time after `close` returned, and what was changed by path in between is stored then. Nobody
+outside sees half of a file.
 
 A node whose name was removed is detached: its handles go on, nothing is stored.
 """
@@ -46,6 +48,11 @@ class Node:
         self._fd = -1
         self._size = 0
         self._dirty = False
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something is here that must still be stored."""
+        return self._dirty and not self.detached
 
     @property
     def staged(self) -> bool:
@@ -140,7 +147,7 @@ class Node:
     def save(self) -> bool:
         """Store what changed; return whether there was anything to store."""
         with self._lock:
-            if not self._dirty or self.detached:
+            if not self.unsaved:
                 return False
             # Changes that come while this runs wait for the lock, so none is overlooked.
             writer = PoolWriter(
@@ -202,10 +209,19 @@ class Nodes:
                 if create:
                     node.create()
                 self._by_path[path] = node
-            self._last += 1
-            node.handles += 1
-            self._by_handle[self._last] = node
-            return self._last
+            return self._hand(node)
+
+    def join(self, path: str) -> int | None:
+        """One more handle of a path that is open, or None."""
+        with self._lock:
+            node = self._by_path.get(path)
+            return None if node is None else self._hand(node)
+
+    def _hand(self, node: Node) -> int:
+        self._last += 1
+        node.handles += 1
+        self._by_handle[self._last] = node
+        return self._last
 
     def of_handle(self, handle: int) -> Node:
         """The node behind a handle."""
@@ -220,16 +236,34 @@ class Nodes:
         with self._lock:
             return [node for path, node in self._by_path.items() if path.startswith(prefix)]
 
-    def release(self, handle: int) -> None:
-        """Forget a handle; the last one frees the node."""
+    def release(self, handle: int) -> bool:
+        """Forget a handle; the last one stores what is left, and says so, and frees the node."""
+        saved = False
+        try:
+            while not self._let_go(handle):
+                saved = self._by_handle[handle].save()
+        except BaseException:
+            self._let_go(handle, unsaved=True)
+            raise
+        return saved
+
+    def _let_go(self, handle: int, *, unsaved: bool = False) -> bool:
+        """Forget a handle, unless it is the last one of a node that must be stored first.
+
+        Who changes a node holds a handle of it: nothing can come after what the last one stores.
+        """
         with self._lock:
-            node = self._by_handle.pop(handle)
+            node = self._by_handle[handle]
+            if node.handles == 1 and node.unsaved and not unsaved:
+                return False
+            del self._by_handle[handle]
             node.handles -= 1
             last = not node.handles
             if last and self._by_path.get(node.path) is node:
                 del self._by_path[node.path]
         if last:
             node.close()
+        return True
 
     def rename(self, old: str, new: str) -> None:
         """Let an open node follow its file; one that was at the new path loses its name."""

@@ -288,14 +288,7 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
     def open(self, path: str, flags: int) -> int:
         """Open a file that exists."""
         path = path.strip("/")
-        node = self._nodes.of_path(path)
-        attributes = ORDINARY
-        if node is None:
-            known = self._known(path)
-            if known.directory:
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            attributes = known.attributes
-        handle = self._nodes.open(path, attributes)
+        handle = self._handle(path)
         try:
             node = self._nodes.of_handle(handle)
             if flags & os.O_TRUNC:
@@ -307,6 +300,16 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
             raise
         return handle
 
+    def _handle(self, path: str) -> int:
+        """A handle of a file that exists, open already or not."""
+        handle = self._nodes.join(path)
+        if handle is None:
+            known = self._known(path)
+            if known.directory:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            handle = self._nodes.open(path, known.attributes)
+        return handle
+
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         """Read at an offset."""
         return self._nodes.of_handle(fh).read(size, offset)
@@ -316,26 +319,15 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         return self._nodes.of_handle(fh).write(data, offset)
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-        """Cut or extend a file, open or not."""
+        """Cut or extend a file; one that nobody has open is stored at once."""
         path = path.strip("/")
-        with self._held(path) as node:
-            node.truncate(length)
-        return 0
-
-    @contextlib.contextmanager
-    def _held(self, path: str) -> Iterator[Node]:
-        """The node of a path for one change, which is stored at once unless others have it open."""
-        others = self._nodes.of_path(path) is not None
-        attributes = ORDINARY if others else self._known(path).attributes
-        handle = self._nodes.open(path, attributes)
+        handle = self._handle(path)
         try:
-            node = self._nodes.of_handle(handle)
-            yield node
-            if not others:
-                node.save()
+            self._nodes.of_handle(handle).truncate(length)
         finally:
             self._nodes.release(handle)
             self._forget(path)
+        return 0
 
     def flush(self, path: str, fh: int) -> int:
         """A handle is being closed: store what changed."""
@@ -351,8 +343,10 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
             self._forget(node.path)
 
     def release(self, path: str, fh: int) -> int:
-        """The last use of a handle has ended."""
-        self._nodes.release(fh)
+        """The last use of a handle has ended; what was changed by path since is stored."""
+        node = self._nodes.of_handle(fh)
+        if self._nodes.release(fh):
+            self._forget(node.path)
         return 0
 
     def unlink(self, path: str) -> int:
@@ -429,9 +423,13 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         return 0
 
     def _dress(self, path: str, change: Callable[[Attributes], Attributes]) -> None:
-        node = self._nodes.of_path(path)
-        if node is not None:
-            node.dress(change(node.attributes))
+        handle = self._nodes.join(path)
+        if handle is not None:
+            try:
+                node = self._nodes.of_handle(handle)
+                node.dress(change(node.attributes))
+            finally:
+                self.release(path, handle)
             return
         if not path:
             return
