@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.waiting import until
-from transfer_engine import Operation, SegmentDescriptor, TransferEngine
+from transfer_engine import Operation, SegmentDescriptor, TransferEngine, transports
 from transfer_engine.base import REFUSED, TIMED_OUT, UNKNOWN_SEGMENT
 from transfer_engine.errors import (
     AuthError,
@@ -190,6 +190,16 @@ def test_a_restarted_owner_is_another_one(engine, transport):
         assert np.array_equal(memory, content(4, SIZE))
     finally:
         second.close()
+
+
+@BOTH
+def test_a_transport_that_was_closed_opens_nothing(owner, setting, transport):
+    """A probe may come just after its engine was closed: it must not leave a connection behind."""
+    descriptor, _, _ = setting
+    closed = transports.create(transport)
+    closed.close()
+    with pytest.raises(PeerLostError, match="was closed"):
+        closed.open(descriptor, time.monotonic() + 5)
 
 
 @BOTH

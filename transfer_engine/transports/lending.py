@@ -212,6 +212,7 @@ class LendingTransport(Transport, Generic[Resource]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, bytes], _Peer[Resource]] = {}
+        self._closed = False
         forking.register(self)
 
     @abc.abstractmethod
@@ -280,6 +281,9 @@ class LendingTransport(Transport, Generic[Resource]):
             if current is not None and not current.lost:
                 peer.disconnect("another thread connected first")
                 return current
+            if self._closed:  # while a probe or a slice was under way
+                peer.disconnect("the transport was closed")
+                raise PeerLostError("the transport was closed", peer=str(descriptor))
             self._peers[key] = peer
         return peer
 
@@ -326,6 +330,7 @@ class LendingTransport(Transport, Generic[Resource]):
     def close(self) -> None:
         """Disconnect from all owners and give back what nobody uses. Idempotent."""
         with self._lock:
+            self._closed = True
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
             with peer.lock:

@@ -181,6 +181,7 @@ class TcpTransport(Transport):
         }
         self._lock = threading.Lock()
         self._pools: dict[tuple[str, int, bytes], _Pool] = {}
+        self._closed = False
         forking.register(self)
 
     def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
@@ -227,6 +228,8 @@ class TcpTransport(Transport):
         pool = self._pools.get(target.key)
         if pool is None:
             with self._lock:
+                if self._closed:  # a probe or a slice that was under way
+                    raise PeerLostError("the transport was closed", peer=str(target.descriptor))
                 pool = self._pools.get(target.key)
                 if pool is None:
                     pool = _Pool(target.descriptor, self._secret, self._connections_max)
@@ -377,6 +380,7 @@ class TcpTransport(Transport):
     def close(self) -> None:
         """Close all connections. Idempotent."""
         with self._lock:
+            self._closed = True
             pools, self._pools = list(self._pools.values()), {}
         for pool in pools:
             pool.close()
