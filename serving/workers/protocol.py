@@ -370,6 +370,10 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     computed_tokens: int = 0
 
 
+class PrefixLost(msgspec.Struct, frozen=True, array_like=True, tag="prefix_lost"):
+    """Of a stage, to its leader: KV that both counted on cannot be loaded; it computes no more."""
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The request ended without its answer. Codes: see docs/internals/serving.md."""
 
@@ -380,7 +384,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 Event = (
-    Queued | Started | FirstToken | Done | Admitted | Refused | Tokens | Finished | Failed
+    Queued | Started | FirstToken | Done | Admitted | Refused | Tokens | Finished
+    | PrefixLost | Failed
 )  # fmt: skip
 """What may happen to a request. The last of a request is Done, Refused, Finished or Failed."""
 LAST = (Done, Refused, Finished, Failed)
@@ -425,7 +430,7 @@ class KVClose(msgspec.Struct, frozen=True, array_like=True, tag="kv_close"):
 class StageOpen(msgspec.Struct, frozen=True, array_like=True, tag="stage_open"):
     """Makes a worker stage `stage` of `stages` for one prompt; events are read with `next`.
 
-    The last stage emits first_token, all of them done or failed.
+    The last stage emits first_token, all of them done or failed, or prefix_lost and then nothing.
     """
 
     request_id: str

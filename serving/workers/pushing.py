@@ -101,11 +101,12 @@ class Pusher:
                     self._news.clear()
                     await self._news.wait()
         except (StoreError, OSError) as error:
+            if not self._aborted:
+                self._request.fail(
+                    "peer_lost", f"KV could not be pushed: {error}", "send it to another worker",
+                    retryable=True,
+                )  # fmt: skip
             self._aborted = True
-            self._request.fail(
-                "peer_lost", f"KV could not be pushed: {error}", "send it to another worker",
-                retryable=True,
-            )  # fmt: skip
         finally:
             while self._waiting:
                 self._waiting.popleft()

@@ -244,13 +244,22 @@ class Request(Stream, ABC):
         post = self.parts.computing.post
         self.hold()
         self._loading = True
-        self.fetch = Fetch(
+
+        def found(count: int) -> None:
+            if self.fetch is not fetch:
+                return  # Given up before it began.
+            if known and count < blocks:
+                self.prefix_lost()
+            else:
+                self._found(count)
+
+        self.fetch = fetch = Fetch(
             tokens=self.prompt,
             layers=self.sequence.layers,
             blocks_max=blocks,
             known=known,
             until=min(time.monotonic() + allowed_ms / 1000, self.until),
-            found=lambda count: post(lambda: self._found(count)),
+            found=lambda count: post(lambda: found(count)),
             ended=lambda: post(self._fetched),
             blocks=self.sequence.blocks,
         )

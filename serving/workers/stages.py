@@ -8,6 +8,10 @@ its own layers, under the names a single worker uses. The last one chooses the f
 A chunk is acknowledged when it has arrived. `WINDOW` chunks may be on their way, then a stage
 waits: a slow follower costs no memory. Any failure of a follower ends the request, and ending it
 ends all its stages.
+
+A stage that cannot load its share of the prefix lacks hidden states that nobody sends, and stages
+before it may have finished. So the leader dissolves the group and computes the prompt alone: it
+has blocks for all layers. It is rare, and a group made anew could lose its prefix again.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.workers.client import WorkerClient
+    from serving.workers.pushing import Pusher
     from serving.workers.requests import Parts, Request
 
 __all__ = ["ChunkSender", "Leading", "Stage", "layers_of", "to_bytes", "to_hidden"]
@@ -67,6 +72,11 @@ class ChunkSender:
         self._waiting: deque[tuple[int, int, NDArray[np.uint8]]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._under_way = 0  # of the computing thread
+        self._closed = False
+
+    def close(self) -> None:
+        """Send no more; what cannot be delivered from now on was not needed. On that thread too."""
+        self._closed = True
 
     def forward(self, start: int, end: int, hidden: torch.Tensor) -> None:
         """Take a chunk from the engine; pauses the sequence when too many are under way."""
@@ -77,7 +87,8 @@ class ChunkSender:
 
     def _arrived(self) -> None:
         self._under_way -= 1
-        self._request.sequence.ready = True
+        if not self._closed:
+            self._request.sequence.ready = True
 
     def _add(self, start: int, end: int, data: NDArray[np.uint8]) -> None:
         self._waiting.append((start, end, data))
@@ -87,7 +98,7 @@ class ChunkSender:
     async def _send(self) -> None:
         request = self._request
         try:
-            while self._waiting and not request.ended:
+            while self._waiting and not request.ended and not self._closed:
                 start, end, data = self._waiting.popleft()
                 left = max(0.001, request.until - time.monotonic())
                 await self._client.push(
@@ -96,6 +107,8 @@ class ChunkSender:
                 )  # fmt: skip
                 request.parts.computing.post(self._arrived)
         except (StoreError, OSError) as error:
+            if self._closed:
+                return
             request.fail(
                 "peer_lost", f"the next stage cannot be reached: {error}",
                 "send it to another group", retryable=True,
@@ -126,22 +139,15 @@ class Stage(Prefilling):
             self._found(0)
 
     def prefix_lost(self) -> None:
-        """The other stages count on it too."""
+        """Nobody sends what comes before the prefix's end: wait to be ended by the leader."""
         super().prefix_lost()
-        self.parts.loop.call_soon_threadsafe(_lost, self)
+        self.tell(p.PrefixLost())
 
     def accept(self, start: int, hidden: torch.Tensor) -> None:
         """A chunk has come. On the computing thread."""
         inbox = self.sequence.inbox
         if inbox is not None and not self.over:
             inbox[start] = hidden
-
-
-def _lost(request: Request) -> None:
-    request.fail(
-        "prefix_lost", "KV that was found in the pool could not be loaded",
-        "send the request again", retryable=True,
-    )  # fmt: skip
 
 
 class Leading(Prefilling):
@@ -155,24 +161,27 @@ class Leading(Prefilling):
         self._revision = revision
         self._stages = 1 + len(followers)
         self.sequence.layers = layers_of(0, self._stages, parts.names.layers)
-        self.sequence.forward = ChunkSender(self, followers[0]).forward
+        self._sender = ChunkSender(self, followers[0])
+        self.sequence.forward = self._sender.forward
         self._places: list[p.KVPlace] = []
         self._open = 0
         self._first = -1
         self._start = 0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._leading: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Look the prefix up, then open the stages."""
         self._set_timer()
         self.emit(p.Queued(self.parts.computing.engine.queued_tokens))
-        self._tasks.append(self.parts.loop.create_task(self._lead()))
+        self._leading = self.parts.loop.create_task(self._lead())
 
     async def _lead(self) -> None:
         self._start = await self._look() * self.parts.block_tokens
         chunk = self.parts.computing.engine.chunk_tokens
         if len(self.prompt) - self._start <= chunk and self.pusher is None:
-            self._go_alone()
+            self._take_all_layers()
+            self.parts.computing.post(self.submit)
             return
         ready = [asyncio.Event() for _ in self._followers]
         for number, client in enumerate(self._followers, 1):
@@ -194,17 +203,16 @@ class Leading(Prefilling):
                 store=self.message.store,
             )
             task = self._follow(client, message, ready[number - 1])
-            self._tasks.append(self.parts.loop.create_task(task))
+            self._following.append(self.parts.loop.create_task(task))
         await asyncio.gather(*(each.wait() for each in ready))
         if not self.ended:
             self.parts.computing.post(self.submit)
 
-    def _go_alone(self) -> None:
-        """Hits left one chunk: it would only pass through the stages one after the other."""
+    def _take_all_layers(self) -> None:
+        """Compute them here: one chunk would only pass through the stages one after the other."""
         self._followers = []
         self.sequence.layers = range(self.parts.names.layers)
         self.sequence.forward = None
-        self.parts.computing.post(self.submit)
 
     async def _look(self) -> int:
         """How many blocks the pool has."""
@@ -243,6 +251,8 @@ class Leading(Prefilling):
                     self._chosen(event)
                 elif isinstance(event, p.Done):
                     self.parts.computing.post(partial(self._stage_done, event.kv))
+                elif isinstance(event, p.PrefixLost):
+                    self.parts.computing.post(self._stage_lost)
                 elif isinstance(event, p.Failed):
                     self.fail(
                         event.code, f"stage {message.stage} at {client.address}: {event.message}",
@@ -253,6 +263,8 @@ class Leading(Prefilling):
                 "peer_lost", f"stage {message.stage} at {client.address}: {error}",
                 "send it to another group", retryable=True,
             )  # fmt: skip
+        finally:
+            ready.set()
 
     def _chosen(self, event: p.FirstToken) -> None:
         self._first = event.token
@@ -264,8 +276,9 @@ class Leading(Prefilling):
         self.emit(event)
 
     def _stage_done(self, place: p.KVPlace) -> None:
-        self._places.append(place)
-        self.released()
+        if self._followers:
+            self._places.append(place)
+            self.released()
 
     def opened(self) -> None:
         """Load the first layers of what `_look` found."""
@@ -276,10 +289,35 @@ class Leading(Prefilling):
             self._found(0)
 
     def prefix_lost(self) -> None:
-        """Other stages count on it too; alone it is computed."""
+        """Other stages count on it too: dissolve the group and compute the prompt alone."""
         super().prefix_lost()
-        if self._followers:
-            self.parts.loop.call_soon_threadsafe(_lost, self)
+        if not self._followers:
+            return
+        if self.times.opened and not self.times.started:
+            self.started()
+        self._start = 0
+        self._places.clear()
+        self._sender.close()
+        self._take_all_layers()
+        pusher, self.pusher = self.pusher, None
+        self.parts.loop.call_soon_threadsafe(self._dissolve, pusher)
+
+    def _stage_lost(self) -> None:
+        """A follower cannot load its share; the first layers may have been computed by now."""
+        if self.over or not self._followers:
+            return
+        self.sequence.computed = 0
+        self.prefix_lost()
+        if self._computed:
+            self._computed = False
+            self.parts.computing.engine.reopen(self.sequence, 0, self.sequence.prompt)
+
+    def _dissolve(self, pusher: Pusher | None) -> None:
+        """End the other stages. What they push is incomplete; decode loads from the pool then."""
+        if pusher is not None:
+            pusher.abort()
+        for task in self._following:
+            task.cancel()
 
     def released(self) -> None:
         """Done when all stages are."""
@@ -296,5 +334,6 @@ class Leading(Prefilling):
     def finish(self) -> None:
         """Leave no stage behind."""
         super().finish()
-        for task in self._tasks:
-            self.parts.loop.call_soon_threadsafe(task.cancel)
+        for task in (self._leading, *self._following):
+            if task is not None:
+                self.parts.loop.call_soon_threadsafe(task.cancel)

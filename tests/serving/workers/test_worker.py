@@ -100,6 +100,56 @@ async def test_a_lost_layer_is_computed_again(store, layer):
         assert (await generate(one, LONG))[-1].cached_tokens == 496
 
 
+@pytest.mark.parametrize("push", [False, True])
+@pytest.mark.parametrize("layer", [0, 1])
+async def test_a_group_that_loses_its_prefix_computes_it(store, layer, push):
+    """The leader's share of the prefix is gone, or its follower's: the leader does all of it."""
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add(pool_url=store.url)
+        third = await running.add("decode", pool_url=store.url)
+        expected = tokens_of(await generate(first, LONG, use_pool=False, store=False))
+        await prefill(first, LONG[:250])
+        with Client(store.url) as client:
+            lost = Digests(running.workers[0].parts.names.blocks(layer, LONG)[3:4])
+            assert client.remove_many(lost, force=True).ok
+        name, group = new_id(), (second.address,)
+        events = await prefill(
+            first, LONG, group=group, request_id=name, decode_at=third.address if push else ""
+        )
+        assert kinds(events) == ["Queued", "Started", "FirstToken", "Done"]
+        assert events[1] == p.Started(240)
+        assert events[-1].cached_tokens == 0
+        # What the follower would have pushed is missing; all blocks are in the pool.
+        assert events[-1].kv == p.KVPlace(len(LONG) // 16)
+        rest = await decode(third, LONG, expected[0], events[-1].kv, request_id=name)
+        assert tokens_of(events) + tokens_of(rest) == expected
+        assert rest[0] == p.Admitted(len(LONG) % 16)
+
+
+async def test_a_follower_that_loses_its_prefix_late_is_not_waited_for(store):
+    """The leader has computed its share by then, and computes all layers once more."""
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add(pool_url=store.url)
+        expected = tokens_of(await generate(first, LONG, use_pool=False, store=False))
+        await prefill(first, LONG[:250])
+        pool, leading = running.workers[1].parts.pool, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def too_late(fetch, layer, digests, blocks):
+            asyncio.run_coroutine_threadsafe(leading.wait(), loop).result(20)
+            return False
+
+        pool._load_layer = too_late
+        task = asyncio.ensure_future(prefill(first, LONG, group=(second.address,)))
+        await until_async(lambda: any(r._computed for r in running.workers[0]._active))
+        leading.set()
+        events = await task
+        assert tokens_of(events) == expected[:1]
+        assert events[-1].cached_tokens == 0
+
+
 async def test_decode_computes_what_it_does_not_find(store):
     async with fleet() as running:
         first = await running.add(pool_url=store.url)
