@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -52,7 +51,7 @@ from transfer_engine.memory import load_kernels
 from transfer_engine.notify import Post, Posted, Probe, decode_answer, encode
 from transfer_engine.outcome import BatchResult
 from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
-from transfer_engine.paths_run import SLICED_BYTES_MIN, move_sliced
+from transfer_engine.paths_run import SLICED_BYTES_MIN, Workers, move_sliced
 from transfer_engine.segment import Segment, flat_view
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
 __all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
 
 _OPEN_TIMEOUT_S = 5.0
-_WORKERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +183,7 @@ class TransferEngine:
         self._devices = DeviceRanges()
         self._submitter = Submitter(threads=threads, queue_max=queue_max)
         self._prober = Prober()
-        # Threads that move slices; made when a batch is first cut.
-        self._workers: ThreadPoolExecutor | None = None
+        self._workers = Workers()
         self.closed = False
         forking.register(self)
 
@@ -527,7 +524,7 @@ class TransferEngine:
         while True:
             transport, remote = routes.find(deadline)
             if routes.sliced and batch.total_bytes >= SLICED_BYTES_MIN and batch.staged is None:
-                move_sliced(routes, operation, batch, deadline, self._executor())
+                move_sliced(routes, operation, batch, deadline, self._workers)
                 return transport.name
             try:
                 if batch.staged is None:
@@ -555,30 +552,22 @@ class TransferEngine:
             self.notify(target, *notify, timeout_s=max(0.0, deadline - time.monotonic()))
         return name
 
-    def _executor(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._workers is None:
-                self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="mooncake-slice")
-            return self._workers
-
     def close(self) -> None:
-        """Cancel what was submitted and close all connections. Idempotent."""
+        """Cancel what was submitted and close all connections; calls under way fail. Idempotent."""
         self.closed = True
         self._submitter.close()
         self._prober.close()
-        with self._lock:
-            workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.shutdown(wait=False)
+        self._workers.close()
         for transport in self._transports:
             transport.close()
+        self._prober.join()
 
     def after_fork(self) -> None:
         """Leave running submissions to the parent; registered memory stays registered."""
         self._lock = threading.Lock()
         self._submitter = self._submitter.fresh()
         self._prober.after_fork()
-        self._workers = None
+        self._workers = Workers()
 
     def __enter__(self) -> TransferEngine:
         return self

@@ -98,6 +98,8 @@ class Routes:
         self.policy = PathPolicy([PathSpec(r.name, r.tier, r.weight) for r in routes] or [_NONE])
         self._routes = tuple(routes)
         self._remotes: list[RemoteSegment | None] = [None] * len(routes)
+        # What was open on routes that failed; batches that have not noticed yet still use it.
+        self._left: list[RemoteSegment | None] = [None] * len(routes)
         self._prober = prober
         self._current = 0
         self._closed = False
@@ -116,7 +118,7 @@ class Routes:
             failures: list[StoreError] = []
             while self.used is None:
                 if self._closed:
-                    raise NotFoundError(f"{self.descriptor} was closed", advice="open it again")
+                    raise self._gone()
                 at = self.policy.best()
                 try:
                     self._use(at, self._open(at, deadline))
@@ -125,6 +127,9 @@ class Routes:
                     if isinstance(error, TransferTimeoutError) or not self._leave(at, error):
                         raise failures[0] from None
             return self.used
+
+    def _gone(self) -> NotFoundError:
+        return NotFoundError(f"{self.descriptor} was closed", advice="open it again")
 
     def _use(self, at: int, remote: RemoteSegment) -> None:
         self._current = at
@@ -136,16 +141,42 @@ class Routes:
         remote = self._remotes[at]
         if remote is None:
             route = self._routes[at]
-            remote = self._remotes[at] = route.transport.open(route.descriptor, deadline)
+            remote = route.transport.open(route.descriptor, deadline)
+            self._hold(at, remote)
         return remote
+
+    def _hold(self, at: int, remote: RemoteSegment | None) -> None:
+        """Note the open end of a route, or that it has none any more. Held: the lock.
+
+        What is left behind is released one change later, so that no more than one piles up.
+        """
+        left = self._left[at]
+        self._left[at], self._remotes[at] = self._remotes[at], remote
+        if left is not None:
+            self._routes[at].transport.release(left)
 
     def remote(self, at: int, deadline: float) -> tuple[Transport, RemoteSegment]:
         """Return one route, opened: for a slice that was given to it."""
         route, remote = self._routes[at], self._remotes[at]
         if remote is None:
             # Without the lock: a network that does not answer must not hold up the others.
-            remote = self._remotes[at] = route.transport.open(route.descriptor, deadline)
+            opened = route.transport.open(route.descriptor, deadline)
+            with self.lock:
+                remote = self._opened(at, opened)
+            if remote is None:
+                raise self._gone()
         return route.transport, remote
+
+    def _opened(self, at: int, opened: RemoteSegment) -> RemoteSegment | None:
+        """Take what was opened without the lock, which is held now; return what is in use.
+
+        That is what another thread opened meanwhile, or None once the handle was closed.
+        """
+        if not self._closed and self._remotes[at] is None:
+            self._hold(at, opened)
+        else:
+            self._routes[at].transport.release(opened)
+        return self._remotes[at]
 
     def fail_over(self, remote: RemoteSegment, error: StoreError) -> bool:
         """Leave the route that failed under a batch; return whether there is another."""
@@ -158,7 +189,7 @@ class Routes:
         """Do without a route for now, if there is another. Held: the lock."""
         if self.policy.healthy() < 2:
             return False
-        self._remotes[at] = None
+        self._hold(at, None)
         self.used = None
         if error.retryable:
             self.policy.started(at, 0, time.monotonic())
@@ -177,15 +208,21 @@ class Routes:
             if self.policy.healthy() < was:
                 if self._current == at:
                     self.used = None
-                self._remotes[at] = None
+                self._hold(at, None)
                 self._prober.watch(self)
                 self._log_change(at, error)
 
     def _log_change(self, at: int, error: StoreError) -> None:
+        taken = self.policy.best()
+        if taken == at:
+            return  # nothing else is left, which is an error of the transfer
         left = self._routes[at].name
-        taken = self._routes[self.policy.best()].name
         _log.warning(
-            "%s is not reached over %s but over %s: %s", self.descriptor, left, taken, error
+            "%s is not reached over %s but over %s: %s",
+            self.descriptor,
+            left,
+            self._routes[taken].name,
+            error,
         )
 
     def probe(self) -> float | None:
@@ -193,6 +230,8 @@ class Routes:
         with self.lock:
             due = [] if self._closed else self.policy.due(time.monotonic())
         for at in due:
+            if self._prober.closed:
+                return None
             route = self._routes[at]
             try:
                 remote = route.transport.open(route.descriptor, time.monotonic() + _PROBE_S)
@@ -208,10 +247,8 @@ class Routes:
         route = self._routes[at]
         with self.lock:
             self.policy.revived(at)
-            if self._closed:
-                route.transport.release(remote)
+            if self._opened(at, remote) is None:
                 return
-            self._remotes[at] = remote
             if route.tier < self._routes[self._current].tier:
                 # Batches under way end where they are; the next one takes the better route.
                 self.used = None
@@ -251,10 +288,13 @@ class Routes:
         with self.lock:
             self._closed = True
             self.used = None
-            remotes, self._remotes = self._remotes, [None] * len(self._routes)
-        for route, remote in zip(self._routes, remotes, strict=True):
-            if remote is not None:
-                route.transport.release(remote)
+            held = list(zip(self._routes, self._remotes, self._left, strict=True))
+            self._remotes = [None] * len(self._routes)
+            self._left = [None] * len(self._routes)
+        for route, *remotes in held:
+            for remote in remotes:
+                if remote is not None:
+                    route.transport.release(remote)
 
 
 _NONE = PathSpec("none")
@@ -268,12 +308,12 @@ class Prober:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._again = False
-        self._closed = False
+        self.closed = False
 
     def watch(self, routes: Routes) -> None:
         """Probe what rests of these routes when it is due."""
         with self._changed:
-            if self._closed:
+            if self.closed:
                 return
             self._watched.add(routes)
             self._again = True
@@ -307,7 +347,7 @@ class Prober:
                 first = due if first is None else min(first, due)
         del watched, routes
         with self._changed:
-            if self._closed or (first is None and not self._again):
+            if self.closed or (first is None and not self._again):
                 self._thread = None
                 return False
             if not self._again and first is not None:
@@ -315,10 +355,17 @@ class Prober:
             return True
 
     def close(self) -> None:
-        """Stop probing. Idempotent."""
+        """Begin no other probe. Idempotent."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify()
+
+    def join(self) -> None:
+        """Wait, once closed, for the probe under way, which ends soon if it does not at once."""
+        with self._changed:
+            thread = self._thread
+        if thread is not None:
+            thread.join(_PROBE_S)
 
     def after_fork(self) -> None:
         """In a forked child there is no thread; one starts when a route rests."""

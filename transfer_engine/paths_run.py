@@ -14,25 +14,32 @@ Cost: one thread wake-up a slice, which is why only large batches come here.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from transfer_engine.base import CANCELLED, Batch
 from transfer_engine.checksum import checksum_ranges
-from transfer_engine.errors import StoreError, TransferError, TransferTimeoutError
+from transfer_engine.errors import (
+    StoreError,
+    TransferError,
+    TransferTimeoutError,
+    UnavailableError,
+)
 from transfer_engine.paths_slices import cut, fold
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from collections.abc import Callable
 
     from transfer_engine.base import Operation, Statuses
     from transfer_engine.paths_routes import Routes
     from transfer_engine.paths_slices import Slices
 
-__all__ = ["SLICED_BYTES_MIN", "move_sliced"]
+__all__ = ["SLICED_BYTES_MIN", "Workers", "move_sliced"]
 
 SLICED_BYTES_MIN = 1 << 20
 """Smaller batches take one route: waking threads would cost more than a second route brings."""
@@ -41,6 +48,35 @@ _SLICE_BYTES_MAX = 8 << 20
 _SLICE_S = 0.02
 """What a slice should take: long beside a round trip, short beside a person's patience."""
 _TRIES_MAX = 9
+_THREADS_MAX = 16
+
+
+class Workers:
+    """The threads of an engine that move slices; they start when a batch is first cut."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Do this on a thread, once one is free. Raises UnavailableError if there will be none."""
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the engine was closed", advice="")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="mooncake-slice")
+            try:
+                self._pool.submit(work)
+            except RuntimeError as error:
+                raise UnavailableError(f"no thread for a slice: {error}", advice="") from error
+
+    def close(self) -> None:
+        """Take no more; the threads end with what was taken. Idempotent."""
+        with self._lock:
+            self._closed = True
+            if self._pool is not None:
+                self._pool.shutdown(wait=False)
 
 
 class _Waiting(NamedTuple):
@@ -52,7 +88,7 @@ class _Waiting(NamedTuple):
 
 
 def move_sliced(
-    routes: Routes, operation: Operation, batch: Batch, deadline: float, workers: Executor
+    routes: Routes, operation: Operation, batch: Batch, deadline: float, workers: Workers
 ) -> None:
     """Move a checked batch over all healthy routes of the best tier; raises as `move` does."""
     lengths = batch.lengths
@@ -102,7 +138,7 @@ class _Run:
         self._flying: set[_Slice] = set()
         self._error: StoreError | None = None
 
-    def run(self, workers: Executor) -> None:
+    def run(self, workers: Workers) -> None:
         """Move everything, or raise once nothing is under way any more."""
         self._batch.interrupt = self._interrupt
         try:
@@ -121,7 +157,7 @@ class _Run:
         elif self._error is not None:
             raise self._error
 
-    def _send(self, workers: Executor) -> bool:
+    def _send(self, workers: Workers) -> bool:
         """Give one waiting slice to a route, if one should have it. Held: `_changed`."""
         if not self._waiting:
             return False
@@ -139,8 +175,19 @@ class _Run:
         self._behind -= size
         flying = _Slice(self, item, choice.path, size, patience)
         self._flying.add(flying)
-        workers.submit(flying.move)
+        try:
+            workers.submit(flying.move)
+        except StoreError as error:
+            self._flying.discard(flying)
+            with routes.lock:
+                routes.policy.abandoned(choice.path, size)
+            self._error = error
         return True
+
+    def awaits(self, flying: _Slice) -> bool:
+        """Whether a slice that was handed to a thread is still to be moved."""
+        with self._changed:
+            return flying in self._flying
 
     def _late(self) -> bool:
         """Whether the deadline has passed, which is then the error. Held: `_changed`."""
@@ -235,6 +282,8 @@ class _Slice:
     def move(self) -> None:
         """Move the slice; on a worker's thread."""
         run = self._run
+        if not run.awaits(self):
+            return  # it was given up because no thread could be started for it
         deadline = run._deadline
         if self._patience_s is not None:
             deadline = min(deadline, time.monotonic() + self._patience_s)

@@ -185,7 +185,8 @@ class Submitter:
     def __init__(self, *, threads: int, queue_max: int) -> None:
         self._threads_max = max(1, threads)
         self._queue_max = max(1, queue_max)
-        self._queue: queue.Queue[Submission | None] = queue.Queue(self._queue_max)
+        # Bounded by `submit`; the end of every thread must find room in it at any time.
+        self._queue: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._running: set[Submission] = set()
         self._threads: list[threading.Thread] = []
@@ -201,14 +202,13 @@ class Submitter:
         with self._lock:
             if self._closed:
                 raise BusyError("the engine was closed", operation="submit", advice="")
-            try:
-                self._queue.put_nowait(submission)
-            except queue.Full:
+            if self._queue.qsize() >= self._queue_max:
                 raise BusyError(
                     f"{self._queue_max} submitted batches wait already",
                     operation="submit",
                     advice="wait for some, or raise queue_max",
-                ) from None
+                )
+            self._queue.put(submission)
             busy = len(self._running) + self._queue.qsize()
             if len(self._threads) < min(busy, self._threads_max):
                 thread = threading.Thread(target=self._work, name="mooncake-transfer", daemon=True)
@@ -236,12 +236,11 @@ class Submitter:
             self._closed = True
             running = list(self._running)
             waiting: list[Submission] = []
-            while not self._queue.empty():
-                item = self._queue.get_nowait()
-                if item is not None:
+            with contextlib.suppress(queue.Empty):
+                while (item := self._queue.get_nowait()) is not None:
                     waiting.append(item)
             for _ in self._threads:
-                self._queue.put_nowait(None)
+                self._queue.put(None)
         for submission in (*waiting, *running):
             submission.cancel()
         for thread in self._threads:

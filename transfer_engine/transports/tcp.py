@@ -107,9 +107,16 @@ class _Pool:
                 self._count -= 1
                 self._changed.notify()
             raise
+        self._admit(link)
+        return link, False
+
+    def _admit(self, link: Link) -> None:
+        """Count a new connection in, unless the transport was closed meanwhile."""
         with self._changed:
             self._open.add(link)
-        return link, False
+            if self._closed:
+                self._discard(link)
+                raise PeerLostError("the transport was closed", peer=self.name)
 
     def release(self, link: Link) -> None:
         """Give back a connection that is in step."""

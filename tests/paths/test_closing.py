@@ -1,0 +1,238 @@
+"""What is open ends with its handle and its engine, whatever was under way then."""
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from tests.waiting import until
+from transfer_engine import Operation, TransferEngine
+from transfer_engine.base import RemoteSegment, SegmentDescriptor
+from transfer_engine.errors import NotFoundError, PeerLostError, StoreError
+from transfer_engine.paths_routes import Prober, Route, Routes
+from transfer_engine.testing import OwnerProcess, content
+from transfer_engine.transports.tcp import TcpTransport
+
+SIZE = 24 << 20
+RAILS = ["127.0.0.2:0", "127.0.0.3:0"]
+DESCRIPTOR = SegmentDescriptor(bytes(16), 1, "made up", True, "", bytes(16), 0, 0)
+
+
+class Slow:
+    """A transport that opens when it is told to, and counts what it gave out and took back."""
+
+    name = "slow"
+
+    def __init__(self):
+        self.opening = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.opened = []
+        self.released = []
+
+    def open(self, descriptor, deadline):
+        self.opening.release()
+        assert self.go_on.wait(20)
+        remote = RemoteSegment(descriptor)
+        self.opened.append(remote)
+        return remote
+
+    def release(self, remote):
+        self.released.append(remote)
+
+
+@pytest.fixture
+def slow():
+    return Slow()
+
+
+@pytest.fixture
+def routes(slow):
+    routes = [Route(slow, DESCRIPTOR, name, 0) for name in ("one", "other")]
+    return Routes(DESCRIPTOR, routes, Prober())
+
+
+class Asking(threading.Thread):
+    """A slice that wants its route opened."""
+
+    def __init__(self, routes):
+        super().__init__()
+        self.routes = routes
+        self.found = self.error = None
+        self.start()
+
+    def run(self):
+        try:
+            _, self.found = self.routes.remote(1, time.monotonic() + 20)
+        except StoreError as error:
+            self.error = error
+
+
+def test_a_route_that_opens_too_late_stays_with_nobody(slow, routes):
+    asking = Asking(routes)
+    assert slow.opening.acquire(timeout=10)
+    routes.close()
+    slow.go_on.set()
+    asking.join(10)
+    assert isinstance(asking.error, NotFoundError)
+    assert slow.released == slow.opened
+    routes.close()
+    assert slow.released == slow.opened
+
+
+def test_a_route_opened_twice_at_once_is_kept_once(slow, routes):
+    asking = [Asking(routes) for _ in range(2)]
+    for _ in asking:
+        assert slow.opening.acquire(timeout=10)
+    slow.go_on.set()
+    for one in asking:
+        one.join(10)
+    kept = asking[0].found
+    assert asking[1].found is kept
+    assert slow.released == [remote for remote in slow.opened if remote is not kept]
+    routes.close()
+    assert {id(remote) for remote in slow.released} == {id(remote) for remote in slow.opened}
+    assert len(slow.released) == 2
+
+
+def test_routes_that_fail_again_and_again_are_given_back(slow, routes):
+    slow.go_on.set()
+    for _ in range(5):
+        routes.policy.revived(0)
+        routes.policy.revived(1)
+        _, remote = routes.find(time.monotonic() + 10)
+        assert routes.fail_over(remote, PeerLostError("injected"))
+    assert len(slow.opened) - len(slow.released) <= 4
+    routes.close()
+    assert {id(remote) for remote in slow.released} == {id(remote) for remote in slow.opened}
+    assert len(slow.released) == len(slow.opened)
+
+
+def test_the_memory_of_an_owner_that_died_is_let_go():
+    """Its pages belong to the machine again, though the handle had another path."""
+    owner = OwnerProcess()
+    memory = bytearray(8)
+    with TransferEngine() as engine:
+        region = engine.register(memory)
+        target = engine.open(owner.publish(1 << 20, 1))
+        assert target.transport == "shm"
+        mapping = weakref.ref(target.memory())
+        assert mapping() is not None
+        owner.close()
+        with pytest.raises(PeerLostError):
+            engine.read_batch(target, [0], [8], [region.address])
+        target.close()
+        gc.collect()
+        assert mapping() is None
+
+
+@pytest.fixture(scope="module")
+def owner():
+    owner = OwnerProcess(rails=RAILS, unix=None)
+    yield owner
+    owner.close()
+
+
+@pytest.fixture
+def opened(owner):
+    """An engine with several routes to an owner, and memory; closed by the test."""
+    descriptor = owner.publish(SIZE, 9)
+    memory = np.zeros(SIZE, np.uint8)
+    engine = TransferEngine(transports=["tcp"])
+    yield engine, engine.open(descriptor), engine.register(memory), memory
+    engine.close()
+    owner.withdraw(descriptor)
+
+
+def ours():
+    names = ("mooncake-prober", "mooncake-slice", "mooncake-transfer")
+    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
+
+
+def test_an_engine_closed_under_slices_ends_the_batch(opened, monkeypatch):
+    """Nothing touches the caller's memory once the call has failed, and no thread is left."""
+    engine, target, region, memory = opened
+    plain, moving = TcpTransport.move, threading.Semaphore(0)
+
+    def move(*arguments):
+        moving.release()
+        plain(*arguments)
+
+    monkeypatch.setattr(TcpTransport, "move", move)
+    failed = []
+
+    def read():
+        try:
+            while True:
+                engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=30)
+        except StoreError as error:
+            memory[:] = 7
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(20):
+        assert moving.acquire(timeout=10)
+    engine.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(failed) == 1
+    until(lambda: not ours())
+    assert (memory == 7).all()
+
+
+def test_a_closed_engine_leaves_no_thread(opened, owner):
+    engine, target, region, memory = opened
+    submissions = [
+        engine.submit(Operation.READ, target, [at], [1 << 20], [region.address + at])
+        for at in range(0, SIZE, 1 << 20)
+    ]
+    submissions[0].wait(20)
+    assert ours()
+    engine.close()
+    until(lambda: not ours())
+    whole = content(9, SIZE)
+    for number, submission in enumerate(submissions):
+        # Each is cancelled or whole, never neither.
+        if submission.wait(10).tolist() == [0]:
+            part = slice(number << 20, (number + 1) << 20)
+            assert np.array_equal(memory[part], whole[part])
+
+
+def test_more_threads_than_places_in_the_queue(owner):
+    """The end of every thread finds its way through a queue that holds a single batch."""
+    descriptor = owner.publish(1 << 20, 9)
+    memory = np.zeros(1 << 20, np.uint8)
+    engine = TransferEngine(transports=["tcp"], threads=4, queue_max=1)
+    region = engine.register(memory)
+    target = engine.open(descriptor)
+    for _ in range(8):
+        engine.submit(Operation.READ, target, [0], [1 << 20], [region.address]).result(20)
+    engine.close()
+    until(lambda: not ours())
+    owner.withdraw(descriptor)
+
+
+def test_a_probe_under_way_is_the_last(opened, monkeypatch):
+    engine, target, region, _ = opened
+    plain, probing = TcpTransport.open, threading.Event()
+    told = []
+
+    def reach(transport, descriptor, deadline):
+        if descriptor.tcp_host == "127.0.0.1":
+            return plain(transport, descriptor, deadline)
+        told.append(descriptor.tcp_host)
+        if threading.current_thread().name == "mooncake-prober":
+            probing.set()
+            until(lambda: engine._prober.closed, 20)
+        raise PeerLostError("injected")
+
+    monkeypatch.setattr(TcpTransport, "open", reach)
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    assert probing.wait(20)
+    count = len(told)
+    engine.close()
+    until(lambda: not ours())
+    assert len(told) == count
