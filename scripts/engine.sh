@@ -48,6 +48,8 @@ export PYTHONPATH=$PWD
 export NUMBA_CACHE_DIR=$home/numba
 # Hashes of tokens have to be the same in all processes.
 export PYTHONHASHSEED=0
+# Engines poll while they wait for blocks; a kernel compiled beside that takes minutes.
+"$home/bin/python" -m mooncake_store warmup
 # What is deprecated for an engine is for the engine to see to.
 exec "$home/bin/python" -m pytest -q -n 0 -p no:cacheprovider --timeout=900 \
   -W default::DeprecationWarning -W default::FutureWarning "tests/$engine" "$@"
