@@ -6,7 +6,7 @@ home=${MOONCAKE_CACHE:-$HOME/.cache/mooncake}/interop
 want=$(cat pyproject.toml scripts/interop.sh scripts/constraints.txt | sha256sum | cut -d' ' -f1)
 if [ ! -f "$home/.stamp" ] || [ "$(cat "$home/.stamp")" != "$want" ]; then
   echo "interop: making $home (large downloads the first time)"
-  "${PYTHON:-.venv/bin/python}" -m venv "$home"
+  [ -x "$home/bin/python" ] || "${PYTHON:-.venv/bin/python}" -m venv "$home"
   pip() { "$home/bin/pip" install --quiet -c scripts/constraints.txt "$@"; }
   pip torch
   # zarr's own tests override fixtures in a way that pytest 9 stumbles over.
