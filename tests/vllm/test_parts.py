@@ -5,14 +5,17 @@ import time
 
 import pytest
 
+from mooncake_store import Client, LocalCluster
 from mooncake_store.errors import ConfigError
 from serving.connectors.counts import Counts
+from serving.connectors.link import StoreLink
 from serving.connectors.vllm.layout import Group
 from serving.connectors.vllm.lookup import longest_prefix, present_prefix
 from serving.connectors.vllm.messages import SaveOutcome, StepPlan, WorkerReport
 from serving.connectors.vllm.options import Options
 from serving.connectors.vllm.scheduler import HANDOFF, SchedulerSide
 from serving.connectors.vllm.worker import WorkerSide
+from tests.held import assert_nothing_held
 from tests.vllm.fakes import BLOCK, Blocks, Link, Pool, Request, Store, hashes, layout, step
 from tests.waiting import until
 
@@ -29,9 +32,9 @@ def _trust(group, block_hash):
 class Engine:
     """Both sides over one store, with blocks of two layers."""
 
-    def __init__(self, store=None, shape=(16, 2, BLOCK, 3), plan=None, **options):
+    def __init__(self, store=None, shape=(16, 2, BLOCK, 3), plan=None, link=None, **options):
         self.store = store or Store()
-        self.link = Link(self.store)
+        self.link = link or Link(self.store)
         self.counts = Counts()
         self.options = Options(**options)
         self.layout = plan or layout()
@@ -222,6 +225,31 @@ def test_null_blocks_and_decode_are_left_out(engine):
     request = Request("a", 13, hashes(3), num_prompt_tokens=9)
     plan = one.run(request, [0, 2, 3, 4])
     assert [b.numbers for job in plan.saves for b in job.groups] == [[1]]
+
+
+def test_requests_to_a_master_and_what_is_held_afterwards(engine):
+    with LocalCluster(1, "32MiB", in_process=True) as cluster:
+        link = StoreLink(cluster.url)
+        assert link.warm_up()  # as the connector does before it serves
+        one = engine(link=link, lookup_wait_s=30, lookup_deadline_s=30)
+
+        def requests():
+            return link.client.stats().requests
+
+        _fill(one, [5, 2, 9])
+        before = requests()
+        one.run(Request("a", 13, hashes(3)), [5, 2, 9, 1])
+        assert requests() - before == 2  # where to put a batch, and that it is there
+        other = Request("b", 13, hashes(3))
+        before = requests()
+        assert one.scheduler.matched(other, 0) == (12, True)
+        assert requests() - before == 1
+        before = requests()
+        assert one.load(other, [3, 4, 6, 7], 12) == set()
+        assert requests() - before == 1
+        link.close()
+        with Client(cluster.url) as client:
+            assert_nothing_held(client, [item.key for item in client.list()])
 
 
 def test_layers_are_objects_of_their_own_and_the_last_one_counts(engine):
