@@ -1,8 +1,12 @@
 """`mooncake.mooncake_store_service` of the original; needs aiohttp."""
 
-from mooncake_store.compat.rest import main, rest_application
+import sys
 
-__all__ = ["main", "rest_application"]
+from mooncake_store.compat import rest
 
 if __name__ == "__main__":
-    main()
+    rest.sync_main()
+else:
+    # The module itself and not its names: a program that replaces one here, to extend the service
+    # or to test with it, means the one that the service uses.
+    sys.modules[__name__] = rest

@@ -21,11 +21,11 @@ _HOME = {
     "MooncakeConfig": "mooncake_store.compat.config",
     "MooncakeDistributedStore": "mooncake_store.compat.store",
     "MooncakeDistributedStoreAsync": "mooncake_store.compat.store",
+    "MooncakeStoreService": "mooncake_store.compat.rest",  # needs aiohttp, so it is not in __all__
     "ReplicateConfig": "mooncake_store.compat.values",
     "SoftPinAction": "mooncake_store.compat.values",
     "TransferEngine": "mooncake_store.compat.engine",
     "bind_to_numa_node": "mooncake_store.compat.numa",
-    "rest_application": "mooncake_store.compat.rest",  # needs aiohttp, so it is not in __all__
 }
 
 __all__ = [

@@ -7,6 +7,7 @@ Cost: one request each; names of segments are asked for once per call that takes
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client._keys import KeyBatch
@@ -37,6 +38,7 @@ __all__ = ["PlacementCalls"]
 
 _TASK_NOT_FOUND = int(Status.TASK_NOT_FOUND)
 _NO_TASK = (0, 0)
+_FILE_NOT_FOUND = -1100
 
 
 class PlacementCalls(Base):
@@ -165,20 +167,7 @@ class PlacementCalls(Base):
         self, size: int, protocol: str = "tcp", location: str = ""
     ) -> dict[str, Any]:
         """Lend more memory to the pool; {"ret", "segment_ids", "allocated_size"}."""
-        refused = {"ret": INVALID_PARAMS, "segment_ids": [], "allocated_size": 0}
-        if size < SEGMENT_BYTES_MIN:
-            return refused
-        try:
-            client = self._require()
-            host = self._hostname.rpartition(":")[0]
-            wanted = Wanted(host, global_segment_size=size, protocol=require_text(protocol))
-            worker, _ = lend(wanted, client)
-        except (StoreError, ValueError, OSError) as error:
-            return refused | {"ret": self._failed("allocate_and_mount_segment", error)}
-        assert worker is not None
-        name = worker.segments[0].uuid.hex()
-        self._extra_workers[name] = worker
-        return {"ret": OK, "segment_ids": [name], "allocated_size": worker.segments[0].size}
+        return self._mount("allocate_and_mount_segment", size, protocol)
 
     def unmount_and_free_segment(
         self, segment_ids: Sequence[str], grace_period_seconds: int = 0
@@ -196,8 +185,37 @@ class PlacementCalls(Base):
     def mount_segment(
         self, path: str, size: int, offset: int = 0, protocol: str = "tcp", location: str = ""
     ) -> dict[str, Any]:
-        """Not supported: a pool's memory is written by its workers only."""
-        return {"ret": NOT_SUPPORTED, "segment_ids": []}
+        """Lend the first bytes of a file that exists, such as one in /dev/shm.
+
+        {"ret", "segment_ids"}. Nobody else may lend it or write to it meanwhile.
+        """
+        refused = {"ret": INVALID_PARAMS, "segment_ids": []}
+        if offset != 0:
+            return refused | {"ret": NOT_SUPPORTED}
+        if not Path(require_text(path)).is_absolute():
+            return refused
+        if not Path(path).exists():
+            return refused | {"ret": _FILE_NOT_FOUND}
+        mounted = self._mount("mount_segment", size, protocol, path)
+        return {"ret": mounted["ret"], "segment_ids": mounted["segment_ids"]}
+
+    def _mount(self, what: str, size: int, protocol: str, file: str = "") -> dict[str, Any]:
+        refused = {"ret": INVALID_PARAMS, "segment_ids": [], "allocated_size": 0}
+        if size < SEGMENT_BYTES_MIN:
+            return refused
+        try:
+            client = self._require()
+            host = self._hostname.rpartition(":")[0]
+            wanted = Wanted(
+                host, global_segment_size=size, protocol=require_text(protocol), file=file
+            )
+            worker, _ = lend(wanted, client)
+        except (StoreError, ValueError, OSError) as error:
+            return refused | {"ret": self._failed(what, error)}
+        assert worker is not None
+        name = worker.segments[0].uuid.hex()
+        self._extra_workers[name] = worker
+        return {"ret": OK, "segment_ids": [name], "allocated_size": worker.segments[0].size}
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
         """Nothing to do: this process owns no disk of the pool."""

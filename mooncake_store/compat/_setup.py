@@ -11,6 +11,8 @@ a master on loopback everything stays on loopback.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import random
 import socket
@@ -37,6 +39,8 @@ SIZE_DEFAULT = 16 << 20
 SEGMENT_BYTES_MIN = 1 << 20
 # Where the original takes ports from; some callers check that.
 _PORTS = (12_300, 14_300)
+_ATTEMPTS = 4
+"""How many ports that others took meanwhile are stepped over."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ class Wanted:
     tenant_id: str = "default"
     unchecked_pointers: bool = False
     http_port: int | None = None
+    file: str = ""
+    """A file whose first `global_segment_size` bytes are lent instead of memory."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Wanted:
@@ -95,31 +101,50 @@ def connect(wanted: Wanted) -> Client:
 
 
 def lend(wanted: Wanted, client: Client) -> tuple[Worker | None, str]:
-    """Lend `global_segment_size` bytes to the pool; return the worker and this node's name."""
-    host, port = _named(wanted.local_hostname)
-    if port == 0:
-        port = _free_port(host)
-    name = f"{host}:{port}"
+    """Lend `global_segment_size` bytes to the pool; return the worker, and its name."""
+    host, named = _named(wanted.local_hostname)
+    port = named or _free_port(host)
     if wanted.global_segment_size < SEGMENT_BYTES_MIN:
-        return None, name
+        return None, f"{host}:{port}"
+    for _ in range(_ATTEMPTS):
+        try:
+            return _worker(wanted, client, host, port), f"{host}:{port}"
+        except ConfigError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+                raise
+            # The original listens elsewhere than its name says, so programs name one port twice.
+            other = _free_port(host)
+            log.log(
+                logging.WARNING if port == named else logging.DEBUG,
+                "port %d is in use, %d is taken instead", port, other,
+            )  # fmt: skip
+            port = other
+    return _worker(wanted, client, host, port), f"{host}:{port}"
+
+
+def _worker(wanted: Wanted, client: Client, host: str, port: int) -> Worker:
+    """Start a worker that listens there."""
     from mooncake_store.worker import Worker
 
     master = client._driver.setup.address()
     on_loopback = is_loopback(master.host) or is_loopback(host)
+    nbytes = wanted.global_segment_size
     settings = load(
         WorkerConfig,
         overrides={
             "master": str(master),
-            "name": name,
+            "name": f"{host}:{port}",
             "host": "127.0.0.1" if on_loopback else host,
             "port": port,
-            "segments": str(wanted.global_segment_size),
+            "segments": () if wanted.file else str(nbytes),
+            "files": (f"{wanted.file}:{nbytes}",) if wanted.file else (),
         },
     ).value
     secret = read_secret(settings.secret_file).reveal() if settings.secret_file else None
     worker = Worker(settings, secret=secret)
     worker.start(timeout_s=client.config.deadline_s)
-    return worker, name
+    return worker
 
 
 def _named(hostname: str) -> tuple[str, int]:

@@ -1,7 +1,13 @@
-"""The original's REST service over a store: put, get, exist, remove, and memory lent or taken back.
+"""The original's REST service over a store: objects, and memory lent or taken back.
+
+    service = MooncakeStoreService("config.json")
+    await service.start_store_service()
+    await service.start_http_service(8080)
 
 It listens on loopback, or anywhere with a token that every request has to carry; bodies and keys
-are bounded. Calls of the store run in threads, so that a slow one does not hold up the others.
+are bounded, and the only files it lends are those of /dev/shm. Calls of the store run in threads,
+so that a slow one does not hold up the others. What a call answers is what the original answers,
+but that a key which is not there, or is being read, has a status of its own where it is removed.
 Needs `aiohttp`.
 """
 
@@ -13,8 +19,9 @@ import contextlib
 import hmac
 import logging
 import signal
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiohttp import web
 
@@ -24,167 +31,471 @@ from mooncake_store.compat.store import MooncakeDistributedStore
 from mooncake_store.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping
 
-__all__ = ["main", "rest_application"]
+    Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    Method: TypeAlias = Callable[["MooncakeStoreService", web.Request], Awaitable[web.Response]]
+
+__all__ = ["MooncakeStoreService", "main", "sync_main"]
 
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 100 << 20
+GRACE_S_MAX = 3600
+RETRY_S = 1.0
+_SHARED_MEMORY = PurePosixPath("/dev/shm")
 
 
-def rest_application(store: MooncakeDistributedStore, token: str = "") -> web.Application:
-    """The routes over a store that is set up."""
-
-    @web.middleware
-    async def authorized(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            return _answer(401, error="a token is required")
-        return await handler(request)
-
-    routes = _Routes(store)
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[authorized])
-    app.add_routes(
-        [
-            web.put("/api/put", routes.put),
-            web.get("/api/get/{key:.+}", routes.get),
-            web.get("/api/exist/{key:.+}", routes.exist),
-            web.delete("/api/remove/{key:.+}", routes.remove),
-            web.delete("/api/remove_all", routes.remove_all),
-            web.post("/api/mount", routes.mount),
-            web.post("/api/unmount", routes.unmount),
-        ]
-    )
-    return app
+class _Refused(Exception):
+    """A request that cannot be meant: answered with 400 and this text."""
 
 
 def _answer(status: int, /, **content: Any) -> web.Response:
     return web.json_response(content, status=status)
 
 
-async def _body(request: web.Request, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
-    """The fields of a JSON body; a 400 when one is missing or of another type."""
+def _answered(method: Method) -> Method:
+    """Whatever a handler raises is the answer to its request, not the end of a connection."""
+
+    @wraps(method)
+    async def handler(self: MooncakeStoreService, request: web.Request) -> web.Response:
+        try:
+            return await method(self, request)
+        except _Refused as reason:
+            return _answer(400, error=str(reason))
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            log.exception("a request of the REST service failed")
+            return _answer(500, error=str(error))
+
+    return handler
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
     try:
         found = await request.json()
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or any(
-        not isinstance(found.get(name), kind) for name, kind in kinds.items()
-    ):
-        raise web.HTTPBadRequest(text=f"a JSON object with {', '.join(kinds)} is expected")
+        raise _Refused("Malformed JSON body") from None
+    if not isinstance(found, dict):
+        raise _Refused("Request body must be a JSON object")
     return found
 
 
-class _Routes:
-    """Handlers."""
+def _whole(body: dict[str, Any], name: str, least: int, most: int | None = None) -> int:
+    """A whole number of a body; truth values and fractions are none."""
+    value = body.get(name)
+    if type(value) is not int or value < least or (most is not None and value > most):
+        raise _Refused(f"Invalid {name}, must be a {'positive' if least else 'whole'} integer")
+    return value
 
-    def __init__(self, store: MooncakeDistributedStore) -> None:
-        self._store = store
 
-    async def put(self, request: web.Request) -> web.Response:
-        """Store a text."""
-        body = await _body(request, key=str, value=str)
-        number = await asyncio.to_thread(self._store.put, body["key"], body["value"].encode())
+def _grace_s(body: dict[str, Any]) -> int:
+    return _whole({"grace_period_seconds": 0} | body, "grace_period_seconds", 0, GRACE_S_MAX)
+
+
+def _segment_ids(body: dict[str, Any]) -> list[str]:
+    given = body.get("segment_ids")
+    found = [given] if isinstance(given, str) else given
+    if not found or not isinstance(found, list) or not all(isinstance(n, str) for n in found):
+        raise _Refused("Missing segment_ids")
+    return found
+
+
+def _shm_name_to_path(name: object) -> str | None:
+    """The file of a name of shared memory; None for what is no such name."""
+    if not isinstance(name, str):
+        return None
+    plain = name.removeprefix("/")
+    if not plain or "/" in plain or plain in (".", ".."):
+        return None
+    return str(_SHARED_MEMORY / plain)
+
+
+def _is_shared_memory(path: object) -> bool:
+    return isinstance(path, str) and path == _shm_name_to_path(PurePosixPath(path).name)
+
+
+class MooncakeStoreService:
+    """One store and the routes to it.
+
+    `config_path` names a JSON file; without one, `MOONCAKE_CONFIG_PATH` or variables are read.
+    `cli_config` overrides single settings.
+    """
+
+    _runner: web.AppRunner | None = None
+
+    def __init__(
+        self, config_path: str | None = None, cli_config: Mapping[str, Any] | None = None
+    ) -> None:
+        self.store: MooncakeDistributedStore | None = None
+        self.config = (
+            MooncakeConfig.from_file(config_path) if config_path else MooncakeConfig.load_from_env()
+        )
+        for name, value in (cli_config or {}).items():
+            if hasattr(self.config, name):
+                setattr(self.config, name, value)
+        self.current_mode = "prefill"
+        self.mounted_segment_ids: list[str] = []
+        self.last_mount_info: dict[str, Any] = {}
+        self._state_lock = asyncio.Lock()
+
+    # -- life
+
+    async def start_store_service(
+        self, max_wait_time: float = 60, shutdown_event: asyncio.Event | None = None
+    ) -> bool:
+        """Set the store up, again each second until it answers; whether it did in that time.
+
+        Nothing else is served before, so this holds the event loop up while an attempt lasts.
+        """
+        stopped = shutdown_event or asyncio.Event()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + max_wait_time
+        while not stopped.is_set():
+            try:
+                self._set_up()
+            except Exception as error:
+                left_s = deadline - loop.time()
+                log.warning("the store cannot be set up, %.0f s left: %s", max(0, left_s), error)
+                if left_s <= 0:
+                    return False
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), min(RETRY_S, left_s))
+                continue
+            await asyncio.sleep(0)  # A signal that came meanwhile is heard now.
+            if not stopped.is_set():
+                return True
+            await self.stop()
+        return False
+
+    def _set_up(self) -> None:
+        config = self.config
+        self.store = MooncakeDistributedStore()
+        number = self.store.setup(
+            {
+                "local_hostname": config.local_hostname,
+                "metadata_server": config.metadata_server,
+                "global_segment_size": config.global_segment_size,
+                "local_buffer_size": config.local_buffer_size,
+                "protocol": config.protocol,
+                "rdma_devices": config.device_name,
+                "master_server_addr": config.master_server_address,
+                "enable_ssd_offload": config.enable_ssd_offload,
+                "ssd_offload_path": config.ssd_offload_path,
+                "tenant_id": config.tenant_id,
+                "enable_client_http_server": config.enable_client_http_server,
+                "client_http_port": config.client_http_port,
+            }
+        )
         if number != 0:
-            return _answer(500, error=f"PUT operation failed with code {number}")
+            raise ConfigError(f"setup answered {number}", advice="see the line before this one")
+
+    def application(self, token: str = "") -> web.Application:
+        """The routes; with a token, every request has to carry it."""
+
+        @web.middleware
+        async def authorized(request: web.Request, handler: Handler) -> web.StreamResponse:
+            given = request.headers.get("Authorization", "")
+            if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                return _answer(401, error="a token is required")
+            return await handler(request)
+
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[authorized])
+        app.add_routes(
+            [
+                web.put("/api/put", self.handle_put),
+                web.get("/api/get/{key:.+}", self.handle_get),
+                web.get("/api/exist/{key:.+}", self.handle_exist),
+                web.delete("/api/remove/{key:.+}", self.handle_remove),
+                web.delete("/api/remove_all", self.handle_remove_all),
+                web.post("/api/mount", self.handle_mount),
+                web.post("/api/unmount", self.handle_unmount),
+                web.post("/api/mount_shm", self.handle_mount_shm),
+                web.post("/api/unmount_shm", self.handle_unmount_shm),
+                web.post("/api/unmount_local_disk", self.handle_unmount_local_disk),
+                web.post("/api/reconfigure", self.handle_reconfigure),
+            ]
+        )
+        return app
+
+    async def start_http_service(
+        self, port: int = 8080, host: str = "127.0.0.1", token: str = ""
+    ) -> bool:
+        """Listen; always True. Raises ConfigError where others could reach it without a token."""
+        if not token and not is_loopback(host):
+            raise ConfigError(
+                f"--host {host} can be reached from other machines",
+                advice="pass --token-file, or listen on 127.0.0.1",
+            )
+        self._runner = web.AppRunner(self.application(token))
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        log.warning("the REST service listens on %s", self._runner.addresses[0])
+        return True
+
+    async def stop(self) -> None:
+        """Serve no more and close the store. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+        store, self.store = self.store, None
+        if store is not None:
+            number = await asyncio.to_thread(store.close)
+            if number != 0:
+                log.warning("close returned %d", number)
+
+    @property
+    def _open(self) -> MooncakeDistributedStore:
+        if self.store is None:
+            raise ConfigError("the store is not set up", advice="call start_store_service()")
+        return self.store
+
+    # -- objects
+
+    @_answered
+    async def handle_put(self, request: web.Request) -> web.Response:
+        """Store a text."""
+        body = await _body(request)
+        key, value = body.get("key"), body.get("value")
+        if not isinstance(key, str) or not key or not isinstance(value, str):
+            raise _Refused("Missing key or value")
+        if await asyncio.to_thread(self._open.put, key, value.encode()) != 0:
+            return _answer(500, error="PUT operation failed")
         return _answer(200, status="success")
 
-    async def get(self, request: web.Request) -> web.Response:
+    @_answered
+    async def handle_get(self, request: web.Request) -> web.Response:
         """Answer an object's bytes."""
-        handle = await asyncio.to_thread(self._store.get_buffer, request.match_info["key"])
-        if handle is None:
-            return _answer(404, error="Key not found")
-        return web.Response(body=bytes(handle), content_type="application/octet-stream")
+        key = request.match_info["key"]
+        value: bytes | None = await asyncio.to_thread(self._open.get, key)
+        if value is None:
+            return _answer(500, error="GET operation failed")
+        if not value:  # An object of no bytes, or none.
+            found = await asyncio.to_thread(self._open.is_exist, key)
+            if found < 0:
+                return _answer(500, error="Exist check failed")
+            if not found:
+                return _answer(404, error="Key not found")
+        return web.Response(body=value, content_type="application/octet-stream")
 
-    async def exist(self, request: web.Request) -> web.Response:
+    @_answered
+    async def handle_exist(self, request: web.Request) -> web.Response:
         """Say whether there is an object."""
-        found = await asyncio.to_thread(self._store.is_exist, request.match_info["key"])
-        return _answer(200, exists=bool(found))
+        found = await asyncio.to_thread(self._open.is_exist, request.match_info["key"])
+        if found < 0:
+            return _answer(500, error="Exist check failed")
+        return _answer(200, exists=found > 0)
 
-    async def remove(self, request: web.Request) -> web.Response:
+    @_answered
+    async def handle_remove(self, request: web.Request) -> web.Response:
         """Remove an object."""
-        number = await asyncio.to_thread(self._store.remove, request.match_info["key"])
+        number = await asyncio.to_thread(self._open.remove, request.match_info["key"])
         if number == 0:
             return _answer(200, status="success")
         status = 404 if number == -704 else 409 if number == -706 else 500
-        return _answer(status, error=f"Remove operation failed with code {number}")
+        return _answer(status, error="Remove operation failed")
 
-    async def remove_all(self, request: web.Request) -> web.Response:
+    @_answered
+    async def handle_remove_all(self, _request: web.Request) -> web.Response:
         """Remove what nobody reads."""
-        count = await asyncio.to_thread(self._store.remove_all)
+        count = await asyncio.to_thread(self._open.remove_all)
         if count < 0:
-            return _answer(500, error=f"RemoveAll operation failed with code {count}")
-        return _answer(200, status="success", removed=count)
+            return _answer(500, error="RemoveAll operation failed")
+        return _answer(200, status=f"success removed {count} keys")
 
-    async def mount(self, request: web.Request) -> web.Response:
+    # -- memory
+
+    @_answered
+    async def handle_mount(self, request: web.Request) -> web.Response:
         """Lend more memory."""
-        body = await _body(request, size=int)
-        found = await asyncio.to_thread(self._store.allocate_and_mount_segment, body["size"])
-        return _answer(200 if found["ret"] == 0 else 500, **found)
+        body = await _body(request)
+        found = await asyncio.to_thread(
+            self._open.allocate_and_mount_segment, _whole(body, "size", 1), *self._how(body)
+        )
+        if found["ret"] != 0:
+            return _answer(500, error=f"Allocate and mount failed, ret={found['ret']}")
+        return _answer(
+            200,
+            status="success",
+            segment_ids=list(found["segment_ids"]),
+            allocated_size=found["allocated_size"],
+        )
 
-    async def unmount(self, request: web.Request) -> web.Response:
+    @_answered
+    async def handle_unmount(self, request: web.Request) -> web.Response:
         """Take memory back."""
-        body = await _body(request, segment_ids=list)
-        names = [str(name) for name in body["segment_ids"]]
-        grace = int(body.get("grace_period_seconds", 0))
-        number = await asyncio.to_thread(self._store.unmount_and_free_segment, names, grace)
-        return _answer(200 if number == 0 else 404, ret=number)
+        body = await _body(request)
+        number = await asyncio.to_thread(
+            self._open.unmount_and_free_segment, _segment_ids(body), _grace_s(body)
+        )
+        if number != 0:
+            return _answer(500, error=f"Unmount and free failed, ret={number}")
+        return _answer(200, status="success")
+
+    @_answered
+    async def handle_mount_shm(self, request: web.Request) -> web.Response:
+        """Lend a file of shared memory."""
+        body = await _body(request)
+        path = _shm_name_to_path(body.get("name"))
+        if path is None or body.get("size") is None:
+            raise _Refused("Missing or invalid name or size")
+        found = await self._mount_file(path, body)
+        if found["ret"] != 0:
+            return _answer(500, error=f"Mount failed, ret={found['ret']}")
+        return _answer(200, status="success", segment_ids=list(found["segment_ids"]))
+
+    @_answered
+    async def handle_unmount_shm(self, request: web.Request) -> web.Response:
+        """Take such files back; those that cannot be are named."""
+        body = await _body(request)
+        names, grace_s = _segment_ids(body), _grace_s(body)
+        async with self._state_lock:
+            failed = await self._unmount_each(names, grace_s)
+            gone = set(names) - set(failed)
+            self.mounted_segment_ids = [n for n in self.mounted_segment_ids if n not in gone]
+            if not self.mounted_segment_ids:
+                self.current_mode = "prefill"
+        if failed:
+            return _answer(
+                500, error="Unmount failed for one or more segments", failed_segment_ids=failed
+            )
+        return _answer(200, status="success")
+
+    @_answered
+    async def handle_unmount_local_disk(self, request: web.Request) -> web.Response:
+        """Answer that nothing lies on a disk of this store's: disks belong to workers."""
+        grace_s = _grace_s(await _body(request))
+        number = await asyncio.to_thread(self._open.unmount_local_disk_segment, grace_s)
+        if number != 0:
+            return _answer(500, error=f"Unmount local disk failed, ret={number}")
+        return _answer(200, status="success")
+
+    @_answered
+    async def handle_reconfigure(self, request: web.Request) -> web.Response:
+        """Lend a file of shared memory ("decode"), or nothing beside the own ("prefill")."""
+        body = await _body(request)
+        mode = str(body.get("mode", "")).lower()
+        if mode == "decode":
+            if not body.get("path") or body.get("size") is None:
+                raise _Refused("Missing path or size for decode mode")
+            if not _is_shared_memory(body["path"]):
+                raise _Refused(f"Invalid path, only files of {_SHARED_MEMORY} are lent")
+            async with self._state_lock:
+                return await self._to_decode(body)
+        if mode == "prefill":
+            async with self._state_lock:
+                return await self._to_prefill()
+        raise _Refused("Invalid mode. Use 'decode' or 'prefill'")
+
+    async def _to_decode(self, body: dict[str, Any]) -> web.Response:
+        """Lend the new file first, then take back what was lent before."""
+        before = self.mounted_segment_ids
+        found = await self._mount_file(body["path"], body)
+        if found["ret"] != 0:
+            error = f"Mount failed, ret={found['ret']}; "
+            if before:
+                error += "keeping previous decode segments"
+            else:
+                self.current_mode, self.last_mount_info = "prefill", {}
+                error += "rolled back to prefill"
+            return _answer(500, error=error, mode=self.current_mode)
+        self.mounted_segment_ids = list(found["segment_ids"]) + await self._unmount_each(before)
+        self.current_mode = "decode"
+        self.last_mount_info = {name: body.get(name) for name in ("path", "offset", "size")}
+        return _answer(
+            200,
+            status="success",
+            mode=self.current_mode,
+            segment_ids=self.mounted_segment_ids,
+        )
+
+    async def _to_prefill(self) -> web.Response:
+        if self.mounted_segment_ids:
+            number = await asyncio.to_thread(self._open.unmount_segment, self.mounted_segment_ids)
+            if number != 0:
+                return _answer(500, error=f"Unmount failed, ret={number}")
+        self.mounted_segment_ids, self.last_mount_info = [], {}
+        self.current_mode = "prefill"
+        return _answer(200, status="success", mode=self.current_mode)
+
+    def _how(self, body: dict[str, Any]) -> tuple[str, str]:
+        return str(body.get("protocol", self.config.protocol)), str(body.get("location", ""))
+
+    async def _mount_file(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        size, offset = _whole(body, "size", 1), _whole({"offset": 0} | body, "offset", 0)
+        return await asyncio.to_thread(
+            self._open.mount_segment, path, size, offset, *self._how(body)
+        )
+
+    async def _unmount_each(self, names: list[str], grace_s: int = 0) -> list[str]:
+        """Take segments back one by one; the names of those that could not be."""
+        return [
+            name
+            for name in names
+            if await asyncio.to_thread(self._open.unmount_segment, [name], grace_s) != 0
+        ]
 
 
-async def _serve(config: MooncakeConfig, host: str, port: int, token: str) -> None:
-    store = MooncakeDistributedStore()
-    number = await asyncio.to_thread(
-        store.setup,
-        {
-            "local_hostname": config.local_hostname,
-            "metadata_server": config.metadata_server,
-            "global_segment_size": config.global_segment_size,
-            "local_buffer_size": config.local_buffer_size,
-            "protocol": config.protocol,
-            "master_server_addr": config.master_server_address,
-            "tenant_id": config.tenant_id,
-            "enable_client_http_server": config.enable_client_http_server,
-            "client_http_port": config.client_http_port,
-        },
-    )
-    if number != 0:
-        raise SystemExit(f"the store could not be set up: {number}")
-    runner = web.AppRunner(rest_application(store, token))
-    await runner.setup()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+def _install_shutdown_signal_handlers(
+    loop: asyncio.AbstractEventLoop, shutdown_event: asyncio.Event
+) -> None:
+    def asked(number: int) -> None:
+        log.info("signal %d: shutting down", number)
+        shutdown_event.set()
+
     for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, stop.set)
-    try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        log.warning("the REST service listens on %s", runner.addresses[0])
-        await stop.wait()
-    finally:
-        await runner.cleanup()
-        await asyncio.to_thread(store.close)
+        loop.add_signal_handler(each, asked, each)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the service until SIGTERM or Ctrl-C."""
+def parse_arguments() -> argparse.Namespace:
+    """The program's arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--config", help="JSON file, else MOONCAKE_CONFIG_PATH or variables")
+    parser.add_argument(
+        "-D", "--define", action="append", default=[], metavar="NAME=VALUE", type=_definition,
+        help="override one setting of the configuration",
+    )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on")
-    parser.add_argument("--token-file", help="file with the token that requests must carry")
-    options = parser.parse_args(arguments)
-    token = Path(options.token_file).read_text("utf-8").strip() if options.token_file else ""
-    if not token and not is_loopback(options.host):
-        raise ConfigError(
-            f"--host {options.host} can be reached from other machines",
-            advice="pass --token-file, or listen on 127.0.0.1",
-        )
-    if options.config:
-        config = MooncakeConfig.from_file(options.config)
-    else:
-        config = MooncakeConfig.load_from_env()
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(config, options.host, options.port, token))
+    parser.add_argument(
+        "--token-file", dest="token", metavar="FILE", default="", type=_token,
+        help="file with the token that requests must carry",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-wait-time", type=float, default=60, help="seconds to wait for the store"
+    )
+    return parser.parse_args()
+
+
+def _definition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _token(path: str) -> str:
+    return Path(path).read_text("utf-8").strip() if path else ""
+
+
+async def main() -> None:
+    """Run the service until SIGTERM or Ctrl-C; SystemExit when the store stays away."""
+    options = parse_arguments()
+    service = MooncakeStoreService(options.config, dict(options.define))
+    stopped = asyncio.Event()
+    _install_shutdown_signal_handlers(asyncio.get_running_loop(), stopped)
+    try:
+        if not await service.start_store_service(options.max_wait_time, stopped):
+            if stopped.is_set():
+                return
+            raise SystemExit("the store could not be set up")
+        await service.start_http_service(options.port, options.host, options.token)
+        await stopped.wait()
+    finally:
+        await service.stop()
+
+
+def sync_main() -> None:
+    """Run `main` as a program."""
+    asyncio.run(main())

@@ -98,4 +98,29 @@ def test_memory_can_be_lent_and_taken_back(make):
     assert store.unmount_and_free_segment(mounted["segment_ids"]) == 0
     assert store.get("key") == b""
     assert store.allocate_and_mount_segment(10)["ret"] == -600
-    assert store.mount_segment("/dev/shm/file", MIB) == {"ret": -1012, "segment_ids": []}
+
+
+def test_a_file_can_be_lent_and_taken_back(make, tmp_path):
+    store = make(segment=0)
+    assert store.mount_segment(str(tmp_path / "none"), 4 * MIB)["ret"] == -1100
+    assert store.mount_segment("relative", 4 * MIB)["ret"] == -600
+    file = tmp_path / "segment"
+    file.write_bytes(bytes(4 * MIB))
+    assert store.mount_segment(str(file), 4 * MIB, 4096) == {"ret": -1012, "segment_ids": []}
+    assert store.mount_segment(str(file), 10)["ret"] == -600
+    assert store.mount_segment(str(file), 8 * MIB)["ret"] == -600  # more than there is
+    mounted = store.mount_segment(str(file), 4 * MIB)
+    assert mounted["ret"] == 0
+    assert store.put("key", b"value" * 1000) == 0
+    assert store.get("key") == b"value" * 1000
+    assert b"valuevalue" in file.read_bytes()
+    assert store.unmount_segment(mounted["segment_ids"]) == 0
+    assert store.get("key") == b""
+
+
+def test_a_port_that_is_in_use_is_not_taken(make):
+    one = make()
+    other = make(local_hostname=one.get_hostname())
+    assert other.get_hostname() != one.get_hostname()
+    assert other.put("key", b"value") == 0
+    assert one.get("key") == b"value"

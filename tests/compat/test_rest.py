@@ -1,7 +1,9 @@
 """The REST service: the original's routes, on loopback or with a token."""
 
 import asyncio
+import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,23 @@ pytest.importorskip("aiohttp")
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
-from mooncake_store.compat.rest import main, rest_application
+from mooncake_store.compat.rest import MooncakeStoreService
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
 
 
-def talk(store, conversation, token=""):
+def service(store, monkeypatch):
+    """A service whose store is set up already."""
+    monkeypatch.setenv("MOONCAKE_MASTER", "127.0.0.1:1")
+    made = MooncakeStoreService()
+    made.store = store
+    return made
+
+
+def talk(served, conversation, token=""):
     async def run():
-        async with TestServer(rest_application(store, token)) as server, ClientSession() as session:
+        async with TestServer(served.application(token)) as server, ClientSession() as session:
 
             async def ask(method, path, **more):
                 async with session.request(method, server.make_url(path), **more) as answer:
@@ -29,7 +42,7 @@ def talk(store, conversation, token=""):
     asyncio.run(run())
 
 
-def test_routes(store):
+def test_objects(store, monkeypatch):
     async def conversation(ask):
         assert (await ask("PUT", "/api/put", json={"key": "a/b", "value": "text"}))[0] == 200
         assert await ask("GET", "/api/get/a/b") == (200, b"text")
@@ -38,21 +51,90 @@ def test_routes(store):
         assert (await ask("GET", "/api/get/none"))[0] == 404
         assert (await ask("DELETE", "/api/remove/a/b"))[0] == 200
         assert (await ask("DELETE", "/api/remove/a/b"))[0] == 404
-        assert (await ask("PUT", "/api/put", json={"key": "a"}))[0] == 400
+        for body in ({"key": "a"}, {"key": "", "value": "x"}, {"key": "a", "value": 1}, []):
+            assert (await ask("PUT", "/api/put", json=body))[0] == 400, body
         assert (await ask("PUT", "/api/put", data=b"{"))[0] == 400
-        assert (await ask("PUT", "/api/put", json={"key": "", "value": "x"}))[0] == 500
         store.put("one", b"1")
-        assert (await ask("DELETE", "/api/remove_all"))[1] == b'{"status": "success", "removed": 1}'
-        status, body = await ask("POST", "/api/mount", json={"size": 2 << 20})
+        status, body = await ask("DELETE", "/api/remove_all")
+        assert (status, json.loads(body)) == (200, {"status": "success removed 1 keys"})
+
+    talk(service(store, monkeypatch), conversation)
+
+
+def test_memory(make, monkeypatch):
+    store = make(segment=0)
+
+    async def conversation(ask):
+        for size in (0, -1, True, 1.5, "4", None):
+            assert (await ask("POST", "/api/mount", json={"size": size}))[0] == 400, size
+        status, body = await ask("POST", "/api/mount", json={"size": 2 * MIB})
         assert status == 200
-        names = __import__("json").loads(body)["segment_ids"]
-        assert (await ask("POST", "/api/unmount", json={"segment_ids": names}))[0] == 200
-        assert (await ask("POST", "/api/unmount", json={"segment_ids": names}))[0] == 404
+        found = json.loads(body)
+        assert (found["status"], found["allocated_size"]) == ("success", 2 * MIB)
+        assert (await ask("PUT", "/api/put", json={"key": "a", "value": "x"}))[0] == 200
+        names = {"segment_ids": found["segment_ids"]}
+        assert (await ask("POST", "/api/unmount", json={"grace_period_seconds": 0}))[0] == 400
+        assert (await ask("POST", "/api/unmount", json=names))[0] == 200
+        assert (await ask("POST", "/api/unmount", json=names))[0] == 500
+        assert (await ask("PUT", "/api/put", json={"key": "b", "value": "x"}))[0] == 500
+        for grace, status in ((-1, 400), (True, 400), (3601, 400), (0, 200)):
+            body = {"grace_period_seconds": grace}
+            assert (await ask("POST", "/api/unmount_local_disk", json=body))[0] == status, grace
 
-    talk(store, conversation)
+    talk(service(store, monkeypatch), conversation)
 
 
-def test_a_token_is_asked_for(store):
+@pytest.fixture
+def shared():
+    """Two files in shared memory."""
+    paths = [Path(f"/dev/shm/mooncake-test-{os.getpid()}-{name}") for name in "ab"]
+    for path in paths:
+        path.write_bytes(bytes(2 * MIB))
+    yield paths
+    for path in paths:
+        path.unlink()
+
+
+def test_shared_memory(make, monkeypatch, shared):
+    store = make(segment=0)
+    served = service(store, monkeypatch)
+    one, two = shared
+
+    async def conversation(ask):
+        async def reconfigure(status, **body):
+            found = await ask("POST", "/api/reconfigure", json=body)
+            assert found[0] == status, found
+            return json.loads(found[1])
+
+        for name in ("../etc/x", "", ".", "/", 7):
+            body = {"name": name, "size": 2 * MIB}
+            assert (await ask("POST", "/api/mount_shm", json=body))[0] == 400, name
+        status, body = await ask("POST", "/api/mount_shm", json={"name": one.name, "size": 2 * MIB})
+        assert status == 200
+        names = json.loads(body)["segment_ids"]
+        assert store.put("key", b"in shared memory") == 0
+        assert b"in shared memory" in one.read_bytes()
+        status, body = await ask("POST", "/api/unmount_shm", json={"segment_ids": [*names, "no"]})
+        assert (status, json.loads(body)["failed_segment_ids"]) == (500, ["no"])
+
+        await reconfigure(400, mode="other")
+        await reconfigure(400, mode="decode", size=2 * MIB)
+        await reconfigure(400, mode="decode", path="/etc/passwd", size=2 * MIB)
+        await reconfigure(400, mode="decode", path="/dev/shm/../../etc/passwd", size=2 * MIB)
+        found = await reconfigure(500, mode="decode", path="/dev/shm/none-such", size=2 * MIB)
+        assert found["mode"] == "prefill"
+        first = await reconfigure(200, mode="decode", path=str(one), size=2 * MIB)
+        found = await reconfigure(500, mode="decode", path="/dev/shm/none-such", size=2 * MIB)
+        assert (found["mode"], served.mounted_segment_ids) == ("decode", first["segment_ids"])
+        second = await reconfigure(200, mode="decode", path=str(two), size=2 * MIB)
+        assert served.mounted_segment_ids == second["segment_ids"] != first["segment_ids"]
+        assert (await reconfigure(200, mode="prefill"))["mode"] == "prefill"
+        assert store.put("later", b"x") == -200  # nothing is lent any more
+
+    talk(served, conversation)
+
+
+def test_a_token_is_asked_for(store, monkeypatch):
     async def conversation(ask):
         assert (await ask("GET", "/api/exist/a"))[0] == 401
         headers = {"Authorization": "Bearer wrong"}
@@ -60,25 +142,27 @@ def test_a_token_is_asked_for(store):
         headers = {"Authorization": "Bearer right"}
         assert (await ask("GET", "/api/exist/a", headers=headers))[0] == 200
 
-    talk(store, conversation, "right")
+    talk(service(store, monkeypatch), conversation, "right")
 
 
-def test_other_machines_need_a_token():
+def test_other_machines_need_a_token(store, monkeypatch):
     with pytest.raises(ConfigError, match="--host"):
-        main(["--host", "10.0.0.1"])
+        asyncio.run(service(store, monkeypatch).start_http_service(0, "10.0.0.1"))
+
+
+def test_the_store_is_waited_for_no_longer_than_asked(monkeypatch):
+    monkeypatch.setenv("MOONCAKE_MASTER", "127.0.0.1:1")
+    assert asyncio.run(MooncakeStoreService().start_store_service(0)) is False
 
 
 def test_the_program_starts_and_stops(start_program, master, free_port):
-    import signal
-
-    root = Path(__file__).resolve().parents[2]
     program = start_program(
         "-m",
         "mooncake.mooncake_store_service",
         f"--port={free_port}",
-        PYTHONPATH=os.pathsep.join([str(root / "compat"), str(root)]),
+        "-Dglobal_segment_size=4MB",
+        PYTHONPATH=os.pathsep.join([str(ROOT / "compat"), str(ROOT)]),
         MOONCAKE_MASTER=master,
-        MOONCAKE_GLOBAL_SEGMENT_SIZE="4MB",
     )
     program.wait_for_line("listens on")
     program.signal(signal.SIGTERM)
