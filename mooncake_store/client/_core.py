@@ -135,6 +135,10 @@ class Core:
         """The shard that serves a single key."""
         return int(ids.shard_of(keys.digests[:1], self.shards)[0]) if self.shards > 1 else 0
 
+    def shard_of_one(self, digest: bytes) -> int:
+        """The shard that serves the key with this digest."""
+        return ids.shard_of_one(digest, self.shards) if self.shards > 1 else 0
+
     def turn(self) -> int:
         """A number that is another one each time, by which equal replicas take turns."""
         return next(self._turns) & 0xFFFF

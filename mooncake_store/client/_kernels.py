@@ -231,29 +231,44 @@ def _cheapest(replicas, first, count, tried, turn, roads, now):
 
 
 @njit(cache=True, nogil=True)
-def take_one(table, low, high, rows, replicas, sent, now, roads, turn):
-    """Read the answer to a get of one key, choose its replica and remember its lease. O(replicas).
+def take_single(table, low, high, size, checksum, left, last, offset, segment, sent, now, roads):
+    """Take the answer to a get of one key with this one replica, and remember its lease. O(1).
 
-    rows: int64[1, 4], replicas: int64[r, 2]. Returns what `lookup_one` does. The end is 0, and
-    nothing is remembered, if anything is unusual: no lease, a segment that is not known or rests.
+    size, checksum, left, last: the words of its row; offset, segment: those of its replica, see
+    `core.records`. Returns what `lookup_one` does. The end is 0, and nothing is remembered, if
+    anything is unusual: no lease, a segment that is not known or rests.
+    """
+    segment &= 0xFFFFFFFF
+    until = sent + left
+    known = segment < roads.shape[1] and roads[0, segment] >= 0 and roads[1, segment] <= now
+    if (last >> 32) & 0xFFFF != 0 or until <= now or not known:
+        return np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    generation = last & 0xFFFFFFFF
+    _enter(table, low, high, now, until, size, checksum, generation, segment, offset)
+    return until, size, checksum, generation, segment, offset
+
+
+@njit(cache=True, nogil=True)
+def take_one(table, low, high, rows, replicas, sent, now, roads, turn):
+    """Choose a replica in the answer to a get of one key, and do as `take_single`. O(replicas).
+
+    rows: int64[1, 4], replicas: int64[r, 2].
     """
     none = np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     if rows.shape[0] != 1:
         return none
-    last, until = rows[0, 3], sent + rows[0, 2]
+    last = rows[0, 3]
     count = min((last >> 48) & 0xFFFF, 63)
-    if (last >> 32) & 0xFFFF != 0 or until <= now or not 0 < count <= replicas.shape[0]:
+    if not 0 < count <= replicas.shape[0]:
         return none
     best = _cheapest(replicas, 0, count, 0, turn, roads, now)
     if best < 0:
         return none
-    segment, offset = replicas[best, 1] & 0xFFFFFFFF, replicas[best, 0]
-    if roads[1, segment] > now:
-        return none
-    generation = last & 0xFFFFFFFF
-    size, checksum = rows[0, 0], rows[0, 1]
-    _enter(table, low, high, now, until, size, checksum, generation, segment, offset)
-    return until, size, checksum, generation, segment, offset
+    size, checksum, left = rows[0, 0], rows[0, 1], rows[0, 2]
+    offset, segment = replicas[best, 0], replicas[best, 1]
+    return take_single(
+        table, low, high, size, checksum, left, last, offset, segment, sent, now, roads
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -410,6 +425,7 @@ def warmup() -> None:
     lookup_one(table, 1, 1, 1, 1)
     take_back(table, 1, 1, 1, 1)
     take_one(table, 1, 1, rows, replicas, 1, 1, roads, 0)
+    take_single(table, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, roads)
     verdict(0, True, 1, 1)
     prolong(table, digests, index, one, one)
     forget(table, digests, index, 1, one, one.copy())

@@ -149,9 +149,7 @@ class KeyBatch:
 
     def label(self, at: int) -> str | bytes:
         """The key at a position as errors and listings show it."""
-        if isinstance(self.given, Digests):
-            return ids.hex(self.digests[at])
-        return self.given[at]
+        return label_of(self.given[at])
 
     def names(self, index: NDArray[np.int64] | None) -> Ragged:
         """The names that travel with a put, of all keys or of some."""
@@ -168,3 +166,13 @@ class KeyBatch:
         except TypeError:
             pass  # some keys are bytes
         return Ragged.of([key.encode() if isinstance(key, str) else bytes(key) for key in keys])
+
+
+def label_of(key: Key) -> str | bytes:
+    """One key as errors and listings show it."""
+    return ids.hex(key.words[0]) if isinstance(key, Digests) else key
+
+
+def name_of(key: Key) -> bytes:
+    """The name that travels with the put of one key; digests have none."""
+    return b"" if isinstance(key, Digests) else key.encode() if isinstance(key, str) else key

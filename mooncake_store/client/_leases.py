@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Leases"]
 
-Found: TypeAlias = tuple[int, int, int, int, int, int]
+Words: TypeAlias = tuple[int, int, int, int, int, int]
+Found: TypeAlias = Words
 """End of the lease (0: not found), size, checksum, generation, segment, offset."""
 
 
@@ -63,6 +64,14 @@ class Leases:
             found: Found = _kernels.take_one(
                 self._table, low, high, rows, replicas, sent, now, roads, turn
             )
+            return found
+
+    def take_single(
+        self, low: int, high: int, answer: Words, sent: int, now: int, roads: Column
+    ) -> Found:
+        """The same for an answer with one replica: the words of its row and those of its place."""
+        with self._lock:
+            found: Found = _kernels.take_single(self._table, low, high, *answer, sent, now, roads)
             return found
 
     def take_back(self, low: int, high: int, generation: int, now: int) -> bool:

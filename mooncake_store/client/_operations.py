@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store import ids
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._buffers import Buffers, Memory, locate, locate_one
 from mooncake_store.client._core import (
@@ -28,9 +27,9 @@ from mooncake_store.client._pieces import PiecePutting, PieceReading, Pieces
 from mooncake_store.client._queries import query
 from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading
 from mooncake_store.client._renames import rename_many
-from mooncake_store.client._steps import Calls, Steps, ask
-from mooncake_store.client._straight import read_one
-from mooncake_store.client._writes import Putting, Wishes
+from mooncake_store.client._steps import Steps, ask, fetch
+from mooncake_store.client._straight import digest_of, put_one, read_one
+from mooncake_store.client._writes import Begun, Putting, Wishes
 from mooncake_store.client.results import (
     BatchResult,
     GetResult,
@@ -45,12 +44,11 @@ from mooncake_store.units import parse_duration
 from mooncake_store.wire.shard import (
     BATCH_MAX,
     EXISTS,
+    EXISTS_ONE,
     FIND_PREFIX,
     PIN,
     RELEASE,
     REMOVE,
-    pack_exists,
-    unpack_exists,
 )
 
 if TYPE_CHECKING:
@@ -71,17 +69,24 @@ class Operations:
         config = core.config
         # What a get without options asks for.
         self._plan = Plan(core.ttl_ms, config.verify, config.lease_cache)
+        # What a put without options does.
+        self._wishes = Wishes(core, {}, 1).fields()
 
     # Puts.
 
     def put(self, key: Key, value: Any, options: PutOptions) -> Steps[PutResult]:
         """Put one object; raises what a batch would report."""
         core, started = self.core, time.monotonic()
-        keys = KeyBatch.single(key, core.namespace)
+        until = core.until(options)
         address, nbytes = locate_one(value, writable=False)
-        memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), value)
-        result = yield from self._put(keys, memory, options)
-        outcome = result[0]
+        outcome: PutResult | Begun | None = None
+        if not options and core.config.replicas == 1:
+            place = address, nbytes, value
+            outcome = yield from put_one(core, key, place, self._wishes, until)
+        if not isinstance(outcome, PutResult):
+            keys = KeyBatch.single(key, core.namespace)
+            memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), value)
+            outcome = (yield from self._put(keys, memory, options, until, outcome))[0]
         if outcome.error is not None:
             outcome.error.elapsed_s = time.monotonic() - started
             raise outcome.error
@@ -90,22 +95,30 @@ class Operations:
     def put_many(self, keys: Keys, values: Buffers, options: PutOptions) -> Steps[PutManyResult]:
         """Put a batch."""
         batch = KeyBatch.of(keys, self.core.seed)
+        memory: Memory | Pieces
         if isinstance(values, Pieces):
-            return (yield from self._put(batch, values, options))
-        memory = locate(values, len(batch), writable=False)
-        return (yield from self._put(batch, memory, options))
+            memory = values
+        else:
+            memory = locate(values, len(batch), writable=False)
+        return (yield from self._put(batch, memory, options, self.core.until(options)))
 
     def _put(
-        self, keys: KeyBatch, memory: Memory | Pieces, options: PutOptions
+        self,
+        keys: KeyBatch,
+        memory: Memory | Pieces,
+        options: PutOptions,
+        until: float,
+        begun: Begun | None = None,
     ) -> Steps[PutManyResult]:
         if options:
             check_options(options, PutOptions)
-        wishes, until = Wishes(self.core, options, len(keys)), self.core.until(options)
+        wishes = Wishes(self.core, options, len(keys))
         putting: Putting
         if isinstance(memory, Pieces):
             putting = PiecePutting(self.core, keys, memory, wishes, until)
         else:
             putting = Putting(self.core, keys, memory, wishes, until)
+        putting.begun = begun
         yield from putting.steps()
         return PutManyResult(keys, putting.statuses(), putting.errors, putting.written)
 
@@ -307,15 +320,12 @@ class Operations:
         if options:
             check_options(options, CallOptions)
         core.counters.keys += 1
-        if isinstance(key, str | bytes):
-            digest = ids.digest(key, core.namespace)
-        else:
+        digest = digest_of(key, core.namespace)
+        if digest is None:
             digest = KeyBatch.single(key, core.namespace).digests.tobytes()
-        shard = ids.shard_of_one(digest, core.shards) if core.shards > 1 else 0
-        answers = yield Calls([(shard, EXISTS, pack_exists(digest))], core.until(options))
-        if isinstance(answers[0], StoreError):
-            raise answers[0]
-        return unpack_exists(answers[0])
+        shard, request = core.shard_of_one(digest), EXISTS_ONE.request.pack(digest)
+        body = yield from fetch(shard, EXISTS, request, core.until(options))
+        return bool(EXISTS_ONE.reply.unpack(body)[0])
 
     def exists_many(self, keys: Keys, options: CallOptions) -> Steps[NDArray[np.bool_]]:
         """Which objects can be read now."""

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     from mooncake_store.client._directory import Road
     from transfer_engine.base import Operation as Direction
+    from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["CLUSTER", "Calls", "Move", "Moves", "Opens", "Steps", "ask", "ask_one"]
+__all__ = ["CLUSTER", "Calls", "Move", "Moves", "Opens", "Steps", "ask", "ask_one", "fetch"]
 
 CLUSTER = -1
 """In place of a shard's number: the cluster service."""
@@ -88,9 +89,15 @@ def ask(calls: list[tuple[int, Operation[Any, Any], bytes]], until: float) -> St
     return out
 
 
-def ask_one(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Any]:
-    """Send one request and return its reply; raises what it failed with."""
+def fetch(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Body]:
+    """Send one request and return the body of its reply; raises what it failed with."""
     replies = yield Calls([(shard, operation, body)], until)
     if isinstance(replies[0], StoreError):
         raise replies[0]
-    return operation.reply.unpack(replies[0])
+    answer: Body = replies[0]
+    return answer
+
+
+def ask_one(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Any]:
+    """Send one request and return its reply; raises what it failed with."""
+    return operation.reply.unpack((yield from fetch(shard, operation, body, until)))

@@ -1,15 +1,17 @@
-"""One whole object, read without the machinery of a batch: the same steps on plain numbers.
+"""One whole object, read or put without the machinery of a batch: the same steps on plain numbers.
 
-    lease table, or one request  ->  place  ->  copy and hash  ->  `verdict`
+    get    lease table, or one request  ->  place  ->  copy and hash  ->  `verdict`
+    put    one request  ->  copy and hash  ->  one request
 
-Memory that this process shares with the owner is copied from in one kernel call; elsewhere a
-batch of one is moved. Anything unusual is declined: a key that is not readable, a segment that is
-new or failed lately, a buffer that is too small, a failed transfer, a checksum that differs, a
-lease that ran out or was given back meanwhile. `Reading` then does it all, from the answer if one
-came, with its retries, renewals and errors; nothing of that is repeated here. What a transfer is
-worth is the one rule of `_kernels.verdict` in both.
+Memory that this process shares with the owner is copied from, or to, in one kernel call; elsewhere
+a batch of one is moved. Anything unusual is declined: a key that is not readable, or is not to be
+written, several replicas to write, a segment that is new or failed lately, a buffer that is too
+small, a failed transfer, a checksum that differs, a lease that ran out or was given back meanwhile.
+`Reading` and `Putting` then do it all, from the answer if one came, with their retries, renewals
+and errors; nothing of that is repeated here. What a read is worth is the one rule of
+`_kernels.verdict` in both.
 
-No I/O. Cost: at most one round trip.
+No I/O. Cost: at most one round trip for a get, two for a put.
 """
 
 from __future__ import annotations
@@ -23,13 +25,24 @@ import numpy as np
 from mooncake_store import ids
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._buffers import new_bytes
-from mooncake_store.client._keys import Digests
+from mooncake_store.client._failures import error_of
+from mooncake_store.client._keys import Digests, label_of, name_of
 from mooncake_store.client._reads import MARGIN_NS, Answer, half_of
-from mooncake_store.client._steps import Move, Moves, ask
-from mooncake_store.errors import StoreError
-from mooncake_store.wire.shard import GET
+from mooncake_store.client._steps import Move, Moves, fetch
+from mooncake_store.client._writes import Begun, patience_ms
+from mooncake_store.client.results import PutResult
+from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.wire.shard import (
+    GET,
+    GET_ONE,
+    PUT_END,
+    PUT_END_ONE,
+    PUT_START,
+    PUT_STARTED_ONE,
+)
 from transfer_engine.base import Operation as Direction
 from transfer_engine.checksum import copy_one
+from transfer_engine.wire.schema import Ragged
 
 if TYPE_CHECKING:
     from mooncake_store.client._core import Core
@@ -38,12 +51,15 @@ if TYPE_CHECKING:
     from mooncake_store.client._leases import Found
     from mooncake_store.client._reads import Plan
     from mooncake_store.client._steps import Steps
+    from transfer_engine.memory import Mapping
 
-__all__ = ["Single", "digest_of", "read_one"]
+__all__ = ["Single", "digest_of", "put_one", "read_one"]
 
 _PAIR = struct.Struct("<qq")
 _WORDS = np.dtype(np.uint64)
 _NOT_FOUND = (0, 0, 0, 0, 0, 0)
+_ONE_ACCEPTED = 1 << 16
+"""Status 0 and one replica, in the upper half of a PUT_ROW."""
 _UNSIGNED = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -56,6 +72,7 @@ class Single(NamedTuple):
 
 
 _DECLINED = Single(-1, None, None)
+_STORED = PutResult("stored", replicas=1)
 
 
 def digest_of(key: Key, namespace: str) -> bytes | None:
@@ -73,62 +90,96 @@ def read_one(
     if digest is None:
         return _DECLINED
     low, high = _PAIR.unpack(digest)
-    leases, answer = core.leases, None
+    leases = core.leases
     epoch = leases.epoch
     found: Found = _NOT_FOUND
     if plan.cached:
         found = leases.one(low, high, time.monotonic_ns() + MARGIN_NS)
-    if not found[0]:
-        digests = np.ndarray((1, 2), _WORDS, digest)
-        body = GET.request.pack(ttl_ms=plan.ttl_ms, stop_at_miss=0, digests=digests)
-        shard = 0 if core.shards == 1 else ids.shard_of_one(digest, core.shards)
+    hit = found[0] != 0
+    if not hit:
+        request = GET_ONE.request.pack(plan.ttl_ms, 0, digest)
         sent = time.monotonic_ns()
-        replies = yield from ask([(shard, GET, body)], until)
-        answer = Answer(replies[0], sent)
+        body = yield from fetch(core.shard_of_one(digest), GET, request, until)
         now, roads = time.monotonic_ns(), core.directory.roads
-        found = leases.take_one(low, high, replies[0], sent, now, roads, core.turn())
+        fields, reply = GET_ONE.reply.match(body), None
+        if fields is not None:
+            found = leases.take_single(low, high, fields, sent, now, roads)
+        else:
+            reply = GET.reply.unpack(body)
+            found = leases.take_one(low, high, reply, sent, now, roads, core.turn())
         if not found[0]:
-            return Single(-1, None, answer)
+            return Single(-1, None, Answer(reply or GET.reply.unpack(body), sent))
     size = found[1]
     value = None
     if buffer is None:
         value, address = new_bytes(size)
         buffer = address, size, value
-    copied = yield from _copy(core, found, plan, until, buffer)
+    copied = yield from _read(core, found, plan, until, buffer)
     if copied and leases.epoch == epoch:
         counters = core.counters
         counters.keys += 1
-        counters.lease_cache_hits += answer is None
+        counters.lease_cache_hits += hit
         return Single(size, value, None)
     # A lease that was asked for is in the table; asking again would count it twice.
     return _DECLINED
 
 
-def _copy(
+def put_one(
+    core: Core, key: Key, memory: tuple[int, int, Any], wishes: dict[str, Any], until: float
+) -> Steps[PutResult | Begun | None]:
+    """Put (address, size, owner) of memory as one replica; what was begun if that is declined.
+
+    `wishes` are the fields of the request that do not depend on the key.
+    """
+    digest = digest_of(key, core.namespace)
+    if digest is None:
+        return None
+    shard, size = core.shard_of_one(digest), memory[1]
+    request = PUT_START.request.pack(
+        digests=np.ndarray((1, 2), _WORDS, digest),
+        sizes=np.array([size], np.int64),
+        names=Ragged.of([name_of(key)]),
+        wait_ms=patience_ms(until),
+        **wishes,
+    )
+    body = yield from fetch(shard, PUT_START, request, until)
+    fields, outcome = PUT_STARTED_ONE.match(body), None
+    if fields is not None and fields[0] >> 32 == _ONE_ACCEPTED:
+        outcome = yield from _write(core, fields[2] & 0xFFFF_FFFF, fields[1], memory, until)
+    if type(outcome) is not _Written:
+        return Begun(PUT_START.reply.unpack(body), outcome)
+    assert fields is not None
+    request = PUT_END_ONE.request.pack(digest, fields[0] & 0xFFFF_FFFF, outcome.sum64)
+    (status,) = PUT_END_ONE.reply.unpack((yield from fetch(shard, PUT_END, request, until)))
+    counters = core.counters
+    counters.keys += 1
+    name = outcome.transport
+    counters.bytes_written[name] = counters.bytes_written.get(name, 0) + size
+    if status:
+        error = error_of(status, key=label_of(key), operation="put")
+        return PutResult("rejected", error=error)
+    return _STORED
+
+
+def _read(
     core: Core, found: Found, plan: Plan, until: float, buffer: tuple[int, int, Any]
 ) -> Steps[bool]:
     """Copy and judge; False for anything but bytes that are good."""
     end, size, wanted, _, segment, offset = found
-    road = core.directory.get(segment)
-    if road is None or road.handle is None or road.failures or size > buffer[1]:
+    road = _road(core, segment)
+    if road is None or size > buffer[1]:
         return False
-    memory = None
-    if size <= core.inline_bytes_max:
-        try:
-            memory = road.handle.memory()
-        except StoreError:
-            return _failed(core, road)
+    try:
+        memory = _memory(core, road, offset, size)
+    except StoreError:
+        return _failed(core, road)
     if memory is not None:
-        if offset < 0 or size > memory.bytes or offset > memory.bytes - size:
-            return False
         sum64 = copy_one(memory.address + offset, buffer[0], size)
-        name = road.handle.transport
+        name = _transport(road)
     else:
-        column = np.array([[offset], [size], [buffer[0]]], np.int64)
-        offsets, lengths, addresses = column
-        move = Move(road, Direction.READ, offsets, lengths, addresses, plan.verify, buffer[2])
         # What follows a failure tries other replicas, and needs time for that.
-        (outcome,) = yield Moves([move], half_of(until))
+        place = buffer[0], size, buffer[2]
+        outcome = yield from _move(road, Direction.READ, offset, place, plan.verify, half_of(until))
         if isinstance(outcome, StoreError) or outcome.statuses[0]:
             return _failed(core, road)
         sum64 = int(outcome.checksums[0]) if plan.verify else 0
@@ -150,3 +201,68 @@ def _failed(core: Core, road: Road) -> bool:
     core.counters.failovers += 1
     core.directory.failed(road, time.monotonic_ns())
     return False
+
+
+class _Written(NamedTuple):
+    """Bytes that are where they belong."""
+
+    sum64: int
+    transport: str
+
+
+def _write(
+    core: Core, segment: int, offset: int, memory: tuple[int, int, Any], until: float
+) -> Steps[Any]:
+    """Write one replica; return None if that was not tried, and the outcome if it failed."""
+    road, (address, size, _) = _road(core, segment), memory
+    if road is None:
+        return None
+    try:
+        shared = _memory(core, road, offset, size)
+    except StoreError as error:
+        return error
+    if shared is None:
+        outcome = yield from _move(road, Direction.WRITE, offset, memory, True, until)
+        if isinstance(outcome, StoreError) or outcome.statuses[0]:
+            return outcome
+        return _Written(int(outcome.checksums[0]), outcome.transport)
+    if not shared.writable:
+        return None
+    return _Written(copy_one(address, shared.address + offset, size), _transport(road))
+
+
+def _road(core: Core, segment: int) -> Road | None:
+    """How a segment is reached, if it was reached before and never failed since."""
+    road = core.directory.get(segment)
+    return None if road is None or road.handle is None or road.failures else road
+
+
+def _transport(road: Road) -> str:
+    """What a segment that was reached is reached over."""
+    assert road.handle is not None
+    return road.handle.transport
+
+
+def _memory(core: Core, road: Road, offset: int, size: int) -> Mapping | None:
+    """The memory that this process shares with the owner; None where bytes are to be moved."""
+    assert road.handle is not None
+    memory = road.handle.memory() if size <= core.inline_bytes_max else None
+    if memory is not None and not 0 <= offset <= memory.bytes - size:
+        raise InvalidArgumentError(f"[{offset}, + {size}) is outside of {road.label}")
+    return memory
+
+
+def _move(
+    road: Road,
+    direction: Direction,
+    offset: int,
+    memory: tuple[int, int, Any],
+    checksum: bool,
+    until: float,
+) -> Steps[Any]:
+    """Move a batch of one; return its outcome."""
+    address, size, owner = memory
+    offsets, lengths, addresses = np.array([[offset], [size], [address]], np.int64)
+    move = Move(road, direction, offsets, lengths, addresses, checksum, owner)
+    (outcome,) = yield Moves([move], until)
+    return outcome

@@ -9,6 +9,9 @@ A key whose replica could not be written is given up and begun anew elsewhere, t
 is certain that nothing of the failed write can still arrive. After a timeout it is not: then the
 put is left to its deadline at the store, which frees its space only when no late write can hurt.
 
+A whole object alone takes the same steps without the columns, in `_straight.py`, which leaves
+everything unusual to this.
+
 Not done here: I/O (`_steps.py`), what callers get (`_operations.py`).
 Cost: two round trips a batch.
 """
@@ -16,7 +19,7 @@ Cost: two round trips a batch.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64]
 
-__all__ = ["Putting", "Wishes"]
+__all__ = ["Begun", "Putting", "Wishes", "patience_ms"]
 
 _ATTEMPTS = 3
 _REPLICAS_MAX = 64
@@ -96,6 +99,33 @@ class Wishes:
         self.excluded = _names(options.get("excluded", ()), "excluded")
         self.groups = _groups(options.get("group"), count)
 
+    def fields(self) -> dict[str, Any]:
+        """The fields of a request that do not depend on the keys."""
+        return {
+            "flags": self.flags,
+            "replicas": self.replicas,
+            "replicas_min": self.replicas_min,
+            "soft_pin": self.soft_pin,
+            "placement": -1,
+            "soft_pin_ttl_ms": self.soft_pin_ttl_ms,
+            "groups": self.groups,
+            "preferred": self.preferred,
+            "excluded": self.excluded,
+        }
+
+
+class Begun(NamedTuple):
+    """The reply to the begin of one key, and what a first transfer failed with, if one was made."""
+
+    reply: Any
+    outcome: Any
+
+
+def patience_ms(until: float) -> int:
+    """How long a shard may wait for space: the answer has to be back before the deadline."""
+    left_ms = max(0, int((until - time.monotonic()) * 1000))
+    return max(0, left_ms - max(50, left_ms // 10))
+
 
 def _names(names: Any, option: str) -> list[bytes]:
     if isinstance(names, str):
@@ -130,6 +160,8 @@ class Putting:
         self.checksums: NDArray[np.uint64] = np.zeros(n, np.uint64)
         self._replicas: Column = _NO_REPLICAS
         self._tried: dict[int, str] = {}
+        # What was done for the only key already.
+        self.begun: Begun | None = None
 
     def statuses(self) -> NDArray[np.int16]:
         """The final status of each key; ALREADY_EXISTS where it was present."""
@@ -154,6 +186,7 @@ class Putting:
                 break
             yield from self.begin(index, patient=not attempt)
             index = yield from self._write(index)
+            self.begun = None
             yield from self._give_up(index)
             if time.monotonic() >= self.until or attempt == _ATTEMPTS - 1:
                 break
@@ -178,8 +211,11 @@ class Putting:
         keys, cols = self.keys, self.cols
         batch = BATCH_MAX if len(index) <= _NAMED_MAX else _NAMED_MAX
         split = parts(keys, index, self.core.shards, batch)
-        calls = [(shard, PUT_START, self._request(some, patient)) for shard, some in split]
-        replies = yield from ask(calls, self.until)
+        if self.begun is not None:
+            replies = [self.begun.reply]
+        else:
+            calls = [(shard, PUT_START, self._request(some, patient)) for shard, some in split]
+            replies = yield from ask(calls, self.until)
         most = 0
         self._replicas = _NO_REPLICAS
         for (_, some), reply in zip(split, replies, strict=True):
@@ -206,22 +242,12 @@ class Putting:
         groups = wishes.groups
         if groups and not everything:
             groups = [groups[at] for at in some.tolist()]
-        left_ms = max(0, int((self.until - time.monotonic()) * 1000))
         return PUT_START.request.pack(
-            flags=wishes.flags,
-            replicas=wishes.replicas,
-            replicas_min=wishes.replicas_min,
-            soft_pin=wishes.soft_pin,
-            placement=-1,
-            soft_pin_ttl_ms=wishes.soft_pin_ttl_ms,
-            # The answer has to be back before the deadline.
-            wait_ms=max(0, left_ms - max(50, left_ms // 10)) if patient else 0,
+            wait_ms=patience_ms(self.until) if patient else 0,
             digests=keys.digests if everything else keys.digests[some],
             sizes=self.memory.sizes if everything else self.memory.sizes[some],
             names=keys.names(None if everything else some),
-            groups=groups,
-            preferred=wishes.preferred,
-            excluded=wishes.excluded,
+            **wishes.fields() | {"groups": groups},
         )
 
     def _blame(self, index: Column, error: StoreError) -> None:
@@ -272,7 +298,11 @@ class Putting:
         roads = yield from self._reached(roads)
         if not roads:
             return
-        outcomes = yield Moves([self._move(road, some, nth) for road, some in roads], self.until)
+        if self.begun is not None and self.begun.outcome is not None:
+            outcomes = [self.begun.outcome]
+        else:
+            moves = [self._move(road, some, nth) for road, some in roads]
+            outcomes = yield Moves(moves, self.until)
         for (road, some), outcome in zip(roads, outcomes, strict=True):
             self._judge(road, some, outcome, nth)
 

@@ -6,8 +6,7 @@ Python objects, O(1) per name. Listing is a scan of rows in steps the caller bou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ __all__ = ["NameArena", "Names"]
 ARENA_BYTES_PER_ROW = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(NamedTuple):
     """The names of a batch: one blob and the length of each."""
 
     blob: bytes | memoryview

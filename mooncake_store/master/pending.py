@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,8 +36,7 @@ RETRY_S = 0.004
 """Time per tick for puts that wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(NamedTuple):
     """A put_start or upsert_start as the core takes it."""
 
     client: int
@@ -64,8 +63,7 @@ class Put:
             names = Names.of([bytes(names.blob[starts[i] : ends[i]]) for i in chosen])
         if options.groups is not None:
             options = replace(options, groups=tuple(options.groups[i] for i in chosen))
-        return replace(
-            self,
+        return self._replace(
             digests=self.digests[chosen],
             sizes=self.sizes[chosen],
             names=names,

@@ -69,6 +69,8 @@ _CHANGES = frozenset(
         wire.REMOVE_MATCHING, wire.SUBMIT_TASK, wire.FETCH_TASKS, wire.FINISH_TASK,
     )
 )  # fmt: skip
+# Replicas wanted and demanded, soft pin, placement and time of the pin of a put without wishes.
+_USUAL = (DEFAULTS.replicas, DEFAULTS.replicas_min, DEFAULTS.soft_pin, -1, -1)
 _EVENTS, _EVENTS_REPLY = wire.EVENTS.request, wire.EVENTS.reply
 
 
@@ -237,7 +239,9 @@ class ShardService:
         rows, replicas = put.run(self.shard, self.now())
         wait_ms = request.wait_ms
         patient = wait_ms and not self._puts.full and not self._stopped
-        if patient and (rows["status"] == Status.NO_SPACE).any():
+        # With one replica each there are as many as accepted keys: nobody has to look.
+        refused = len(replicas) < len(rows) or put.options.replicas > 1
+        if refused and patient and (rows["status"] == Status.NO_SPACE).any():
             if frame.deadline_ms:
                 wait_ms = min(wait_ms, _wait_max_ms(frame.deadline_ms))
             return self._wait_for_space(put, rows, replicas, wait_ms)
@@ -354,25 +358,29 @@ def names_of(names: Ragged) -> Names | None:
     """Take the names of a request as the core does; None when none came."""
     if not len(names.blob):
         return None
-    return Names(memoryview(names.blob), np.diff(names.offsets))
+    offsets = names.offsets
+    return Names(memoryview(names.blob), offsets[1:] - offsets[:-1])
 
 
 def _options(request: Any) -> PutOptions:
     """Read the options of a put. Raises InvalidArgumentError for what does not exist."""
+    hard_pin = bool(request.flags & PutFlag.HARD_PIN)
+    named = len(request.groups) or len(request.preferred) or len(request.excluded)
+    if not (hard_pin or named) and request[1:6] == _USUAL:
+        # The core takes the common case by its identity, and then a shorter way.
+        return DEFAULTS
     try:
-        options = PutOptions(
+        return PutOptions(
             replicas=request.replicas,
             replicas_min=request.replicas_min,
             soft_pin=SoftPin(request.soft_pin),
             soft_pin_ttl_ns=None if request.soft_pin_ttl_ms < 0 else request.soft_pin_ttl_ms * MS,
-            hard_pin=bool(request.flags & PutFlag.HARD_PIN),
+            hard_pin=hard_pin,
             preferred=_texts(request.preferred),
             excluded=_texts(request.excluded),
             groups=_texts(request.groups) or None,
             placement=None if request.placement < 0 else Placement(request.placement),
         )
-        # The core takes the common case by its identity, and then a shorter way.
-        return DEFAULTS if options == DEFAULTS else options
     except ValueError as error:
         raise InvalidArgumentError(f"an option of the put is unknown: {error}") from error
 

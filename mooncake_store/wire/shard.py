@@ -7,33 +7,33 @@ dtypes of `mooncake_store.core.records` (`rows.view(GET_ROW)`). Statuses are the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from mooncake_store.core.records import RENAMES_MAX
-from transfer_engine.errors import RemoteProtocolError
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 from transfer_engine.wire.schema import Column, Packed
-
-if TYPE_CHECKING:
-    from transfer_engine.wire.frame import Body
+from transfer_engine.wire.single import SingleRow
 
 __all__ = [
     "EVENTS",
     "EXISTS",
+    "EXISTS_ONE",
     "FETCH_TASKS",
     "FIND_PREFIX",
     "FINISH_TASK",
     "GET",
+    "GET_ONE",
     "LIST",
     "OPEN",
     "PIN",
     "PUT_END",
+    "PUT_END_ONE",
     "PUT_REVOKE",
     "PUT_START",
+    "PUT_STARTED_ONE",
     "RELEASE",
     "REMOVE",
     "REMOVE_MATCHING",
@@ -62,8 +62,6 @@ __all__ = [
     "TaskRequest",
     "TaskWork",
     "TaskOutcome",
-    "pack_exists",
-    "unpack_exists",
 ]
 
 BATCH_MAX = 16_384
@@ -381,20 +379,26 @@ TASK = Operation("task", 0x34, Cold(TaskRequest), Cold(TaskReply), "how a task s
 FETCH_TASKS = Operation("fetch_tasks", 0x35, Cold(FetchTasks), Cold(TaskList), "takes work")
 FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome), "ends work")
 
-_ONE_KEY = EXISTS.request.pack(digests=np.zeros((1, 2), np.uint64))[:-16]
-_ONE_ANSWER = EXISTS.reply.pack(present=bytes(1))[:-8]
+
+class One(NamedTuple):
+    """How an operation asks for a single key, and reads the answer; see `SingleRow`."""
+
+    request: SingleRow
+    reply: SingleRow
 
 
-def pack_exists(digest: bytes) -> bytes:
-    """Return the body of EXISTS for one key: what `EXISTS.request` packs, without a column."""
-    return _ONE_KEY + digest
+def _one(operation: Operation[Any, Any]) -> One:
+    return One(
+        SingleRow(operation.request, whole=("digests",)), SingleRow(operation.reply, signed=True)
+    )
 
 
-def unpack_exists(body: Body) -> bool:
-    """Read the answer to one key. Raises RemoteProtocolError when it is none."""
-    if len(body) != len(_ONE_ANSWER) + 8 or not body[: len(_ONE_ANSWER)] == _ONE_ANSWER:
-        raise RemoteProtocolError(f"{len(body)} bytes are no answer to one key")
-    return body[len(_ONE_ANSWER)] != 0
+EXISTS_ONE = _one(EXISTS)
+GET_ONE = _one(GET)
+"""Its reply has one replica: GET_ROW as four words, then REPLICA as two."""
+PUT_END_ONE = _one(PUT_END)
+PUT_STARTED_ONE = SingleRow(PUT_START.reply, signed=True)
+"""The reply to the put of one replica: PUT_ROW as a word, then REPLICA as two."""
 
 
 SHARD = Registry(

@@ -8,6 +8,7 @@ import pytest
 from mooncake_store import (
     ChecksumMismatchError,
     Client,
+    IllegalClientError,
     LeaseExpiredError,
     LocalCluster,
     NoSpaceError,
@@ -252,8 +253,8 @@ def test_a_single_read_whose_lease_was_given_back_meanwhile_is_not_believed(stor
     with pytest.raises(NotFoundError):
         store.get("key")
     assert not left
-    left = during_copies(monkeypatch, lambda: store.put("other", b"newer", upsert=True))
     store.put("other", b"older")
+    left = during_copies(monkeypatch, lambda: store.put("other", b"newer", upsert=True))
     buffer = bytearray(5)
     assert store.get_into("other", buffer) == 5
     assert bytes(buffer) in (b"older", b"newer")
@@ -275,6 +276,38 @@ def test_a_single_read_that_outlives_its_lease_is_read_again(url, connect, monke
     assert store.get("key") == b"value"
     during_copies(monkeypatch, replace)
     assert store.get("gone") == b"other"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_single_put_that_cannot_be_written_goes_elsewhere(url, connect, monkeypatch, transport):
+    store = connect(url, transports=[transport])
+    store.put_many([f"open {n}" for n in range(256)], [b"x"] * 256)  # reach every segment
+    engine, road = store._core.engine, {}
+
+    def lost(handle, *arguments, **options):
+        road["failed"] = handle
+        monkeypatch.undo()
+        raise PeerLostError("the owner is gone")
+
+    monkeypatch.setattr(engine, "write_batch", lost)
+    monkeypatch.setattr(store._core, "inline_bytes_max", 0)  # moved by the engine, shm as well
+    assert store.put("key", b"value").stored
+    assert store.get("key") == b"value"
+    (place,) = store.query("key").replicas
+    assert place.segment != road["failed"].descriptor.name
+    assert store.stats().resting_segments == [road["failed"].descriptor.name]
+
+
+def test_a_single_put_that_another_replaced_meanwhile_is_refused(store, connect, url, monkeypatch):
+    other = connect(url)
+    store.put("open", b"the segment")
+    left = during_copies(monkeypatch, lambda: other.put("key", b"newer", upsert=True))
+    with pytest.raises(IllegalClientError, match="another client owns this put") as caught:
+        store.put("key", b"older")
+    assert not left
+    assert (caught.value.key, caught.value.operation) == ("key", "put")
+    assert caught.value.elapsed_s > 0
+    assert store.get("key") == b"newer"
 
 
 def test_removed_under_a_cached_lease_by_somebody_else(store, connect, url):

@@ -202,3 +202,28 @@ def test_warmup_compiles_one_signature_each():
     k.warmup()
     for name in ("lookup", "take", "choose", "remember", "settle", "take_put", "nth_replica"):
         assert getattr(k, name).signatures, name
+
+
+def test_an_answer_with_one_replica_is_taken_as_one_of_several_would_be(kernel):
+    """`take_single` and `take_one` say and remember the same of what a shard answers alike."""
+    random = np.random.default_rng(5)
+    known = roads([3, 1, -1, 2], rests=[0, 0, 0, 10_000])
+    for _ in range(300):
+        low, high = (int(word) for word in some_digests(1, int(random.integers(1 << 30)))[0])
+        status = 0 if random.random() < 0.7 else -704
+        segment, left = int(random.integers(0, 9)), int(random.integers(0, 3)) * 1000
+        row = np.zeros(1, GET_ROW)
+        row[0] = (64, random.integers(1 << 63), left, random.integers(1 << 32), status, 1)
+        words = np.frombuffer(row.tobytes(), np.int64).reshape(1, 4)
+        places = replicas_of((segment, int(random.integers(1 << 40))))
+        tables = np.zeros((2, k.WAYS, k.WORDS), np.int64)
+        one = kernel("take_one")(tables[0], low, high, words, places, 500, 1200, known, 0)
+        numbers = (*words[0].tolist(), *places[0].tolist())
+        single = kernel("take_single")(tables[1], low, high, *numbers, 500, 1200, known)
+        assert tuple(map(int, single)) == tuple(map(int, one))
+        assert (tables[0] == tables[1]).all()
+        taken = status == 0 and left > 700 and segment in (0, 1)
+        assert (single[0] != 0) == taken == tables[1].any()
+        if taken:
+            assert single[:3] == (500 + left, 64, words[0, 1])
+            assert single[4:] == (segment, places[0, 0])

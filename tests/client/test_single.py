@@ -10,11 +10,10 @@ from mooncake_store import (
     NoSpaceError,
     NotFoundError,
     ObjectTooLargeError,
-    RemoteProtocolError,
     ids,
 )
 from mooncake_store.units import MIB
-from mooncake_store.wire import shard
+from transfer_engine.checksum import checksum
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -82,6 +81,19 @@ def test_a_second_put_leaves_the_value_alone_unless_it_upserts(store, connect, u
     assert store.put("key", b"three", upsert=True).stored
     assert store.get("key") == b"three"
     assert connect(url).get("key") == b"three"
+
+
+def test_a_single_put_is_two_requests_and_says_where_its_bytes_went(url, connect):
+    store = connect(url, transports=["shm"])
+    store.put("first", b"it opens the segment")
+    before = store.stats()
+    assert store.put("second", b"0123456789").stored
+    assert store.put("second", b"elsewise").already_present
+    after = store.stats()
+    assert after.requests - before.requests == 3
+    assert after.keys - before.keys == 2
+    assert after.bytes_written["shm"] - before.bytes_written["shm"] == 10
+    assert store.query("second").checksum == checksum(b"0123456789")
 
 
 def test_an_upsert_is_seen_by_its_own_client_at_once(store):
@@ -254,16 +266,3 @@ def test_exists_on_several_shards(own_cluster, connect):
     assert store.remove_many(keys[::2]).ok
     assert [store.exists(key) for key in keys] == [False, True] * 10
     assert store.exists_many(keys).tolist() == [False, True] * 10
-
-
-def test_one_probe_travels_as_a_batch_of_one():
-    digest = ids.digest("key", "default")
-    words = np.frombuffer(digest, np.uint64).reshape(1, 2)
-    assert shard.pack_exists(digest) == shard.EXISTS.request.pack(digests=words)
-    for there in (False, True):
-        answer = shard.EXISTS.reply.pack(present=bytes([there]))
-        assert shard.unpack_exists(answer) is there
-        assert shard.unpack_exists(memoryview(answer)) is there
-    for wrong in (b"", answer[:-1], answer + bytes(8), shard.EXISTS.reply.pack(present=bytes(2))):
-        with pytest.raises(RemoteProtocolError):
-            shard.unpack_exists(wrong)

@@ -46,13 +46,14 @@ __all__ = ["Column", "Packed", "Ragged", "ROWS_MAX"]
 ROWS_MAX = 65536
 """Rows a column may have unless its message says otherwise."""
 
-_STRUCT_CODES = {
+STRUCT_CODES = {
     "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
     "i1": "b", "i2": "h", "i4": "i", "i8": "q",
     "f4": "f", "f8": "d",
 }  # fmt: skip
-_DTYPES = {name: np.dtype(f"<{name}") for name in _STRUCT_CODES}
+_DTYPES = {name: np.dtype(f"<{name}") for name in STRUCT_CODES}
 _OFFSETS = np.dtype("<u4")
+_OFFSET = struct.Struct("<I")
 _ZEROS = tuple(bytes(-length % 8) for length in range(8))
 
 
@@ -95,6 +96,8 @@ class Ragged(Sequence[bytes]):
     @classmethod
     def of(cls, strings: Sequence[bytes]) -> Ragged:
         """Gather byte strings into one blob."""
+        if not len(strings):
+            return _NO_STRINGS
         offsets = np.fromiter(accumulate(map(len, strings), initial=0), _OFFSETS, len(strings) + 1)
         return cls(offsets, b"".join(strings))
 
@@ -130,6 +133,9 @@ class Ragged(Sequence[bytes]):
         return f"Ragged({len(self)} strings, {len(self.blob)} bytes)"
 
 
+_NO_STRINGS = Ragged(np.frombuffer(bytes(4), _OFFSETS), b"")
+
+
 class _Plan(NamedTuple):
     """What `pack` and `unpack` need of one column, looked up once."""
 
@@ -159,7 +165,7 @@ class Packed:
         names = [name for name, _ in scalars] + [column.name for column in columns]
         if len(set(names)) != len(names):
             raise ValueError(f"a field is declared twice: {', '.join(names)}")
-        codes = "".join(_scalar_code(name, kind) for name, kind in scalars)
+        codes = "".join(scalar_code(name, kind) for name, kind in scalars)
         self._prefix = struct.Struct(f"<{len(self.dimensions) + len(ragged)}I{codes}")
         self._start = self._prefix.size + (-self._prefix.size & 7)
         self._start_padding = _ZEROS[self._prefix.size & 7]
@@ -319,8 +325,12 @@ class Packed:
             raise RemoteProtocolError(
                 f"column {plan.name} announces {blob_bytes} bytes, at most {limit} are allowed"
             )
+        (first,) = _OFFSET.unpack_from(body, start)
+        (last,) = _OFFSET.unpack_from(body, start + 4 * rows)
+        if not (rows or first or blob_bytes):
+            return _NO_STRINGS, start + 8
         offsets: NDArray[np.uint32] = np.ndarray((rows + 1,), _OFFSETS, body, start)
-        if offsets[0] != 0 or offsets[-1] != blob_bytes or (offsets[1:] < offsets[:-1]).any():
+        if first or last != blob_bytes or (rows > 1 and (offsets[1:] < offsets[:-1]).any()):
             raise RemoteProtocolError(f"the offsets of column {plan.name} do not ascend to its end")
         blob_at = start + _padded(4 * (rows + 1))
         blob = memoryview(body)[blob_at : blob_at + blob_bytes]
@@ -341,10 +351,10 @@ def _converted(plan: _Plan, value: Any) -> NDArray[Any]:
     return array
 
 
-def _scalar_code(name: str, kind: str) -> str:
+def scalar_code(name: str, kind: str) -> str:
     """Return the struct code of a scalar: a number, or `b16` for 16 bytes (a uuid, a digest)."""
-    if kind in _STRUCT_CODES:
-        return _STRUCT_CODES[kind]
+    if kind in STRUCT_CODES:
+        return STRUCT_CODES[kind]
     if kind.startswith("b") and kind[1:].isdigit():
         return f"{int(kind[1:])}s"
     raise ValueError(f"scalar {name}: kind {kind!r} is not one of b<bytes>, {', '.join(_DTYPES)}")
