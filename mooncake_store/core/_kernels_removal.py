@@ -10,6 +10,7 @@ from mooncake_store.core._codes import (
     BUSY,
     BYTES,
     DOOMED,
+    GROUPED,
     HARD_BYTES,
     HARD_PIN,
     HAS_LEASE,
@@ -111,22 +112,42 @@ def survey(context, now, doomed):
 
 
 @njit(**KERNEL)
+def let_go(context, now, silently, doomed):
+    """Dispose of rows if nothing about them is special; see `dispose`.
+
+    Returns (their flags or-ed, bytes, or -1 when nothing was done because something is: a tie to
+    other rows, a reader or writer to wait for, more extents than FREED_EXTENTS has room for).
+    """
+    flags, replicas, some_wait = survey(context, now, doomed)
+    freed = column(context, FREED_EXTENTS, INT64)
+    too_many = context[FREED] + replicas > freed.shape[0] // 2
+    if flags & (UPSERT | GROUPED) or some_wait or too_many:
+        return flags, -1
+    _, total = dispose(context, now, False, silently, doomed, True, freed)
+    return flags, total
+
+
+@njit(**KERNEL)
 def remove(context, now, force, digests, status, doomed):
-    """Find keys and decide their removal. Returns (rows doomed, what `survey` says of them)."""
+    """Find keys, decide their removal, and let the rows go if nothing about them is special.
+
+    Returns (rows doomed, what `let_go` says of them).
+    """
     found = column(context, FOUND, INT32)[: digests.shape[0]]
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
     count = check_remove(context, now, force, found, status, doomed)
-    return count, survey(context, now, doomed[:count])
+    flags, total = let_go(context, now, False, doomed[:count])
+    return count, flags, total
 
 
 @njit(**KERNEL)
 def dispose(context, now, writer_done, silently, doomed, keep, out):
     """Let doomed rows go: list their extents, tell the events, and clear all that knows of them.
 
-    out[:, j] = (segment, offset, size, until): `until` is 0 when the space may be reused at
-    once, else the end of the lease or of the writer's time. If none has to wait, `keep` may ask
-    for the extents to be added to FREED_EXTENTS instead. Returns (extents, bytes).
+    `out` is four columns, one after the other: segment, offset, size, until, which is 0 when the
+    space may be reused at once, else the end of the lease or of the writer's time. With `keep`,
+    when none has to wait, it is FREED_EXTENTS and they are added. Returns (extents, bytes).
     """
     rows = column(context, ROWS, ROW)
     cold = column(context, COLD_ROWS, COLD)
@@ -134,13 +155,10 @@ def dispose(context, now, writer_done, silently, doomed, keep, out):
         pin_ends = column(context, PIN_ENDS, INT64)
         for i in range(doomed.shape[0]):
             pin_ends[doomed[i]] = 0
-    m, total = unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out)
-    drop(
-        column(context, NAME_WORDS, INT64),
-        column(context, NAME_HEADS, INT64),
-        cold,
-        doomed,
-    )
+    m, total, named = unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out)
+    if named:
+        words, heads = column(context, NAME_WORDS, INT64), column(context, NAME_HEADS, INT64)
+        drop(words, heads, cold, doomed)
     delete(
         context,
         column(context, TABLE_A, INT64),
@@ -156,19 +174,18 @@ def dispose(context, now, writer_done, silently, doomed, keep, out):
 def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     """List and unlink the extents of doomed rows, and take the rows out of all totals.
 
-    Returns (extents, bytes); see `dispose`.
+    Returns (extents, bytes, whether any row has a name); see `dispose`.
     """
-    freed = column(context, FREED_EXTENTS, INT64)
-    half = freed.shape[0] // 2
-    segments, offsets = out[0], out[1]
-    if keep:
-        segments, offsets = freed[context[FREED] : half], freed[half + context[FREED] :]
+    most = out.shape[0] // 2 if keep else out.shape[0] // 4
+    begin = context[FREED] if keep else 0
+    segments, offsets = out[begin:most], out[most + begin : 2 * most]
+    sizes, untils = out[2 * most : 3 * most], out[3 * most :]
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     events = column(context, EVENTS, EVENT)
     tenant_use = column(context, TENANT_USE, INT64)
     kept = 0 if silently else context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
-    unfinished, pinned, hard, total, m = 0, 0, 0, 0, 0
+    unfinished, pinned, hard, total, names, m = 0, 0, 0, 0, 0, 0
     for i in range(doomed.shape[0]):
         row = doomed[i]
         until = 0
@@ -203,10 +220,11 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
             link = after
         if not keep:
             for j in range(first, m):
-                out[2, j] = size
-                out[3, j] = until
+                sizes[j] = size
+                untils[j] = until
         nbytes = size * (m - first)
         total += nbytes
+        names |= cold[row].name_ref
         tenant_use[2 * cold[row].tenant] -= nbytes
         tenant_use[2 * cold[row].tenant + 1] -= 1
         if rows[row].flags & HARD_PIN:
@@ -221,7 +239,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
         context[EVENTS_NEXT] += ended
     if keep:
         context[FREED] += m
-    return m, total
+    return m, total, names != 0
 
 
 @njit(**KERNEL)

@@ -6,6 +6,11 @@ two entry arrays. One is active. While the table changes size the other one stil
 that were not moved yet: positions below `CURSOR` have been moved, a deletion leaves DELETED.
 `head` is an int64 array indexed by the constants below.
 
+A home is the first of eight entries, a cache line, and probing goes on from there. All eight are
+compared at once, so that where among them an entry stands is no branch to mispredict. Entries are
+always packed: behind an empty one the rest of its eight are empty as well, and nothing that belongs
+to these eight or earlier ones lies beyond.
+
 Every batch kernel first walks the whole batch touching the entry (then the row) each key will
 need, without acting on it: those loads are independent, so their cache misses overlap.
 """
@@ -14,11 +19,26 @@ import numpy as np
 from numba import njit
 
 from mooncake_store.core._codes import KERNEL
+from mooncake_store.core._kernels_lines import LINE, first_equal
 
 ACTIVE, MASK, USED, OLD_MASK, CURSOR, FREE_ROWS, ROWS_HIGH, SINK = 0, 1, 2, 3, 4, 5, 6, 7
 HEAD_WORDS = 8
 LOW = 0xFFFFFFFF
 DELETED = -1
+HOMES = LOW - LINE + 1
+"""What of a tag is a home, under the mask."""
+
+
+@njit(**KERNEL, inline="always")
+def vacancy(table, home, mask):
+    """Return the first empty position from `home` on. O(1) expected."""
+    used = first_equal(table, home, 0, 0)
+    p = home + used
+    if used == LINE:
+        p &= mask
+        while table[p] != 0:
+            p = (p + 1) & mask
+    return p
 
 
 @njit(**KERNEL)
@@ -27,7 +47,7 @@ def _find_in_old(head, old, rows, lo, hi):
     mask = head[OLD_MASK]
     cursor = head[CURSOR]
     tag = lo & LOW
-    p = max(tag & mask, cursor)
+    p = max(tag & mask & HOMES, cursor)
     for _ in range(mask + 1):
         entry = old[p]
         if entry == 0:
@@ -44,9 +64,9 @@ def _find_in_old(head, old, rows, lo, hi):
 
 @njit(**KERNEL)
 def _find_among_equals(table, mask, rows, lo, hi):
-    """Look past entries whose tag is right but whose digest is not. O(1) expected."""
+    """Look at every entry whose tag is right. O(1) expected."""
     tag = lo & LOW
-    p = tag & mask
+    p = tag & mask & HOMES
     entry = table[p]
     while entry != 0:
         if ((entry >> 32) & LOW) == tag:
@@ -63,7 +83,7 @@ def find(head, table_a, table_b, rows, digests, out):
     """out[i] = row of digests[i] or -1. O(n) expected.
 
     Three passes, so that a loop that waits for memory has no branch that depends on it: touch
-    the home entries; walk to the entry with the right tag, which is the right one but once in
+    the home entries; find the entry with the right tag, which is the right one but once in
     four billion, and touch its row; compare digests.
     """
     n = digests.shape[0]
@@ -74,15 +94,14 @@ def find(head, table_a, table_b, rows, digests, out):
     mask = head[MASK]
     sink = 0
     for i in range(n):
-        sink ^= table[digests[i, 0] & LOW & mask]
+        sink ^= table[digests[i, 0] & HOMES & mask]
     for i in range(n):
         tag = digests[i, 0] & LOW
-        p = tag & mask
-        entry = table[p]
-        while entry != 0 and ((entry >> 32) & LOW) != tag:
-            p = (p + 1) & mask
-            entry = table[p]
-        row = (entry & LOW) - 1
+        p = tag & HOMES & mask
+        place = first_equal(table, p, tag, 32)
+        row = (table[p + min(place, LINE - 1)] & LOW) - 1
+        if place == LINE and row >= 0:  # all eight are in use: it may be further on
+            row = _find_among_equals(table, mask, rows, digests[i, 0], digests[i, 1])
         out[i] = row
         sink ^= rows[max(row, 0)].digest_lo
     head[SINK] = sink
@@ -115,23 +134,17 @@ def find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, out
     has_old = head[OLD_MASK] >= 0
     sink = 0
     for i in range(n):
-        sink ^= table[digests[i, 0] & LOW & mask]
+        sink ^= table[digests[i, 0] & HOMES & mask]
     head[SINK] = sink
     for i in range(n):
         lo = digests[i, 0]
         hi = digests[i, 1]
         tag = lo & LOW
-        p = tag & mask
-        entry = table[p]
-        row = -1
-        while entry != 0:
-            if ((entry >> 32) & LOW) == tag:
-                row = (entry & LOW) - 1
-                if rows[row].digest_lo == lo and rows[row].digest_hi == hi:
-                    break
-                row = -1
-            p = (p + 1) & mask
-            entry = table[p]
+        home = tag & HOMES & mask
+        place = first_equal(table, home, tag, 32)
+        row = (table[home + min(place, LINE - 1)] & LOW) - 1
+        if row >= 0 and (place == LINE or rows[row].digest_lo != lo or rows[row].digest_hi != hi):
+            row = _find_among_equals(table, mask, rows, lo, hi)
         if row < 0 and has_old:
             row = _find_in_old(head, old, rows, lo, hi)
         inserted[i] = False
@@ -145,7 +158,7 @@ def find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, out
             if row >= 0:
                 rows[row].digest_lo = lo
                 rows[row].digest_hi = hi
-                table[p] = (tag << 32) | (row + 1)
+                table[vacancy(table, home, mask)] = (tag << 32) | (row + 1)
                 head[USED] += 1
                 inserted[i] = True
         out[i] = row
@@ -171,7 +184,7 @@ def _position_in_old(head, old, tag, row):
     mask = head[OLD_MASK]
     cursor = head[CURSOR]
     wanted = (tag << 32) | (row + 1)
-    p = max(tag & mask, cursor)
+    p = max(tag & mask & HOMES, cursor)
     for _ in range(mask + 1):
         if old[p] == wanted:
             return p
@@ -209,14 +222,22 @@ def drop_entry(head, table, old, mask, has_old, tag, row):
     The hole is closed by moving later entries of its run back, so lookups never meet debris.
     """
     wanted = (tag << 32) | (row + 1)
-    hole = tag & mask
+    home = tag & HOMES & mask
+    place = first_equal(table, home, wanted, 0)
+    used = first_equal(table, home, 0, 0)
+    if place < used and used < LINE:  # the last of the eight takes its place
+        table[home + place] = table[home + used - 1]
+        table[home + used - 1] = 0
+        head[USED] -= 1
+        return
+    hole = home
     while table[hole] != wanted and table[hole] != 0:
         hole = (hole + 1) & mask
     if table[hole] == wanted:
         p = (hole + 1) & mask
         entry = table[p]
         while entry != 0:
-            home = (entry >> 32) & LOW & mask
+            home = (entry >> 32) & HOMES & mask
             if ((p - home) & mask) >= ((p - hole) & mask):
                 table[hole] = entry
                 hole = p
@@ -245,7 +266,7 @@ def delete(head, table_a, table_b, rows, free_rows, doomed):
     has_old = head[OLD_MASK] >= 0
     sink = 0
     for i in range(doomed.shape[0]):
-        sink ^= table[rows[doomed[i]].digest_lo & LOW & mask]
+        sink ^= table[rows[doomed[i]].digest_lo & HOMES & mask]
     head[SINK] = sink
     for i in range(doomed.shape[0]):
         row = np.int64(doomed[i])
@@ -265,7 +286,7 @@ def swap_row(head, table_a, table_b, rows, old_row, new_row):
     tag = rows[old_row].digest_lo & LOW
     mask = head[MASK]
     wanted = (tag << 32) | (old_row + 1)
-    p = tag & mask
+    p = tag & HOMES & mask
     while table[p] != wanted and table[p] != 0:
         p = (p + 1) & mask
     if table[p] == wanted:
@@ -294,7 +315,7 @@ def rename_row(head, table_a, table_b, rows, row, low, high):
     rows[row].digest_lo = low
     rows[row].digest_hi = high
     tag = rows[row].digest_lo & LOW
-    p = tag & mask
+    p = tag & HOMES & mask
     while table[p] != 0:
         p = (p + 1) & mask
     table[p] = (tag << 32) | (row + 1)
@@ -313,12 +334,12 @@ def drain(head, table_a, table_b, count):
     stop = min(head[CURSOR] + count, old_mask + 1)
     sink = 0
     for p in range(head[CURSOR], stop):
-        sink ^= table[(old[p] >> 32) & LOW & mask]
+        sink ^= table[(old[p] >> 32) & HOMES & mask]
     head[SINK] = sink
     for p in range(head[CURSOR], stop):
         entry = old[p]
         if entry != 0 and entry != DELETED:
-            q = (entry >> 32) & LOW & mask
+            q = (entry >> 32) & HOMES & mask
             while table[q] != 0:
                 q = (q + 1) & mask
             table[q] = entry

@@ -48,17 +48,20 @@ from mooncake_store.core.context import (
     ALIVE,
     BYTE,
     COLD_ROWS,
+    DISCARD_NS,
     EVENTS,
     EVENTS_KEPT,
     EVENTS_NEXT,
     FOUND,
     FREE_STACK,
     FRESH,
+    INT16,
     INT32,
     INT64,
     OVERFLOW_ROWS,
     PIN_ENDS,
     ROWS,
+    STATUS,
     TABLE_A,
     TABLE_B,
     TALLY,
@@ -124,24 +127,20 @@ def why_not(context, rows, row, now, discard_ns):
 
 
 @njit(**KERNEL)
-def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, lengths, status, found):
-    """Start puts: missing keys get a row in state WRITING, others an answer that says why not.
+def enter(context, digests, sizes, lengths, status, found, fresh):
+    """Find the rows of keys to put, and make new ones of those that are missing.
 
-    status[i] != 0 on entry means refused already. RETRY marks a row whose writer is late, or whose
-    replicas are all gone. Returns (rows claimed, RETRY answers).
+    status[i] != 0 on entry means refused already.
     """
     rows = column(context, ROWS, ROW)
     cold = column(context, COLD_ROWS, COLD)
     free_rows = column(context, FREE_STACK, INT32)
-    fresh = column(context, FRESH, BYTE)
-    tally = context[TALLY : TALLY + TALLY_WORDS]
-    n = digests.shape[0]
     admit(sizes, lengths, status)
     sink = 0
-    for i in range(min(n, context[FREE_ROWS])):  # the rows that will be taken, to have them near
+    for i in range(min(digests.shape[0], context[FREE_ROWS])):  # what will be taken, to be near
         row = free_rows[context[FREE_ROWS] - 1 - i]
         sink ^= rows[row].size ^ cold[row].name_ref
-    tally[SINK] = sink
+    context[TALLY + SINK] = sink
     find_or_insert(
         context,
         column(context, TABLE_A, INT64),
@@ -153,9 +152,23 @@ def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, leng
         found,
         fresh,
     )
+
+
+@njit(**KERNEL)
+def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, lengths, status, found):
+    """Start puts: missing keys get a row in state WRITING, others an answer that says why not.
+
+    status[i] != 0 on entry means refused already. RETRY marks a row whose writer is late, or whose
+    replicas are all gone. Returns how many of those there are.
+    """
+    rows = column(context, ROWS, ROW)
+    cold = column(context, COLD_ROWS, COLD)
+    fresh = column(context, FRESH, BYTE)
+    tally = context[TALLY : TALLY + TALLY_WORDS]
+    enter(context, digests, sizes, lengths, status, found, fresh)
     claimed = 0
     retries = 0
-    for i in range(n):
+    for i in range(digests.shape[0]):
         if status[i] != OK:
             continue
         row = found[i]
@@ -168,7 +181,76 @@ def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, leng
             status[i] = why_not(context, rows, row, now, discard_ns)
             retries += status[i] == RETRY
     column(context, TENANT_USE, INT64)[2 * tenant + 1] += claimed
-    return claimed, retries
+    return retries
+
+
+@njit(**KERNEL)
+def start(
+    context,
+    now,
+    client,
+    tenant,
+    segment,
+    first,
+    words,
+    sizes,
+    lengths,
+    offsets,
+    answers,
+    replicas,
+):
+    """Start puts of one replica each at `offsets` of one segment, and write their answers.
+
+    Does what `claim`, `attach` and `put_reply` do together, for keys that stand at `first` and
+    after in their batch; rows and statuses are left in FOUND and STATUS there. Returns (rows
+    started, offsets left over, which come first in `offsets`, RETRY answers), or -1 for the first
+    and nothing done when one of the offsets is -1.
+    """
+    n = words.shape[0]
+    for i in range(n):
+        if offsets[i] < 0:
+            return -1, 0, 0
+    rows = column(context, ROWS, ROW)
+    cold = column(context, COLD_ROWS, COLD)
+    fresh = column(context, FRESH, BYTE)
+    found = column(context, FOUND, INT32)[first : first + n]
+    status = column(context, STATUS, INT16)[first : first + n]
+    tally = context[TALLY : TALLY + TALLY_WORDS]
+    for i in range(n):
+        status[i] = OK
+    enter(context, words, sizes, lengths, status, found, fresh)
+    started, left, retries, total = 0, 0, 0, 0
+    for i in range(n):
+        row = found[i]
+        if status[i] == OK:
+            if row < 0:
+                status[i] = NO_SPACE
+            elif not fresh[i]:
+                status[i] = why_not(context, rows, row, now, context[DISCARD_NS])
+                retries += status[i] == RETRY
+        answers[i].status = status[i]
+        if status[i] != OK:
+            answers[i].generation = 0
+            answers[i].replicas = 0
+            offsets[left] = offsets[i]
+            left += 1
+            continue
+        open_row(rows, cold, row, sizes[i], now, client, tenant, 1, tally)
+        rows[row].segment = segment
+        rows[row].offset = offsets[i]
+        rows[row].replicas = 1
+        total += sizes[i]
+        answers[i].generation = rows[row].generation
+        answers[i].replicas = 1
+        replicas[started].offset = offsets[i]
+        replicas[started].segment = segment
+        replicas[started].spare = 0
+        started += 1
+    context[TALLY + BYTES] += total
+    use = column(context, TENANT_USE, INT64)
+    use[2 * tenant] += total
+    use[2 * tenant + 1] += started
+    return started, left, retries
 
 
 @njit(**KERNEL)
@@ -183,39 +265,6 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
         cold[new[i]].twin = old[i] + 1
         cold[old[i]].twin = new[i] + 1
     tenant_use[who[1], 1] += old.shape[0]
-
-
-@njit(**KERNEL)
-def settle(context, tenant, segment, start, offsets, found, answers, replicas):
-    """Give the rows found[start:] their one replica each, and write their answers.
-
-    There are as many as `offsets`. False, with nothing done, if one of the offsets is -1.
-    """
-    rows = column(context, ROWS, ROW)
-    n = offsets.shape[0]
-    for i in range(n):
-        if offsets[i] < 0:
-            return False
-    total = 0
-    hard = 0
-    for i in range(n):
-        row = found[start + i]
-        rows[row].segment = segment
-        rows[row].offset = offsets[i]
-        rows[row].replicas = 1
-        total += rows[row].size
-        if rows[row].flags & HARD_PIN:
-            hard += rows[row].size
-        answers[start + i].generation = rows[row].generation
-        answers[start + i].status = OK
-        answers[start + i].replicas = 1
-        replicas[start + i].offset = offsets[i]
-        replicas[start + i].segment = segment
-        replicas[start + i].spare = 0
-    context[TALLY + BYTES] += total
-    context[TALLY + HARD_BYTES] += hard
-    column(context, TENANT_USE, INT64)[2 * tenant] += total
-    return True
 
 
 @njit(**KERNEL)

@@ -34,11 +34,12 @@ ALIVE, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 38, 40, 42, 44
 NAME_WORDS, NAME_HEADS = 46, 48
 # What kernels leave for Python to hand on in larger batches: rows read, and extents freed.
 TOUCHED_ROWS, FREED_EXTENTS = 50, 52
-# Scratch of a kernel call: rows found, whether a row is new, rows that became hot.
-FOUND, FRESH, HOT_ROWS = 56, 58, 60
+# Scratch of a kernel call: rows found, whether a row is new, rows that became hot, statuses.
+FOUND, FRESH, HOT_ROWS, STATUS = 56, 58, 60, 62
 WORDS = 64
 
-INT64, INT32, BYTE = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint8)
+INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
+BYTE = np.dtype(np.uint8)
 """Types of the columns that are not records, for `column`."""
 
 

@@ -50,20 +50,31 @@ def put_start(
     if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
         return _all_refused(n, _why_whole(state, client, tenant))
     words, sizes = as_words(digests), as_column(sizes, INT64)
-    status, found = np.zeros(n, np.int16), np.empty(n, np.int32)
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     who = client, tenant
+    answers, replicas = np.empty(n, PUT_ROW), np.empty(n * options.replicas, REPLICA)
+    begun, placed, retries = 0, 0, 0
+    if options is DEFAULTS:
+        begun, placed, retries = _start_runs(state, who, words, sizes, lengths, answers, replicas)
+        if begun == n and not retries:
+            if names is not None and placed:
+                state.names.store(state.found[:n], state.status[:n], names)
+            return answers, replicas if placed == n else replicas[:placed]
+    # What follows uses the same scratch.
+    found, status = state.found[:n].copy(), state.status[:n].copy()
+    status[begun:] = c.OK
     wish = options.replicas, state.config.put_discard_ns
-    claimed, retries = _claim(state, who, words, sizes, lengths, wish, status, found)
-    if retries:
-        late = np.flatnonzero(status == c.RETRY)
+    rest = slice(begun, n)
+    _claim(state, who, words[rest], sizes[rest], lengths[rest], wish, status[rest], found[rest])
+    late = np.flatnonzero(status == c.RETRY)
+    if len(late):
         state.dispose(np.unique(found[late]))
         again, rows = np.zeros(len(late), np.int16), np.empty(len(late), np.int32)
         keys, again_sizes = as_words(words[late]), as_column(sizes[late], INT64)
-        more, _ = _claim(state, who, keys, again_sizes, NO_LENGTHS, wish, again, rows)
+        _claim(state, who, keys, again_sizes, NO_LENGTHS, wish, again, rows)
         found[late], status[late] = rows, again
-        claimed += more
-    return _fill(state, who, found, claimed, sizes, names, options, status)
+    _fill(state, who, found, sizes, options, status)
+    return _answer(state, found, names, status, answers, replicas)
 
 
 def upsert_start(
@@ -95,10 +106,12 @@ def upsert_start(
     who = (client, tenant)
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     wish = options.replicas, 0
-    claimed, _ = _claim(state, who, words, sizes, lengths, wish, status, found)
+    _claim(state, who, words, sizes, lengths, wish, status, found)
     beside = np.flatnonzero((status == c.ALREADY_EXISTS) & ~repeated)
-    claimed += _second_generations(state, who, sizes, options, status, found, beside)
-    return _fill(state, who, found, claimed, sizes, names, options, status)
+    _second_generations(state, who, sizes, options, status, found, beside)
+    _fill(state, who, found, sizes, options, status)
+    answers, replicas = np.empty(n, PUT_ROW), np.empty(n * options.replicas, REPLICA)
+    return _answer(state, found, names, status, answers, replicas)
 
 
 def _admits(
@@ -143,24 +156,13 @@ def _claim(
     wish: tuple[int, int],
     status: NDArray[np.int16],
     found: NDArray[np.int32],
-) -> tuple[int, int]:
-    """Give every acceptable key a row in state WRITING: (rows given, keys to clear and retry).
+) -> None:
+    """Give every acceptable key a row in state WRITING, or the status RETRY: clear and ask again.
 
     `wish` is (replicas wanted, age in ns from which an unfinished put is pre-empted).
     """
     state.table.maintain(len(words))
-    claimed, retries = k.claim(
-        state.words,
-        state.now,
-        *who,
-        *wish,
-        words,
-        sizes,
-        lengths,
-        status,
-        found,
-    )
-    return claimed, retries
+    k.claim(state.words, state.now, *who, *wish, words, sizes, lengths, status, found)
 
 
 def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int16]) -> None:
@@ -189,10 +191,10 @@ def _second_generations(
     status: NDArray[np.int16],
     found: NDArray[np.int32],
     beside: NDArray[np.int64],
-) -> int:
-    """Open a hidden WRITING row for each readable object of `beside`; return how many."""
+) -> None:
+    """Open a hidden WRITING row for each readable object of `beside`."""
     if len(beside) == 0:
-        return 0
+        return
     fresh = state.table.take_rows(len(beside))
     got = fresh >= 0
     status[beside] = np.where(got, c.OK, c.NO_SPACE)
@@ -210,78 +212,102 @@ def _second_generations(
         state.tenant_use,
     )
     found[beside] = new
-    return len(new)
 
 
 def _fill(
     state: ShardState,
     who: tuple[int, int],
     found: NDArray[np.int32],
-    claimed: int,
     sizes: NDArray[np.int64],
-    names: Names | None,
     options: PutOptions,
     status: NDArray[np.int16],
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Find space for claimed rows, give up those without, and compose the answer."""
-    answers = np.empty(len(found), PUT_ROW)
-    replicas = np.empty(claimed * options.replicas, REPLICA)
+) -> None:
+    """Find space for the claimed rows that have none, and give up those that get none."""
     if options.replicas > state.replicas_most:
         state.replicas_most = options.replicas
-    settled = 0
-    if claimed == len(found) and options is DEFAULTS:
-        settled = _settle_runs(state, who, found, sizes, answers, replicas)
-    if settled < claimed:
-        accepted = np.flatnonzero(status == c.OK)[settled:]
-        rows = found[accepted]
-        _mark(state, who[1], rows, accepted, options)
-        failed = _place(state, who, rows, as_column(sizes[accepted], INT64), options)
-        if failed is not None:
-            bad = failed != c.OK
-            status[accepted[bad]] = failed[bad]
-            state.dispose(rows[bad], writer_done=True)
-    if names is not None and claimed:
+    accepted = np.flatnonzero(status == c.OK)
+    accepted = accepted[state.rows["replicas"][found[accepted]] == 0]
+    if len(accepted) == 0:
+        return
+    rows = found[accepted]
+    _mark(state, who[1], rows, accepted, options)
+    failed = _place(state, who, rows, as_column(sizes[accepted], INT64), options)
+    if failed is not None:
+        bad = failed != c.OK
+        status[accepted[bad]] = failed[bad]
+        state.dispose(rows[bad], writer_done=True)
+
+
+def _answer(
+    state: ShardState,
+    found: NDArray[np.int32],
+    names: Names | None,
+    status: NDArray[np.int16],
+    answers: NDArray[Any],
+    replicas: NDArray[Any],
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Keep the names of rows that have space, and compose the answer."""
+    if names is not None:
         state.names.store(found, status, names)
-    if settled and settled == len(found):
-        return answers, replicas
     m = k.put_reply(state.rows, state.overflow, found, status, answers, replicas)
     return answers, replicas[:m]
 
 
-def _settle_runs(
+def _start_runs(
     state: ShardState,
     who: tuple[int, int],
-    found: NDArray[np.int32],
+    words: NDArray[np.int64],
     sizes: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
     answers: NDArray[Any],
     replicas: NDArray[Any],
-) -> int:
-    """Place the common batch (new keys, one replica, nothing special), a run per segment.
+) -> tuple[int, int, int]:
+    """Start the common batch (one replica, nothing special), a run of it per segment.
 
-    Two kernel calls a run. Returns how many keys from the front were placed; the rest is for
-    `_place`, which can evict and try other segments.
+    Space is allocated before it is known which keys are new: two kernel calls a run, and what
+    was not needed goes back. Returns (how many keys from the front were started or refused, their
+    replicas, how many are to be cleared away and asked again). The rest is for `_place`, which
+    can evict and try other segments.
     """
     if state.tenant_by_number[who[1]].quota_bytes is not None:
-        return 0
-    n, start = len(found), 0
+        return 0, 0, 0
+    n, start, placed, retries = len(words), 0, 0, 0
     order, first = state.space.turn(state.now)
     if first < 0:
         first, order = (
             0,
             state.space.order(state.now, DEFAULTS, state.client_by_handle[who[0]].host),
         )
+    state.table.maintain(n)
     choices = len(order)
     runs = min(choices, max(1, n // SPREAD_RUN))
     for run in range(runs):
         segment, stop = order[(first + run) % choices], n * (run + 1) // runs
-        offsets = segment.allocator.allocate(sizes if runs == 1 else sizes[start:stop])
-        if not k.settle(
-            state.words, who[1], segment.index, start, offsets, found, answers, replicas
-        ):
+        part = words, sizes, lengths
+        if runs > 1:
+            part = words[start:stop], sizes[start:stop], lengths[start:stop]
+        try:
+            offsets = segment.allocator.allocate(part[1])
+        except ValueError:  # a size is not positive: `claim` refuses only that
+            break
+        got, left, late = k.start(
+            state.words,
+            state.now,
+            *who,
+            segment.index,
+            start,
+            *part,
+            offsets,
+            answers[start:] if start else answers,
+            replicas[placed:] if placed else replicas,
+        )
+        if got < 0:
             segment.allocator.free(offsets[offsets >= 0])
             break
-        start = stop
-    return start
+        if left:
+            segment.allocator.free(offsets[:left])
+        start, placed, retries = stop, placed + got, retries + late
+    return start, placed, retries
 
 
 def _mark(

@@ -35,9 +35,12 @@ def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArr
     if n > BATCH_MAX:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
-    count, survey = k.remove(state.words, state.now, force, as_words(digests), status, doomed)
-    if count:
-        state.dispose_surveyed(doomed[:count], survey)
+    state.expect_disposal(n)
+    count, flags, total = k.remove(state.words, state.now, force, as_words(digests), status, doomed)
+    if total < 0:
+        state.dispose_with_care(doomed[:count], flags)
+    elif count:
+        state.forget(doomed if count == n else doomed[:count])
     return status
 
 

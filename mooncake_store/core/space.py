@@ -238,11 +238,10 @@ class Space:
                 todo = todo[(out.counts[todo] == replica) & (tried[todo] < choices)]
         return out
 
-    def can_keep(self, count: int) -> bool:
-        """Whether a kernel may leave so many freed extents in FREED_EXTENTS; makes room there."""
+    def expect_freed(self, count: int) -> None:
+        """Make room for `count` extents in FREED_EXTENTS, as far as there can be."""
         if self._numbers[places.FREED] + count > FREED_KEPT:
             self.settle()
-        return count <= FREED_KEPT
 
     def settle(self) -> None:
         """Return kept extents to their allocators, before anything asks these or changes them.

@@ -46,7 +46,6 @@ __all__ = [
     "as_words",
 ]
 
-NO_EXTENTS = np.empty((4, 0), np.int64)
 INT64, UINT32, UINT64 = np.dtype(np.int64), np.dtype(np.uint32), np.dtype(np.uint64)
 
 CLIENTS_MAX = 1 << 16
@@ -109,7 +108,8 @@ class ShardState:
         self.soft_policy = create_policy("lru", rows_max)
         self.soft_ends = Wheel(2)
         self._touched = bind(places.TOUCHED_ROWS, reserve(TOUCHES_KEPT + BATCH_MAX, np.int32))
-        bind(places.FOUND, reserve(BATCH_MAX, np.int32))
+        self.found = bind(places.FOUND, reserve(BATCH_MAX, np.int32))
+        self.status = bind(places.STATUS, reserve(BATCH_MAX, np.int16))
         bind(places.FRESH, reserve(BATCH_MAX, np.uint8))
         self.hot_rows = bind(places.HOT_ROWS, reserve(BATCH_MAX, np.int32))
         self.events = Events(config.events_kept, self.context)
@@ -165,21 +165,41 @@ class ShardState:
         """
         if len(doomed) == 0:
             return 0
-        survey = k.survey(self.words, self.now, doomed)
-        return self.dispose_surveyed(doomed, survey, writer_done, silently)
+        self.expect_disposal(len(doomed))
+        flags, total = k.let_go(self.words, self.now, silently, doomed)
+        if total < 0:
+            return self.dispose_with_care(doomed, flags, writer_done, silently)
+        self.forget(doomed)
+        return int(total)
 
-    def dispose_surveyed(
+    def expect_disposal(self, count: int) -> None:
+        """Prepare what `let_go` needs for up to `count` rows."""
+        self.table.maintain(count, growing=False)
+        self.space.expect_freed(count)
+
+    def dispose_with_care(
         self,
         doomed: NDArray[np.int32],
-        survey: tuple[int, int, bool],
+        flags: int,
         writer_done: bool = False,
         silently: bool = False,
     ) -> int:
-        """Dispose rows of which `survey` is known."""
-        if survey[0] & (c.UPSERT | c.GROUPED):
+        """Dispose rows that `let_go` refused: some are tied to others, or must wait, or too many.
+
+        `flags` are those of all of them. Returns the bytes.
+        """
+        if flags & (c.UPSERT | c.GROUPED):
             doomed = self._untied(doomed)
-            survey = k.survey(self.words, self.now, doomed)
-        _, replicas, some_wait = survey
+        self.table.maintain(len(doomed), growing=False)
+        replicas = int(self.rows["replicas"][doomed].sum(dtype=np.int64))
+        out = np.empty(4 * replicas, np.int64)
+        m, total = k.dispose(self.words, self.now, writer_done, silently, doomed, False, out)
+        self.space.free_or_quarantine(out.reshape(4, replicas)[:, :m])
+        self.forget(doomed)
+        return int(total)
+
+    def forget(self, doomed: NDArray[np.int32]) -> None:
+        """Tell policies and hot keys of rows that kernels let go."""
         self.hand_on_touches()
         self.policy.remove(doomed)
         if self.numbers[places.PINS_USED]:
@@ -187,13 +207,6 @@ class ShardState:
         if self.hot:
             for row in doomed.tolist():
                 self.hot.pop(row, None)
-        self.table.maintain(len(doomed), growing=False)
-        keep = not some_wait and self.space.can_keep(replicas)
-        out = NO_EXTENTS if keep else np.empty((4, replicas), np.int64)
-        m, total = k.dispose(self.words, self.now, writer_done, silently, doomed, keep, out)
-        if not keep:
-            self.space.free_or_quarantine(out[:, :m])
-        return int(total)
 
     def hand_on_touches(self) -> None:
         """Tell the policies of the uses since; before they learn or are asked anything else."""

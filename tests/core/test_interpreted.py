@@ -9,6 +9,7 @@ import pytest
 import mooncake_store.core
 from mooncake_store.core import PutOptions, Shard, ShardConfig, SoftPin
 from mooncake_store.core._kernels_columns import interpreted_column
+from mooncake_store.core._kernels_lines import interpreted_first_equal
 from mooncake_store.core.names import Names
 
 FOLDER = Path(mooncake_store.core.__file__).parent
@@ -149,6 +150,8 @@ def test_a_shard_lives_the_same_life_compiled_and_interpreted(seed, monkeypatch)
             monkeypatch.setattr(
                 module, "column", lambda *where: as_records(interpreted_column(*where))
             )
+        if hasattr(module, "first_equal"):
+            monkeypatch.setattr(module, "first_equal", interpreted_first_equal)
     with np.errstate(over="ignore"):
         for before, after in zip(compiled, some_life(seed), strict=True):
             np.testing.assert_array_equal(before, after)
