@@ -1,7 +1,7 @@
 """Child processes that report when they are ready and end when their parent does.
 
     child = Child("mooncake_store.master.shard_process", settings, name="shard 0")
-    ready = child.wait_ready(timeout_s=10)     # what the child said, or the error it failed with
+    ready = child.wait_ready()     # what the child said, or the error it failed with
     child.stop(grace_s=5)
 
 Parent and child share one socket pair, which is the standard input of the child: settings and
@@ -32,7 +32,11 @@ from transfer_engine.errors import ConfigError, StoreError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Child", "Parent"]
+__all__ = ["START_S", "Child", "Parent"]
+
+START_S = 300.0
+"""How long a child may take to be ready. One that ends is noticed at once; the time is for the
+first start on a machine that is busy with other things, which compiles kernels."""
 
 _LENGTH = struct.Struct("<I")
 _MESSAGE_BYTES_MAX = 1 << 20
@@ -63,7 +67,7 @@ class Child:
         """The number of the process."""
         return self.process.pid
 
-    def wait_ready(self, timeout_s: float) -> dict[str, Any]:
+    def wait_ready(self, timeout_s: float = START_S) -> dict[str, Any]:
         """Return what the child said when it was ready.
 
         Raises ConfigError or UnavailableError with the sentence the child failed with.
@@ -74,7 +78,9 @@ class Child:
             answer = _receive(self._channel)
         except TimeoutError:
             raise UnavailableError(
-                f"{self.name} was not ready in time", elapsed_s=time.monotonic() - started
+                f"{self.name} was not ready in time",
+                elapsed_s=time.monotonic() - started,
+                advice="compile its kernels ahead: `mooncake warmup`",
             ) from None
         except ConnectionError:
             answer = None

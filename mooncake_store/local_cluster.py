@@ -21,7 +21,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store import config
-from mooncake_store.children import Child
+from mooncake_store.children import START_S, Child
 from mooncake_store.units import parse_size
 from transfer_engine.errors import InvalidArgumentError, UnavailableError
 
@@ -36,8 +36,6 @@ __all__ = ["LocalCluster"]
 
 log = logging.getLogger(__name__)
 
-START_S = 90.0
-"""The first start on a machine compiles kernels."""
 STOP_S = 5.0
 OBJECTS_MAX = 4_000_000
 
@@ -144,12 +142,12 @@ class LocalCluster:
             "secret": self._secret,
         }
         self._master = Child(_PROGRAM, message, name="the master")
-        self._facts = self._master.wait_ready(START_S)
+        self._facts = self._master.wait_ready()
         for index in range(self._workers_wanted):
             self._workers.append(self._new_worker(index))
         for child in self._workers:
             assert isinstance(child, Child)
-            child.wait_ready(START_S)
+            child.wait_ready()
 
     def _new_worker(self, index: int) -> Child:
         message = {
@@ -212,7 +210,7 @@ class LocalCluster:
         """Kill a worker and start another one in its place, with fresh memory."""
         self._worker(index).kill()
         self._workers[index] = child = self._new_worker(index)
-        child.wait_ready(START_S)
+        child.wait_ready()
 
     def stop_master(self) -> None:
         """Stop the master with SIGSTOP."""
@@ -262,7 +260,10 @@ class _MasterThread:
         """Start it and return its addresses; raises what kept it from starting."""
         self._thread.start()
         if not self._ready.wait(START_S):
-            raise UnavailableError("the in-process master was not ready in time")
+            raise UnavailableError(
+                "the in-process master was not ready in time",
+                advice="compile its kernels ahead: `mooncake warmup`",
+            )
         if self._error is not None:
             raise self._error
         return self._facts

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Supervisor"]
 
-START_S = 60.0
 ADMIN_S = 5.0
 
 
@@ -80,7 +79,7 @@ class Supervisor:
             name = f"shard {shard} of {shards}"
             self._children.append(Child("mooncake_store.master.shard_process", message, name=name))
         answers = await asyncio.gather(
-            *(asyncio.to_thread(child.wait_ready, START_S) for child in self._children)
+            *(asyncio.to_thread(child.wait_ready) for child in self._children)
         )
         for child in self._children:
             self._watch(child)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalWorkers"]
 
-START_S = 120.0
-"""Loading torch and, the first time on a machine, compiling kernels."""
 _PROGRAM = "serving.workers.program"
 
 
@@ -50,7 +48,7 @@ class LocalWorkers:
             for number, role in enumerate(self._roles):
                 self.children.append(self._child(number, role))
             for child in self.children:
-                self.addresses.append(child.wait_ready(START_S)["address"])
+                self.addresses.append(child.wait_ready()["address"])
         except BaseException:
             self.close()
             raise
@@ -68,7 +66,7 @@ class LocalWorkers:
         """Start a new worker where one was killed; return its address."""
         self.kill(number)
         self.children[number] = child = self._child(number, role)
-        self.addresses[number] = child.wait_ready(START_S)["address"]
+        self.addresses[number] = child.wait_ready()["address"]
         return self.addresses[number]
 
     def kill(self, number: int) -> None:
