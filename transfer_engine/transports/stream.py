@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine import _kernels, _kernels_serve, _kernels_stream
+from transfer_engine import _kernels, _kernels_serve, _kernels_stream, _kernels_xxh3
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
 from transfer_engine.rpc.spinning import SPIN_NS
 from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSION, VERSIONS, FrameDecoder
@@ -107,6 +107,7 @@ _REST_MAX = 63
 # Other connections keep that choice: they need room for what a network holds.
 _NEAR_BYTES = 256 << 10
 _TIMEVAL = struct.Struct("@ll")
+_SEED = np.uint64(0)
 _NO_LINGER = struct.pack("@ii", 1, 0)
 _ENDS = frozenset({_kernels.MOVED_ALL, _kernels.UNEXPECTED, _kernels_serve.IDLE})
 _RETRY = frozenset({_kernels.MOVED_PART, errno.EINTR, errno.EAGAIN})
@@ -277,8 +278,10 @@ class Link:
     ) -> bool:
         """Send the request whose header is set, and its data; receive reply and data.
 
-        With `sums` the data is hashed as it passes. Returns False when the reply is not
-        `expected`: its header lies at the start of `view`, what follows it is still to be received.
+        With `sums` the data is hashed as it passes; what is no more than a window of that, and
+        stays in the cache, is hashed as a whole, before it leaves or after it came. Returns False
+        when the reply is not `expected`: its header lies at the start of `view`, what follows it
+        is still to be received.
         """
         needed = 2 * (columns[0].size + 1)
         if self._iov.size < needed:
@@ -289,7 +292,10 @@ class Link:
         if spins and writing and columns[1].size == 1:
             # The owner takes the bytes before it answers.
             spins += min(int(columns[1][0]) // _SPIN_BYTES, 4 * _SPINS)
-        apart = 0 if sums is None else 1
+        little = int(columns[1].sum()) <= _kernels_stream.WINDOW_BYTES
+        apart = 0 if sums is None or little else 1
+        if sums is not None and little and writing:
+            _kernels_xxh3.xxh3_64_ranges(columns[2], columns[1], _SEED, sums)
         asking = (
             *columns, self.message, self._iov, expected, 1 if writing else 0, apart, spins
         )  # fmt: skip
@@ -303,6 +309,8 @@ class Link:
             return False
         if apart and not writing:
             self._hashed(columns, sums, receive=True)
+        elif sums is not None and not writing:
+            _kernels_xxh3.xxh3_64_ranges(columns[2], columns[1], _SEED, sums)
         return True
 
     def _hashed(
