@@ -80,7 +80,7 @@ class StoreSide:
     def remove(self, keys: list[str]) -> None:
         """Remove objects, leases or not; those that left by themselves are no failure."""
         result = self._client.remove_many(keys, force=True)
-        if not np.isin(result.statuses, REMOVE_OK).all():
+        if not (result.ok or np.isin(result.statuses, REMOVE_OK).all()):
             result.check()
 
 

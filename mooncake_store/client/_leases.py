@@ -89,12 +89,13 @@ class Leases:
         with self._lock:
             _kernels.prolong(self._table, digests, index, generations, until)
 
-    def forget(self, digests: Column, index: Column, now: int) -> tuple[Column, Column]:
-        """Drop entries and return (generation, times granted) of each, to be given back."""
-        generations, counts = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
+    def forget(self, digests: Column, index: Column, now: int) -> tuple[Column, Column] | None:
+        """Drop entries and return (generation, times granted) of each, to be given back, if any."""
+        generations, counts = np.empty((2, len(index)), np.int64)
         with self._lock:
-            if _kernels.forget(self._table, digests, index, now, generations, counts):
-                self.epoch += 1
+            if not _kernels.forget(self._table, digests, index, now, generations, counts):
+                return None
+            self.epoch += 1
         return generations, counts
 
     def drain(self, now: int) -> tuple[Digests, Column]:

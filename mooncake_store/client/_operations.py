@@ -509,9 +509,10 @@ class Operations:
 
     def _release(self, keys: KeyBatch, index: Column) -> bytes | None:
         """Forget leases of ours; return the request that gives them back, if there are any."""
-        generations, counts = self.core.leases.forget(keys.words, index, time.monotonic_ns())
-        if not counts.any():
+        forgotten = self.core.leases.forget(keys.words, index, time.monotonic_ns())
+        if forgotten is None:
             return None
+        generations, counts = forgotten
         # One entry each time the lease was granted: the last one back ends it.
         repeated = np.repeat(index, counts)[:BATCH_MAX]
         return RELEASE.request.pack(

@@ -61,7 +61,7 @@ def test_polls_in_vain_become_rare(clock):
     for _ in range(10):
         spin.failed()
         seen.append(rests(spin))
-    assert seen == [1, 3, 7, 15, 31, 63, 127, 255, 255, 255]
+    assert seen == [1, 3, 7, 15, 31, 63, 63, 63, 63, 63]
     spin.paid()
     spin.failed()
     assert rests(spin) == 1

@@ -13,8 +13,8 @@ Every wait has a deadline, kept to within 1 % (the timeout of the socket is only
 is further off, which saves a system call a call). Whatever goes wrong in the middle of a
 conversation closes the connection: what a late reply would mean is nothing anybody can know.
 
-The reply to a brief request is polled for before it is slept for, where that has paid lately: see
-`spinning`.
+The reply to a request that is not long is polled for before it is slept for, where that has paid
+lately: see `spinning`.
 
     no listener, name unknown, no answer to the handshake    UnavailableError
     not this protocol, other version, other service          RemoteProtocolError
@@ -40,7 +40,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
-from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX, SPIN_NS, Spin
+from transfer_engine.rpc.spinning import AWAITED_BYTES_MAX, REPLY_SPIN_NS, Spin
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     DEADLINE_MS_MAX,
@@ -102,7 +102,7 @@ class BlockingConnection:
         self._arrived: dict[int, Frame] = {}
         # Operations differ in how soon they are answered, so each learns for itself.
         self._spins: defaultdict[int, Spin] = defaultdict(Spin)
-        self._brief = False
+        self._awaited = False
         self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False)
         self._session: Session | None = None
         self._version = 0
@@ -215,7 +215,7 @@ class BlockingConnection:
             self._fail(error, operation.name, start, timeout_s)
             raise
         self._waiting[request_id] = opcode
-        self._brief = length <= BRIEF_BYTES_MAX
+        self._awaited = length <= AWAITED_BYTES_MAX
         return request_id
 
     def _unsendable(
@@ -255,7 +255,7 @@ class BlockingConnection:
         try:
             if len(waiting) == 1 and not self._arrived and not self._decoder.pending_bytes:
                 # Nothing else can come, so what comes next is nearly always this reply, alone.
-                spin = self._spins[operation.opcode] if self._brief else None
+                spin = self._spins[operation.opcode] if self._awaited else None
                 count = self._receive(start + timeout_s, spin)
                 length = match_reply(
                     self._buffer, count, self._version, operation.opcode, request_id
@@ -297,7 +297,7 @@ class BlockingConnection:
     def _poll(self, spin: Spin) -> int:
         """Look for something to read without sleeping; -1 if nothing came for a moment."""
         receive, buffer, clock = self._sender.recv_into, self._buffer, time.perf_counter_ns
-        stop = clock() + SPIN_NS
+        stop = clock() + REPLY_SPIN_NS
         while True:
             try:
                 count = receive(buffer)
