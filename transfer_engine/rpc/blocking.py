@@ -40,7 +40,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.rpc.address import Address, tune
 from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
-from transfer_engine.rpc.spinning import AWAITED_BYTES_MAX, REPLY_SPIN_NS, Spin
+from transfer_engine.rpc.spinning import AWAITED_BYTES_MAX, SPIN_NS, Spin
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     DEADLINE_MS_MAX,
@@ -297,7 +297,7 @@ class BlockingConnection:
     def _poll(self, spin: Spin) -> int:
         """Look for something to read without sleeping; -1 if nothing came for a moment."""
         receive, buffer, clock = self._sender.recv_into, self._buffer, time.perf_counter_ns
-        stop = clock() + REPLY_SPIN_NS
+        stop = clock() + SPIN_NS
         while True:
             try:
                 count = receive(buffer)

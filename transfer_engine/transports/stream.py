@@ -97,8 +97,8 @@ _FIXED = np.array(
     ],
     dtype=np.int64,
 )
-# About 100 us: longer than waking a thread takes, shorter than anybody notices.
-_SPINS = 128
+# About 300 us, as `SPIN_NS`: longer than waking a thread takes, shorter than anybody notices.
+_SPINS = 384
 # What an owner takes in the time of one spin, about.
 _SPIN_BYTES = 2048
 _REST_MAX = 63
