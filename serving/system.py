@@ -235,10 +235,12 @@ async def serve_http(
 ) -> tuple[web.AppRunner, str]:
     """Serve an application; returns its runner and its URL. Raises UnavailableError."""
     # A client that goes away has to cancel its request, wherever it is.
-    runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        application, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S
+    )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, shutdown_timeout=STOP_S).start()
+        await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
         raise UnavailableError(

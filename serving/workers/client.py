@@ -138,8 +138,13 @@ class WorkerClient:
         finally:
             if submitted and not ended:
                 # Shielded: whoever cancels this still wants the worker to know.
-                with contextlib.suppress(StoreError, OSError, asyncio.CancelledError):
-                    await asyncio.shield(self.cancel(message.request_id, timeout_s=1.0))
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(self._leave(message.request_id))
+
+    async def _leave(self, request_id: str) -> None:
+        """Cancel a request, if the worker can be reached; nobody may be left to hear otherwise."""
+        with contextlib.suppress(StoreError, OSError):
+            await self.cancel(request_id, timeout_s=1.0)
 
     async def close(self) -> None:
         """Close the connection; the worker cancels what it still carries. Idempotent."""
