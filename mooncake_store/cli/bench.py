@@ -173,9 +173,9 @@ def metadata(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption 
         ("mooncake bench serving --json", "the full run, for a program"),
     )
 )
-def serving(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
+def serving(quick: QuickOption = False, as_json: JsonOption = False) -> None:
     """Measure what serving gains from the pool, with real workers."""
-    _bench("serving", quick, vs, as_json)
+    _bench("serving", quick, None, as_json)
 
 
 @app.command(
@@ -254,11 +254,16 @@ def every(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = F
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _bench(name: str, quick: bool, vs: str, as_json: bool, **own_options: Any) -> None:
-    def measure(report: "Report") -> None:
-        _module(name).run(report, quick=quick, vs=_names(vs), **own_options)
+def _bench(name: str, quick: bool, vs: str | None, as_json: bool, **own_options: Any) -> None:
+    """Run one bench; `vs` is None for one that compares with nothing else."""
+    sides = _names(vs or "")
+    if vs is not None:
+        own_options["vs"] = sides
 
-    _show(name, measure, quick=quick, vs=_names(vs), as_json=as_json)
+    def measure(report: "Report") -> None:
+        _module(name).run(report, quick=quick, **own_options)
+
+    _show(name, measure, quick=quick, vs=sides, as_json=as_json)
 
 
 def _module(name: str) -> Any:

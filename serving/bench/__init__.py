@@ -4,17 +4,19 @@
 
 - time to the first token of a prompt whose first 4,096 tokens are in the pool, against the same
   length computed;
+- a long prompt through a group of two workers, against one; and a prompt at each of the two at the
+  same time, which says what a second processor is worth on this machine;
 - how much of the time that storing a prompt's KV takes is hidden by storing it layer by layer while
-  the prompt is computed, against storing it afterwards;
-- a long prompt through a group of two workers, against one.
+  the prompt is computed, against storing it afterwards: on the loopback, and over a link of a
+  limited rate (`_streaming.py`).
 
-All sides of a row alternate in one run. Every worker computes on one thread, so a group of two
-needs two cores. Random weights: the arithmetic is that of a trained model of this shape.
+All sides of a row alternate in one run. Every worker computes on one thread and has a processor of
+its own. Random weights: the arithmetic is that of a trained model of this shape. There is nobody
+else to compare with, so it takes no `--vs`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,11 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
-    """Measure every row; there is nobody else to compare with, so `vs` adds nothing."""
-    from mooncake_store.local_cluster import LocalCluster
+def run(report: Report, *, quick: bool) -> None:
+    """Measure every row."""
     from serving.bench._rows import measure
 
-    # Over TCP, as between machines: on one host shared memory would make transfers vanish.
-    with LocalCluster(workers=1, segment="1GiB") as cluster:
-        asyncio.run(measure(report, cluster.url, repeats=3 if quick else 7))
+    measure(report, repeats=3 if quick else 7)

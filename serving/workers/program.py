@@ -19,23 +19,12 @@ from serving.workers.settings import settings_from
 from transfer_engine.errors import StoreError
 from transfer_engine.rpc.server import run
 
-__all__ = ["main", "share_interpreter"]
-
-_SWITCH_S = 0.0005
-
-
-def share_interpreter() -> None:
-    """Let the computing thread have the interpreter back soon when a transfer holds it.
-
-    The usual 5 ms are longer than a layer of a small model takes.
-    """
-    sys.setswitchinterval(_SWITCH_S)
+__all__ = ["main"]
 
 
 def main() -> int:
     """Run the worker the parent asked for; returns the exit code."""
     hold_garbage_collection()
-    share_interpreter()
     parent = Parent()
     logs.configure(parent.message.get("log_level", "warning"))
     try:

@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from typer.testing import CliRunner
 
 from mooncake_store.bench.harness import Report
 from mooncake_store.cli import bench
@@ -18,14 +19,33 @@ def test_every_row_has_a_value(monkeypatch):
     monkeypatch.setattr(_rows, "STREAM_MODEL", "nano")
     monkeypatch.setattr(_rows, "STREAM_TOKENS", 128)
     report = Report("serving", quick=True)
-    serving_bench.run(report, quick=True, vs=())
-    assert [row.name.split("/")[0] for row in report.rows] == [
-        "first token", "first token", "first token", "KV stored", "KV stored",
-    ]  # fmt: skip
-    assert all(row.value is not None for row in report.rows)
-    assert report.rows[2].vs["one worker"].value > 0
+    serving_bench.run(report, quick=True)
+    names = [row.name for row in report.rows]
+    assert names[:6] == [
+        "first token/256 tokens shared, in the pool",
+        "first token/256 tokens shared, of the time computed",
+        "first token/600 tokens, two workers",
+        "first token/600 tokens each, two workers",
+        "KV stored/over tcp, layer by layer",
+        "KV stored/over tcp, time hidden",
+    ]
+    assert names[6:8] == [
+        "KV stored/over a link as slow as compute, layer by layer",
+        "KV stored/over a link as slow as compute, time hidden",
+    ]
+    for row in report.rows:
+        # One processor, or a kernel that makes no such link.
+        assert row.value is not None or "two workers" in row.name or "a link" in row.name
+        assert (row.value is None) == bool(row.why)
+    assert report.rows[4].vs["after"].value > 0
 
 
 def test_the_command_finds_it_by_name():
     assert bench._module("serving") is serving_bench
-    assert set(inspect.signature(serving_bench.run).parameters) == {"report", "quick", "vs"}
+    assert set(inspect.signature(serving_bench.run).parameters) == {"report", "quick"}
+
+
+def test_it_is_compared_with_nothing_else():
+    done = CliRunner().invoke(bench.app, ["serving", "--vs", "upstream"])
+    assert done.exit_code == 2
+    assert "--vs" in done.output
