@@ -9,10 +9,10 @@ if TYPE_CHECKING:
         BatchResult,
         PathReport,
         Region,
-        SegmentHandle,
         TransferEngine,
     )
     from transfer_engine.file_segment import FileSegment
+    from transfer_engine.handle import SegmentHandle
     from transfer_engine.notify import Notification
     from transfer_engine.segment import Segment
     from transfer_engine.submission import Submission
@@ -49,7 +49,7 @@ _HOME = {
     "Segment": "transfer_engine.segment",
     "SegmentDescriptor": "transfer_engine.base",
     "Notification": "transfer_engine.notify",
-    "SegmentHandle": "transfer_engine.engine",
+    "SegmentHandle": "transfer_engine.handle",
     "Submission": "transfer_engine.submission",
     "TransferEngine": "transfer_engine.engine",
     "TransferServer": "transfer_engine.transports.server",

@@ -13,6 +13,8 @@ import numpy as np
 from numba import njit, types
 from numba.core.types import ExternalFunction
 
+from transfer_engine._kernels_primitives import copy_streaming, finish_streaming
+
 _memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
 _sendmsg = ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
 _recvmsg = ExternalFunction("recvmsg", types.intp(types.int32, types.intp, types.int32))
@@ -25,6 +27,8 @@ _IOV_MAX = 1024
 _MSG_DONTWAIT = 0x40
 _MSG_WAITALL = 0x100
 _MSG_NOSIGNAL = 0x4000
+# Below this the lines at both ends of a range, which are not streamed, are most of it.
+_STREAM_BYTES_MIN = 4096
 _BAD_RANGE = -600  # InvalidArgumentError.code
 
 MOVED_ALL = 0
@@ -98,13 +102,35 @@ def check_ranges(offsets, lengths, segment_bytes, statuses):
 
 
 @njit(cache=True, nogil=True)
-def copy_batch(base, offsets, lengths, addresses, statuses, begin, end, into_segment, cancel):
+def _copy(target, source, nbytes, streaming):
+    """Copy bytes, which may overlap, past the caches if that is wanted and pays. O(bytes)."""
+    apart = target + nbytes <= source or source + nbytes <= target
+    if streaming != 0 and nbytes >= _STREAM_BYTES_MIN and apart:
+        copy_streaming(target, source, nbytes)
+    else:
+        _memmove(target, source, nbytes)
+
+
+@njit(cache=True, nogil=True)
+def copy_one(target, source, nbytes, streaming):
+    """Copy one range; streaming: 1 writes it past the caches. O(bytes)."""
+    _copy(target, source, nbytes, streaming)
+    if streaming != 0:
+        finish_streaming()
+
+
+@njit(cache=True, nogil=True)
+def copy_batch(
+    base, offsets, lengths, addresses, statuses, begin, end, into_segment, streaming, cancel
+):
     """Copy bytes [begin, end) of the concatenated good requests between a segment and memory.
 
     base: address of the segment. into_segment: 1 copies local memory to the segment, 0 back.
-    cancel: one int64, looked at before each request; non-zero stops. Threads split a batch by
-    passing disjoint [begin, end). Returns 1 when cancelled, else 0. O(n + bytes).
+    streaming: 1 writes long requests past the caches. cancel: one int64, looked at before each
+    request; non-zero stops. Threads split a batch by passing disjoint [begin, end). Returns 1 when
+    cancelled, else 0. O(n + bytes).
     """
+    stopped = np.int64(0)
     position = 0
     for i in range(offsets.size):
         if statuses[i] != 0:
@@ -115,16 +141,19 @@ def copy_batch(base, offsets, lengths, addresses, statuses, begin, end, into_seg
         position += length
         if first < last:
             if cancel[0] != 0:
-                return 1
+                stopped = np.int64(1)
+                break
             inside = base + offsets[i] + first
             outside = addresses[i] + first
             if into_segment != 0:
-                _memmove(inside, outside, last - first)
+                _copy(inside, outside, last - first, streaming)
             else:
-                _memmove(outside, inside, last - first)
+                _copy(outside, inside, last - first, streaming)
         if position >= end:
             break
-    return 0
+    if streaming != 0:
+        finish_streaming()
+    return stopped
 
 
 @njit(cache=True, nogil=True)
@@ -319,7 +348,8 @@ def warmup() -> None:
     length = np.array([4], dtype=np.int64)
     check_batch(column, length, starts, 8, starts, starts + 8, statuses)
     check_ranges(column, length, 8, statuses)
-    copy_batch(address, column, length, starts + 4, statuses, 0, 4, 1, column)
+    copy_batch(address, column, length, starts + 4, statuses, 0, 4, 1, 0, column)
+    copy_one(address, address + 4, 4, 0)
     iov = np.zeros(4, dtype=np.int64)
     build_iov(address, column, length, statuses, iov, address, 8)
     message = np.zeros(COLUMNS_AT + 2, dtype=np.int64)

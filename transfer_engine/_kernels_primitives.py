@@ -31,7 +31,9 @@ STRIPES_PER_BLOCK = 16
 P32_1 = U64(0x9E3779B1)
 STREAM_ALIGNMENT = 16
 """Streamed stores go to addresses that are multiples of this, the narrowest vector there is."""
+LINE_BYTES = 64
 _PREFETCH_BYTES = 1024
+_UNROLLED_LINES = 4
 
 _I32, _I64, _I128 = ir.IntType(32), ir.IntType(64), ir.IntType(128)
 _POINTER = ir.PointerType()
@@ -156,15 +158,20 @@ def _at(builder, base, offset):
     return builder.gep(base, [offset], source_etype=ir.IntType(8))
 
 
-def _emit_prefetch(builder, address):
-    """Ask for the line at an address; one that is not mapped is ignored."""
+def _emit_prefetch(builder, address, keep=3):
+    """Ask for the line at an address, to keep (3) or not (0); one that is not mapped is ignored."""
     name = "llvm.prefetch.p0"
     function = builder.module.globals.get(name)
     if function is None:
         kind = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
         function = ir.Function(builder.module, kind, name)
-    reading, keep, data = _I32(0), _I32(3), _I32(1)
-    builder.call(function, [address, reading, keep, data])
+    reading, data = _I32(0), _I32(1)
+    builder.call(function, [address, reading, _I32(keep), data])
+
+
+def _store_streaming(builder, value, address, align):
+    store = builder.store(value, address, align=align)
+    store.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
 
 
 def _emit_stripe(builder, lanes, source, target, key, index, streaming):
@@ -174,10 +181,11 @@ def _emit_stripe(builder, lanes, source, target, key, index, streaming):
         _emit_prefetch(builder, _at(builder, source, builder.add(offset, _I64(_PREFETCH_BYTES))))
     data = builder.load(_at(builder, source, offset), align=1, typ=_LANES)
     if target is not None:
-        align = STREAM_ALIGNMENT if streaming else 1
-        store = builder.store(data, _at(builder, target, offset), align=align)
+        there = _at(builder, target, offset)
         if streaming:
-            store.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+            _store_streaming(builder, data, there, STREAM_ALIGNMENT)
+        else:
+            builder.store(data, there, align=1)
     keyed = builder.xor(data, builder.load(key, align=1, typ=_LANES))
     low = builder.and_(keyed, _splat(0xFFFFFFFF))
     product = builder.mul(low, builder.lshr(keyed, _splat(32)))
@@ -268,6 +276,58 @@ def _accumulate_streaming_compiled(state, source, target, secret, stripes):
     return lambda state, source, target, secret, stripes: _accumulate_streaming_llvm(
         state, source, target, secret, stripes
     )
+
+
+def copy_streaming(target, source, nbytes):
+    """Copy bytes as `copy` does, storing past the caches; ordered only by `finish_streaming`."""
+    copy(target, source, nbytes)
+
+
+def _emit_copy_streaming(builder, target, source, nbytes):
+    """Copy whole groups of lines to an address that is the first of a line."""
+    target, source = (builder.inttoptr(address, _POINTER) for address in (target, source))
+    entry = builder.block
+    head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(_I64)
+    index.add_incoming(_I64(0), entry)
+    builder.cbranch(builder.icmp_signed("<", index, nbytes), body, after)
+    builder.position_at_end(body)
+    offsets = [builder.add(index, _I64(LINE_BYTES * line)) for line in range(_UNROLLED_LINES)]
+    lines = []
+    for offset in offsets:
+        ahead = builder.add(offset, _I64(_PREFETCH_BYTES))
+        _emit_prefetch(builder, _at(builder, source, ahead), keep=0)
+        lines.append(builder.load(_at(builder, source, offset), align=1, typ=_LANES))
+    for offset, line in zip(offsets, lines, strict=True):
+        _store_streaming(builder, line, _at(builder, target, offset), LINE_BYTES)
+    index.add_incoming(builder.add(index, _I64(LINE_BYTES * _UNROLLED_LINES)), body)
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
+@intrinsic
+def _copy_streaming_llvm(_typing, target, source, nbytes):
+    def codegen(context, builder, _signature, arguments):
+        _emit_copy_streaming(builder, *arguments)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@overload(copy_streaming)
+def _copy_streaming_compiled(target, source, nbytes):
+    def compiled(target, source, nbytes):
+        # Up to the first line of the target, the lines, and what is left.
+        head = min(-target & (LINE_BYTES - 1), nbytes)
+        copy(target, source, head)
+        lines = (nbytes - head) & -(LINE_BYTES * _UNROLLED_LINES)
+        _copy_streaming_llvm(target + head, source + head, lines)
+        done = head + lines
+        copy(target + done, source + done, nbytes - done)
+
+    return compiled
 
 
 def finish_streaming():

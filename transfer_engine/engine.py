@@ -35,6 +35,7 @@ from transfer_engine.base import (
     default_timeout_s,
     remaining_s,
 )
+from transfer_engine.checksum import address_of
 from transfer_engine.columns import as_column, merge_ranges
 from transfer_engine.devices import DeviceMemory, DeviceRanges, locate
 from transfer_engine.directory.peer import PeerDirectory
@@ -47,12 +48,14 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.handle import OPEN_TIMEOUT_S, SegmentHandle
 from transfer_engine.memory import load_kernels
 from transfer_engine.notify import Post, Posted, Probe, decode_answer, encode
 from transfer_engine.outcome import BatchResult
 from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
 from transfer_engine.paths_run import SLICED_BYTES_MIN, Workers, move_sliced
 from transfer_engine.segment import Segment, flat_view
+from transfer_engine.single import copy_at_once, only
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
 from transfer_engine.transports.tcp import TcpTransport
@@ -67,15 +70,11 @@ if TYPE_CHECKING:
     from transfer_engine.base import Columns
     from transfer_engine.devices import SupportsDevice
     from transfer_engine.directory.base import Directory
-    from transfer_engine.memory import Mapping
     from transfer_engine.notify import Answer, Question
-    from transfer_engine.paths import PathHealth
     from transfer_engine.paths_routes import Route
     from transfer_engine.topology import Topology
 
 __all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
-
-_OPEN_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,64 +87,6 @@ class Region:
     _keep: object
     location: str = "host"
     """Where the memory is: "host", or the device as in "cuda:0"."""
-
-
-class SegmentHandle:
-    """A segment opened by an engine. `size` and `descriptor` are constant."""
-
-    __slots__ = ("_engine", "_routes", "_survey", "descriptor", "size")
-
-    def __init__(
-        self,
-        engine: TransferEngine,
-        descriptor: SegmentDescriptor,
-        routes: Routes,
-        survey: list[PathReport],
-    ) -> None:
-        self.descriptor = descriptor
-        self.size = descriptor.size
-        self._survey = survey
-        self._engine = engine
-        self._routes = routes
-
-    @property
-    def transport(self) -> str:
-        """The transport that serves this handle now."""
-        return self._routes.name
-
-    @property
-    def report(self) -> list[PathReport]:
-        """Why each transport of the engine is, or is not, the one in use."""
-        return self._routes.report(self._survey)
-
-    @property
-    def paths(self) -> list[PathHealth]:
-        """How every route stands: healthy or resting, its bandwidth where batches were cut."""
-        return self._routes.health()
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """Return a range without a copy, read-only; only over local and shm.
-
-        The memory stays mapped while the view lives, but its owner may write to it at any time:
-        hold a lease on what you look at.
-        """
-        transport, target = self._routes.find(time.monotonic() + _OPEN_TIMEOUT_S)
-        return transport.view(target, offset, length)
-
-    def memory(self) -> Mapping | None:
-        """Return the memory that this process shares with the owner, or None; see `Transport`.
-
-        For whoever copies one range and does without the checks of a batch: bounds are up to it.
-        The mapping is valid while it is referenced.
-        """
-        used = self._routes.used
-        if used is None or self._engine.closed:
-            return None
-        return used[0].memory(used[1])
-
-    def close(self) -> None:
-        """Give the segment up. Idempotent."""
-        self._routes.close()
 
 
 class TransferEngine:
@@ -180,6 +121,7 @@ class TransferEngine:
         self._regions: dict[int, Region] = {}
         # Sorted disjoint [start, end) of everything registered; replaced, never changed.
         self._ranges: tuple[Columns, Columns] = merge_ranges([])
+        self._edges: list[int] = []  # the same, start and end in turn
         self._devices = DeviceRanges()
         self._submitter = Submitter(threads=threads, queue_max=queue_max)
         self._prober = Prober()
@@ -246,6 +188,7 @@ class TransferEngine:
         """Replace what batches are checked against. Held: the lock."""
         regions = list(self._regions.values())
         self._ranges = merge_ranges(regions)
+        self._edges = np.stack(self._ranges, axis=1).ravel().tolist()
         self._devices = DeviceRanges(
             tuple(region._keep for region in regions if isinstance(region._keep, DeviceMemory))
         )
@@ -256,7 +199,7 @@ class TransferEngine:
         *,
         require: str | None = None,
         location: str = "",
-        timeout_s: float = _OPEN_TIMEOUT_S,
+        timeout_s: float = OPEN_TIMEOUT_S,
     ) -> SegmentHandle:
         """Reach a segment over the cheapest path that works, or only over `require`.
 
@@ -381,9 +324,8 @@ class TransferEngine:
         has ended, and vouches for their bounds: they need not be registered, which for a buffer
         used once costs more than a small transfer.
         """
-        ranges = _ANYWHERE if trusted else None
-        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums, ranges)
-        return self._run(target, Operation.READ, batch, timeout_s)
+        columns = offsets, lengths, addresses
+        return self._batch(Operation.READ, target, columns, timeout_s, checksums, fence, trusted)
 
     def write_batch(
         self,
@@ -402,9 +344,27 @@ class TransferEngine:
         After an error an unknown part was written. `fence` reaches the access hook of the owner
         where the owner takes part (tcp).
         """
+        columns = offsets, lengths, addresses
+        return self._batch(Operation.WRITE, target, columns, timeout_s, checksums, fence, trusted)
+
+    def _batch(
+        self,
+        operation: Operation,
+        target: SegmentHandle,
+        columns: tuple[ArrayLike, ArrayLike, ArrayLike],
+        timeout_s: float | None,
+        checksums: bool,
+        fence: int,
+        trusted: bool,
+    ) -> BatchResult:
+        if not (checksums or fence):
+            one = map(only, columns)
+            done = self._at_once(target, operation, *one, trusted=trusted, timeout_s=timeout_s)
+            if done is not None:
+                return done
         ranges = _ANYWHERE if trusted else None
-        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums, ranges)
-        return self._run(target, Operation.WRITE, batch, timeout_s)
+        batch = self._prepare(target, *columns, fence, checksums, ranges)
+        return self._run(target, operation, batch, timeout_s)
 
     def read_into(
         self, target: SegmentHandle, offset: int, buffer: Buffer, *, timeout_s: float | None = None
@@ -492,13 +452,25 @@ class TransferEngine:
         view: memoryview,
         timeout_s: float | None,
     ) -> None:
-        memory = np.frombuffer(view, dtype=np.uint8) if view.nbytes else np.empty(1, np.uint8)
-        address = memory.ctypes.data
-        batch = self._prepare(
-            target, [offset], [view.nbytes], [address], 0, False,
-            (np.array([address]), np.array([address + memory.size])),
-        )  # fmt: skip
-        self._run(target, operation, batch, timeout_s).check()
+        address, length = address_of(view, writable=False)
+        columns = [offset], [length], [address]
+        self._batch(operation, target, columns, timeout_s, False, 0, True).check()
+
+    def _at_once(
+        self,
+        target: SegmentHandle,
+        operation: Operation,
+        *numbers: int,
+        trusted: bool,
+        timeout_s: float | None,
+    ) -> BatchResult | None:
+        """Move one request where that is just a copy (`single`); None when it is more than that."""
+        used = target._routes.used
+        if used is None or self.closed or self._devices:
+            return None
+        if timeout_s is not None and timeout_s <= 0:
+            return None
+        return copy_at_once(used, None if trusted else self._edges, operation, *numbers)
 
     def _run(
         self, target: SegmentHandle, operation: Operation, batch: Batch, timeout_s: float | None

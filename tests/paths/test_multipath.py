@@ -263,14 +263,14 @@ def test_a_better_transport_is_taken_up_again(monkeypatch):
 
     owner = OwnerProcess()
     broken = [True]
-    plain = ShmTransport.move
+    plain = ShmTransport._resource
 
-    def move(*arguments):
+    def resource(*arguments):
         if broken:
             raise PeerLostError("injected")
-        plain(*arguments)
+        return plain(*arguments)
 
-    monkeypatch.setattr(ShmTransport, "move", move)
+    monkeypatch.setattr(ShmTransport, "_resource", resource)
     try:
         memory = np.zeros(1000, np.uint8)
         with TransferEngine() as engine:

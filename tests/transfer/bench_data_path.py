@@ -105,7 +105,7 @@ def make_sides(engine, shm, tcp, bare, other, addresses, size, count):
 
     def memcpy(at):
         _kernels.copy_batch(
-            other.ctypes.data, at, lengths, addresses, statuses, 0, size * count, 0, none
+            other.ctypes.data, at, lengths, addresses, statuses, 0, size * count, 0, 0, none
         )
 
     return {

@@ -104,8 +104,8 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(_kernels, "_recv", lambda *values: recv(*map(int, values)))
     errno_at = _bare("__errno_location", long)
     monkeypatch.setattr(_kernels, "_errno_location", errno_at)
-    for name in ("check_batch", "check_ranges", "copy_batch", "build_iov", "move_iov", "_errno",
-                 "_fill", "exchange", "take_request"):  # fmt: skip
+    for name in ("check_batch", "check_ranges", "_copy", "copy_batch", "build_iov", "move_iov",
+                 "_errno", "_fill", "exchange", "take_request"):  # fmt: skip
         monkeypatch.setattr(_kernels, name, getattr(_kernels, name).py_func)
     return _kernels
 

@@ -76,18 +76,58 @@ def test_copy_batch_copies_any_window_of_a_batch(kernels):
     cuts = [0, 1, 100, 101, total // 2, total]
     for begin, end in itertools.pairwise(cuts):
         args = (base, offsets, lengths, addresses, verdicts, begin, end)
-        assert kernels.copy_batch(*args, 0, cancel) == 0
+        assert kernels.copy_batch(*args, 0, 0, cancel) == 0
         assert np.array_equal(local[:end], expected[:end])
         assert not local[end:].any()
     assert (
         kernels.copy_batch(
-            base, column(7), column(50), column(local.ctypes.data), statuses(1, 0), 0, 50, 1, cancel
+            base,
+            column(7),
+            column(50),
+            column(local.ctypes.data),
+            statuses(1, 0),
+            0,
+            50,
+            1,
+            0,
+            cancel,
         )
         == 0
     )
     assert np.array_equal(segment[7:57], local[:50])
     cancel[0] = 1
-    assert kernels.copy_batch(*args, 0, cancel) == 1
+    assert kernels.copy_batch(*args, 0, 0, cancel) == 1
+
+
+@pytest.mark.parametrize("into_segment", [0, 1])
+def test_copy_batch_streams_at_every_alignment(kernels, into_segment):
+    rng = np.random.default_rng(5)
+    lengths = np.array([0, 1, 63, 4095, 4096, 4097, 4351, 4352, 5000, 8192, 16_383] * 6)
+    gaps = rng.integers(1, 200, lengths.size)
+    offsets = np.cumsum(lengths + gaps) - lengths
+    addresses = np.cumsum(lengths + rng.permutation(gaps)) - lengths
+    here, there = (np.full(int(offsets[-1]) + 20_000, 255, np.uint8) for _ in range(2))
+    source, target = (here, there) if into_segment else (there, here)
+    source[:] = rng.integers(0, 255, source.size, dtype=np.uint8)
+    expected = np.full_like(target, 255)
+    near, far = (offsets, addresses) if into_segment else (addresses, offsets)
+    for length, to, at in zip(lengths, near, far, strict=True):
+        expected[to : to + length] = source[at : at + length]
+    columns = (there.ctypes.data, offsets, lengths, addresses + here.ctypes.data)
+    whole = (statuses(lengths.size, 0), 0, int(lengths.sum()), into_segment, 1, column(0))
+    assert kernels.copy_batch(*columns, *whole) == 0
+    assert np.array_equal(target, expected)
+
+
+@pytest.mark.parametrize("shift", [-4000, -64, -1, 0, 1, 64, 4000, 20_000])
+def test_copy_batch_streams_nothing_over_itself(kernels, shift):
+    memory = np.random.default_rng(6).integers(0, 256, 70_000, dtype=np.uint8)
+    expected = memory.copy()
+    expected[25_000:45_000] = memory[25_000 + shift : 45_000 + shift]
+    address = memory.ctypes.data
+    one = (column(25_000 + shift), column(20_000), column(address + 25_000), statuses(1, 0))
+    assert kernels.copy_batch(address, *one, 0, 20_000, 0, 1, column(0)) == 0
+    assert np.array_equal(memory, expected)
 
 
 def test_build_iov_merges_neighbours_and_drains_refusals(kernels):

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from transfer_engine.base import Batch
     from transfer_engine.memory import Mapping
 
-__all__ = ["hash_local", "move_batch"]
+__all__ = ["copy_single", "hash_local", "move_batch"]
 
 # 10-40 ms of copying between two looks at the clock.
 _PIECE_BYTES = 256 << 20
+# From here on writing past the caches is faster than memcpy by more than reading it again costs.
+_STREAM_BYTES_MIN = 256 << 10
 
 
 def move_batch(
@@ -39,6 +41,7 @@ def move_batch(
         _move_with_checksums(mapping, operation, batch)
         return
     into_segment = 1 if operation is Operation.WRITE else 0
+    streaming = 1 if batch.total_bytes >= _STREAM_BYTES_MIN else 0
     begin = 0
     while True:
         end = min(batch.total_bytes, begin + _PIECE_BYTES)
@@ -51,6 +54,7 @@ def move_batch(
             begin,
             end,
             into_segment,
+            streaming,
             batch.cancel,
         ):
             batch.statuses[batch.statuses == 0] = CANCELLED
@@ -64,6 +68,18 @@ def move_batch(
                 peer=peer,
             )
         begin = end
+
+
+def copy_single(
+    mapping: Mapping, operation: Operation, offset: int, length: int, address: int
+) -> None:
+    """Copy one checked range between `mapping` and local memory."""
+    streaming = 1 if length >= _STREAM_BYTES_MIN else 0
+    inside = mapping.address + offset
+    if operation is Operation.WRITE:
+        _kernels.copy_one(inside, address, length, streaming)
+    else:
+        _kernels.copy_one(address, inside, length, streaming)
 
 
 def hash_local(batch: Batch) -> None:

@@ -292,10 +292,10 @@ class RdmaTransport(Transport):
             origin = arena.address - begin
             staged.addresses = origin + positions
             window = (origin, positions, lengths, memory, good, begin, end)
-            if job.writing and _kernels.copy_batch(*window, 1, job.batch.cancel):
+            if job.writing and _kernels.copy_batch(*window, 1, 0, job.batch.cancel):
                 raise Cancelled
             self._spread(target, staged, begin, end)
-            if not job.writing and _kernels.copy_batch(*window, 0, job.batch.cancel):
+            if not job.writing and _kernels.copy_batch(*window, 0, 0, job.batch.cancel):
                 raise Cancelled
         self._memory.give_arena(arena)
 
