@@ -194,27 +194,36 @@ def partial_remove(slab, cls, index):
 
 
 @njit(**HELPER)
-def slot_take(head, slab, bits, cls, index):
-    """Lowest free slot of a slab that has one: its offset. O(1): at most 64 summary words."""
-    at = slab[index, S_BITS]
+def slots_take(head, slab, bits, cls, index, offsets, first, last):
+    """Give offsets[first:last] the lowest free slots of a slab that has one; how many it had.
+
+    O(slots taken), plus at most 64 summary words. A word of the bitmap stays in a register while
+    slots are taken from it: by way of memory each would wait for the one before.
+    """
+    base, stride = slab[index, S_BITS], slab[index, S_STRIDE]
     summary, _ = bits_words(slab[index, S_SLOTS])
-    while bits[at] == 0:
-        at += 1
-    group = np.int64(bits[at])
-    leaf = ((at - slab[index, S_BITS]) << 5) + low_bit(group)
-    where = slab[index, S_BITS] + summary + leaf
-    word = np.int64(bits[where])
-    slot = (leaf << 5) + low_bit(word)
-    word &= word - 1
-    bits[where] = word
-    if word == 0:
-        bits[at] = group & (group - 1)
-    slab[index, S_FREE] -= 1
+    count = min(last - first, slab[index, S_FREE])
+    at, done = base, 0
+    while done < count:
+        while bits[at] == 0:
+            at += 1
+        group = np.int64(bits[at])
+        leaf = ((at - base) << 5) + low_bit(group)
+        word = np.int64(bits[base + summary + leaf])
+        start = slab[index, S_START] + (leaf << 5) * stride
+        while word != 0 and done < count:
+            offsets[first + done] = start + low_bit(word) * stride
+            word &= word - 1
+            done += 1
+        bits[base + summary + leaf] = word
+        if word == 0:
+            bits[at] = group & (group - 1)
+    slab[index, S_FREE] -= count
     if slab[index, S_FREE] == 0:
         partial_remove(slab, cls, index)
-    head[ALLOCATED] += slab[index, S_STRIDE]
-    head[LIVE] += 1
-    return slab[index, S_START] + slot * slab[index, S_STRIDE]
+    head[ALLOCATED] += count * stride
+    head[LIVE] += count
+    return count
 
 
 @njit(**HELPER)
@@ -328,6 +337,20 @@ def class_of(head, cls, stride):
 
 
 @njit(**HELPER)
+def owner_of(head, cls, size):
+    """Class that serves a size, else EXTENT, or NIL for a size larger than the pool. O(1)."""
+    if size > head[CAPACITY]:
+        return NIL
+    stride = max((size + head[ALIGN] - 1) & -head[ALIGN], STRIDE_MIN)
+    if stride > EXACT_MAX:
+        stride = (stride + head[GRANULE] - 1) & -head[GRANULE]
+    if stride * head[SLOTS_MIN] > head[SLAB_BYTES_MAX]:
+        return EXTENT
+    owner = class_of(head, cls, stride)
+    return EXTENT if owner == NIL else owner
+
+
+@njit(**HELPER)
 def slab_size(head, cls, owner, wanted):
     """Bytes of the next slab of a class that lacks `wanted` slots, and the least of use. O(1).
 
@@ -359,29 +382,25 @@ def take_batch(state, sizes, offsets, again, owners):
             if sizes[index] <= 0:
                 return -index - 1, 0
         head[BATCH] += 1
-    wanting, last, owner = 0, 0, NIL
-    for index in range(sizes.size):
+    wanting, owner = 0, NIL
+    index, stop = 0, 0  # up to `stop` sizes are the same, and so is the class
+    while index < sizes.size:
         if again and offsets[index] != PENDING:
+            index += 1
             continue
-        if sizes[index] == last and cls[owner, C_PARTIAL] != NIL:
-            offsets[index] = slot_take(head, slab, bits, cls, cls[owner, C_PARTIAL])
+        if index >= stop:
+            owner = owner_of(head, cls, sizes[index])
+            stop = index + 1
+            while owner >= 0 and stop < sizes.size and sizes[stop] == sizes[index]:
+                if again and offsets[stop] != PENDING:
+                    break
+                stop += 1
+        if owner < 0:
+            offsets[index] = owner
+        elif cls[owner, C_PARTIAL] != NIL:
+            slab_index = cls[owner, C_PARTIAL]
+            index += slots_take(head, slab, bits, cls, slab_index, offsets, index, stop)
             continue
-        last = 0
-        offsets[index] = NIL
-        if sizes[index] > head[CAPACITY]:
-            continue
-        offsets[index] = EXTENT
-        stride = max((sizes[index] + head[ALIGN] - 1) & -head[ALIGN], STRIDE_MIN)
-        if stride > EXACT_MAX:
-            stride = (stride + head[GRANULE] - 1) & -head[GRANULE]
-        if stride * head[SLOTS_MIN] > head[SLAB_BYTES_MAX]:
-            continue
-        owner = class_of(head, cls, stride)
-        if owner == NIL:
-            continue
-        last = sizes[index]  # the next one is likely to be of the same size, and class
-        if cls[owner, C_PARTIAL] != NIL:
-            offsets[index] = slot_take(head, slab, bits, cls, cls[owner, C_PARTIAL])
         elif cls[owner, C_BATCH] != head[BATCH]:
             cls[owner, C_BATCH] = head[BATCH]
             cls[owner, C_WANT] = 1
@@ -391,6 +410,9 @@ def take_batch(state, sizes, offsets, again, owners):
         elif cls[owner, C_WANT] > 0:
             cls[owner, C_WANT] += 1
             offsets[index] = PENDING
+        else:
+            offsets[index] = EXTENT
+        index += 1
     singles = 0
     for index in range(sizes.size):
         singles += offsets[index] == EXTENT

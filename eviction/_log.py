@@ -31,6 +31,7 @@ class LogPolicy(EvictionPolicy):
     def _reset(self) -> None:
         k = self._kernels
         self._head = np.zeros(k.HEAD_WORDS, dtype=np.int64)
+        self._numbers = self._head.data  # the same words for Python, which reads one faster
         self._places: NDArray[np.uint32] = reserve((self.capacity_ids,), np.uint32)
         # Squeezing starts at 3/2 of the ids and SLACK, and a third is appended while it runs.
         length = 2 * self.capacity_ids + 2 * (k.SLACK + k.RUN)
@@ -49,7 +50,7 @@ class LogPolicy(EvictionPolicy):
         self._kernels.log_remove(self._head, self._places, self._log, as_ids(ids))
 
     def __len__(self) -> int:
-        return int(self._head[self._kernels.COUNT])
+        return self._numbers[self._kernels.COUNT]
 
     def __contains__(self, id_: object) -> bool:
         if not isinstance(id_, (int, np.integer)) or not 0 <= id_ < self.capacity_ids:

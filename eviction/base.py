@@ -34,7 +34,7 @@ __all__ = [
 
 State = dict[str, "NDArray[Any]"]
 
-Pick = Callable[["NDArray[np.int64]", int, int], tuple["NDArray[np.int64]", int]]
+Pick = Callable[["NDArray[np.int64]", int, int], tuple["NDArray[Any]", int]]
 """(candidates coldest first, bytes wanted, most ids) -> (those to evict, in order; their bytes)."""
 
 # Links and places in a log are 32-bit; a log may be twice as long as there are ids.
@@ -158,8 +158,8 @@ class EvictionPolicy(ABC):
 
     def victims(
         self, nbytes: int, pick: Pick | None = None, limit: int | None = None
-    ) -> NDArray[np.int64]:
-        """The coldest ids that `pick` takes until it has `nbytes`, coldest first.
+    ) -> NDArray[Any]:
+        """The coldest ids that `pick` takes until it has `nbytes`, coldest first, in its type.
 
         Without `pick` every id counts 1. Fewer come back when there are no more, or at `limit`
         ids. The order is not changed: the owner removes those it really evicts.
@@ -170,7 +170,7 @@ class EvictionPolicy(ABC):
         if pick is None:
             pick, chunk = _take_all, wanted
         cursor = np.zeros(2, dtype=np.int64)
-        picked: list[NDArray[np.int64]] = []
+        picked: list[NDArray[Any]] = []
         while wanted > 0 and room > 0:
             out = np.empty(min(max(chunk, 1), CHUNK_MAX), dtype=np.int64)
             found = self._walk(cursor, out)

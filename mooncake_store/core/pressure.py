@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from eviction.base import picking
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_scan as k
+from mooncake_store.core import context as places
 from mooncake_store.core.records import Flag, SegmentState
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def evict(
     if not 0 <= ratio <= 1 or not (floor is None or 0 <= floor <= 1):
         raise ValueError(f"evict: ratio {ratio} and floor {floor} must be between 0 and 1")
     _reclaim_late_puts(state)
-    used = int(state.tally[c.BYTES])
+    used = state.numbers[places.TALLY + c.BYTES]
     if used == 0 or ratio == 0:
         return EvictReport()
     target = _share(ratio, used)
@@ -108,7 +109,7 @@ def _on_segments(state: ShardState, segments: list[Segment]) -> Filter | None:
 
 def _reclaim_late_puts(state: ShardState) -> None:
     """Give up unfinished puts past their deadline; a late writer's space is quarantined."""
-    if state.tally[c.UNFINISHED] == 0:
+    if state.numbers[places.TALLY + c.UNFINISHED] == 0:
         return
     late = state.now - state.config.put_discard_ns
 
@@ -160,7 +161,7 @@ def _pass(
         return EvictReport()
     state.hand_on_touches()
     if where is None and len(state.groups) == 0:
-        victims = policy.victims(target, _plainly(state), limit).astype(np.int32)
+        victims = policy.victims(target, _plainly(state), limit)
     else:
         choice = _Choice(state, policy, where)
         ids = policy.victims(target, picking(choice.sizes, choice.eligible), limit)
@@ -176,8 +177,8 @@ def _pass(
 def _plainly(state: ShardState) -> Pick:
     """Return a choice in one kernel call: of objects anywhere, none of them in a group."""
 
-    def pick(ids: NDArray[np.int64], wanted: int, room: int) -> tuple[NDArray[np.int64], int]:
-        out = np.empty(len(ids), np.int64)
+    def pick(ids: NDArray[np.int64], wanted: int, room: int) -> tuple[NDArray[np.int32], int]:
+        out = np.empty(len(ids), np.int32)
         count, total = k.choose(state.words, ids, state.now, wanted, room, out)
         return out[:count], total
 

@@ -284,10 +284,11 @@ def as_column(values: NDArray[Any], kind: Any) -> NDArray[Any]:
     flags = values.flags
     if not flags.c_contiguous:
         values = np.ascontiguousarray(values)
+        flags = values.flags
     if values.dtype is not kind:
         values = values.view(kind)
     elif flags.writeable:
         values = values.view()
-    if values.flags.writeable:
+    if flags.writeable:  # then so is the view
         values.flags.writeable = False
     return values
