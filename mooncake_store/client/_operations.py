@@ -49,6 +49,7 @@ from mooncake_store.wire.shard import (
     PIN,
     RELEASE,
     REMOVE,
+    PutOne,
 )
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class Operations:
         config = core.config
         # What a get without options asks for.
         self._plan = Plan(core.ttl_ms, config.verify, config.lease_cache)
-        # What a put without options does.
-        self._wishes = Wishes(core, {}, 1).fields()
+        # What a put without options asks for.
+        self._requests = PutOne(**Wishes(core, {}, 1).fields())
 
     # Puts.
 
@@ -82,7 +83,7 @@ class Operations:
         outcome: PutResult | Begun | None = None
         if not options and core.config.replicas == 1:
             place = address, nbytes, value
-            outcome = yield from put_one(core, key, place, self._wishes, until)
+            outcome = yield from put_one(core, key, place, self._requests, until)
         if not isinstance(outcome, PutResult):
             keys = KeyBatch.single(key, core.namespace)
             memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), value)

@@ -42,7 +42,6 @@ from mooncake_store.wire.shard import (
 )
 from transfer_engine.base import Operation as Direction
 from transfer_engine.checksum import copy_one
-from transfer_engine.wire.schema import Ragged
 
 if TYPE_CHECKING:
     from mooncake_store.client._core import Core
@@ -51,12 +50,12 @@ if TYPE_CHECKING:
     from mooncake_store.client._leases import Found
     from mooncake_store.client._reads import Plan
     from mooncake_store.client._steps import Steps
+    from mooncake_store.wire.shard import PutOne
     from transfer_engine.memory import Mapping
 
 __all__ = ["Single", "digest_of", "put_one", "read_one"]
 
 _PAIR = struct.Struct("<qq")
-_WORDS = np.dtype(np.uint64)
 _NOT_FOUND = (0, 0, 0, 0, 0, 0)
 _ONE_ACCEPTED = 1 << 16
 """Status 0 and one replica, in the upper half of a PUT_ROW."""
@@ -125,23 +124,14 @@ def read_one(
 
 
 def put_one(
-    core: Core, key: Key, memory: tuple[int, int, Any], wishes: dict[str, Any], until: float
+    core: Core, key: Key, memory: tuple[int, int, Any], requests: PutOne, until: float
 ) -> Steps[PutResult | Begun | None]:
-    """Put (address, size, owner) of memory as one replica; what was begun if that is declined.
-
-    `wishes` are the fields of the request that do not depend on the key.
-    """
+    """Put (address, size, owner) of memory as one replica; what was begun if that is declined."""
     digest = digest_of(key, core.namespace)
     if digest is None:
         return None
     shard, size = core.shard_of_one(digest), memory[1]
-    request = PUT_START.request.pack(
-        digests=np.ndarray((1, 2), _WORDS, digest),
-        sizes=np.array([size], np.int64),
-        names=Ragged.of([name_of(key)]),
-        wait_ms=patience_ms(until),
-        **wishes,
-    )
+    request = requests.pack(digest, name_of(key), size, patience_ms(until))
     body = yield from fetch(shard, PUT_START, request, until)
     fields, outcome = PUT_STARTED_ONE.match(body), None
     if fields is not None and fields[0] >> 32 == _ONE_ACCEPTED:

@@ -13,6 +13,7 @@ from mooncake_store import (
     ids,
 )
 from mooncake_store.units import MIB
+from mooncake_store.wire import shard
 from transfer_engine.checksum import checksum
 
 
@@ -266,3 +267,18 @@ def test_exists_on_several_shards(own_cluster, connect):
     assert store.remove_many(keys[::2]).ok
     assert [store.exists(key) for key in keys] == [False, True] * 10
     assert store.exists_many(keys).tolist() == [False, True] * 10
+
+
+@pytest.mark.parametrize("name", [b"", b"k", b"12345678", b"block-0017", b"\xff" * 4096])
+def test_one_put_asks_as_a_batch_of_one(name):
+    fields = {
+        "flags": shard.PutFlag.HARD_PIN, "replicas": 2, "replicas_min": 1, "soft_pin": 1,
+        "placement": -1, "soft_pin_ttl_ms": 5000, "groups": [b"group"], "preferred": [],
+        "excluded": [b"segment-1", b""],
+    }  # fmt: skip
+    requests = shard.PutOne(**fields)
+    for digest, size, wait_ms in ((b"0123456789abcdef", 1, 0), (b"\xff" * 16, 1 << 40, 1 << 31)):
+        words = np.frombuffer(digest, np.uint64).reshape(1, 2)
+        assert requests.pack(digest, name, size, wait_ms) == shard.PUT_START.request.pack(
+            digests=words, names=[name], sizes=[size], wait_ms=wait_ms, **fields
+        )

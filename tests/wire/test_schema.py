@@ -212,3 +212,15 @@ def test_offsets_must_ascend_from_zero_to_the_end(offsets):
 def test_a_wrong_declaration_is_refused_at_once(declare):
     with pytest.raises(ValueError, match=r"kind|width|twice|rows_max"):
         declare()
+
+
+def test_places_say_where_a_body_has_what():
+    values = columns_values(3, 2)
+    body = LAYOUT.pack(**values)
+    places = LAYOUT.places(body)
+    assert list(places) == list(values)
+    assert body[places["ttl_ms"] :][:4] == (5).to_bytes(4, "little")
+    assert body[places["owner"] :][:16] == values["owner"]
+    for name in ("digests", "sizes", "segments", "deltas"):
+        assert body[places[name] :].startswith(values[name].tobytes())
+    assert body[places["names"] :].startswith(b"".join(values["names"]))

@@ -278,6 +278,23 @@ class Packed:
             )
         return LocalProtocolError(f"a value does not fit its field: {error}")
 
+    def places(self, body: Body) -> dict[str, int]:
+        """Return where in a packed body each scalar and each column begins.
+
+        Of a column of byte strings, its blob: for whoever writes others of the same length there.
+        """
+        fields = self._prefix.unpack_from(body)
+        sizes = [struct.calcsize(f"<{scalar_code(*scalar)}") for scalar in self.scalars]
+        first = self._prefix.size - sum(sizes)
+        starts = accumulate(sizes, initial=first)
+        found = dict(zip(self._scalar_names, starts, strict=False))
+        offset = self._start
+        for plan in self._plans:
+            length = _padded((fields[plan.dimension] + (plan.blob >= 0)) * plan.row_bytes)
+            found[plan.name] = offset + (length if plan.blob >= 0 else 0)
+            offset += length + (_padded(fields[plan.blob]) if plan.blob >= 0 else 0)
+        return found
+
     def unpack(self, body: Body) -> Any:
         """Return a named tuple of the scalars and read-only views of the columns.
 
