@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 
 import pytest
 
+from tests.waiting import until
 from tests.wire.helpers import serving
 from transfer_engine.rpc import BlockingConnection, spinning
 from transfer_engine.rpc.echo import ECHO, REGISTRY, SLEEP
@@ -102,6 +105,41 @@ def test_a_vigil_lasts_while_requests_come(clock):
     assert not loop.due
     vigil.expect()  # resting was no failure
     assert loop.due
+
+
+def test_a_request_that_others_delayed_was_waited_upon_in_vain(clock):
+    loop = Loop()
+    vigil = Vigil(loop)
+    vigil.expect()
+    clock.now += SPIN_NS + 1  # the loop did not get to run meanwhile
+    vigil.expect()
+    clock.now += SPIN_NS
+    loop.turn()
+    assert not loop.due
+    # Two failures: three requests are left alone.
+    for due in (0, 0, 0, 1):
+        vigil.expect()
+        assert len(loop.due) == due
+
+
+def test_a_reply_that_others_delayed_was_polled_for_in_vain(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Spin, "paid", lambda _: seen.append("paid"))
+    monkeypatch.setattr(Spin, "failed", lambda _: seen.append("failed"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with (
+        serving() as server,
+        BlockingConnection.connect(server.address, REGISTRY) as connection,
+    ):
+        for step_ns, expected in ((1, "paid"), (SPIN_NS + 1, "failed")):
+            request = connection.send(ECHO, ECHO.request.pack(payload=b"x"), timeout_s=5)
+            until(connection.stale)  # the reply is there: the poll begins with it
+            ticks = itertools.count(0, step_ns)
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "perf_counter_ns", lambda ticks=ticks: next(ticks))
+                connection.recv(request, timeout_s=5)
+            assert seen == [expected]
+            seen.clear()
 
 
 @pytest.mark.parametrize("processors", [{0}, {0, 1}])

@@ -307,7 +307,10 @@ class BlockingConnection:
                     return -1
                 os.sched_yield()
             else:
-                spin.paid()
+                if clock() <= stop:
+                    spin.paid()
+                else:
+                    spin.failed()
                 return count
 
     def _sort(self, frames: list[Frame], request_id: int) -> Frame | None:

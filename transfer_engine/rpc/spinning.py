@@ -17,8 +17,9 @@ Replies to batches are polled for as well: batches of 128 keys took 0.7 to 0.9 o
 server stays awake after brief requests only: with 128 keys in a request little was gained for half
 as much processor time again.
 
-Whoever polls gives way to other threads of its processor at every turn, and where there is one
-processor only nobody polls: the other side could not run meanwhile.
+Whoever polls gives way to other threads of its processor at every turn. Where those have work that
+can take longer than sleeping would have, so what came late was polled for in vain. Where there is
+one processor only nobody polls: the other side could not run meanwhile.
 
 `Spin` is for blocking waits, `Vigil` for event loops. Neither is thread-safe; O(1), no I/O.
 """
@@ -90,14 +91,18 @@ class Vigil:
 
     def expect(self) -> None:
         """The next request may come soon: stay awake for it if that has paid lately."""
+        now = perf_counter_ns()
         if self._awake:
-            self._spin.paid()
+            if now <= self._until:
+                self._spin.paid()
+            elif self._until:
+                self._spin.failed()
         elif self._spin.worthwhile():
             self._awake = True
             self._loop.call_soon(self._watch)
         else:
             return
-        self._until = perf_counter_ns() + SPIN_NS
+        self._until = now + SPIN_NS
 
     def rest(self) -> None:
         """The next request will not come soon."""
