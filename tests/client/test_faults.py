@@ -300,7 +300,7 @@ def test_a_single_put_that_cannot_be_written_goes_elsewhere(url, connect, monkey
 
 def test_a_single_put_that_another_replaced_meanwhile_is_refused(store, connect, url, monkeypatch):
     other = connect(url)
-    store.put("open", b"the segment")
+    store.put_many([f"open {n}" for n in range(256)], [b"x"] * 256)  # reach every segment
     left = during_copies(monkeypatch, lambda: other.put("key", b"newer", upsert=True))
     with pytest.raises(IllegalClientError, match="another client owns this put") as caught:
         store.put("key", b"older")

@@ -86,7 +86,7 @@ def test_a_second_put_leaves_the_value_alone_unless_it_upserts(store, connect, u
 
 def test_a_single_put_is_two_requests_and_says_where_its_bytes_went(url, connect):
     store = connect(url, transports=["shm"])
-    store.put("first", b"it opens the segment")
+    store.put_many([f"open {n}" for n in range(256)], [b"x"] * 256)  # reach every segment
     before = store.stats()
     assert store.put("second", b"0123456789").stored
     assert store.put("second", b"elsewise").already_present
