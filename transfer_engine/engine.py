@@ -468,8 +468,8 @@ class TransferEngine:
         used = target._routes.used
         if used is None or self.closed or self._devices:
             return None
-        if timeout_s is not None and timeout_s <= 0:
-            return None
+        if timeout_s is not None and timeout_s < OPEN_TIMEOUT_S:
+            return None  # after a fork the memory is mapped anew, which may take that long
         return copy_at_once(used, None if trusted else self._edges, operation, *numbers)
 
     def _run(

@@ -28,6 +28,8 @@ __all__ = ["copy_single", "hash_local", "move_batch"]
 _PIECE_BYTES = 256 << 20
 # From here on writing past the caches is faster than memcpy by more than reading it again costs.
 _STREAM_BYTES_MIN = 256 << 10
+# The shortest blocks, on average, for which that was measured.
+_STREAM_BLOCK_BYTES_MIN = 64 << 10
 
 
 def move_batch(
@@ -41,7 +43,8 @@ def move_batch(
         _move_with_checksums(mapping, operation, batch)
         return
     into_segment = 1 if operation is Operation.WRITE else 0
-    streaming = 1 if batch.total_bytes >= _STREAM_BYTES_MIN else 0
+    long = max(_STREAM_BYTES_MIN, _STREAM_BLOCK_BYTES_MIN * batch.lengths.size)
+    streaming = 1 if batch.total_bytes >= long else 0
     begin = 0
     while True:
         end = min(batch.total_bytes, begin + _PIECE_BYTES)
