@@ -1,28 +1,34 @@
-"""Compare the drop-in with the original, call by call; and run the original's own tests on it.
+"""Compare the drop-in with the original, call by call; run the original's tests and examples on it.
 
     python scripts/compat_check.py
 
 The original is installed from PyPI into an environment of its own in the cache directory, and its
-tests are fetched there (MOONCAKE_ORIGINAL_SOURCE names a repository that is here already); nothing
-of them is kept in the repository. What cannot be had is skipped, with the reason. Exits with 1 when
-an answer differs or a test fails that docs/reference/compat.md does not speak of.
+source is fetched there (MOONCAKE_ORIGINAL_SOURCE names a repository that is here already); nothing
+of it is kept in the repository. Its tests, the examples of its documentation and its small programs
+run as they stand. What cannot be had is skipped, with the reason. Exits with 1 when an answer
+differs, or something fails, that is not listed here with its reason.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import tarfile
+import tempfile
+import threading
 import time
 import venv
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mooncake-store/compat"
@@ -39,24 +45,59 @@ TESTS = (
     "mooncake-wheel/tests/test_mooncake_config.py",
     "mooncake-wheel/tests/test_import_structure.py",
     "mooncake-wheel/tests/test_buffer_pool_native.py",
+    "mooncake-wheel/tests/test_dummy_client.py",
+    "mooncake-wheel/tests/test_mooncake_store_service_api.py",
+    "mooncake-wheel/tests/test_structured_object_store.py",
+    "mooncake-wheel/tests/test_dataproto_catalog.py",
     "scripts/test_async_store.py",
     "scripts/test_copy_move_api.py",
     "scripts/test_tensor_api.py",
     "scripts/test_upsert_api.py",
 )
-# Tests that are meant to fail; docs/reference/compat.md says why.
+# Tests that are meant to fail. What is not explained here is in docs/reference/compat.md.
 MEANT = {
     "test_zero_local_buffer_size",  # nothing is staged, so no put needs a local buffer
     "test_clear_with_active_lease",  # a put leases nothing
     "test_clear_mixed_expired_and_active",
     "test_copy_to_exist_segments",  # refused, not begun
-    "TestBatchReplicaClearReplication",  # names one port twice
+    "test_structured_object_direct_torch_tensor_materialize_into_uses_real_store",  # unregistered
+    # They fail on the original, too, at this commit: a class lacks its decorator, ...
+    "test_dataproto_helper_reads_rows_with_real_store_ranges",
+    # ... a value that is missing is answered with 400, calls are noted with their grace period, and
+    # a configuration lacks settings.
+    "test_handle_put_missing_value",
+    "test_shutdown_during_setup_is_observed_before_success",
+    "test_reconfigure_decode_remount_unmounts_previous",
+    "test_reconfigure_prefill_unmounts_segments",
+    "test_unmount_shm_string_segment_id_coercion",
+    # They look inside: at the order of calls that lead to one answer, at the name of a function.
+    "test_handle_get_empty_bytes_rechecks_existence",
+    "test_main_closes_store_when_shutdown_requested_during_startup",
 }
 # Answers that are meant to differ; docs/reference/compat.md says why.
 KNOWN = {
     "('batch_get_into_multi_buffers', ['m1'], [[100, 200]], [[5, 6]])",
     "('batch_get_into_multi_buffers', ['m1'], [[100]], [[5, 5]])",
 }
+# Pages of documentation, and the examples on them that are meant to fail.
+PAGES = (
+    "docs/source/getting_started/quick-start.md",
+    "docs/source/getting_started/observability.md",
+    "docs/source/api-reference/python/mooncake-store.md",
+    "docs/source/api-reference/python/transfer-engine.md",
+    "docs/source/deployment/mooncake-store-deployment-guide.md",
+)
+SKETCHES = {
+    "mooncake-store.md:169",  # its store is never set up
+    "mooncake-store.md:200",
+    "mooncake-store.md:313",  # a view outlives its lease, which that page forbids
+    "transfer-engine.md:749",  # addresses are "..."
+}
+GUIDE = "docs/source/design/transfer-engine/index.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MASTER_PORT = 50051
+"""What programs and pages take for granted."""
+FILES = (*TESTS, *PAGES, GUIDE, "mooncake-store/tests/e2e/any", "mooncake-wheel/mooncake/any")
 INSTALL_S = 600
 RUN_S = 300
 
@@ -152,12 +193,18 @@ def answers(text: str) -> dict[int, tuple[str, Any]]:
     return {at: (call, answer) for at, (call, answer) in enumerate(lines)}
 
 
-def ours(script: Path, *arguments: str, **environment: str) -> str:
+def on_drop_in(**more: str) -> dict[str, str]:
+    """The environment of a program of the original's that is to find the drop-in."""
+    # Some import `store` itself, as the original's build directory lets them.
+    path = [ROOT / "compat", ROOT, ROOT / "compat/mooncake"]
+    return {"PYTHONPATH": os.pathsep.join(str(each) for each in path), **more}
+
+
+def ours(script: str | Path, *arguments: str | Path, **environment: str) -> str:
     """Run a program on the drop-in."""
-    path = os.pathsep.join([str(ROOT / "compat"), str(ROOT), environment.pop("PYTHONPATH", "")])
     return run(
         sys.executable, script, *arguments,
-        timeout_s=RUN_S, error=Failed, PYTHONPATH=path, **environment,
+        timeout_s=RUN_S, error=Failed, **on_drop_in(**environment),
     )  # fmt: skip
 
 
@@ -180,22 +227,36 @@ def compare(address: str) -> int:
     return wrong
 
 
-def fetch_tests() -> Path:
-    """The original's tests at a commit, as files."""
+def fetch_source() -> Path:
+    """What is run of the original at a commit, as files."""
     home = CACHE / f"source-{COMMIT[:9]}"
-    if (home / "ready").exists():
+    folders = sorted({name.rpartition("/")[0] for name in FILES})
+    ready = home / "ready"
+    if ready.exists() and ready.read_text() == "\n".join(folders):
         return home
     home.mkdir(parents=True, exist_ok=True)
-    here = os.environ.get("MOONCAKE_ORIGINAL_SOURCE")
 
     def git(*words: str) -> None:
         run("git", "-C", home, *words, timeout_s=INSTALL_S)
 
-    git("init", "-q")
-    git("fetch", "-q", "--depth=1", "--filter=blob:none", here or SOURCE, COMMIT)
-    folders = {name.rpartition("/")[0] for name in TESTS} | {"mooncake-wheel/mooncake"}
-    git("checkout", "-q", "FETCH_HEAD", "--", *sorted(folders))
-    (home / "ready").touch()
+    here = os.environ.get("MOONCAKE_ORIGINAL_SOURCE")
+    if here:
+        # Folder by folder, as files: a copy may lack what is not needed here.
+        for folder in folders:
+            files = home / "files.tar"
+            run(
+                "git", "-C", here, "archive", f"--prefix={folder}/", f"--output={files}",
+                f"{COMMIT}:{folder}", timeout_s=RUN_S,
+            )  # fmt: skip
+            with tarfile.open(files) as packed:
+                packed.extractall(home, filter="data")
+            files.unlink()
+    else:
+        git("init", "-q")
+        git("config", "remote.origin.url", SOURCE)
+        git("fetch", "-q", "--depth=1", "--filter=blob:none", "origin", COMMIT)
+        git("checkout", "-q", "FETCH_HEAD", "--", *folders)
+    ready.write_text("\n".join(folders))
     return home
 
 
@@ -203,9 +264,9 @@ def own_tests(source: Path, name: str) -> int:
     """Run one file of the original's tests on the drop-in; how many fail that should not."""
     from mooncake_store import LocalCluster
 
-    # One of them knows no other port.
-    settings: dict[str, Any] = {"port": 50051} if "buffer_pool" in name else {}
-    with LocalCluster(workers=0, master=settings) as cluster:
+    # One of them knows no other port, one expects another process to lend memory.
+    settings: dict[str, Any] = {"port": MASTER_PORT} if "buffer_pool" in name else {}
+    with LocalCluster(workers=int("dummy" in name), master=settings) as cluster:
         done = subprocess.run(
             [
                 sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-W",
@@ -213,14 +274,13 @@ def own_tests(source: Path, name: str) -> int:
                 str(source / name),
             ],
             capture_output=True, text=True, timeout=RUN_S, cwd=source,
-            env=os.environ | {
-                "PYTHONPATH": os.pathsep.join([str(ROOT / "compat"), str(ROOT)]),
-                "MASTER_SERVER": cluster.address, "MOONCAKE_MASTER": cluster.address,
-                "MC_METADATA_SERVER": "P2PHANDSHAKE", "PROTOCOL": "tcp", "DEVICE_NAME": "",
-                # As long as leases are here, as those tests want it to be.
-                "DEFAULT_KV_LEASE_TTL": "10500",
-                "MOONCAKE_TE_META_DATA_SERVER": "P2PHANDSHAKE", "LOCAL_HOSTNAME": "localhost",
-            },
+            env=os.environ | on_drop_in(
+                MASTER_SERVER=cluster.address, MOONCAKE_MASTER=cluster.address,
+                MC_METADATA_SERVER="P2PHANDSHAKE", PROTOCOL="tcp", DEVICE_NAME="",
+                # Leases as long as the original's, and a little longer for those who wait for it.
+                MOONCAKE_CLIENT_LEASE_TTL="5s", DEFAULT_KV_LEASE_TTL="5500",
+                MOONCAKE_TE_META_DATA_SERVER="P2PHANDSHAKE", LOCAL_HOSTNAME="localhost",
+            ),
         )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     failed = [line for line in lines if line.startswith(("FAILED ", "ERROR ", "SUBFAILED"))]
@@ -234,29 +294,107 @@ def own_tests(source: Path, name: str) -> int:
     return len(wrong)
 
 
+def examples(source: Path) -> int:
+    """Run the examples of the documentation on the drop-in; how many fail that should not."""
+    from mooncake_store import LocalCluster
+
+    with LocalCluster(workers=0, master={"port": MASTER_PORT}) as cluster:
+        said = ours(
+            ROOT / "tests/compat/examples.py", cluster.address, *(source / page for page in PAGES),
+            MOONCAKE_ORIGINAL_PACKAGE=str(source / "mooncake-wheel/mooncake"),
+        )  # fmt: skip
+    found = [json.loads(line) for line in said.splitlines()]
+    ran = [place for place, outcome in found if outcome == "ran"]
+    wrong = [
+        (place, outcome)
+        for place, outcome in found
+        if outcome != "ran" and not outcome.startswith("sketch") and place not in SKETCHES
+    ]
+    for place, outcome in wrong:
+        say(f"  FAILED {place}: {outcome}")
+    say(f"examples of the documentation: {len(ran)} ran, {len(wrong)} failed")
+    return len(wrong)
+
+
+@contextmanager
+def beside(script: Path, *, until: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A program on the drop-in that runs meanwhile; it has written a line with `until`."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", str(script)], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=os.environ | on_drop_in(**environment),
+    )  # fmt: skip
+    ender = threading.Timer(RUN_S, process.kill)
+    ender.start()
+    try:
+        assert process.stdout is not None
+        if not any(until in line for line in process.stdout):
+            raise Failed(f"{script.name} ended early")
+        yield process
+    finally:
+        ender.cancel()
+        process.kill()
+        process.communicate()
+
+
+def programs(source: Path) -> None:
+    """Run the original's small programs on the drop-in; raises Failed."""
+    from mooncake_store import LocalCluster
+
+    end_to_end, tests = source / "mooncake-store/tests/e2e", source / "mooncake-wheel/tests"
+    with LocalCluster(workers=0) as cluster:
+        ours(end_to_end / "session_ranges_tcp_e2e.py", MOONCAKE_MASTER=cluster.address)
+        said = ours(
+            end_to_end / "store_client_e2e.py", f"--master-server={cluster.address}",
+            "--nof-replica-num=0", "--duration-sec=3", "--sleep-ms=20",
+        )  # fmt: skip
+        if "put_fail=0" not in said or "get_fail=0 mismatch=0" not in said:
+            raise Failed(said.splitlines()[-1])
+    with beside(tests / "transfer_engine_target.py", until="Target server ready"):
+        ours(tests / "transfer_engine_initiator_test.py")
+    with tempfile.TemporaryDirectory() as folder:
+        page = (source / GUIDE).read_text("utf-8")
+        receiver, sender = Path(folder) / "receiver.py", Path(folder) / "sender.py"
+        for file, text in zip((receiver, sender), BLOCK.findall(page), strict=True):
+            file.write_text(text)
+        with beside(receiver, until="Waiting for sender") as waiting:
+            ours(sender)
+            if "receiver buffer: 1" not in waiting.communicate("\n", RUN_S)[0]:
+                raise Failed("the receiver of the guide saw nothing")
+    say("5 programs: passed")
+
+
+def attempt(what: str, check: Callable[[], int | None]) -> int:
+    """Make one check; how much of it failed. What cannot be had is skipped."""
+    try:
+        return check() or 0
+    except (Failed, subprocess.TimeoutExpired) as reason:
+        say(f"FAILED: {what}: {reason}")
+        return 1
+    except (Skipped, OSError) as reason:
+        say(f"skipped {what}: {reason}")
+        return 0
+
+
+def check_originals() -> int:
+    """Run what is the original's; how much fails."""
+    source = fetch_source()
+    failures = attempt("the programs", lambda: programs(source))
+    failures += attempt("the examples", lambda: examples(source))
+    for name in TESTS:
+        failures += attempt(name, partial(own_tests, source, name))
+    return failures
+
+
 def main() -> int:
     """Everything that can be had."""
     sys.path.insert(0, str(ROOT))
     from mooncake_store import LocalCluster
 
-    failures = 0
     with LocalCluster(workers=0) as cluster:
-        try:
-            failures += compare(cluster.address)
-        except (Failed, subprocess.TimeoutExpired) as reason:
-            failures += 1
-            say(f"FAILED: {reason}")
-        except (Skipped, OSError) as reason:
-            say(f"skipped the comparison with the original: {reason}")
-    try:
-        source = fetch_tests()
-        for name in TESTS:
-            failures += own_tests(source, name)
-    except subprocess.TimeoutExpired as reason:
-        failures += 1
-        say(f"FAILED: {reason}")
-    except (Skipped, OSError) as reason:
-        say(f"skipped the original's own tests: {reason}")
+        address = cluster.address
+        failures = attempt("the comparison with the original", lambda: compare(address))
+    failures += attempt("the original's own tests", check_originals)
     return 1 if failures else 0
 
 

@@ -58,6 +58,7 @@ class Registry:
         self._unchecked = unchecked
         self._lock = threading.Lock()
         self._ranges: dict[int, int] = {}
+        self._own: dict[int, int] = {}
         self._merged = _NOWHERE
 
     def add(self, address: int, nbytes: int) -> bool:
@@ -73,6 +74,12 @@ class Registry:
             self._merge()
         return True
 
+    def lend(self, address: int, nbytes: int) -> None:
+        """Allow memory that was made for the program, for good; it may be added all the same."""
+        with self._lock:
+            self._own[address] = nbytes
+            self._merge()
+
     def discard(self, address: int) -> bool:
         """Forbid the range that begins there; False if there is none."""
         with self._lock:
@@ -84,7 +91,7 @@ class Registry:
     def _merge(self) -> None:
         starts: list[int] = []
         ends: list[int] = []
-        for start, nbytes in sorted(self._ranges.items()):
+        for start, nbytes in sorted([*self._ranges.items(), *self._own.items()]):
             if starts and start <= ends[-1]:
                 ends[-1] = max(ends[-1], start + nbytes)
             else:

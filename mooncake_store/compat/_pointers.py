@@ -57,12 +57,12 @@ class PointerCalls(Base):
         return OK if self._registry.discard(int(buffer_ptr)) else INVALID_PARAMS
 
     def alloc_from_mem_pool(self, size: int) -> int:
-        """Return the address of registered memory after `setup_dummy`, else 0."""
+        """Return the address of memory after `setup_dummy`, else 0; it need not be registered."""
         if self._client is None or self._worker is not None:
             return 0
         address = MooncakeHostMemAllocator().alloc(size)
         if address:
-            self._registry.add(address, size)
+            self._registry.lend(address, size)
         return address
 
     # -- puts

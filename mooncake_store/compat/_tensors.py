@@ -155,11 +155,16 @@ class TensorCalls(PointerCalls, BytesCalls):
     def batch_get_tensor_into(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[Any]:
-        """Read tensors into registered memory; None where there is none."""
+        """Read tensors into registered memory; None where there is none.
+
+        Lists of different lengths are refused with a number per key, as by the original.
+        """
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [INVALID_PARAMS] * len(keys)
         found = self.batch_get_into(keys, buffer_ptrs, sizes)
         return [
             self._tensor_in(_memory(address, nbytes)) if nbytes > 0 else None
-            for address, nbytes in zip(buffer_ptrs, found, strict=False)
+            for address, nbytes in zip(buffer_ptrs, found, strict=True)
         ]
 
     def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:

@@ -316,6 +316,8 @@ def test_a_dummy_client_has_memory_of_its_own(make, master):
     try:
         address = dummy.alloc_from_mem_pool(4096)
         assert address
+        assert dummy.register_buffer(address, 4096) == 0
+        assert dummy.unregister_buffer(address) == 0
         assert dummy.get_into("key", address, 4096) == 5
         assert dummy.put_from("dummy", address, 5) == 0
         assert owner.get("dummy") == b"value"
