@@ -59,6 +59,7 @@ MEANT = {
     "test_zero_local_buffer_size",  # nothing is staged, so no put needs a local buffer
     "test_clear_with_active_lease",  # a put leases nothing
     "test_clear_mixed_expired_and_active",
+    "test_clear_specific_segment_replica",  # one copy of several is moved, not removed
     "test_copy_to_exist_segments",  # refused, not begun
     "test_structured_object_direct_torch_tensor_materialize_into_uses_real_store",  # unregistered
     # They fail on the original, too, at this commit: a class lacks its decorator, ...
