@@ -31,6 +31,8 @@ _ENGINE_ENV = {
     "DO_NOT_TRACK": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "OMP_NUM_THREADS": "1",
+    # Else vLLM takes every core for each engine, and those of a pair wait for each other's.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "PYTHONHASHSEED": "0",
 }
 
