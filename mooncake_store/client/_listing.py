@@ -16,7 +16,7 @@ from mooncake_store.client._queries import name_segments
 from mooncake_store.client._steps import CLUSTER, Steps, ask, ask_one
 from mooncake_store.client.results import ListedColumns, ListedObject, ObjectStat
 from mooncake_store.core.records import LISTED, State
-from mooncake_store.errors import NotFoundError, StoreError
+from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
 from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
 from mooncake_store.wire.shard import (
     BATCH_MAX,
@@ -67,6 +67,19 @@ class Listing:
         columns = _columns(reply)
         cut = [digests[start : start + 16] for start in range(0, len(digests), 16)]
         return list(map(ListedObject, columns[0], cut, *columns[1:])), following
+
+    def page_after(
+        self, prefix: str | bytes, after: str, limit: int, options: CallOptions
+    ) -> Steps[tuple[list[ListedObject], str]]:
+        """A page for somebody who comes back with where the next one starts, as text."""
+        shard, _, cursor = (after or "0.0").partition(".")
+        if not (shard.isdecimal() and cursor.isdecimal() and int(shard) < self.core.shards):
+            raise InvalidArgumentError(f"{after!r} is nowhere that a listing could go on")
+        if limit < 1:
+            raise InvalidArgumentError(f"a page of {limit} names")
+        at = (int(shard), int(cursor))
+        objects, following = yield from self.page(prefix, at, min(limit, BATCH_MAX), options)
+        return objects, "" if following == END else "{}.{}".format(*following)
 
     def columns(
         self, prefix: str | bytes, at: Page, options: CallOptions

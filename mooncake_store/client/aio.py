@@ -277,6 +277,20 @@ class AsyncClient:
             found += objects
         return found
 
+    async def list_page(
+        self,
+        prefix: str | bytes = "",
+        *,
+        after: str = "",
+        limit: int = PAGE_NAMES,
+        **options: Unpack[CallOptions],
+    ) -> tuple[builtins.list[ListedObject], str]:
+        """At most `limit` of them, and where the next page starts: "" if there is none.
+
+        Pass that on as `after`, any time later. A page may be empty and not the last.
+        """
+        return await self._run(self._listing.page_after(prefix, after, limit, options))
+
     async def list_columns(
         self, prefix: str | bytes = "", **options: Unpack[CallOptions]
     ) -> ListedColumns:

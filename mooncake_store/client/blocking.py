@@ -274,6 +274,20 @@ class Client:
             found += objects
         return found
 
+    def list_page(
+        self,
+        prefix: str | bytes = "",
+        *,
+        after: str = "",
+        limit: int = PAGE_NAMES,
+        **options: Unpack[CallOptions],
+    ) -> tuple[builtins.list[ListedObject], str]:
+        """At most `limit` of them, and where the next page starts: "" if there is none.
+
+        Pass that on as `after`, any time later. A page may be empty and not the last.
+        """
+        return self._run(self._listing.page_after(prefix, after, limit, options))
+
     def list_columns(
         self, prefix: str | bytes = "", **options: Unpack[CallOptions]
     ) -> ListedColumns:

@@ -54,6 +54,8 @@ async def test_every_operation(url, transport):
         assert len((await store.query_many(["a", "x"])).infos) == 2
         assert (await store.stat("a")).state == "readable"
         assert {found.key async for found in store.scan()} == {"key", "a", "b"}
+        page, after = await store.list_page()
+        assert ({found.key for found in page}, after) == ({"key", "a", "b"}, "")
         assert [found.key for found in await store.list("k")] == ["key"]
         await store.pin("a", soft=True)
         assert (await store.pin_many(["a", "x"], hard=True)).statuses.tolist() == [0, -704]

@@ -197,6 +197,17 @@ def test_names(store):
     store.put_many(["a/1", "a/2", "b/1"], [b"x", b"yy", b"zzz"])
     assert sorted(f.key for f in store.list("a/")) == ["a/1", "a/2"]
     assert len(store.list(limit=2)) == 2
+    after, pages = "", []
+    while after or not pages:
+        page, after = store.list_page(after=after, limit=2)
+        assert len(page) <= 2
+        pages.append({found.key for found in page})
+    assert set().union(*pages) == {found.key for found in store.list()}
+    for nowhere in ("x", "0", "-1.0", "99.0", "0.x"):
+        with pytest.raises(InvalidArgumentError):
+            store.list_page(after=nowhere)
+    with pytest.raises(InvalidArgumentError):
+        store.list_page(limit=0)
     found = {f.key: f for f in store.list()}
     assert found["b/1"].size == 3
     assert found["b/1"].digest == ids.digest("b/1", store.namespace)

@@ -197,6 +197,38 @@ def test_no_lease_and_no_pin_is_left_by_who_never_unlocks(adapter, cluster):
         )
 
 
+def listed(one, **options):
+    """All pages of a listing."""
+    pages, cursor = [], None
+    while cursor is not None or not pages:
+        pages.append(one.made.list_l2_keys(cursor=cursor, **options))
+        assert len(pages[-1].entries) <= options.get("page_size", 500)
+        cursor = pages[-1].next_page_token
+    return {entry.key.to_object_key(): entry.size_bytes for page in pages for entry in page.entries}
+
+
+def test_chunks_are_listed_by_page_and_model(adapter):
+    first, second = adapter(), adapter()
+    assert listed(first) == {}
+    tiny = keys(5, model_name="models/listed", cache_salt="user")
+    other = keys(2, model_name="models/listed too")
+    chunks = [chunk(at) for at in range(5)]
+    first.store(tiny, chunks)
+    second.store(other, chunks[:2])
+    size = chunks[0].get_size()
+    assert listed(first) == dict.fromkeys(tiny, size)
+    assert second.lock(tiny[:1]) == [True]  # now it has met that model, too
+    second.made.submit_unlock(tiny[:1])
+    assert listed(second, page_size=2) == dict.fromkeys([*tiny, *other], size)
+    assert listed(second, page_size=2, model_name="models/listed") == dict.fromkeys(tiny, size)
+    assert listed(second, model_name="models/never met") == {}
+    for wrong in ({"page_size": 0}, {"cursor": "x"}, {"cursor": "0.x"}, {"cursor": "0.9.0"}):
+        with pytest.raises(ValueError, match=r"page_size|cursor|nowhere"):
+            second.made.list_l2_keys(**wrong)
+    first.made.delete(tiny)
+    assert listed(second) == dict.fromkeys(other, size)
+
+
 def test_lock_ends_by_itself(adapter, cluster):
     one = adapter(lock_ttl_s=0.2)
     some = keys(1)

@@ -18,12 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import KeyEntry, KeyListPage, ObjectKey
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.platform import create_event_notifier
 from msgspec import Meta
 
+from mooncake_store.errors import InvalidArgumentError
 from serving.connectors.blocks import Blocks
 from serving.connectors.counts import Counts
 from serving.connectors.lmcache.names import Names
@@ -32,7 +34,8 @@ from serving.connectors.options import Seconds, StoreOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mooncake_store import Pieces
+    from mooncake_store import Client, ListedObject, Pieces
+    from serving.connectors.keys import KVScope
 
 __all__ = ["L2Options", "MooncakePyL2Adapter", "MooncakePyL2AdapterConfig"]
 
@@ -217,6 +220,55 @@ class MooncakePyL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         at = [number for number, removed in enumerate(gone) if removed]
         if at:
             self._notify_keys_deleted([keys[n] for n in at], [sizes[n] for n in at])
+
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> KeyListPage:
+        """A page of the chunks in the pool, whoever stored them, and where the next one starts.
+
+        Names in the pool are hashes: what is told of are chunks of models, ranks and salts that
+        this server has met. Raises ValueError for a wrong page size or cursor, RuntimeError when
+        the store is away.
+        """
+        if page_size < 1:
+            raise ValueError(f"page_size must be positive, not {page_size}")
+        number, _, after = (cursor or "0.").partition(".")
+        if not number.isdecimal():
+            raise ValueError(f"{cursor!r} is no cursor of a listing")
+        scopes = self._names.of_models
+        for at in range(int(number), len(scopes)):
+            facts, scope = scopes[at]
+            if model_name in (None, facts[0]):
+                entries, after = self._page(facts, scope, page_size, after)
+                token = f"{at}.{after}" if after else f"{at + 1}."
+                last = not after and at + 1 == len(scopes)
+                return KeyListPage(tuple(entries), None if last else token)
+        return KeyListPage((), None)
+
+    def _page(
+        self, facts: tuple[Any, ...], scope: KVScope, limit: int, after: str
+    ) -> tuple[list[KeyEntry], str]:
+        within = self._options.save_deadline_s
+
+        def ask(client: Client) -> tuple[list[ListedObject], str] | InvalidArgumentError:
+            try:
+                return client.list_page(scope.prefix, after=after, limit=limit, deadline=within)
+            except InvalidArgumentError as error:
+                return error  # The caller's fault: the store is well.
+
+        page = self.link.call(ask)
+        if isinstance(page, InvalidArgumentError):
+            raise page
+        if page is None:
+            raise RuntimeError("the store is away; it is tried again")
+        objects, following = page
+        model, rank, group, salt, _ = facts
+        entries = []
+        for each in objects:
+            chunk = bytes.fromhex(str(each.key).removeprefix(scope.prefix))
+            key = ObjectKey(chunk, model, rank, group, salt)
+            entries.append(KeyEntry(key.to_encoded_object_key(), each.size))
+        return entries, following
 
     def report_status(self) -> dict[str, Any]:
         """Whether the store answers, and what is locked."""

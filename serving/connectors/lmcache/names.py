@@ -74,6 +74,12 @@ class Names:
             log.info("model %s: names of chunks begin with %s", model, scope.prefix)
             return scope
 
+    @property
+    def of_models(self) -> list[tuple[tuple[Any, ...], KVScope]]:
+        """The scopes made so far in their order, each with the facts that it stands for."""
+        with self._lock:
+            return list(self._scopes.items())
+
     # Keys of an engine's cache.
 
     def of_engine(self, keys: Iterable[Any], layout: str) -> list[str]:
