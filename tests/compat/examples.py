@@ -16,7 +16,9 @@ import io
 import json
 import os
 import re
+import runpy
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -27,24 +29,23 @@ MIB = 1 << 20
 
 def outcome(source: str, names: dict[str, Any]) -> str:
     """Run one example; what came of it."""
+    given = names["store"]
+    made: dict[str, Any] = {}
     try:
-        code = compile(source, "<example>", "exec")
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            file = Path(folder) / "example.py"
+            file.write_text(source, "utf-8")
+            made = runpy.run_path(str(file), names, "__main__")
     except SyntaxError:
         return "sketch"
-    given = names["store"]
-    made = names | {"__name__": "__main__"}
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(code, made)
     except NameError as error:
         return f"sketch: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    finally:
-        own = made.pop("store", given)
-        if own is not given:
-            own.close()
-        names.update(made)
+    own = made.pop("store", given)
+    if own is not given:
+        own.close()
+    names.update((name, value) for name, value in made.items() if not name.startswith("__"))
     return "ran"
 
 
