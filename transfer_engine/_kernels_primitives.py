@@ -158,15 +158,15 @@ def _at(builder, base, offset):
     return builder.gep(base, [offset], source_etype=ir.IntType(8))
 
 
-def _emit_prefetch(builder, address, keep=3):
-    """Ask for the line at an address, to keep (3) or not (0); one that is not mapped is ignored."""
+def _emit_prefetch(builder, address):
+    """Ask for the line at an address; one that is not mapped is ignored."""
     name = "llvm.prefetch.p0"
     function = builder.module.globals.get(name)
     if function is None:
         kind = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
         function = ir.Function(builder.module, kind, name)
-    reading, data = _I32(0), _I32(1)
-    builder.call(function, [address, reading, _I32(keep), data])
+    reading, keep, data = _I32(0), _I32(3), _I32(1)
+    builder.call(function, [address, reading, keep, data])
 
 
 def _store_streaming(builder, value, address, align):
@@ -284,7 +284,11 @@ def copy_streaming(target, source, nbytes):
 
 
 def _emit_copy_streaming(builder, target, source, nbytes):
-    """Copy whole groups of lines to an address that is the first of a line."""
+    """Copy whole groups of lines to an address that is the first of a line.
+
+    Without prefetching: the processor finds the next lines itself, and asking for them so that
+    they pass by the second cache took away most of what streaming brings.
+    """
     target, source = (builder.inttoptr(address, _POINTER) for address in (target, source))
     entry = builder.block
     head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
@@ -297,8 +301,6 @@ def _emit_copy_streaming(builder, target, source, nbytes):
     offsets = [builder.add(index, _I64(LINE_BYTES * line)) for line in range(_UNROLLED_LINES)]
     lines = []
     for offset in offsets:
-        ahead = builder.add(offset, _I64(_PREFETCH_BYTES))
-        _emit_prefetch(builder, _at(builder, source, ahead), keep=0)
         lines.append(builder.load(_at(builder, source, offset), align=1, typ=_LANES))
     for offset, line in zip(offsets, lines, strict=True):
         _store_streaming(builder, line, _at(builder, target, offset), LINE_BYTES)
