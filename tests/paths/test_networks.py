@@ -57,7 +57,8 @@ class Networks:
             inside = ("ip", "netns", "exec", name)
             run(*inside, "ip", "addr", "add", f"{self.there[number]}/30", "dev", there)
             run(*inside, "ip", "link", "set", there, "up")
-            limit = ("root", "tbf", "rate", RATE, "burst", "64kb", "latency", "30ms")
+            # Room for what is under way: a link that drops it makes TCP pause, up to a second.
+            limit = ("root", "tbf", "rate", RATE, "burst", "64kb", "latency", "400ms")
             run("tc", "qdisc", "add", "dev", device, *limit)
             run(*inside, "tc", "qdisc", "add", "dev", there, *limit)
 
