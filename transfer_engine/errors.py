@@ -32,7 +32,9 @@ objects: one tree in one file is worth more than purity, and `mooncake_store.err
 from __future__ import annotations
 
 import errno
-from typing import ClassVar
+from typing import ClassVar, Self, TypeVar
+
+ErrorT = TypeVar("ErrorT", bound="StoreError")
 
 __all__ = [
     "AlreadyExistsError",
@@ -99,13 +101,22 @@ class StoreError(Exception):
         text = self.what if not context else f"{self.what} ({', '.join(context)})"
         return text if not self.advice else f"{text}; {self.advice}"
 
+    def again(self) -> Self:
+        """Return an equal error, to be raised in place of one that is kept.
+
+        What was raised holds the frames it passed, and they hold who keeps the error: a cycle, and
+        the buffers in those frames would wait for the garbage collector.
+        """
+        fresh: Self = _rebuild(type(self), self.what, self.__dict__)
+        return fresh
+
     def __reduce__(self) -> tuple[object, ...]:
         # Built from keywords, so the default reduce (positional args only) would lose them.
         state = {k: v for k, v in self.__dict__.items() if k != "what"}
         return (_rebuild, (type(self), self.what, state))
 
 
-def _rebuild(kind: type[StoreError], what: str, state: dict[str, object]) -> StoreError:
+def _rebuild(kind: type[ErrorT], what: str, state: dict[str, object]) -> ErrorT:
     error = kind(what)
     error.__dict__.update(state)
     return error

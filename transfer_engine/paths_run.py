@@ -155,7 +155,7 @@ class _Run:
             for item in self._waiting:
                 _statuses_of(self._slices, self._pieces, item.number)[:] = CANCELLED
         elif self._error is not None:
-            raise self._error
+            raise self._error.again()
 
     def _send(self, workers: Workers) -> bool:
         """Give one waiting slice to a route, if one should have it. Held: `_changed`."""

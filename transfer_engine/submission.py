@@ -95,7 +95,7 @@ class Submission:
         """Wait, and raise what failed the whole batch, if something did."""
         statuses = self.wait(timeout_s)
         if self.error is not None:
-            raise self.error
+            raise self.error.again()
         return statuses
 
     def __await__(self) -> Generator[Any, None, Statuses]:

@@ -90,7 +90,7 @@ class Operations:
             outcome = (yield from self._put(keys, memory, options, until, outcome))[0]
         if outcome.error is not None:
             outcome.error.elapsed_s = time.monotonic() - started
-            raise outcome.error
+            raise outcome.error.again()
         return outcome
 
     def put_many(self, keys: Keys, values: Buffers, options: PutOptions) -> Steps[PutManyResult]:

@@ -93,7 +93,7 @@ class Session:
                 outcome = yield Opens(closed, putting.until)
                 for error in outcome:
                     if error is not None:
-                        raise error
+                        raise error.again()
         except StoreError:
             yield from self.revoke()
             raise
@@ -341,7 +341,7 @@ def _check(core: Core, key: str | bytes, road: Road, outcome: Any) -> None:
     if error is not None:
         core.directory.failed(road, time.monotonic_ns())
         error.key = key
-        raise error
+        raise error.again()
 
 
 def raw(address: int, nbytes: int) -> Any:

@@ -103,7 +103,7 @@ class BatchResult:
             others = len(self.failed) - 1
             if others:
                 error.add_note(f"{others} more of {len(self)} keys failed")
-            raise error
+            raise error.again()
         return self
 
     def __repr__(self) -> str:
