@@ -54,15 +54,19 @@ def _check_bins(state: State, holes: NDArray[np.int64]) -> None:
     head, span, link, _ = state
     granule = int(head[extents.GRANULE])
     expected: dict[int, set[int]] = {}
+    most = 0
     for node in holes.tolist():
         start, size = span[node, : extents.SIZE + 1].tolist()
         units = (start + size) // granule - -(-start // granule)
         if units <= 0:
             assert link[node, extents.PREV] == extents.UNBINNED, f"hole {node} in a bin"
             continue
+        most = max(most, units)
         level = max(units.bit_length() - 5, 0)
         index = units if level == 0 else level * 32 + (units >> (level - 1)) - 32
         expected.setdefault(index, set()).add(node)
+    room = int(head[extents.ROOM]) // granule
+    assert most <= room <= most * 33 // 32, f"the largest hole is {most}, not {room} granules"
     bins = extents.LEVELS * extents.BINS
     words = head[extents.BIN_MAP : extents.BIN_MAP + bins // 32]
     bits = words[:, None] >> np.arange(32) & 1

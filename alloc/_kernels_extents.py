@@ -36,11 +36,13 @@ NODE_TOP, NODE_SPARE, NODE_LEFT = 5, 6, 7
 BUCKETS, HASHED, BUCKET_MAX, BUCKET_MASK = 8, 9, 10, 15
 # Search: holes compared per bin; comparisons a batch may still make beyond that.
 SCAN, BUDGET = 11, 12
-# Node where the last reservation ended; bitmap of the levels that have a hole.
+# Node where the last reservation or freeing was; bitmap of the levels that have a hole.
 FINGER, BIN_LEVELS = 13, 14
+# No hole is larger than this many bytes; kept by every batch, so that nobody has to ask.
+ROOM = 16
 LEVELS = 48
 BINS = 32  # bins per level: sizes in one bin differ by less than 1/32
-BIN_MAP = 16
+BIN_MAP = 17
 BIN_LIST = BIN_MAP + LEVELS
 HEAD_WORDS = BIN_LIST + LEVELS * BINS
 
@@ -277,6 +279,18 @@ def hole_find(head, span, link, size):
 
 
 @njit(**HELPER)
+def note_room(head):
+    """Write down the most that a hole of the topmost bin can hold. O(1)."""
+    if head[BIN_LEVELS] == 0:
+        head[ROOM] = 0
+        return
+    level = log2_floor(head[BIN_LEVELS])
+    place = log2_floor(head[BIN_MAP + level])
+    units = place if level == 0 else ((BINS + 1 + place) << (level - 1)) - 1
+    head[ROOM] = units << head[SHIFT]
+
+
+@njit(**HELPER)
 def hole_largest(head, span, link):
     """The largest of the first holes in the topmost bin; NIL when there is no hole. O(1)."""
     if head[BIN_LEVELS] == 0:
@@ -396,6 +410,21 @@ def extent_take(head, span, link, bucket, size):
     return carve(head, span, link, bucket, hole, start, size)
 
 
+@njit(**HELPER)
+def extent_give(head, span, link, bucket, start):
+    """Free the extent that starts at `start`; False where none does. O(1)."""
+    if start < 0 or start >= head[CAPACITY]:
+        return False
+    node = hash_find(head, span, link, bucket, start)
+    if node == NIL:
+        return False
+    head[ALLOCATED] += span[node, SIZE]
+    head[LIVE] -= 1
+    # Who dissolves a slab reserves its objects in the hole that was it: no walk to get there.
+    head[FINGER] = release(head, span, link, bucket, node)
+    return True
+
+
 # --- batches: what the allocator calls ------------------------------------------------------------
 
 
@@ -409,29 +438,37 @@ def format_pool(state):
     bucket[0] = NIL
     node = node_new(head, span, link, 0, head[CAPACITY], NIL, NIL)
     bin_insert(head, span, link, node)
+    note_room(head)
 
 
 @njit(**KERNEL)
-def allocate_batch(state, sizes, offsets):
-    """Fill `offsets` (NIL: no room); returns the index of a size below 1, else NIL. O(batch).
+def allocate_batch(state, sizes, offsets, wanted):
+    """Fill `offsets` where it says `wanted`, or everywhere when that is NIL. O(batch).
 
-    Nothing is allocated when a size is refused.
+    Where there is no room it becomes NIL. Returns how many those are; or -1 - its index for a
+    size below 1, and then nothing is allocated.
     """
     head, span, link, bucket = state
     for index in range(sizes.size):
         if sizes[index] <= 0:
-            return index
+            return -index - 1
     head[BUDGET] = BUDGET_BATCH
+    failed = 0
     for index in range(sizes.size):
-        offsets[index] = NIL
-        if sizes[index] > head[CAPACITY]:
+        if wanted != NIL and offsets[index] != wanted:
             continue
-        node = extent_take(head, span, link, bucket, round_up(sizes[index], head[GRANULE]))
-        if node != NIL:
-            offsets[index] = span[node, START]
-            head[ALLOCATED] -= span[node, SIZE]
-            head[LIVE] += 1
-    return NIL
+        node = NIL
+        if sizes[index] <= head[CAPACITY]:
+            node = extent_take(head, span, link, bucket, round_up(sizes[index], head[GRANULE]))
+        if node == NIL:
+            offsets[index] = NIL
+            failed += 1
+            continue
+        offsets[index] = span[node, START]
+        head[ALLOCATED] -= span[node, SIZE]
+        head[LIVE] += 1
+    note_room(head)
+    return failed
 
 
 @njit(**KERNEL)
@@ -439,15 +476,18 @@ def free_batch(state, offsets, freed):
     """Fill `freed`: whether an extent started at each offset, which is now free. O(batch)."""
     head, span, link, bucket = state
     for index in range(offsets.size):
-        freed[index] = False
-        if offsets[index] < 0 or offsets[index] >= head[CAPACITY]:
-            continue
-        node = hash_find(head, span, link, bucket, offsets[index])
-        if node != NIL:
-            head[ALLOCATED] += span[node, SIZE]
-            head[LIVE] -= 1
-            release(head, span, link, bucket, node)
-            freed[index] = True
+        freed[index] = extent_give(head, span, link, bucket, offsets[index])
+    note_room(head)
+
+
+@njit(**KERNEL)
+def free_some(state, offsets, freed, chosen, count):
+    """Do what `free_batch` does for the positions that come first in `chosen`. O(count)."""
+    head, span, link, bucket = state
+    for place in range(count):
+        index = chosen[place]
+        freed[index] = extent_give(head, span, link, bucket, offsets[index])
+    note_room(head)
 
 
 @njit(**KERNEL)
@@ -478,6 +518,7 @@ def reserve_batch(state, offsets, sizes, done):
         head[ALLOCATED] += size
         head[LIVE] += 1
         done[index] = True
+    note_room(head)
 
 
 @njit(**KERNEL)
@@ -499,7 +540,8 @@ def warmup() -> None:
     sizes, offsets = np.full(2, 64, np.int64), np.zeros(2, np.int64)
     flags = np.zeros(2, np.bool_)
     format_pool(state)
-    allocate_batch(state, sizes, offsets)
+    allocate_batch(state, sizes, offsets, NIL)
     free_batch(state, offsets, flags)
+    free_some(state, offsets, flags, offsets, 1)
     reserve_batch(state, offsets, sizes, flags)
     largest_free(state)

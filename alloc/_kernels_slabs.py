@@ -57,8 +57,9 @@ SLAB_SLOTS = 1024  # a grown class takes slabs of this many slots ...
 SLAB_BYTES = 1 << 23  # ... or this many bytes, whichever is more
 SLOTS_MAX = 1 << 16
 ASKS_MAX = 64  # so that a size that is no longer asked for is soon forgotten
-SPARSE_LOOK = 16  # slabs looked at by one call of sparse_slabs
-SPARSE_LIVE = 64  # a slab with more live objects is never called sparse
+SPARSE_LOOK = 256  # slabs looked at by one call of sparse_slabs, ...
+SPARSE_FOUND = 16  # ... and found at most
+SPARSE_LIVE = 4096  # with this many live objects in what it found, it looks no further
 
 
 # Index of the only set bit b of a word, at (b * 0x077CB531 >> 27) & 31.
@@ -351,6 +352,12 @@ def owner_of(head, cls, size):
 
 
 @njit(**HELPER)
+def slab_least(head, stride):
+    """Slots of the smallest slab of a class: a page, and SLOTS_MIN. O(1)."""
+    return max(head[SLOTS_MIN], ((1 << head[PAGE_SHIFT]) + stride - 1) // stride)
+
+
+@njit(**HELPER)
 def slab_size(head, cls, owner, wanted):
     """Bytes of the next slab of a class that lacks `wanted` slots, and the least of use. O(1).
 
@@ -358,7 +365,7 @@ def slab_size(head, cls, owner, wanted):
     proportion to what it uses, and within the limits above.
     """
     stride = cls[owner, C_STRIDE]
-    least = max(head[SLOTS_MIN], ((1 << head[PAGE_SHIFT]) + stride - 1) // stride)
+    least = slab_least(head, stride)
     most = min(max(SLAB_SLOTS, SLAB_BYTES // stride), head[SLAB_BYTES_MAX] // stride, SLOTS_MAX)
     slots = max(least, min(most, max(cls[owner, C_SLOTS] >> 3, wanted)))
     return slots * stride, least * stride
@@ -368,8 +375,10 @@ def slab_size(head, cls, owner, wanted):
 
 
 @njit(**KERNEL)
-def take_batch(state, sizes, offsets, again, owners):
+def take_batch(state, sizes, offsets, again, owners, room):
     """Give slots, and list in `owners` the classes that want a slab. O(batch).
+
+    No extent is larger than `room`: a class that needs more for its smallest slab wants none.
 
     The first call of a batch (`again` False) writes to each of `offsets` an offset, NIL (larger
     than the pool), EXTENT or PENDING; it refuses a size below 1 by returning -1 - its index, and
@@ -403,6 +412,10 @@ def take_batch(state, sizes, offsets, again, owners):
             continue
         elif cls[owner, C_BATCH] != head[BATCH]:
             cls[owner, C_BATCH] = head[BATCH]
+            stride = cls[owner, C_STRIDE]
+            if slab_least(head, stride) * stride > room:
+                cls[owner, C_WANT] = 0
+                continue
             cls[owner, C_WANT] = 1
             owners[wanting] = owner
             wanting += 1
@@ -478,19 +491,22 @@ def give_batch(state, offsets, freed, rest, emptied):
 
 @njit(**KERNEL)
 def sparse_slabs(state, found):
-    """List slabs that are three quarters free, looking at SPARSE_LOOK slabs. O(1)."""
+    """List slabs that are three quarters free among the next SPARSE_LOOK slabs. O(1)."""
     head, slab, _, _, _ = state
-    count = 0
+    count, total = 0, 0
     for _ in range(min(SPARSE_LOOK, head[SLAB_TOP])):
+        if count == SPARSE_FOUND or total >= SPARSE_LIVE:
+            break
         if head[HAND] >= head[SLAB_TOP]:
             head[HAND] = 0
         index = head[HAND]
         head[HAND] += 1
         slots = slab[index, S_SLOTS]
         live = slots - slab[index, S_FREE]
-        if slots > 0 and 4 * live <= slots and live <= SPARSE_LIVE:
+        if slots > 0 and 4 * live <= slots:
             found[count] = index
             count += 1
+            total += live
     return count
 
 
@@ -525,11 +541,11 @@ def warmup() -> None:
     state = (head, np.zeros((4, 8), np.int64), np.zeros(64, np.uint32), page, cls)
     column = [np.full(1, 64, np.int64) for _ in range(5)]
     sizes, offsets, owners, starts, least = column
-    take_batch(state, sizes, offsets, False, owners)
+    take_batch(state, sizes, offsets, False, owners, 4096)
     size_batch(state, owners, starts, least)
     starts[0] = 0
     open_batch(state, owners, starts, least)
-    take_batch(state, sizes, offsets, True, owners)
+    take_batch(state, sizes, offsets, True, owners, 4096)
     sparse_slabs(state, owners)
     dissolve(state, 0, owners)
     give_batch(state, offsets, np.zeros(1, np.bool_), starts, least)

@@ -93,6 +93,7 @@ class OffsetAllocator(Allocator):
         head[kernels.BUCKET_MAX] = len(bucket)
         head[kernels.SCAN] = _BEST_FIT_SCAN if best_fit else 1
         self._head = head
+        self._numbers = head.data  # the same words for Python, which reads one faster
         self._state = (head, span, span.view(np.int32), bucket)
         kernels.format_pool(self._state)
 
@@ -100,10 +101,17 @@ class OffsetAllocator(Allocator):
         """Offset per size, -1 where nothing fits. O(batch)."""
         sizes = as_int64(sizes)
         offsets = np.empty(sizes.size, np.int64)
-        refused = kernels.allocate_batch(self._state, sizes, offsets)
-        if refused != kernels.NIL:
-            raise refuse_size(sizes, refused)
+        failed = kernels.allocate_batch(self._state, sizes, offsets, kernels.NIL)
+        if failed < 0:
+            raise refuse_size(sizes, -failed - 1)
         return offsets
+
+    def fill(self, sizes: NDArray[np.int64], offsets: NDArray[np.int64], wanted: int) -> int:
+        """Allocate, in place, where `offsets` says `wanted`; how many got -1. O(batch).
+
+        For the layer above, which has checked that sizes are positive.
+        """
+        return int(kernels.allocate_batch(self._state, sizes, offsets, wanted))
 
     def free(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether an extent started at each offset; it is freed. O(batch)."""
@@ -111,6 +119,16 @@ class OffsetAllocator(Allocator):
         freed = np.empty(offsets.size, np.bool_)
         kernels.free_batch(self._state, offsets, freed)
         return freed
+
+    def free_some(
+        self,
+        offsets: NDArray[np.int64],
+        freed: NDArray[np.bool_],
+        chosen: NDArray[np.int64],
+        count: int,
+    ) -> None:
+        """Free the offsets at the first `count` positions of `chosen`, and say so there."""
+        kernels.free_some(self._state, offsets, freed, chosen, count)
 
     def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Re-create extents of exactly these bytes. O(batch log batch + nodes walked)."""
@@ -124,6 +142,11 @@ class OffsetAllocator(Allocator):
     def largest_free(self) -> int:
         """Bytes of the largest extent to be had at once, to within one bin (3 %). O(1)."""
         return int(kernels.largest_free(self._state))
+
+    @property
+    def room(self) -> int:
+        """No extent larger than this can be had, though one as large need not be. O(1)."""
+        return self._numbers[kernels.ROOM]
 
     def nodes_left(self) -> int:
         """Ranges, allocated or free, that the table can still take. O(1)."""

@@ -74,23 +74,36 @@ class SlabAllocator(Allocator):
         head[kernels.SLOTS_MIN] = self.slots_min
         head[kernels.LEARN] = self.learn
         self._head = head
+        self._numbers = head.data  # the same words for Python, which reads one faster
         self._owners = np.empty(kernels.CLASS_SETS * kernels.CLASS_WAYS, np.int64)
+        self._rest = np.empty(0, np.int64)
+        self._emptied = np.empty(0, np.int64)
         self._state = (head, slab, bits, page, cls)
 
     def allocate(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Offset per size, -1 where nothing fits. O(batch), plus the opening of slabs."""
         sizes = as_int64(sizes)
         offsets = np.empty(sizes.size, np.int64)
-        owners = self._owners
-        wanting, singles = kernels.take_batch(self._state, sizes, offsets, False, owners)
+        wanting, singles = kernels.take_batch(
+            self._state, sizes, offsets, False, self._owners, self._extents.room
+        )
         if wanting < 0:
             raise refuse_size(sizes, -wanting - 1)
         while wanting:
-            self._open_slabs(owners[:wanting])
-            wanting, singles = kernels.take_batch(self._state, sizes, offsets, True, owners)
-        if singles:
-            self._take_extents(sizes, offsets, singles)
+            self._open_slabs(self._owners[:wanting])
+            wanting, singles = self._take_pending(sizes, offsets)
+        if singles and self._extents.fill(sizes, offsets, kernels.EXTENT):
+            self._take_again(sizes, offsets)
         return offsets
+
+    def _take_pending(
+        self, sizes: NDArray[np.int64], offsets: NDArray[np.int64]
+    ) -> tuple[int, int]:
+        """Give slots to what is PENDING; see `take_batch`."""
+        found: tuple[int, int] = kernels.take_batch(
+            self._state, sizes, offsets, True, self._owners, self._extents.room
+        )
+        return found
 
     def _open_slabs(self, owners: NDArray[np.int64]) -> None:
         """Take extents for the slabs these classes want, smaller ones where those do not fit."""
@@ -109,22 +122,15 @@ class SlabAllocator(Allocator):
         if kernels.open_batch(self._state, owners, starts, sizes):
             self._extents.free(extents[starts == kernels.PENDING])
 
-    def _take_extents(
-        self, sizes: NDArray[np.int64], offsets: NDArray[np.int64], count: int
-    ) -> None:
-        """Serve what is marked EXTENT, dissolving sparse slabs once when there is no room."""
-        if count == sizes.size:
-            offsets[:] = self._extents.allocate(sizes)
-        else:
-            single = np.flatnonzero(offsets == kernels.EXTENT)
-            offsets[single] = self._extents.allocate(sizes[single])
-        if not self._head[kernels.SLABS]:
+    def _take_again(self, sizes: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
+        """Serve what found no room among the extents: from slabs, else dissolving sparse ones."""
+        if not self._numbers[kernels.SLABS]:
             return
         failed = np.flatnonzero((offsets < 0) & (sizes <= self.capacity))
         if failed.size:
             # Slabs opened for later entries of this batch may have slots to spare by now.
             offsets[failed] = kernels.PENDING
-            kernels.take_batch(self._state, sizes, offsets, True, self._owners)
+            self._take_pending(sizes, offsets)
             failed = failed[offsets[failed] < 0]
             offsets[failed] = kernels.NIL
         if failed.size and self._reclaim():
@@ -132,7 +138,7 @@ class SlabAllocator(Allocator):
 
     def _reclaim(self) -> bool:
         """Dissolve what is sparse among the next few slabs; whether there was any."""
-        sparse = np.empty(kernels.SPARSE_LOOK, np.int64)
+        sparse = np.empty(kernels.SPARSE_FOUND, np.int64)
         count = kernels.sparse_slabs(self._state, sparse)
         for index in sparse[:count].tolist():
             self._dissolve(index)
@@ -152,20 +158,20 @@ class SlabAllocator(Allocator):
 
     def free(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether an object started at each offset; it is freed. O(batch)."""
-        if not self._head[kernels.SLABS]:
+        if not self._numbers[kernels.SLABS]:
             return self._extents.free(offsets)
         offsets = as_int64(offsets)
         freed = np.empty(offsets.size, np.bool_)
-        rest, emptied = np.empty((2, offsets.size), np.int64)
+        if offsets.size > self._rest.size:
+            self._rest, self._emptied = np.empty((2, offsets.size), np.int64)
+        rest, emptied = self._rest, self._emptied
         others, empty = kernels.give_batch(self._state, offsets, freed, rest, emptied)
         if empty:
             # First of all: a second free of an object of a slab that is empty now is looked up
             # among the extents, and must not find the slab's own.
             self._extents.free(emptied[:empty])
-        if others == offsets.size:
-            return self._extents.free(offsets)
         if others:
-            freed[rest[:others]] = self._extents.free(offsets[rest[:others]])
+            self._extents.free_some(offsets, freed, rest, others)
         return freed
 
     def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
