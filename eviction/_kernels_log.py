@@ -22,6 +22,7 @@ from numba import njit
 
 MOVED_FIRST, MOVED, FIRST, END, COUNT, SLIDING = 0, 1, 2, 3, 4, 5
 HEAD_WORDS = 8
+INSERT, REMOVE, LOW = 1, 2, 0xFFFFFFFF
 REFUSED = -1
 SLACK = 4096
 """Entries of the log that are always allowed to be stale."""
@@ -116,6 +117,41 @@ def log_remove(head, places, log, ids):
 
 
 @njit(cache=True, nogil=True)
+def log_replay(head, places, log, notes, promote):
+    """Do what notes (kind << 32 | id) say, in order; touches matter if `promote`. O(batch).
+
+    Ids to insert outside the table refuse all of it.
+    """
+    outside = 0
+    for k in range(notes.size):
+        outside |= (notes[k] >> 32 == INSERT) & ((notes[k] & LOW) >= places.size)
+    if outside:
+        return REFUSED
+    for start in range(0, notes.size, RUN):
+        stop = min(notes.size, start + RUN)
+        end = head[END]
+        added = 0
+        for k in range(start, stop):
+            i = notes[k] & LOW
+            kind = notes[k] >> 32
+            if i >= places.size:
+                continue
+            there = places[i] != 0
+            if kind == REMOVE:
+                places[i] = 0
+                added -= there
+            elif (there and promote) or (kind == INSERT and not there):
+                log[end] = i
+                end += 1
+                places[i] = end
+                added += not there
+        head[END] = end
+        head[COUNT] += added
+        squeeze(head, places, log, stop - start)
+    return 0
+
+
+@njit(cache=True, nogil=True)
 def log_walk(head, places, log, cursor, out):
     """Write ids from cursor[0] (0: the coldest) towards the hot end. O(entries walked).
 
@@ -174,4 +210,6 @@ def warmup() -> None:
         log_touch(head, places, log, ids)
         log_walk(head, places, log, cursor, out)
         log_remove(head, places, log, ids)
+    notes = np.array([1, INSERT << 32, REMOVE << 32 | 1], dtype=np.int64)
+    log_replay(head, places, log, notes, True)
     log_check(head, places, log)

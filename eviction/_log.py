@@ -1,12 +1,12 @@
 """What the log policies share: a log of uses, coldest first, in which only the newest counts.
 
-Subclasses decide what a touch does to the order. Cost: 4 bytes an id and 4 an entry of the log,
+Subclasses decide whether a touch changes the order. Cost: 4 bytes an id and 4 an entry of the log,
 which is at most twice as long as there are ids; O(1) a step.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,9 @@ __all__ = ["LogPolicy"]
 
 class LogPolicy(EvictionPolicy):
     """Ids in a log; insert appends, also what was there already."""
+
+    promotes: ClassVar[bool] = True
+    """Whether a use moves an id to the hot end."""
 
     def __init__(self, capacity_ids: int) -> None:
         from eviction import _kernels_log
@@ -38,12 +41,20 @@ class LogPolicy(EvictionPolicy):
         self._log: NDArray[np.uint32] = reserve((length,), np.uint32)
 
     def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
-        """Append `ids`; those already present move to the hot end. Depths do not matter here."""
-        self._append(ids, promote=True)
-
-    def _append(self, ids: NDArray[Any], *, promote: bool) -> None:
-        code = self._kernels.log_insert(self._head, self._places, self._log, as_ids(ids), promote)
+        """Append `ids`. Depths do not matter here."""
+        k = self._kernels
+        code = k.log_insert(self._head, self._places, self._log, as_ids(ids), self.promotes)
         self._done(code)
+
+    def touch(self, ids: NDArray[Any]) -> None:
+        """Move `ids` to the hot end, the last one hottest, if uses matter."""
+        if self.promotes:
+            self._kernels.log_touch(self._head, self._places, self._log, as_ids(ids))
+
+    def replay(self, notes: NDArray[np.int64]) -> None:
+        """Do what notes say, in one pass."""
+        k = self._kernels
+        self._done(k.log_replay(self._head, self._places, self._log, notes, self.promotes))
 
     def remove(self, ids: NDArray[Any]) -> None:
         """Forget `ids`; those not present are ignored."""
@@ -71,7 +82,7 @@ class LogPolicy(EvictionPolicy):
         (ids,) = state_columns(state, "ids")
         ids = self._loadable(ids)
         self._reset()
-        self._append(ids, promote=True)
+        self.insert(ids)
 
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         k = self._kernels

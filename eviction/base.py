@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 __all__ = [
     "CAPACITY_MAX",
     "EvictionPolicy",
+    "INSERT",
+    "NOTE_SHIFT",
     "Pick",
+    "REMOVE",
     "State",
+    "TOUCH",
     "as_ids",
     "picking",
     "state_columns",
@@ -39,6 +43,10 @@ Pick = Callable[["NDArray[np.int64]", int, int], tuple["NDArray[Any]", int]]
 
 # Links and places in a log are 32-bit; a log may be twice as long as there are ids.
 CAPACITY_MAX = 2**30
+
+TOUCH, INSERT, REMOVE = 0, 1, 2
+NOTE_SHIFT = 32
+"""A note is `id | kind << NOTE_SHIFT` with one of these kinds; see `replay`."""
 
 CHUNK_MIN = 256
 CHUNK_MAX = 1 << 16
@@ -102,6 +110,20 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def remove(self, ids: NDArray[Any]) -> None:
         """Forget `ids`, evicted or deleted; ids not present are ignored, -1 included."""
+
+    def replay(self, notes: NDArray[np.int64]) -> None:
+        """Do what notes say, in order: for owners that gather small batches of all kinds.
+
+        Each is an id with TOUCH, INSERT or REMOVE above it (see NOTE_SHIFT).
+        """
+        kinds, ids = notes >> NOTE_SHIFT, notes & ((1 << NOTE_SHIFT) - 1)
+        ends = [*(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(notes)]
+        start = 0
+        for stop in ends:
+            run = ids[start:stop]
+            if len(run):
+                (self.touch, self.insert, self.remove)[int(kinds[start])](run)
+            start = stop
 
     @abstractmethod
     def __len__(self) -> int: ...

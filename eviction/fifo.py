@@ -6,12 +6,9 @@ costs nothing. Cost: O(1) a step, 8 to 12 bytes an id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from eviction._log import LogPolicy
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["FifoPolicy"]
 
@@ -20,10 +17,4 @@ class FifoPolicy(LogPolicy):
     """The id inserted first leaves first."""
 
     name: ClassVar[str] = "fifo"
-
-    def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
-        """Append new `ids`; those already present keep their place."""
-        self._append(ids, promote=False)
-
-    def touch(self, ids: NDArray[Any]) -> None:
-        """Do nothing: uses do not matter here."""
+    promotes: ClassVar[bool] = False

@@ -7,13 +7,9 @@ resist that. Cost: O(1) a step, 8 to 12 bytes an id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from eviction._log import LogPolicy
-from eviction.base import as_ids
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["LruPolicy"]
 
@@ -22,7 +18,3 @@ class LruPolicy(LogPolicy):
     """The id whose last use lies furthest back leaves first."""
 
     name: ClassVar[str] = "lru"
-
-    def touch(self, ids: NDArray[Any]) -> None:
-        """Move `ids` to the hot end, the last one hottest."""
-        self._kernels.log_touch(self._head, self._places, self._log, as_ids(ids))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from eviction.base import picking
+from eviction.base import INSERT, NOTE_SHIFT, picking
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,6 +94,22 @@ class EvictionPolicyContract(ABC):
                     getattr(single, verb)(_ids(id_))
             assert _order(whole) == _order(single)
             whole.check_integrity()
+
+    def test_notes_equal_the_calls_they_stand_for(self) -> None:
+        """In order, kinds mixed, absent ids and repetitions included."""
+        noted, called = self.make(8), self.make(8)
+        random = np.random.default_rng(6)
+        for _ in range(60):
+            kinds, ids = random.integers(0, 3, 20), random.integers(0, 8, 20)
+            noted.replay(kinds << NOTE_SHIFT | ids)
+            for kind, id_ in zip(kinds.tolist(), ids.tolist(), strict=True):
+                (called.touch, called.insert, called.remove)[kind](_ids(id_))
+            assert _order(noted) == _order(called)
+            noted.check_integrity()
+        noted.replay(_ids())
+        with pytest.raises(ValueError, match="outside 0 to 7"):
+            noted.replay(_ids(INSERT << NOTE_SHIFT | 8))
+        assert _order(noted) == _order(called)
 
     def test_absent_ids_are_ignored(self) -> None:
         """Also those no table row can have: a failed lookup is -1."""
