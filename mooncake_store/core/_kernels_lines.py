@@ -3,7 +3,8 @@
 numba makes a loop over eight entries eight comparisons in a row, and where it ends early the
 processor guesses wrong about once a key. `first_equal` is no function but a piece of generated
 code: a vector load, a comparison and a count of zero bits, whatever the processor has for them.
-`interpreted_first_equal` does the same in Python, for tests that run kernels through `.py_func`.
+`ask_for` is another such piece: a prefetch. The `interpreted_` functions do the same in Python, for
+tests that run kernels through `.py_func`.
 """
 
 import numpy as np
@@ -12,6 +13,9 @@ from numba import types
 from numba.extending import intrinsic
 
 LINE = 8
+_PREFETCH = ir.FunctionType(
+    ir.VoidType(), [ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(32), ir.IntType(32)]
+)
 
 
 @intrinsic
@@ -41,6 +45,26 @@ def first_equal(typing_context, table, at, value, shift):
     return found(table, types.int64, types.int64, types.int64), build
 
 
+@intrinsic
+def ask_for(typing_context, table, at):
+    """Have the line of `table[at]` fetched, without waiting for it. O(1)."""
+
+    def build(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        word = ir.IntType(32)
+        where = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        function = builder.module.declare_intrinsic("llvm.prefetch", [where.type], _PREFETCH)
+        builder.call(function, [where, word(0), word(3), word(1)])  # to read, keep it, data
+        return context.get_dummy_value()
+
+    return types.void(table, types.int64), build
+
+
+def interpreted_ask_for(table, at):
+    """Do nothing but look whether there is such an entry, without numba."""
+    table[at]
+
+
 def interpreted_first_equal(table, at, value, shift):
     """Do what `first_equal` does, without numba."""
     entries = table[at : at + LINE].view(np.uint64) >> np.uint64(shift)
@@ -49,4 +73,4 @@ def interpreted_first_equal(table, at, value, shift):
 
 
 def warmup() -> None:
-    """Nothing to compile: `first_equal` becomes part of the kernels that use it."""
+    """Nothing to compile: all of it becomes part of the kernels that use it."""

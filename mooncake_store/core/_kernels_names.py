@@ -14,6 +14,8 @@ from mooncake_store.core._codes import KERNEL
 LENGTH_BITS = 13
 LENGTH_MASK = (1 << LENGTH_BITS) - 1
 CLASSES = 4096 // 8 + 1
+ACCEPTS, SETTLED = 1, 2
+"""Verdicts on a state of a pattern; see `patterns.py`."""
 
 
 @njit(**KERNEL)
@@ -86,6 +88,24 @@ def with_prefix(blob, cold, rows, prefix, out):
 
 
 @njit(**KERNEL)
+def matching(blob, cold, rows, table, verdicts, out):
+    """List the rows whose name a pattern accepts; returns how many. O(bytes of the names)."""
+    count = 0
+    for i in range(rows.shape[0]):
+        ref = cold[rows[i]].name_ref
+        at = (ref >> LENGTH_BITS) << 3
+        state = 0
+        for j in range(at, at + (ref & LENGTH_MASK)):
+            if verdicts[state] & SETTLED:
+                break
+            state = np.int64(table[state, blob[j]])
+        if verdicts[state] & ACCEPTS:
+            out[count] = rows[i]
+            count += 1
+    return count
+
+
+@njit(**KERNEL)
 def gather(blob, cold, rows, lengths, out):
     """Copy the names of rows one after the other into `out`; returns the bytes written."""
     at = 0
@@ -113,5 +133,7 @@ def warmup() -> None:
     lengths.flags.writeable = False
     store(words, blob, heads, cold, rows, np.zeros(1, np.int16), name, lengths)
     with_prefix(blob, cold, rows, name, np.zeros(1, np.int32))
+    table, verdicts = np.zeros((1, 256), np.int16), np.zeros(1, np.uint8)
+    matching(blob, cold, rows, table, verdicts, np.zeros(1, np.int32))
     gather(blob, cold, rows, np.zeros(1, np.uint16), np.zeros(4, np.uint8))
     drop(words, heads, cold, rows)

@@ -34,13 +34,13 @@ from mooncake_store.core.context import (
     INT32,
     INT64,
     LEASE_UNTIL,
+    NOTED,
+    NOTES,
     OVERFLOW_ROWS,
     ROWS,
     TABLE_A,
     TABLE_B,
     TALLY,
-    TOUCHED,
-    TOUCHED_ROWS,
 )
 from mooncake_store.core.records import OVERFLOW, ROW
 
@@ -92,11 +92,11 @@ def count_hit(rows, row, window):
 def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
     """Answer gets: where the replicas are, with a lease of `ttl` if that is above 0.
 
-    Rows read are added to TOUCHED_ROWS, those that just became hot are in HOT_ROWS, and HOT of
+    Rows read are added to NOTES, those that just became hot are in HOT_ROWS, and HOT of
     the totals counts them. Returns how many replicas were written.
     """
     found = column(context, FOUND, INT32)
-    touched = column(context, TOUCHED_ROWS, INT32)
+    notes = column(context, NOTES, INT64)
     hot_rows = column(context, HOT_ROWS, INT32)
     rows = column(context, ROWS, ROW)
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
@@ -109,7 +109,7 @@ def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
     if hot_hits > 0:
         window = ((now // context[HOT_WINDOW_NS]) & HOT_WINDOWS) << HOT_COUNT_BITS
     m, hot = 0, 0
-    count = context[TOUCHED]
+    count = context[NOTED]
     missed = False
     for i in range(digests.shape[0]):
         row = found[i]
@@ -144,10 +144,10 @@ def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
         if hot_hits > 0 and count_hit(rows, row, window) == hot_hits:
             hot_rows[hot] = row
             hot += 1
-        touched[count] = row
+        notes[count] = row
         count += 1
     context[TALLY + HOT] = hot
-    context[TOUCHED] = count
+    context[NOTED] = count
     return m
 
 
@@ -235,10 +235,3 @@ def listing(rows, overflow, alive, cold, span, out):
                 out[count] = row
                 count += 1
     return count
-
-
-def warmup() -> None:
-    """Compile every kernel of this file, by running a small shard through every operation."""
-    from mooncake_store.core._exercise import exercise
-
-    exercise()

@@ -17,6 +17,7 @@ from mooncake_store.core._codes import (
     KERNEL,
     NOT_FOUND,
     NOT_READY,
+    NOTE_REMOVE,
     OBJECTS,
     OK,
     READABLE,
@@ -32,7 +33,7 @@ from mooncake_store.core._codes import (
 from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_names import drop
 from mooncake_store.core._kernels_table import delete, find
-from mooncake_store.core._kernels_writes import record
+from mooncake_store.core._kernels_writes import note, record
 from mooncake_store.core.context import (
     COLD_ROWS,
     DISCARD_NS,
@@ -47,6 +48,8 @@ from mooncake_store.core.context import (
     INT64,
     NAME_HEADS,
     NAME_WORDS,
+    NOTED,
+    NOTES,
     OVERFLOW_ROWS,
     PIN_ENDS,
     PINS_USED,
@@ -113,17 +116,19 @@ def survey(context, now, doomed):
 
 @njit(**KERNEL)
 def let_go(context, now, silently, doomed):
-    """Dispose of rows if nothing about them is special; see `dispose`.
+    """Dispose of rows if nothing about them is special, and tell the policies; see `dispose`.
 
     Returns (their flags or-ed, bytes, or -1 when nothing was done because something is: a tie to
-    other rows, a reader or writer to wait for, more extents than FREED_EXTENTS has room for).
+    other rows, a reader or writer to wait for, more than FREED_EXTENTS or NOTES has room for).
     """
     flags, replicas, some_wait = survey(context, now, doomed)
     freed = column(context, FREED_EXTENTS, INT64)
     too_many = context[FREED] + replicas > freed.shape[0] // 2
+    too_many |= context[NOTED] + doomed.shape[0] > column(context, NOTES, INT64).shape[0]
     if flags & (UPSERT | GROUPED) or some_wait or too_many:
         return flags, -1
     _, total = dispose(context, now, False, silently, doomed, True, freed)
+    note(context, doomed, NOTE_REMOVE)
     return flags, total
 
 
@@ -269,10 +274,3 @@ def by_segment(segments, offsets, counts, grouped, runs):
     for r in range(found):
         counts[runs[r, 0]] = 0
     return found
-
-
-def warmup() -> None:
-    """Compile every kernel of this file, by running a small shard through every operation."""
-    from mooncake_store.core._exercise import exercise
-
-    exercise()

@@ -129,10 +129,3 @@ def of_tenant(rows, cold, span, out):
             out[count] = row
             count += 1
     return count
-
-
-def warmup() -> None:
-    """Compile every kernel of this file, by running a small shard through every operation."""
-    from mooncake_store.core._exercise import exercise
-
-    exercise()

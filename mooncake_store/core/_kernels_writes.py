@@ -26,6 +26,7 @@ from mooncake_store.core._codes import (
     NAME_BYTES_MAX,
     NO_SPACE,
     NOT_FOUND,
+    NOTE_INSERT,
     OBJECTS,
     OK,
     READABLE,
@@ -58,6 +59,8 @@ from mooncake_store.core.context import (
     INT16,
     INT32,
     INT64,
+    NOTED,
+    NOTES,
     OVERFLOW_ROWS,
     PIN_ENDS,
     ROWS,
@@ -107,6 +110,16 @@ def record(ring, at, rows, cold, row, kind):
     ring[at].kind = kind
     ring[at].tenant = cold[row].tenant
     ring[at].tier = 0
+
+
+@njit(**KERNEL, inline="always")
+def note(context, chosen, kind):
+    """Add notes of a kind to NOTES, for the policies. The caller made room. O(n)."""
+    notes = column(context, NOTES, INT64)[context[NOTED] :]
+    for i in range(chosen.shape[0]):
+        notes[i] = chosen[i]
+        notes[i] |= kind
+    context[NOTED] += chosen.shape[0]
 
 
 @njit(**KERNEL)
@@ -332,7 +345,8 @@ def complete(context, now, client, digests, generations, checksums, status, done
     """End puts; `done` lists the rows that became readable, and each is an event.
 
     Returns (their number, whether any needs special care): SWAP marks a completed second
-    generation, which the caller swaps in, and a done row may have a flag.
+    generation, which the caller swaps in, and a done row may have a flag. If none does, NOTES
+    tells the policy of the rows.
     """
     rows = column(context, ROWS, ROW)
     cold = column(context, COLD_ROWS, COLD)
@@ -391,6 +405,8 @@ def complete(context, now, client, digests, generations, checksums, status, done
     context[TALLY + SOFT_PINNED] += pinned
     if kept > 0:
         context[EVENTS_NEXT] += count
+    if not special:
+        note(context, done[:count], NOTE_INSERT)
     return count, special
 
 
@@ -455,10 +471,3 @@ def drop_replica(rows, overflow, row, segment, tenant, tally, tenant_use):
     if rows[row].flags & HARD_PIN:
         tally[HARD_BYTES] -= rows[row].size
     return offset
-
-
-def warmup() -> None:
-    """Compile every kernel of this file, by running a small shard through every operation."""
-    from mooncake_store.core._exercise import exercise
-
-    exercise()

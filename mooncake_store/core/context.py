@@ -27,13 +27,14 @@ TABLE, TALLY = 0, 8
 DISCARD_NS, RELEASE_NS, HOT_WINDOW_NS, HOT_HITS = 16, 17, 18, 19
 EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
 # Entries in the columns of that name.
-TOUCHED, FREED = 23, 54
+NOTED, FREED = 23, 54
 # Columns: two words each, address and number of entries.
 ROWS, COLD_ROWS, OVERFLOW_ROWS, TABLE_A, TABLE_B, FREE_STACK = 24, 26, 28, 30, 32, 34
 ALIVE, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 38, 40, 42, 44
 NAME_WORDS, NAME_HEADS = 46, 48
-# What kernels leave for Python to hand on in larger batches: rows read, and extents freed.
-TOUCHED_ROWS, FREED_EXTENTS = 50, 52
+# What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
+# that were read, came or went, and extents freed.
+NOTES, FREED_EXTENTS = 50, 52
 # Scratch of a kernel call: rows found, whether a row is new, rows that became hot, statuses.
 FOUND, FRESH, HOT_ROWS, STATUS = 56, 58, 60, 62
 WORDS = 64

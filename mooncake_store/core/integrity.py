@@ -22,6 +22,7 @@ __all__ = ["check"]
 def check(state: ShardState) -> None:
     """Raise AssertionError, naming the broken invariant."""
     state.table.check_integrity()
+    state.hand_on_notes()
     state.policy.check_integrity()
     state.soft_policy.check_integrity()
     state.groups.check_integrity()
@@ -62,6 +63,10 @@ def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
     pinned = live[readable & soft & ~hard]
     assert len(state.soft_policy) == len(pinned), "the soft-pinned order counts wrongly"
     assert all(int(row) in state.policy for row in plain), "an object is missing in the order"
+    for tenant, order in state.quota_orders.items():
+        order.check_integrity()
+        mine = plain[state.cold["tenant"][plain] == tenant]
+        assert np.array_equal(np.sort(order.coldest(len(order))), mine), f"tenant {tenant}: order"
     assert all(int(row) in state.soft_policy for row in pinned), "a soft pin has no place"
 
 

@@ -36,6 +36,8 @@ ATTENDED_MAX = 256
 """Objects with several replicas that one sweep step looks at one by one."""
 DRAIN_IN_FLIGHT = 64
 DRAIN_RETRIES = 3
+DRAINS_KEPT = 1024
+"""Drain jobs that have ended and can still be asked for."""
 
 
 class DrainState(IntEnum):
@@ -83,6 +85,8 @@ class Janitor:
         self._closed_before: set[int] = set()
         self._writers = False  # a client was closed since the running sweep began
         self._jobs: dict[int, DrainJob] = {}
+        self._running: dict[int, DrainJob] = {}  # segment -> its job
+        self._last_job = 0
 
     def tick(self) -> TickReport:
         """Do a share of everything that is due."""
@@ -94,9 +98,8 @@ class Janitor:
         for segment in state.space.all():
             if segment.gone_at <= state.now and segment.state != SegmentState.GONE:
                 self.end_segment(segment)
-        for job in list(self._jobs.values()):
-            if job.state == DrainState.RUNNING:
-                self._drain_step(job)
+        for job in list(self._running.values()):
+            self._drain_step(job)
         gone = any(s.state == SegmentState.GONE for s in state.space.all())
         swept = self.sweep(SWEEP_ROWS_URGENT if gone or self._writers else SWEEP_ROWS)
         state.table.maintain(0, growing=False)
@@ -112,9 +115,9 @@ class Janitor:
         """Hide a segment's replicas at once; the sweep forgets them."""
         self._state.space.set_state(segment, SegmentState.GONE)
         segment.gone_at = NEVER
-        for job in self._jobs.values():
-            if job.segment == segment.index and job.state == DrainState.RUNNING:
-                job.state, job.message = DrainState.FAILED, "the segment was unmounted"
+        job = self._running.get(segment.index)
+        if job is not None:
+            self._end(job, DrainState.FAILED, "the segment was unmounted")
         self._cursor, self._sweeping = 0, set()
         self.sweep(SWEEP_ROWS_URGENT)
 
@@ -232,11 +235,15 @@ class Janitor:
         segment = self._state.space.get(index)
         if segment is None or segment.state == SegmentState.GONE:
             return Status.SEGMENT_NOT_FOUND, 0
-        for job in self._jobs.values():
-            if job.segment == index and job.state == DrainState.RUNNING:
-                return Status.OK, job.number
-        job = DrainJob(len(self._jobs) + 1, index)
-        self._jobs[job.number] = job
+        running = self._running.get(index)
+        if running is not None:
+            return Status.OK, running.number
+        self._last_job += 1
+        job = DrainJob(self._last_job, index)
+        self._jobs[job.number] = self._running[index] = job
+        ended = [n for n, known in self._jobs.items() if known.state != DrainState.RUNNING]
+        for number in ended[: max(0, len(ended) - DRAINS_KEPT)]:
+            del self._jobs[number]
         self._state.space.set_state(segment, SegmentState.DRAINING)
         return Status.OK, job.number
 
@@ -245,22 +252,33 @@ class Janitor:
         return self._jobs.get(number)
 
     def cancel_drain(self, number: int) -> Status:
-        """Stop a drain; the segment takes new objects again."""
+        """Stop a drain, and the unmount it was for; the segment takes new objects again."""
         job = self._jobs.get(number)
         if job is None or job.state != DrainState.RUNNING:
             return Status.JOB_NOT_FOUND
+        segment = self._state.space.get(job.segment)
+        if segment is not None:
+            segment.gone_at = NEVER
         self._stop(job, DrainState.CANCELLED, "cancelled")
         return Status.OK
 
-    def _stop(self, job: DrainJob, outcome: DrainState, message: str) -> None:
+    def _end(self, job: DrainJob, outcome: DrainState, message: str) -> None:
         job.state, job.message = outcome, message
+        del self._running[job.segment]
+
+    def _stop(self, job: DrainJob, outcome: DrainState, message: str) -> None:
+        """End a job, and let its segment go on as the outcome says."""
+        self._end(job, outcome, message)
         segment = self._state.space.get(job.segment)
         if segment is None or segment.state != SegmentState.DRAINING:
             return
-        done = outcome == DrainState.DONE
-        self._state.space.set_state(segment, SegmentState.DRAINED if done else SegmentState.OK)
-        if done and segment.gone_at != NEVER:
-            self.end_segment(segment)
+        leaving = segment.gone_at != NEVER
+        if outcome == DrainState.DONE:
+            self._state.space.set_state(segment, SegmentState.DRAINED)
+            if leaving:
+                self.end_segment(segment)
+        elif not leaving:  # else what is put there until the deadline would be lost at it
+            self._state.space.set_state(segment, SegmentState.OK)
 
     def _drain_step(self, job: DrainJob) -> None:
         """Collect the outcome of moves and submit further ones."""
@@ -295,6 +313,8 @@ class Janitor:
                 following = row
                 break
             self._move_off(job, row)
+            if job.state != DrainState.RUNNING:
+                return
         job.cursor = following
         if following == 0:
             if job.seen == 0 and not job.running:
@@ -307,7 +327,7 @@ class Janitor:
             Flag.TASK | Flag.UPSERT
         ):
             return  # comes up again in the next round
-        if any(t.row == row for t in self._tasks.unfinished() if t.number in job.running):
+        if any((task := self._tasks.get(n)) and task.row == row for n in job.running):
             return
         target = choose_target(state, row)
         status, number = Status.NO_SPACE, 0

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.core.context import Context
+    from mooncake_store.core.patterns import Pattern
 
 __all__ = ["NameArena", "Names"]
 
-ARENA_BYTES_PER_ROW = 64
+ARENA_BYTES_PER_ROW = 128
+ARENA_BYTES_MIN = 1 << 20
 
 
 class Names(NamedTuple):
@@ -47,7 +49,8 @@ class NameArena:
     """Row -> name; `cold` holds the reference of each row."""
 
     def __init__(self, cold: NDArray[Any], context: Context) -> None:
-        words = reserve(max(1024, len(cold) * ARENA_BYTES_PER_ROW // 8), np.int64)
+        nbytes = max(ARENA_BYTES_MIN, len(cold) * ARENA_BYTES_PER_ROW)
+        words = reserve(nbytes // 8, np.int64)
         self._words = context.bind(places.NAME_WORDS, words)
         self._blob = self._words.view(np.uint8)
         self._heads = context.bind(places.NAME_HEADS, np.zeros(k.CLASSES, np.int64))
@@ -75,8 +78,15 @@ class NameArena:
             self._cold["name_ref"][new] = self._cold["name_ref"][old]
             self._cold["name_ref"][old] = 0
 
+    def has_room(self, row: int, length: int) -> bool:
+        """Whether a name of this many bytes can take the place of that of a row."""
+        blocks, own = (length + 7) >> 3, int(self._cold["name_ref"][row]) & k.LENGTH_MASK
+        if blocks in (0, (own + 7) >> 3) or self._heads[blocks]:
+            return True
+        return int(self._heads[0]) + blocks < len(self._words)
+
     def replace(self, row: int, name: bytes) -> None:
-        """Give a row another name, or with b"" none."""
+        """Give a row another name, for which there is room, or with b"" none."""
         rows = np.array([row], np.int32)
         k.drop(self._words, self._heads, self._cold, rows)
         if name:
@@ -100,4 +110,10 @@ class NameArena:
         """Return those of `rows` whose name starts with `prefix`, in the same order."""
         out = np.empty(len(rows), np.int32)
         count = k.with_prefix(self._blob, self._cold, rows, np.frombuffer(prefix, np.uint8), out)
+        return out[:count]
+
+    def matching(self, rows: NDArray[np.int32], pattern: Pattern) -> NDArray[np.int32]:
+        """Return those of `rows` whose name, empty if there is none, a pattern accepts."""
+        out = np.empty(len(rows), np.int32)
+        count = k.matching(self._blob, self._cold, rows, *pattern, out)
         return out[:count]

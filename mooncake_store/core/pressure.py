@@ -32,6 +32,8 @@ ATTEMPTS_MAX = 8
 VICTIMS_MAX = 16_384
 """Most objects evicted on the way of one request, or in one tick."""
 
+BYTES_MAX = 1 << 62
+"""More than any pool holds, and what kernels can count to."""
 RECLAIM_ROWS = 65_536
 """Rows searched for late puts in one eviction."""
 
@@ -140,13 +142,8 @@ def make_room(state: ShardState, order: list[Segment], needed: int, attempt: int
 
 
 def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
-    """Evict the coldest objects of one tenant."""
-
-    def of_tenant(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        out: NDArray[np.bool_] = state.cold["tenant"][ids] == tenant
-        return out
-
-    return _pass(state, state.policy, needed, of_tenant, VICTIMS_MAX)
+    """Evict the coldest objects of one tenant, which has a quota."""
+    return _pass(state, state.quota_orders[tenant], needed, None, VICTIMS_MAX)
 
 
 def _pass(
@@ -157,9 +154,10 @@ def _pass(
     limit: int | None,
 ) -> EvictReport:
     """Evict from one policy, coldest first, until `target` bytes are free."""
+    target = min(target, BYTES_MAX)
+    state.hand_on_notes()
     if target <= 0 or len(policy) == 0:
         return EvictReport()
-    state.hand_on_touches()
     if where is None and len(state.groups) == 0:
         victims = policy.victims(target, _plainly(state), limit)
     else:

@@ -17,6 +17,7 @@ from mooncake_store.core.records import (
     BATCH_MAX,
     PUT_ROW,
     REPLICA,
+    REPLICAS_MAX,
     Flag,
     Status,
 )
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["put_end", "put_revoke", "put_start", "upsert_start"]
 
-REPLICAS_MAX = 64
 NO_LENGTHS = as_lengths(np.empty(0, np.uint32))
 DISABLE_PIN = -1
 """In `pin_ends` of a second generation: do not inherit the soft pin."""
@@ -57,9 +57,11 @@ def put_start(
     if options is DEFAULTS:
         begun, placed, retries = _start_runs(state, who, words, sizes, lengths, answers, replicas)
         if begun == n and not retries:
-            if names is not None and placed:
-                state.names.store(state.found[:n], state.status[:n], names)
-            return answers, replicas if placed == n else replicas[:placed]
+            if names is None or not state.names.store(state.found[:n], state.status[:n], names):
+                return answers, replicas if placed == n else replicas[:placed]
+            found, status = state.found[:n].copy(), state.status[:n].copy()
+            _refuse_nameless(state, found, names, status)
+            return _told(state, found, status, answers, replicas)
     # What follows uses the same scratch.
     found, status = state.found[:n].copy(), state.status[:n].copy()
     status[begun:] = c.OK
@@ -247,8 +249,28 @@ def _answer(
     replicas: NDArray[Any],
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Keep the names of rows that have space, and compose the answer."""
-    if names is not None:
-        state.names.store(found, status, names)
+    if names is not None and state.names.store(found, status, names):
+        _refuse_nameless(state, found, names, status)
+    return _told(state, found, status, answers, replicas)
+
+
+def _refuse_nameless(
+    state: ShardState, found: NDArray[np.int32], names: Names, status: NDArray[np.int16]
+) -> None:
+    """Give up new rows whose names found no room: nobody could list them, or remove by name."""
+    named = np.flatnonzero((status == c.OK) & (names.lengths > 0))
+    lost = named[state.cold["name_ref"][found[named]] == 0]
+    status[lost] = c.NO_SPACE
+    state.dispose(found[lost], writer_done=True)
+
+
+def _told(
+    state: ShardState,
+    found: NDArray[np.int32],
+    status: NDArray[np.int16],
+    answers: NDArray[Any],
+    replicas: NDArray[Any],
+) -> tuple[NDArray[Any], NDArray[Any]]:
     m = k.put_reply(state.rows, state.overflow, found, status, answers, replicas)
     return answers, replicas[:m]
 
@@ -380,7 +402,7 @@ def _place(
         todo = todo[~enough]
         if len(todo) == 0:
             break
-        needed = int(sizes[todo].sum()) * options.replicas_min
+        needed = sum(sizes[todo].tolist()) * options.replicas_min  # no fixed width to overflow
         if not pressure.make_room(state, order, needed, attempt):
             break
     result[todo] = c.NO_SPACE
@@ -426,8 +448,11 @@ def put_end(
     n = len(digests)
     if n > BATCH_MAX or len(generations) != n or len(checksums) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
+    if client not in state.client_by_handle:  # its puts may not have been swept away yet
+        return np.full(n, Status.CLIENT_NOT_FOUND, np.int16)
     words = as_words(digests)
     status, done = np.empty(n, np.int16), np.empty(n, np.int32)
+    state.expect_notes()
     count, special = k.complete(
         state.words,
         state.now,
@@ -438,8 +463,8 @@ def put_end(
         status,
         done,
     )
-    state.become_readable(done[:count], special)
     if special:
+        state.become_readable(done[:count])
         for at in np.flatnonzero(status == c.SWAP):
             row = int(state.table.find(words[at : at + 1])[0])
             if int(state.rows["flags"][row]) & c.UPSERT:  # else a repetition within the batch
@@ -478,7 +503,7 @@ def _swap_in(state: ShardState, old: int) -> None:
         state.tally[c.SOFT_PINNED] += 1
     state.table.swap(old, new)
     state.dispose(np.array([old], np.int32), silently=True)
-    state.become_readable(np.array([new], np.int32), special=True)
+    state.become_readable(np.array([new], np.int32))
     state.events.stored(state.rows, state.cold, new)
 
 
@@ -499,6 +524,8 @@ def put_revoke(
     n = len(digests)
     if n > BATCH_MAX or len(generations) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
+    if client not in state.client_by_handle:
+        return np.full(n, Status.CLIENT_NOT_FOUND, np.int16)
     found = state.table.find(as_words(digests))
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
     count = k.revoke(

@@ -19,7 +19,7 @@ from mooncake_store.core.records import (
     State,
     Status,
 )
-from mooncake_store.core.state import TOUCHES_KEPT, UINT32, ShardState, as_column, as_words
+from mooncake_store.core.state import UINT32, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,14 +62,12 @@ def get(
     answers = np.empty(n, GET_ROW)
     replicas = np.empty(n * state.replicas_most, REPLICA)
     numbers = state.numbers
-    if numbers[places.TOUCHED] >= TOUCHES_KEPT:
-        state.hand_on_touches()
+    state.expect_notes()
     ttl_ns = min(ttl_ns, state.config.lease_ttl_max_ns)
     m = k.get(state.words, state.now, ttl_ns, stop_at_miss, as_words(digests), answers, replicas)
     hot = numbers[places.TALLY + c.HOT]
     if hot:
-        for row in state.hot_rows[:hot].tolist():
-            state.hot[row] = int(state.rows["generation"][row])
+        state.note_hot(hot)
     return answers, replicas if m == len(replicas) else replicas[:m]
 
 

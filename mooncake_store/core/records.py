@@ -17,6 +17,8 @@ __all__ = [
     "SIZE_MAX",
     "BATCH_MAX",
     "RENAMES_MAX",
+    "REPLICAS_MAX",
+    "SEGMENT_BYTES_MAX",
     "COLD",
     "EVENT",
     "GET_ROW",
@@ -39,6 +41,10 @@ BATCH_MAX = 65_536
 """Most keys in one request."""
 RENAMES_MAX = 512
 """Most pairs in one request of renames: what a shard does in a few milliseconds."""
+REPLICAS_MAX = 64
+"""Most replicas of one object, those that a copy adds included; a row counts them in one byte."""
+SEGMENT_BYTES_MAX = 1 << 47
+"""Largest segment: what allocators can divide."""
 
 
 class State(IntEnum):
@@ -109,7 +115,7 @@ class EventKind(IntEnum):
     STORED = 1
     REMOVED = 2
     CLEARED = 3  # a tenant has no objects left; the digest is zero
-    TIER_CHANGED = 4
+    TIER_CHANGED = 4  # kept free: all segments are of one tier so far, and nothing tells it
 
 
 ROW = np.dtype(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,19 +12,16 @@ from mooncake_store.core import _kernels_scan as scan
 from mooncake_store.core import context as places
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.options import SoftPin
+from mooncake_store.core.patterns import compile_pattern
 from mooncake_store.core.records import BATCH_MAX, Flag, State, Status
 from mooncake_store.core.state import ShardState, as_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
-__all__ = ["PATTERN_BYTES_MAX", "pin", "remove", "remove_matching", "set_hard_pin"]
+__all__ = ["pin", "remove", "remove_matching", "set_hard_pin"]
 
-PATTERN_BYTES_MAX = 256
-REPEATS_MAX = 8
-"""Most repetition operators in a regular expression."""
+KINDS = ("prefix", "glob", "regex", "all")
 
 
 def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArray[np.int16]:
@@ -39,8 +34,6 @@ def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArr
     count, flags, total = k.remove(state.words, state.now, force, as_words(digests), status, doomed)
     if total < 0:
         state.dispose_with_care(doomed[:count], flags)
-    elif count:
-        state.forget(doomed if count == n else doomed[:count])
     return status
 
 
@@ -65,7 +58,9 @@ def remove_matching(
     Returns how many went and the cursor to go on with, 0 when all rows were seen. What is leased,
     being written or copied is passed over. Raises ValueError for a pattern that is refused.
     """
-    matches = _matcher(pattern, kind)
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of pattern {kind!r}: use {', '.join(KINDS)}")
+    wanted = compile_pattern(pattern, kind) if kind in ("glob", "regex") else None
 
     def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
         return int(
@@ -77,8 +72,8 @@ def remove_matching(
     rows, following = state.scan(in_span, max(0, cursor), max(1, min(rows_max, BATCH_MAX)))
     if kind == "prefix":
         rows = state.names.with_prefix(rows, pattern.encode())
-    elif matches is not None:
-        rows = rows[[bool(matches(state.names.get(int(row)))) for row in rows]]
+    elif wanted is not None:
+        rows = state.names.matching(rows, wanted)
     begun = state.now - state.config.put_discard_ns
     writing = (state.rows["state"][rows] == State.WRITING) & (state.rows["lease_end"][rows] > begun)
     rows = rows[~writing & ((state.flags(rows) & c.UPSERT) == 0)]
@@ -86,30 +81,6 @@ def remove_matching(
     if kind == "all" and removed and state.tenant_use[tenant, 1] == 0:
         state.events.cleared(tenant)
     return removed, following
-
-
-def _matcher(pattern: str, kind: str) -> Callable[[bytes], object] | None:
-    """Compile a name pattern, or refuse one that could cost more than a scan."""
-    if kind in ("prefix", "all"):
-        return None
-    if kind not in ("glob", "regex"):
-        raise ValueError(f"unknown kind of pattern {kind!r}: use prefix, glob, regex or all")
-    if len(pattern.encode()) > PATTERN_BYTES_MAX:
-        raise ValueError(f"the pattern is longer than {PATTERN_BYTES_MAX} bytes")
-    if kind == "glob":
-        if len(re.findall(r"\*+", pattern)) > REPEATS_MAX:
-            raise ValueError(f"the glob has more than {REPEATS_MAX} stars")
-        return re.compile(fnmatch.translate(pattern).encode(), re.DOTALL).match
-    # Backtracking explodes only through nested or adjacent repetition and back-references, so a
-    # repetition may not apply to a group, and there are few of them.
-    if re.search(r"\)[*+?{]|\\[1-9]|\(\?(?!:)", pattern):
-        raise ValueError("the regex repeats a group or refers back: name a simpler one")
-    if len(re.findall(r"(?<!\\)[*+{]", pattern)) > REPEATS_MAX // 2:
-        raise ValueError(f"the regex has more than {REPEATS_MAX // 2} repetitions")
-    try:
-        return re.compile(pattern.encode(), re.DOTALL).search
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from None
 
 
 def pin(
@@ -130,8 +101,7 @@ def pin(
         state.words[places.PINS_USED] = 1
         state.tally[c.SOFT_PINNED] += len(rows)
         plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
-        state.hand_on_touches()
-        state.policy.remove(plain)
+        state.leave_order(plain)
         state.soft_policy.insert(plain)
         state.time_soft_pins(rows)
     return status
@@ -145,16 +115,16 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
     state.pin_ends[rows] = 0
     state.tally[c.SOFT_PINNED] -= len(rows)
     plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
-    state.hand_on_touches()
+    state.hand_on_notes()
     state.soft_policy.remove(plain)
-    state.policy.insert(plain)
+    state.enter_order(plain)
 
 
 def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -> NDArray[np.int16]:
     """Set or clear the hard pin of readable objects, within the allowed share of the pool."""
     found, status = _readable(state, digests)
     room = int(state.config.hard_pin_share * state.space.total_bytes())
-    state.hand_on_touches()
+    state.hand_on_notes()
     for at in np.flatnonzero(status == Status.OK):
         row = int(found[at])
         one = np.array([row], np.int32)
@@ -168,12 +138,12 @@ def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -
         state.rows["flags"][row] = flags ^ Flag.HARD_PIN
         state.tally[c.HARD_BYTES] += nbytes if pinned else -nbytes
         if pinned:
-            state.policy.remove(one)
+            state.leave_order(one)
             state.soft_policy.remove(one)
         elif flags & Flag.SOFT_PIN:
             state.soft_policy.insert(one)
         else:
-            state.policy.insert(one)
+            state.enter_order(one)
     return status
 
 

@@ -74,6 +74,8 @@ def _rename(
     refusal = _movable(state, found, force)
     if refusal != c.OK or np.array_equal(old, new):
         return refusal
+    if not state.names.has_room(row, len(name)):
+        return c.NO_SPACE
     other = state.table.find(new)
     if other[0] >= 0:
         refusal = _clear(state, other, overwrite, force)

@@ -24,7 +24,7 @@ from mooncake_store.core import _codes as c
 from mooncake_store.core import integrity, pressure, puts, reads, removal, renames
 from mooncake_store.core.janitor import DrainJob, Janitor, TickReport
 from mooncake_store.core.options import DEFAULTS, PutOptions, ShardConfig, SoftPin
-from mooncake_store.core.records import SegmentState, State, Status
+from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status
 from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
 
@@ -89,13 +89,20 @@ class Shard:
     # -- tenants and clients
 
     def tenant(self, name: str, quota_bytes: int | None = None) -> int:
-        """Return the number of a tenant, registering it; a quota given replaces the old one."""
+        """Return the number of a tenant, registering it; a quota given replaces the old one.
+
+        Returns -1 when there are too many tenants.
+        """
         tenants = self._state.tenants
         if name not in tenants:
-            number = next(i for i in range(TENANTS_MAX) if i not in self._state.tenant_by_number)
+            taken = self._state.tenant_by_number
+            number = next((i for i in range(TENANTS_MAX) if i not in taken), -1)
+            if number < 0:
+                return number
             tenants[name] = self._state.tenant_by_number[number] = Tenant(number, name, None)
         if quota_bytes is not None:
             tenants[name].quota_bytes = quota_bytes
+            self._state.order_tenant(tenants[name].number)
         return tenants[name].number
 
     def drop_tenant(self, tenant: int) -> Status:
@@ -106,6 +113,7 @@ class Shard:
         if self._state.tenant_use[tenant, 1]:
             return Status.TENANT_NOT_EMPTY
         del self._state.tenants[known.name], self._state.tenant_by_number[tenant]
+        self._state.quota_orders.pop(tenant, None)
         return Status.OK
 
     def open_client(self, now: int, uuid: bytes, epoch: int, host: str = "") -> int:
@@ -171,7 +179,7 @@ class Shard:
         state.advance(now)
         if client not in state.client_by_handle:
             return Status.CLIENT_NOT_FOUND, -1
-        if nbytes <= 0 or nbytes >= 1 << 62:
+        if not 0 < nbytes <= SEGMENT_BYTES_MAX:
             return Status.INVALID_PARAMS, -1
         known = state.space.by_uuid(uuid)
         if known is not None:

@@ -17,7 +17,14 @@ import numpy as np
 from mooncake_store.core import _kernels_writes as k
 from mooncake_store.core.options import PutOptions
 from mooncake_store.core.reads import replicas_of
-from mooncake_store.core.records import REPLICA, Flag, SegmentState, State, Status
+from mooncake_store.core.records import (
+    REPLICA,
+    REPLICAS_MAX,
+    Flag,
+    SegmentState,
+    State,
+    Status,
+)
 from mooncake_store.core.state import ShardState, as_words
 
 if TYPE_CHECKING:
@@ -90,6 +97,7 @@ class Tasks:
         self, kind: TaskKind, digest: NDArray[np.uint64], source: int | None, targets: list[int]
     ) -> tuple[Status, int]:
         """Queue a task for the owner of the source replica; it starts when that fetches it."""
+        targets = list(dict.fromkeys(targets))
         status, row, chosen = self._check(digest, source, targets)
         if status != Status.OK:
             return status, 0
@@ -108,6 +116,7 @@ class Tasks:
         """Begin a task at once, run by `client`; returns the replicas to write."""
         if client not in self._state.client_by_handle:
             return Status.CLIENT_NOT_FOUND, 0, np.empty(0, REPLICA)
+        targets = list(dict.fromkeys(targets))
         status, row, chosen = self._check(digest, source, targets)
         if status == Status.OK:
             status, number = self._new(kind, digest, chosen, targets, client, row)
@@ -141,13 +150,11 @@ class Tasks:
             return Status.ILLEGAL_CLIENT
         if task.state != TaskState.PROCESSING:
             return Status.NO_TASK
-        if ok and not self._source_lives(task):
-            ok, message = False, "the source replica is gone"
-        self._end(task, ok, writer_done=True)
-        self._close(task, TaskState.SUCCESS if ok else TaskState.FAILED, message)
-        return (
-            Status.OK if ok or message != "the source replica is gone" else Status.REPLICA_IS_GONE
-        )
+        gone = self._gone(task) if ok else ""
+        done = ok and not gone
+        self._end(task, done, writer_done=True)
+        self._close(task, TaskState.SUCCESS if done else TaskState.FAILED, gone or message)
+        return Status.REPLICA_IS_GONE if gone else Status.OK
 
     def expire(self) -> None:
         """Fail tasks whose worker is gone or silent for too long."""
@@ -190,6 +197,8 @@ class Tasks:
             return Status.SEGMENT_NOT_FOUND, row, -1
         if all(t in living for t in targets):
             return Status.REPLICA_ALREADY_EXISTS, row, -1
+        if int(state.rows["replicas"][row]) + len(set(targets) - set(living)) > REPLICAS_MAX:
+            return Status.INVALID_PARAMS, row, -1
         if any(self._still_read(t) for t in targets):
             return Status.NO_SPACE, row, -1
         return Status.OK, row, living[0] if source is None else source
@@ -206,10 +215,17 @@ class Tasks:
         segment = self._state.space.get(index)
         return segment is not None and segment.usable_from > self._state.now
 
-    def _source_lives(self, task: Task) -> bool:
-        return self._alive(task.source) and any(
-            s == task.source for s, _, _ in replicas_of(self._state, task.row)
-        )
+    def _gone(self, task: Task) -> str:
+        """Say what a task that was carried out has lost meanwhile, "" for nothing.
+
+        A move whose target is gone must not give up its source, whenever the sweep gets there.
+        """
+        held = {s for s, _, _ in replicas_of(self._state, task.row)}
+        if not self._alive(task.source) or task.source not in held:
+            return "the source replica is gone"
+        if not any(self._alive(int(replica["segment"])) for replica in task.replicas):
+            return "the segments of the new replicas are gone"
+        return ""
 
     def _new(
         self,

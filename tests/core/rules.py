@@ -48,6 +48,7 @@ class Rules:
             placement=rng.choice(list(Placement)),
             evict_soft_pinned=rng.random() < 0.8,
             allocator=rng.choice(("composite", "offset")),
+            eviction_policy=rng.choice(("lru", "lru", "fifo", "sieve", "lfu")),
             objects_max=100_000,
         )
         self.checked = Checked(config, SLACK)
@@ -277,6 +278,8 @@ class Rules:
         source = self.rng.choice([None, *held, *held, *list(self.model.segments)[:1]])
         count = 1 if move else self.rng.choice((1, 1, 2))
         targets = self.rng.sample(list(self.model.segments), min(count, len(self.model.segments)))
+        if self.rng.random() < 0.1 and not move:
+            targets += targets[:1]
         self.checked.copy(self._some_client(), key, source, targets, move)
 
     def copy_end(self) -> None:

@@ -91,6 +91,8 @@ def some_life(seed):
     shard.unmount(now, client, b"a" * 16)
     shard.tick(now)
     shard.remove_matching(now, 0, "name/2", "prefix", force=True)
+    said.append(np.array(shard.remove_matching(now, 0, "e/[0-9]", "regex", force=True)))
+    assert said[-1][0] > 0
     said.append(shard.events_since(1)[1])
     shard.check_integrity()
     return said + an_eviction_without_groups(seed)

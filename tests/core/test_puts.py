@@ -7,7 +7,7 @@ import pytest
 
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import Status
-from tests.core.lab import MIB, SECOND, Lab, digests_of
+from tests.core.lab import MIB, SECOND, Lab, digests_of, names_of
 
 S = Status
 SIZE = 4096
@@ -354,6 +354,33 @@ def test_a_tenant_over_quota_loses_its_own_coldest() -> None:
     assert 8 <= len(kept) <= 10
 
 
+def test_the_coldest_of_a_tenant_is_found_without_a_walk_over_others() -> None:
+    """Whoever writes over his quota would else hold up everybody for as long as that takes."""
+    lab = Lab()
+    other = lab.shard.tenant("other")
+    lab.put([100, 101, 102], SIZE, tenant=other)
+    lab.put(range(50), SIZE)
+    lab.get([100])
+    assert lab.shard.tenant("other", 4 * SIZE) == other
+    lab.put([103], SIZE, tenant=other)
+    walked: list[int] = []
+    walk = lab.shard._state.policy._walk
+    lab.shard._state.policy._walk = lambda *to: walked.append(1) or walk(*to)
+    lab.put([104], SIZE, tenant=other)
+    assert lab.exists(range(100, 105)) == [True, False, True, True, True]
+    lab.shard.pin(lab.now, digests_of([102]), SoftPin.ENABLE)
+    lab.shard.set_hard_pin(lab.now, digests_of([100]), True)
+    lab.put([105], SIZE, tenant=other)
+    assert lab.exists(range(100, 106)) == [True, False, True, False, True, True]
+    assert not walked
+    lab.shard.pin(lab.now, digests_of([102]), SoftPin.DISABLE)
+    lab.check()
+    lab.remove([100, 102, 104, 105])
+    assert lab.shard.drop_tenant(other) == S.OK
+    lab.put(range(50, 60), SIZE)
+    lab.check()
+
+
 def test_a_tenant_whose_objects_are_all_leased_is_refused() -> None:
     lab = Lab()
     other = lab.shard.tenant("other", 4 * SIZE)
@@ -446,3 +473,27 @@ def test_sixty_four_replicas() -> None:
     lab.sleep(2)
     assert lab.remove([1]) == [S.OK]
     assert lab.shard.stats().bytes_used == 0
+
+
+@pytest.mark.parametrize("upsert", [False, True])
+def test_an_object_whose_name_finds_no_room_is_refused(upsert: bool) -> None:
+    """Without its name nobody could list it, or remove it by name."""
+    lab = Lab(objects_max=1000)
+    lab.put([1000], 64, names=["short"])
+    names = ["n" * 4000 + str(key) for key in range(300)]
+    rows, replicas = lab.start(range(300), 64, names=names, upsert=upsert)
+    kept = [key for key in range(300) if rows["status"][key] == S.OK]
+    assert 200 < len(kept) < 300
+    assert set(rows["status"].tolist()) == {S.OK, S.NO_SPACE}
+    assert len(replicas) == len(kept)
+    assert lab.end(kept, rows["generation"][kept]) == [S.OK] * len(kept)
+    assert sorted(lab.listed()) == sorted([b"short", *(names[key].encode() for key in kept)])
+    assert lab.shard.stats().bytes_used == 64 * (len(kept) + 1)
+    # A rename to a name without room changes nothing; one of a length that was freed has room.
+    digests = digests_of([1000, 2000])
+    long = names_of(["m" * 4003])
+    assert lab.shard.rename(lab.now, digests[:1], digests[1:], long).tolist() == [S.NO_SPACE]
+    assert lab.stat(1000).name == b"short"
+    assert lab.remove(kept[:1]) == [S.OK]
+    assert lab.shard.rename(lab.now, digests[:1], digests[1:], long).tolist() == [S.OK]
+    assert lab.stat(2000).name == b"m" * 4003

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mooncake_store.core.records import EventKind, SegmentState, Status
+from mooncake_store.core.janitor import SWEEP_ROWS_URGENT
+from mooncake_store.core.records import REPLICAS_MAX, EventKind, SegmentState, Status
+from mooncake_store.core.state import HOT_KEPT
 from tests.core.lab import MIB, SECOND, Lab, digest_of, digests_of
 
 S = Status
@@ -280,6 +282,44 @@ def test_targets_that_hold_a_replica_are_skipped() -> None:
     assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
 
 
+def test_a_target_named_twice_is_one() -> None:
+    lab, source, others = placed()
+    status, task, replicas = begin(lab, 1, [others[0], others[0]])
+    assert status == S.OK
+    assert [int(r["segment"]) for r in replicas] == [others[0]]
+    assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
+    assert where(lab, 1) == {source, others[0]}
+
+
+def test_no_object_gets_more_replicas_than_a_put_could_give_it() -> None:
+    """A row counts its replicas in one byte, and replies are sized by that."""
+    lab = Lab(segments=REPLICAS_MAX + 2, nbytes=MIB)
+    lab.put([1], preferred=("segment0",))
+    assert begin(lab, 1, lab.segments[1:])[0] == S.INVALID_PARAMS
+    status, task, _ = begin(lab, 1, lab.segments[:REPLICAS_MAX])
+    assert status == S.OK
+    assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
+    assert len(where(lab, 1)) == REPLICAS_MAX
+    assert begin(lab, 1, lab.segments[-1:])[0] == S.INVALID_PARAMS
+    assert begin(lab, 1, lab.segments[-1:], move=True)[0] == S.INVALID_PARAMS
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_a_copy_whose_target_is_gone_costs_no_replica(move: bool) -> None:
+    """Also while the sweep that would give the task up is still far from its object."""
+    lab = Lab(segments=2)
+    lab.put(range(SWEEP_ROWS_URGENT + 1), 64, preferred=("segment0",))
+    key = SWEEP_ROWS_URGENT
+    _, task, _ = begin(lab, key, lab.segments[1:], move=move)
+    assert lab.shard.unmount(lab.now, lab.client, lab.uuid(1)) == S.OK
+    told = lab.shard.task(task)
+    assert told is not None
+    assert told.state.name == "PROCESSING"
+    assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.REPLICA_IS_GONE
+    lab.check()
+    assert where(lab, key) == {lab.segments[0]}
+
+
 def test_errors_of_copy_and_move() -> None:
     lab, source, others = placed()
     for move in (False, True):
@@ -392,6 +432,20 @@ def test_hot_keys() -> None:
     digests, hits = lab.shard.hot_keys(lab.now)
     assert [tuple(map(int, digest)) for digest in np.asarray(digests, np.uint64)] == [digest_of(3)]
     assert [int(count) for count in hits] == [8]
+
+
+def test_hot_keys_that_nobody_asks_for_do_not_pile_up() -> None:
+    lab = Lab(hot_hits=1)
+    keys = range(HOT_KEPT + 100)
+    lab.put(keys, 64)
+    lab.get(keys, ttl=1)
+    lab.sleep(2)
+    lab.remove([keys[-1]])
+    lab.put([keys[-1]], 64)
+    digests, _ = lab.shard.hot_keys(lab.now)
+    # The newest are kept, and what has changed since is none of them.
+    expected = [digest_of(key) for key in keys[100:-1]]
+    assert [tuple(map(int, digest)) for digest in digests] == expected
 
 
 def test_events_tell_what_is_readable() -> None:

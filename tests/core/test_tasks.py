@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mooncake_store.core.janitor import DrainState
+from mooncake_store.core.janitor import DRAINS_KEPT, DrainState
 from mooncake_store.core.records import SegmentState, Status
-from tests.core.lab import Lab, digests_of
+from tests.core.lab import SECOND, Lab, digests_of
 
 S = Status
 
@@ -183,6 +183,64 @@ def test_a_cancelled_drain_restores_the_segment() -> None:
     work(lab, [lab.client])
     lab.put([1000], preferred=("segment0",))
     assert where(lab, 1000) == {lab.segments[0]}
+
+
+def test_a_cancelled_drain_takes_its_unmount_back() -> None:
+    lab = Lab(segments=2)
+    lab.put([1], preferred=("segment0",))
+    deadline = lab.now + 10 * SECOND
+    assert lab.shard.unmount_gracefully(lab.now, lab.client, lab.uuid(0), deadline) == S.OK
+    _, job = lab.shard.drain(lab.now, lab.segments[0])
+    assert lab.shard.cancel_drain(lab.now, job) == S.OK
+    lab.sleep(11)
+    lab.tick()
+    assert lab.get_status(1) == S.OK
+    assert state_of(lab, lab.segments[0]) == SegmentState.OK
+
+
+def test_a_segment_that_leaves_takes_nothing_new_though_its_drain_failed() -> None:
+    lab = Lab(segments=2)
+    lab.put(range(3), preferred=("segment0",))
+    deadline = lab.now + 3600 * SECOND
+    assert lab.shard.unmount_gracefully(lab.now, lab.client, lab.uuid(0), deadline) == S.OK
+    _, job = lab.shard.drain(lab.now, lab.segments[0])
+    for _ in range(50):
+        lab.sleep(0.01)
+        lab.tick()
+        work(lab, [lab.client], ok=False)
+    found = lab.shard.drain_job(job)
+    assert found is not None
+    assert found.state == DrainState.FAILED
+    lab.put([100], preferred=("segment0",))
+    assert where(lab, 100) == {lab.segments[1]}
+    assert all(lab.exists(range(3)))
+    lab.sleep(3600)
+    lab.tick()
+    assert not any(lab.exists(range(3)))
+
+
+def test_drains_of_the_past_are_forgotten_in_time() -> None:
+    lab = Lab()
+    numbers = []
+    for _ in range(DRAINS_KEPT + 3):
+        numbers.append(lab.shard.drain(lab.now, lab.segments[0])[1])
+        assert lab.shard.cancel_drain(lab.now, numbers[-1]) == S.OK
+    assert len(set(numbers)) == len(numbers)
+    known = [number for number in numbers if lab.shard.drain_job(number) is not None]
+    assert known == numbers[2:]
+
+
+def test_a_drain_that_cannot_place_an_object_fails_once() -> None:
+    lab = Lab(segments=1)
+    lab.put(range(100))
+    _, job = lab.shard.drain(lab.now, lab.segments[0])
+    for _ in range(10):
+        lab.tick()
+    found = lab.shard.drain_job(job)
+    assert found is not None
+    assert found.state == DrainState.FAILED
+    assert "NO_SPACE" in found.message
+    assert all(lab.exists(range(100)))
 
 
 def test_a_drain_fails_after_retries() -> None:

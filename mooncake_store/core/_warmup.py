@@ -1,5 +1,7 @@
-"""A small shard put through every operation, so that its kernels are compiled before the first
-request needs them. Used by `mooncake warmup`; not a test (nothing is checked here).
+"""A small shard put through every operation, so that the kernels of the core are compiled.
+
+These need a whole shard to be called as in production, and a shard needs them; so their warm-up
+stands above both, not in their files. Not a test: nothing is checked here.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from mooncake_store.core.names import Names
 from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
 from mooncake_store.core.shard import Shard
 
-__all__ = ["exercise"]
+__all__ = ["warmup"]
 
 
-def exercise() -> None:
+def warmup() -> None:
     """Run every kernel of the core once, with the argument types of production."""
     shard = Shard(ShardConfig(objects_max=4096, segments_max=8, hot_hits=1, put_discard_ns=1))
     client = shard.open_client(0, b"w" * 16, 1, "host")
