@@ -20,15 +20,19 @@ _sendmsg = ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types
 _recvmsg = ExternalFunction("recvmsg", types.intp(types.int32, types.intp, types.int32))
 _recv = ExternalFunction("recv", types.intp(types.int32, types.intp, types.uintp, types.int32))
 _sched_yield = ExternalFunction("sched_yield", types.int32())
+_clock_gettime = ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 _errno_location = ExternalFunction("__errno_location", types.intp())
 
 # Values of linux/uapi, the same on every architecture numba supports.
 _IOV_MAX = 1024
+_CLOCK_MONOTONIC = 1
 _MSG_DONTWAIT = 0x40
 _MSG_WAITALL = 0x100
 _MSG_NOSIGNAL = 0x4000
 # Below this the lines at both ends of a range, which are not streamed, are most of it.
 _STREAM_BYTES_MIN = 4096
+_SPIN_NS_MAX = 5_000_000
+_LOOKS_PER_CLOCK = 8
 _BAD_RANGE = -600  # InvalidArgumentError.code
 
 MOVED_ALL = 0
@@ -41,6 +45,19 @@ UNEXPECTED = -3  # the header that came needs a closer look
 REPLY_WORDS = 5
 REQUEST_WORDS = 7
 COLUMNS_AT = REPLY_WORDS + REQUEST_WORDS
+
+# Words of what is the same in all messages of a protocol: the first word of requests and replies
+# by operation, body lengths without columns, a limit.
+ASK_READ, ASK_WRITE, TOLD_READ, TOLD_WRITE, REPLY_BODY, REQUEST_BODY, DATA_MAX = range(7)
+FIXED_WORDS = 7
+
+# What `exchange_one` works in: a message of one request, those words, and room for the rest.
+_FIXED_AT = COLUMNS_AT + 2
+_EXPECTED_AT = _FIXED_AT + FIXED_WORDS
+_ONE_AT = _EXPECTED_AT + 3
+_IOV_AT = _ONE_AT + 3
+ALONE_WORDS = _IOV_AT + 4
+ALONE_FIXED = slice(_FIXED_AT, _EXPECTED_AT)
 
 
 @njit(cache=True, nogil=True)
@@ -234,20 +251,36 @@ def move_iov(fd, iov, receive, state):
 
 
 @njit(cache=True, nogil=True)
+def now_ns(clock):
+    """Return the monotonic time in ns; clock: two words of room. O(1)."""
+    _clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
+    return clock[0] * 1_000_000_000 + clock[1]
+
+
+@njit(cache=True, nogil=True)
 def _fill(fd, address, length, spins, state):
     """Receive until state[2] reaches length; returns as `move_iov` does.
 
     Looks `spins` times before it sleeps, leaving the processor to others in between: waking up
-    takes longer than what is waited for. state[4] is 1 if that helped.
+    takes longer than what is waited for. state[4] is 1 if that helped. On a busy machine each time
+    it leaves the processor may take milliseconds, so looking ends after _SPIN_NS_MAX, too: the
+    deadline is kept by the sleep alone.
     """
     if state[2] < length:
         state[4] = 0
         moved = np.int64(-1)
-        for _ in range(spins):
+        until = np.int64(0)
+        for look in range(1, spins + 1):
             moved = _recv(fd, address + state[2], length - state[2], _MSG_DONTWAIT)
             if moved >= 0:
                 state[4] = 1
                 break
+            if look % _LOOKS_PER_CLOCK == 0:
+                now = now_ns(np.empty(2, dtype=np.int64))
+                if until == 0:
+                    until = now + _SPIN_NS_MAX
+                elif now >= until:
+                    break
             _sched_yield()
         if moved < 0:
             moved = _recv(fd, address + state[2], length - state[2], _MSG_WAITALL)
@@ -317,6 +350,40 @@ def exchange(
 
 
 @njit(cache=True, nogil=True)
+def exchange_one(
+    fd, room, low, high, number, fence, offset, length, address, writing, spins, state
+):
+    """Run a request that comes alone, its header included, as `exchange` does.
+
+    room: ALONE_WORDS words, those at ALONE_FIXED set by the caller, the others used here; it begins
+    with the message. low, high: the uuid of the segment. state: as `exchange`. O(length).
+    """
+    message = room[:_FIXED_AT]
+    fixed = room[_FIXED_AT:_EXPECTED_AT]
+    expected = room[_EXPECTED_AT:_ONE_AT]
+    one = room[_ONE_AT:_IOV_AT]
+    if state[3] == 0:
+        message[REPLY_WORDS] = fixed[ASK_WRITE] if writing != 0 else fixed[ASK_READ]
+        message[REPLY_WORDS + 1] = fixed[REQUEST_BODY] + 16
+        message[REPLY_WORDS + 2] = number
+        message[REPLY_WORDS + 3] = low
+        message[REPLY_WORDS + 4] = high
+        message[REPLY_WORDS + 5] = fence
+        message[REPLY_WORDS + 6] = 1
+        expected[0] = fixed[TOLD_WRITE] if writing != 0 else fixed[TOLD_READ]
+        expected[1] = fixed[REPLY_BODY]
+        expected[2] = number
+        one[0] = offset
+        one[1] = length
+        one[2] = address
+    statuses = np.zeros(1, dtype=np.int32)
+    return exchange(
+        fd, one[:1], one[1:2], one[2:], statuses, message, room[_IOV_AT:], expected, writing, 0,
+        spins, state,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
 def take_request(fd, message, fixed_bytes, state):
     """Receive the header of a request and its columns, if the header is one that fits.
 
@@ -368,3 +435,6 @@ def warmup() -> None:
             one.fileno(), column, column, starts, statuses, message, iov, expected, 0, 0, 1, state
         )
         take_request(other.fileno(), message, 0, np.zeros(5, dtype=np.int64))
+        other.send(bytes(8 * REPLY_WORDS))
+        room = np.zeros(ALONE_WORDS, dtype=np.int64)
+        exchange_one(one.fileno(), room, 0, 0, 0, 0, 0, 4, address, 0, 1, np.zeros_like(state))

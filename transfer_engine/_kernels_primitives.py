@@ -278,6 +278,24 @@ def _accumulate_streaming_compiled(state, source, target, secret, stripes):
     )
 
 
+def prefetch(address):
+    """Ask for the line at an address, which need not be mapped."""
+
+
+@intrinsic
+def _prefetch_llvm(_typing, address):
+    def codegen(context, builder, signature, arguments):
+        _emit_prefetch(builder, builder.inttoptr(arguments[0], _POINTER))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@overload(prefetch)
+def _prefetch_compiled(address):
+    return lambda address: _prefetch_llvm(address)
+
+
 def copy_streaming(target, source, nbytes):
     """Copy bytes as `copy` does, storing past the caches; ordered only by `finish_streaming`."""
     copy(target, source, nbytes)

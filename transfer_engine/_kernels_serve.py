@@ -21,23 +21,31 @@ from numba import njit, types
 from numba.core.types import ExternalFunction
 
 from transfer_engine._kernels import (
+    ASK_READ,
+    ASK_WRITE,
     COLUMNS_AT,
+    DATA_MAX,
+    FIXED_WORDS,
     MOVED_ALL,
     PEER_CLOSED,
+    REPLY_BODY,
     REPLY_WORDS,
+    REQUEST_BODY,
     REQUEST_WORDS,
+    TOLD_READ,
+    TOLD_WRITE,
     UNEXPECTED,
     _errno,
     _fill,
     build_iov,
     check_ranges,
     move_iov,
+    now_ns,
 )
 from transfer_engine._kernels_primitives import finish_streaming, load64
 
 _recv = ExternalFunction("recv", types.intp(types.int32, types.intp, types.uintp, types.int32))
 _sched_yield = ExternalFunction("sched_yield", types.int32())
-_clock_gettime = ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 
 IDLE = -4  # the requests were answered and no other came in time
 ROW = 6
@@ -46,20 +54,8 @@ STATE_WORDS = 6
 # Phases in state[3].
 JUDGE, TAKE, REPLY, NEXT, HEAD, COLUMNS = 0, 1, 2, 3, 4, 5
 
-# Words of `fixed`: the first word of requests and replies by operation, body lengths, a limit.
-ASK_READ, ASK_WRITE, TOLD_READ, TOLD_WRITE, REPLY_BODY, REQUEST_BODY, DATA_MAX = range(7)
-FIXED_WORDS = 7
-
 _MSG_DONTWAIT = 0x40
 _EAGAIN = 11
-_CLOCK_MONOTONIC = 1
-
-
-@njit(cache=True, nogil=True)
-def _now(clock):
-    """Return the monotonic time in ns; clock: two words of room. O(1)."""
-    _clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
-    return clock[0] * 1_000_000_000 + clock[1]
 
 
 @njit(cache=True, nogil=True)
@@ -77,7 +73,7 @@ def _poll(fd, message, watch, spin_ns, state):
         return np.int64(IDLE)
     watch[mine] = fd
     clock = np.empty(2, dtype=np.int64)
-    until = _now(clock) + spin_ns
+    until = now_ns(clock) + spin_ns
     code = np.int64(IDLE)
     while True:
         moved = _recv(fd, message.ctypes.data + 8 * REPLY_WORDS, 8 * REQUEST_WORDS, _MSG_DONTWAIT)
@@ -92,7 +88,7 @@ def _poll(fd, message, watch, spin_ns, state):
         if failed != _EAGAIN:
             code = failed
             break
-        if _now(clock) >= until:
+        if now_ns(clock) >= until:
             break
         _sched_yield()
     watch[mine] = 0

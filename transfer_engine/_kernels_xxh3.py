@@ -23,6 +23,7 @@ from numba import njit
 from numba.extending import register_jitable
 
 from transfer_engine._kernels_primitives import (
+    LINE_BYTES,
     P32_1,
     STREAM_ALIGNMENT,
     STRIPE_BYTES,
@@ -37,10 +38,12 @@ from transfer_engine._kernels_primitives import (
     load32,
     load64,
     multiply128,
+    prefetch,
 )
 
 SHORT_BYTES_MAX = 240
 STREAM_BYTES_MIN = 4096
+AHEAD_LINES = 16
 
 P32_2, P32_3 = U64(0x85EBCA77), U64(0xC2B2AE3D)
 P64_1, P64_2 = U64(0x9E3779B185EBCA87), U64(0xC2B2AE3D27D4EB4F)
@@ -373,7 +376,12 @@ def copy_xxh3_64(sources, targets, lengths, out, streaming):
     """
     owner = _new_state(ZERO)
     state = owner.ctypes.data
-    for i in range(sources.shape[0]):
+    last = sources.shape[0] - 1
+    for i in range(last + 1):
+        if streaming != 0 and i < last:
+            # The processor does not guess where the next one begins.
+            for line in range(AHEAD_LINES):
+                prefetch(sources[i + 1] + line * LINE_BYTES)
         out[i] = _copy_hashed(sources[i], targets[i], lengths[i], streaming, state)
     if streaming != 0:
         finish_streaming()

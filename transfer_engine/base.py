@@ -15,10 +15,11 @@ To add a transport: subclass `Transport`, give it a cost, name it in `transports
 from __future__ import annotations
 
 import abc
+import contextlib
 import enum
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -36,12 +37,11 @@ from transfer_engine.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import threading
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from transfer_engine.devices import StagedBatch
-    from transfer_engine.engine import Region
     from transfer_engine.memory import Mapping
 
     Columns = NDArray[np.int64]
@@ -54,11 +54,16 @@ __all__ = [
     "WAITING",
     "Access",
     "Batch",
+    "Detour",
+    "One",
     "Operation",
+    "Region",
     "RemoteSegment",
     "SegmentDescriptor",
+    "Staged",
     "Transport",
     "default_timeout_s",
+    "held",
     "remaining_s",
     "status_name",
 ]
@@ -105,6 +110,19 @@ def remaining_s(deadline: float, operation: str, peer: str) -> float:
     if left <= 0:
         raise TransferTimeoutError("the deadline has passed", operation=operation, peer=peer)
     return left
+
+
+@contextlib.contextmanager
+def held(lock: threading.Lock, deadline: float, operation: str, peer: str) -> Iterator[None]:
+    """Hold a lock under which others may wait for a peer. Raises TransferTimeoutError."""
+    if not lock.acquire(timeout=remaining_s(deadline, operation, peer)):
+        raise TransferTimeoutError(
+            "another thread was still waiting for the peer", operation=operation, peer=peer
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Operation(enum.IntEnum):
@@ -175,6 +193,20 @@ if TYPE_CHECKING:
     AccessHook = Callable[[Access], "bool | NDArray[np.bool_]"]
 
 
+class Detour(Protocol):
+    """How a batch is moved that names memory of devices, which most transports do not know."""
+
+    def move(
+        self,
+        transport: Transport,
+        target: RemoteSegment,
+        operation: Operation,
+        batch: Batch,
+        deadline: float,
+    ) -> None:
+        """Move the batch over a transport, as `Transport.move` does."""
+
+
 @dataclass(slots=True)
 class Batch:
     """Columns of one batch. `statuses` and `checksums` are filled by the transport."""
@@ -192,8 +224,8 @@ class Batch:
     cancel: Columns = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     # Called by cancel(): a transport that waits in a system call leaves here what wakes it.
     interrupt: Callable[[], None] | None = None
-    # How to move a batch that names memory of devices; None for memory of the host.
-    staged: StagedBatch | None = None
+    # None where all memory that the batch names is the host's.
+    staged: Detour | None = None
 
     def stop(self) -> None:
         """Ask the transport to give the batch up; what already moved stays moved."""
@@ -206,6 +238,48 @@ class Batch:
     def cancelled(self) -> bool:
         """Whether `stop` was called."""
         return bool(self.cancel[0])
+
+
+class Staged(Protocol):
+    """What holds the bytes of a segment that is no memory of the host: a file, or a device."""
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether it may be written to."""
+
+    def ready(self, piece: Mapping) -> None:
+        """Prepare for batches whose addresses lie in this memory, as far as that pays."""
+
+    def move(self, operation: Operation, batch: Batch, deadline: float, peer: str) -> None:
+        """Move a batch whose ranges were checked, filling its statuses. Raises a StoreError."""
+
+
+class One(NamedTuple):
+    """A batch of one in plain numbers, checked."""
+
+    operation: Operation
+    offset: int
+    length: int
+    address: int
+    fence: int
+    checksums: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Local memory that transfers may touch, from `register` to `unregister`."""
+
+    address: int
+    size: int
+    # What keeps the memory: a view of the buffer, the mapping of the segment, or device memory.
+    _keep: object
+    location: str = "host"
+    """Where the memory is: "host", or the device as in "cuda:0"."""
 
 
 class RemoteSegment:
@@ -244,6 +318,16 @@ class Transport(abc.ABC):
         PeerLostError or another StoreError when the whole batch failed; bytes that had already
         moved stay moved.
         """
+
+    def move_one(
+        self, target: RemoteSegment, one: One
+    ) -> tuple[int, NDArray[np.uint64] | None] | None:
+        """Move one request in less than a batch takes; return its status, and its checksum.
+
+        None when there is no such way: it may have moved, and moves again in a batch. Raises
+        TransferTimeoutError.
+        """
+        return None
 
     def register(self, region: Region) -> None:  # noqa: B027 - most need no notice
         """Learn of local memory that transfers may touch from now on; hold it while it is used."""
@@ -292,9 +376,15 @@ _REASONS = {
     TRUNCATED: "the file under the segment ended before the range did",
 }
 
+_ADVICE = {
+    UNKNOWN_SEGMENT: "get the new descriptor of the segment and open that",
+    REFUSED: "its access hook or its user decides; ask for the right, or only read",
+    NO_SPACE: "free some space where the owner keeps the file",
+}
+
 
 def error_of(status: int, *, operation: str, peer: str) -> StoreError:
     """Return the error that a negative status stands for."""
     kind = _ERRORS.get(status, TransferError)
     what = _REASONS.get(status, f"the transfer failed with status {status}")
-    return kind(what, operation=operation, peer=peer)
+    return kind(what, operation=operation, peer=peer, advice=_ADVICE.get(status))

@@ -191,6 +191,9 @@ class BlockFile:
         mode |= os.O_DSYNC if self.durable else 0
         return os.open(f"/proc/self/fd/{self._fd}", mode | os.O_CLOEXEC)
 
+    def ready(self, piece: Mapping) -> None:
+        """Prepare for transfers of this memory: the kernel takes any."""
+
     def move(self, operation: Operation, batch: Batch, deadline: float, peer: str) -> None:
         """Move a batch whose ranges were checked, filling its statuses.
 

@@ -45,8 +45,8 @@ __all__ = [
     "streams",
 ]
 
-# About what the second-level cache of a core holds: more is not read again from there.
-_STREAM_BYTES_MIN = 1 << 20
+# What is a part of the second-level cache of a core, and would push out what else is there.
+_STREAM_BYTES_MIN = 256 << 10
 # A thread costs about 0.1 ms to start and join; below this share it eats most of what it saves.
 SHARE_BYTES_MIN = 4 << 20
 

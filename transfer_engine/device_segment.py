@@ -2,7 +2,8 @@
 
 A `DeviceSegment` is published like any other. Processes of its host reach it by the `cuda`
 transport: they get what the driver needs to map the memory, over the owner's Unix socket, and copy
-to and from it with their own device. Nobody else reaches it; stage through memory for that.
+to and from it with their own device. All others reach it over TCP: the owner's device then copies
+to and from staging memory of the server.
 
 What the owner has queued on its device is not waited for by those who read: it synchronises before
 it tells anybody that bytes are there. The memory is held until the segment is closed.
@@ -76,15 +77,12 @@ class DeviceSegment:
             raise NotFoundError(f"segment {self.name!r} is closed", advice="make it anew")
         return self._memory
 
-    def held_memory(self) -> DeviceMemory | None:
-        """Return the memory, or None once the segment is closed."""
+    def held_staged(self) -> DeviceMemory | None:
+        """Return the memory of the device, or None once the segment is closed."""
         return self._memory
 
     def held(self) -> None:
         """Return the memory of the host: it has none."""
-
-    def held_file(self) -> None:
-        """Return the file: it has none."""
 
     def share(self, *, writable: bool) -> int:
         """Return a new descriptor that tells another process how to map the memory.

@@ -50,7 +50,6 @@ __all__ = [
     "StagedBatch",
     "SupportsDevice",
     "borrow",
-    "copy_between",
     "locate",
 ]
 
@@ -125,6 +124,32 @@ class DeviceMemory(NamedTuple):
     address: int
     size: int
     keep: object
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return f"{self.size} bytes of {self.device.location}"
+
+    @property
+    def writable(self) -> bool:
+        """Device memory can always be written."""
+        return True
+
+    def ready(self, piece: Mapping) -> None:
+        """Let the device reach memory of the host that batches will name from now on."""
+        self.device.pin(piece)
+
+    def move(self, operation: Operation, batch: Batch, deadline: float, peer: str) -> None:
+        """Let the device copy a batch of a segment that this is, and wait for it.
+
+        Raises TransferTimeoutError, and TransferError when the device fails.
+        """
+
+        def check() -> None:
+            remaining_s(deadline, operation.name.lower(), peer)
+
+        with self.device.queue() as queue:
+            _copy_between(queue, self.address, operation, batch, check)
 
 
 class SupportsDevice(Protocol):
@@ -321,7 +346,7 @@ class _DeviceMove:
         if writing and not mapping.writable:
             batch.statuses[batch.statuses == 0] = REFUSED
             return
-        copy_between(queue, mapping.address, self._operation, batch, self._check)
+        _copy_between(queue, mapping.address, self._operation, batch, self._check)
 
     def _read_staged(self, queue: Queue) -> None:
         """Fill staging memory from the segment while the device empties the piece before."""
@@ -414,7 +439,7 @@ class _DeviceMove:
             yield _Chunk(offsets, lengths, addresses, owners, np.cumsum(lengths) - lengths)
 
 
-def copy_between(
+def _copy_between(
     queue: Queue, base: int, operation: Operation, batch: Batch, check: Callable[[], None]
 ) -> None:
     """Let a device copy a batch between a segment at `base` and local memory, and wait for it.

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -30,6 +29,7 @@ from transfer_engine import _kernels, transports
 from transfer_engine.base import (
     Batch,
     Operation,
+    Region,
     SegmentDescriptor,
     Transport,
     default_timeout_s,
@@ -55,7 +55,7 @@ from transfer_engine.outcome import BatchResult
 from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
 from transfer_engine.paths_run import SLICED_BYTES_MIN, Workers, move_sliced
 from transfer_engine.segment import Segment, flat_view
-from transfer_engine.single import copy_at_once, only
+from transfer_engine.single import move_at_once, only
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
 from transfer_engine.transports.tcp import TcpTransport
@@ -74,19 +74,7 @@ if TYPE_CHECKING:
     from transfer_engine.paths_routes import Route
     from transfer_engine.topology import Topology
 
-__all__ = ["BatchResult", "PathReport", "Region", "SegmentHandle", "TransferEngine"]
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Local memory that transfers may touch, from `register` to `unregister`."""
-
-    address: int
-    size: int
-    # What keeps the memory: a view of the buffer, the mapping of the segment, or device memory.
-    _keep: object
-    location: str = "host"
-    """Where the memory is: "host", or the device as in "cuda:0"."""
+__all__ = ["TransferEngine"]
 
 
 class TransferEngine:
@@ -357,11 +345,9 @@ class TransferEngine:
         fence: int,
         trusted: bool,
     ) -> BatchResult:
-        if not (checksums or fence):
-            one = map(only, columns)
-            done = self._at_once(target, operation, *one, trusted=trusted, timeout_s=timeout_s)
-            if done is not None:
-                return done
+        done = self._at_once(target, operation, columns, timeout_s, checksums, fence, trusted)
+        if done is not None:
+            return done
         ranges = _ANYWHERE if trusted else None
         batch = self._prepare(target, *columns, fence, checksums, ranges)
         return self._run(target, operation, batch, timeout_s)
@@ -460,17 +446,23 @@ class TransferEngine:
         self,
         target: SegmentHandle,
         operation: Operation,
-        *numbers: int,
-        trusted: bool,
+        columns: tuple[ArrayLike, ArrayLike, ArrayLike],
         timeout_s: float | None,
+        checksums: bool,
+        fence: int,
+        trusted: bool,
     ) -> BatchResult | None:
-        """Move one request where that is just a copy (`single`); None when it is more than that."""
-        used = target._routes.used
-        if used is None or self.closed or self._devices:
+        """Move one request where that takes no batch (`single`); None when it takes more."""
+        routes = target._routes
+        used = routes.used
+        if used is None or routes.sliced or self.closed or self._devices:
             return None
         if timeout_s is not None and timeout_s < OPEN_TIMEOUT_S:
             return None  # after a fork the memory is mapped anew, which may take that long
-        return copy_at_once(used, None if trusted else self._edges, operation, *numbers)
+        return move_at_once(
+            used, None if trusted else self._edges, operation, *map(only, columns),
+            fence=fence, checksums=checksums, timeout_s=timeout_s,
+        )  # fmt: skip
 
     def _run(
         self, target: SegmentHandle, operation: Operation, batch: Batch, timeout_s: float | None

@@ -102,10 +102,11 @@ class StoreError(Exception):
         return text if not self.advice else f"{text}; {self.advice}"
 
     def again(self) -> Self:
-        """Return an equal error, to be raised in place of one that is kept.
+        """Return an equal error: to be kept in place of one that was raised, and the reverse.
 
-        What was raised holds the frames it passed, and they hold who keeps the error: a cycle, and
-        the buffers in those frames would wait for the garbage collector.
+        What was raised holds the frames it passed, those of its callers included, and they hold
+        who keeps the error: a cycle, and the buffers in those frames would wait for the garbage
+        collector, which for a program with few new objects comes once in hours.
         """
         fresh: Self = _rebuild(type(self), self.what, self.__dict__)
         return fresh

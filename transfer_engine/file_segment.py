@@ -129,7 +129,7 @@ class FileSegment:
             raise NotFoundError(f"segment {self.name!r} is closed", advice="open it again")
         return self._file
 
-    def held_file(self) -> BlockFile | None:
+    def held_staged(self) -> BlockFile | None:
         """Return the open file, or None once the segment is closed."""
         return self._file
 

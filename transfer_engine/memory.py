@@ -29,8 +29,14 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from transfer_engine.errors import ConfigError, InvalidArgumentError, TransferError
+from transfer_engine.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    NoSpaceError,
+    TransferError,
+)
 from transfer_engine.geometry import measure
+from transfer_engine.os_errors import open_error
 
 __all__ = [
     "HugePages",
@@ -114,7 +120,8 @@ def create_file(
     """Create a file to share as memory and return its descriptor and the kind of its pages.
 
     The kind is "thp", "hugetlb" or "small". Raises ConfigError when huge pages are required and
-    the kernel cannot give them, InvalidArgumentError for an impossible size.
+    the kernel cannot give them, InvalidArgumentError for an impossible size, NoSpaceError and what
+    else the operating system has against a path.
     """
     if size <= 0:
         raise InvalidArgumentError(f"a segment of {size} bytes was asked for; it must be positive")
@@ -131,13 +138,35 @@ def create_file(
             )
         return _create_hugetlb(size, name), "hugetlb"
     if path is not None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.ftruncate(fd, size)
-        return fd, kind
+        return _create_named(size, os.fspath(path)), kind
     fd = os.memfd_create(f"mooncake-{name}"[:249], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     return fd, kind
+
+
+def _create_named(size: int, path: str) -> int:
+    """Create a file of zeros that others can find. What has no room is refused, not reserved."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise open_error(path, error) from error
+    try:
+        found = os.fstatvfs(fd)
+        free = found.f_bavail * found.f_frsize
+        # A tmpfs without a limit has no blocks. A page that finds no room kills who touches it.
+        if found.f_blocks and free < size:
+            raise NoSpaceError(
+                f"process {os.getpid()} cannot create {path}: {size} bytes are wanted, {free} free",
+                operation="create",
+                advice="free some, ask for less, or raise the limit (mount -o remount,size=...)",
+            )
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    return fd
 
 
 def _create_hugetlb(size: int, name: str) -> int:

@@ -47,5 +47,5 @@ class BatchResult(NamedTuple):
                 peer=f"{there}, from process {os.getpid()} over {self.transport}",
             )
             error.add_note(f"{failed.size} of {self.statuses.size} requests failed")
-            raise error
+            raise error.again()
         return self

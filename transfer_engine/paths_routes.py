@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from transfer_engine.base import held
 from transfer_engine.errors import NotFoundError, StoreError, TransferTimeoutError
 from transfer_engine.paths import PathPolicy, PathSpec
 from transfer_engine.rpc.address import Address
@@ -114,8 +115,8 @@ class Routes:
         used = self.used
         if used is not None:
             return used
-        with self.lock:
-            failures: list[StoreError] = []
+        with held(self.lock, deadline, "open", str(self.descriptor)):
+            first: StoreError | None = None
             while self.used is None:
                 if self._closed:
                     raise self._gone()
@@ -123,9 +124,9 @@ class Routes:
                 try:
                     self._use(at, self._open(at, deadline))
                 except StoreError as error:
-                    failures.append(error)
+                    first = first or error.again()
                     if isinstance(error, TransferTimeoutError) or not self._leave(at, error):
-                        raise failures[0] from None
+                        raise first.again() from None
             return self.used
 
     def _gone(self) -> NotFoundError:

@@ -181,7 +181,7 @@ class _Run:
             self._flying.discard(flying)
             with routes.lock:
                 routes.policy.abandoned(choice.path, size)
-            self._error = error
+            self._error = error.again()
         return True
 
     def awaits(self, flying: _Slice) -> bool:
@@ -241,7 +241,7 @@ class _Run:
         if not stalled and len(everywhere) >= len(self._routes.health()):
             hopeless = hopeless or flying.path in item.avoid
         if hopeless:
-            self._error = error
+            self._error = error.again()
             return
         tries = item.tries + (0 if stalled else 1)
         self._waiting.appendleft(_Waiting(item.number, everywhere, tries))

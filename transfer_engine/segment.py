@@ -108,6 +108,8 @@ class Segment:
             raise NotFoundError(
                 f"no segment file {os.fspath(path)!r}", advice="create the segment anew"
             ) from None
+        except OSError as error:
+            raise open_error(os.fspath(path), error) from error
         try:
             mapping = map_file(fd, os.fstat(fd).st_size, writable=True)
         except BaseException:
@@ -175,8 +177,8 @@ class Segment:
         """Return the memory, or None once the segment is closed."""
         return self._mapping
 
-    def held_file(self) -> None:
-        """Return the file that is read and written instead of mapped: there is none."""
+    def held_staged(self) -> None:
+        """Return what is read and written instead of mapped: there is nothing."""
 
     @property
     def address(self) -> int:

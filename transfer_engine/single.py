@@ -1,10 +1,10 @@
-"""One request on memory that this process shares with its owner: a copy, without a batch around it.
+"""One request, where it needs no batch around it: memory that is shared, a connection that is idle.
 
-Columns, verdicts and the choice of a path cost a batch some 10 us of Python, as much as copying
-64 KiB. So an engine first asks here for every batch of one. What is ordinary (memory that is
-mapped, a range inside of it, local memory that is registered) is copied with plain numbers; for
-anything else nothing has happened, and the batch goes the usual way, which knows all the errors.
-Cost: half of that, and the copy.
+Columns, verdicts and the choice of a path cost a batch some 20 us of Python, as much as copying
+64 KiB. So an engine first asks here for every batch of one. What is ordinary (a range inside of the
+segment, local memory that is registered; memory that is mapped, or an owner that is connected) is
+moved with plain numbers. Anything else, and what fails but for a deadline, goes the usual way,
+which knows all the errors and the other paths. Cost: half of that, and the copy or the exchange.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine.base import Operation
+from transfer_engine.base import One, Operation, default_timeout_s
 from transfer_engine.errors import StoreError
 from transfer_engine.outcome import BatchResult
 from transfer_engine.transports.copying import copy_single
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import RemoteSegment, Transport
 
-__all__ = ["copy_at_once", "only"]
+__all__ = ["move_at_once", "only"]
 
 # Longer copies look at their deadline in between.
 _BYTES_MAX = 64 << 20
@@ -42,23 +42,39 @@ def only(values: object) -> int:
     return -1
 
 
-def copy_at_once(
+def move_at_once(
     used: tuple[Transport, RemoteSegment],
     edges: Sequence[int] | None,
     operation: Operation,
     offset: int,
     length: int,
     address: int,
+    *,
+    fence: int,
+    checksums: bool,
+    timeout_s: float | None,
 ) -> BatchResult | None:
-    """Copy between a segment and local memory; None if that takes more, and nothing was done.
+    """Move a request between a segment and local memory; None if that takes a batch.
 
     edges: start and end of each registered range in turn, sorted; None for memory that the caller
-    vouches for. O(log ranges + bytes).
+    vouches for. Raises TransferTimeoutError. O(log ranges + bytes).
     """
     transport, target = used
     if offset < 0 or not 0 < length <= _BYTES_MAX or offset > target.descriptor.size - length:
         return None
-    if not (address > 0 if edges is None else _holds(edges, address, length)):
+    if fence < 0 or not (address > 0 if edges is None else _holds(edges, address, length)):
+        return None
+    if timeout_s is None:
+        timeout_s = default_timeout_s(length)
+    one = One(operation, offset, length, address, fence, checksums, timeout_s)
+    told = transport.move_one(target, one)
+    if told is not None:
+        status, sums = told
+        statuses = np.zeros(1, np.int32)
+        if status:
+            statuses[0] = status
+        return BatchResult(statuses, sums, transport.name, target.descriptor)
+    if checksums or fence:
         return None
     try:
         mapping = transport.memory(target)

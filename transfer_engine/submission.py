@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transfer_engine.base import CANCELLED, FAILED, PENDING, TIMED_OUT, WAITING, status_name
-from transfer_engine.errors import BusyError, StoreError, TransferError, TransferTimeoutError
+from transfer_engine.errors import (
+    BusyError,
+    StoreError,
+    TransferError,
+    TransferTimeoutError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -145,7 +151,7 @@ class Submission:
         try:
             self.transport = self._work()
         except StoreError as error:
-            self.error = error
+            self.error = error.again()
             self._finish(CANCELLED if self._batch.cancelled else error.code)
         except BaseException as error:
             self.error = TransferError(f"the transfer failed: {error!r}")
@@ -160,9 +166,10 @@ class Submission:
         """End a batch whose deadline passed in the queue."""
         if time.monotonic() < self._deadline:
             return False
-        self.error = TransferTimeoutError("the deadline passed in the queue", operation="submit")
         with self._lock:
-            if not self._done.is_set():
+            if not self._done.is_set():  # else it was cancelled, which is no error
+                what = "the deadline passed in the queue"
+                self.error = TransferTimeoutError(what, operation="submit")
                 self._finish(TIMED_OUT)
         self._tell()
         return True
@@ -197,11 +204,11 @@ class Submitter:
         return Submitter(threads=self._threads_max, queue_max=self._queue_max)
 
     def submit(self, batch: Batch, deadline: float, work: Callable[[], str]) -> Submission:
-        """Queue a batch. Raises BusyError when the queue is full or closed."""
+        """Queue a batch. Raises BusyError when the queue is full, UnavailableError once closed."""
         submission = Submission(batch, deadline, work)
         with self._lock:
             if self._closed:
-                raise BusyError("the engine was closed", operation="submit", advice="")
+                raise UnavailableError("the engine was closed", operation="submit", advice="")
             if self._queue.qsize() >= self._queue_max:
                 raise BusyError(
                     f"{self._queue_max} submitted batches wait already",

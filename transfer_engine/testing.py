@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from transfer_engine.base import BAD_RANGE, CANCELLED, COMPLETED, Access, Operation
+from transfer_engine.base import BAD_RANGE, CANCELLED, COMPLETED, Access, Operation, Region
 from transfer_engine.base import SegmentDescriptor as Descriptor
 from transfer_engine.errors import InvalidArgumentError, TransferTimeoutError
 from transfer_engine.file_segment import FileSegment
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from transfer_engine.engine import Region, SegmentHandle, TransferEngine
+    from transfer_engine.engine import TransferEngine
+    from transfer_engine.handle import SegmentHandle
 
 __all__ = ["Owner", "OwnerProcess", "TransportCase", "TransportContract", "content"]
 
@@ -307,6 +308,26 @@ class TransportContract:
         assert set(submission.states()) == {"completed"}
         assert np.array_equal(case.memory[: 64 * 4096], case.model[: 64 * 4096])
         assert not submission.cancel()
+
+    def test_memory_unregistered_under_way_still_fills(self, case: TransportCase) -> None:
+        """What was submitted before ends well; nothing is taken afterwards."""
+        length = 8 << 20
+        where = [case.region.address], [case.region.address + length]
+        submissions = [
+            case.engine.submit(Operation.READ, case.target, [at * length], [length], where[at])
+            for at in (0, 1)
+        ]
+        case.engine.unregister(case.region)
+        assert [submission.result(60).tolist() for submission in submissions] == [[COMPLETED]] * 2
+        assert np.array_equal(case.memory[: 2 * length], case.model[: 2 * length])
+        for move in (case.engine.read_batch, case.engine.write_batch):
+            try:
+                move(case.target, [0], [1], where[0])
+            except InvalidArgumentError as error:
+                refusal = str(error)
+            else:
+                refusal = "none"
+            assert "not registered" in refusal
 
     def test_cancels_what_waits(self, case: TransportCase) -> None:
         """A cancelled submission ends soon, the path stays usable."""

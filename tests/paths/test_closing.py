@@ -11,13 +11,17 @@ import pytest
 from tests.waiting import until
 from transfer_engine import Operation, TransferEngine
 from transfer_engine.base import RemoteSegment, SegmentDescriptor
-from transfer_engine.errors import NotFoundError, PeerLostError, StoreError
+from transfer_engine.errors import (
+    NotFoundError,
+    PeerLostError,
+    StoreError,
+    TransferTimeoutError,
+)
 from transfer_engine.paths_routes import Prober, Route, Routes
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.tcp import TcpTransport
 
 SIZE = 24 << 20
-RAILS = ["127.0.0.2:0", "127.0.0.3:0"]
 DESCRIPTOR = SegmentDescriptor(bytes(16), 1, "made up", True, "", bytes(16), 0, 0)
 
 
@@ -34,7 +38,7 @@ class Slow:
 
     def open(self, descriptor, deadline):
         self.opening.release()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         remote = RemoteSegment(descriptor)
         self.opened.append(remote)
         return remote
@@ -72,10 +76,10 @@ class Asking(threading.Thread):
 
 def test_a_route_that_opens_too_late_stays_with_nobody(slow, routes):
     asking = Asking(routes)
-    assert slow.opening.acquire(timeout=10)
+    assert slow.opening.acquire(timeout=60)
     routes.close()
     slow.go_on.set()
-    asking.join(10)
+    asking.join(60)
     assert isinstance(asking.error, NotFoundError)
     assert slow.released == slow.opened
     routes.close()
@@ -85,16 +89,30 @@ def test_a_route_that_opens_too_late_stays_with_nobody(slow, routes):
 def test_a_route_opened_twice_at_once_is_kept_once(slow, routes):
     asking = [Asking(routes) for _ in range(2)]
     for _ in asking:
-        assert slow.opening.acquire(timeout=10)
+        assert slow.opening.acquire(timeout=60)
     slow.go_on.set()
     for one in asking:
-        one.join(10)
+        one.join(60)
     kept = asking[0].found
     assert asking[1].found is kept
     assert slow.released == [remote for remote in slow.opened if remote is not kept]
     routes.close()
     assert {id(remote) for remote in slow.released} == {id(remote) for remote in slow.opened}
     assert len(slow.released) == 2
+
+
+def test_nobody_waits_past_his_deadline_for_a_route_that_another_opens(slow, routes):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(routes.find(time.monotonic() + 60)))
+    thread.start()
+    assert slow.opening.acquire(timeout=60)
+    with pytest.raises(TransferTimeoutError, match="another thread was still waiting"):
+        routes.find(time.monotonic() + 0.05)
+    assert not found
+    slow.go_on.set()
+    thread.join(60)
+    assert found == [(slow, slow.opened[0])]
+    routes.close()
 
 
 def test_routes_that_fail_again_and_again_are_given_back(slow, routes):
@@ -126,13 +144,6 @@ def test_the_memory_of_an_owner_that_died_is_let_go():
         target.close()
         gc.collect()
         assert mapping() is None
-
-
-@pytest.fixture(scope="module")
-def owner():
-    owner = OwnerProcess(rails=RAILS, unix=None)
-    yield owner
-    owner.close()
 
 
 @pytest.fixture
@@ -174,9 +185,9 @@ def test_an_engine_closed_under_slices_ends_the_batch(opened, monkeypatch):
     thread = threading.Thread(target=read)
     thread.start()
     for _ in range(20):
-        assert moving.acquire(timeout=10)
+        assert moving.acquire(timeout=60)
     engine.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(failed) == 1
     until(lambda: not ours())
@@ -189,14 +200,14 @@ def test_a_closed_engine_leaves_no_thread(opened, owner):
         engine.submit(Operation.READ, target, [at], [1 << 20], [region.address + at])
         for at in range(0, SIZE, 1 << 20)
     ]
-    submissions[0].wait(20)
+    submissions[0].wait(60)
     assert ours()
     engine.close()
     until(lambda: not ours())
     whole = content(9, SIZE)
     for number, submission in enumerate(submissions):
         # Each is cancelled or whole, never neither.
-        if submission.wait(10).tolist() == [0]:
+        if submission.wait(60).tolist() == [0]:
             part = slice(number << 20, (number + 1) << 20)
             assert np.array_equal(memory[part], whole[part])
 
@@ -209,7 +220,9 @@ def test_more_threads_than_places_in_the_queue(owner):
     region = engine.register(memory)
     target = engine.open(descriptor)
     for _ in range(8):
+        memory[:] = 0
         engine.submit(Operation.READ, target, [0], [1 << 20], [region.address]).result(20)
+        assert np.array_equal(memory, content(9, 1 << 20))
     engine.close()
     until(lambda: not ours())
     owner.withdraw(descriptor)
@@ -231,7 +244,7 @@ def test_a_probe_under_way_is_the_last(opened, monkeypatch):
 
     monkeypatch.setattr(TcpTransport, "open", reach)
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
-    assert probing.wait(20)
+    assert probing.wait(60)
     count = len(told)
     engine.close()
     until(lambda: not ours())

@@ -7,22 +7,17 @@ import numpy as np
 import pytest
 import xxhash
 
+from tests.paths.conftest import RAILS
 from tests.waiting import until
 from transfer_engine import Operation, TransferEngine
 from transfer_engine.base import CANCELLED
 from transfer_engine.errors import PeerLostError, TransferTimeoutError
+from transfer_engine.paths import Rules
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.tcp import TcpTransport
 
 SIZE = 24 << 20
-RAILS = ["127.0.0.2:0", "127.0.0.3:0"]
-
-
-@pytest.fixture(scope="module")
-def owner():
-    owner = OwnerProcess(rails=RAILS, unix=None)
-    yield owner
-    owner.close()
+WINDOW = Rules().window
 
 
 @pytest.fixture
@@ -42,6 +37,7 @@ class Faults:
         self.refuse = set()
         self.stall = set()
         self.calls = []
+        self.patience = []
         self.stalled = threading.Event()
         self._plain = TcpTransport.move
         self._open = TcpTransport.open
@@ -64,6 +60,7 @@ class Faults:
             raise PeerLostError("injected", peer=host)
         if host in self.stall:
             self.stalled.set()
+            self.patience.append(deadline - time.monotonic())
             threading.Event().wait(max(0.0, deadline - time.monotonic()))
             raise TransferTimeoutError("injected", peer=host)
 
@@ -154,13 +151,18 @@ def test_a_rail_that_goes_silent_costs_its_patience_once(setting, faults):
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
     memory[:] = 0
     faults.stall.add("127.0.0.3")
-    started = time.monotonic()
-    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
-    assert time.monotonic() - started < 2.0
+    faults.calls.clear()
+    assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=60).ok
     assert np.array_equal(memory, content(9, SIZE))
-    started = time.monotonic()
-    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
-    assert time.monotonic() - started < 0.5 + 1.0
+    # As many slices as one rail carries at a time meet it, and nobody waits for the deadline. None
+    # do where it was so slow before that the others have done all by the time it is its turn.
+    assert sum(host == "127.0.0.3" and size > 0 for host, size in faults.calls) <= WINDOW
+    assert max(faults.patience, default=0.0) < 30
+    silent = bool(faults.patience)
+    faults.calls.clear()
+    assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=60).ok
+    if silent:  # it rests now; which of the others carry the batch depends on how quick they were
+        assert "127.0.0.3" not in hosts(faults)
 
 
 def test_threads_that_fail_together_leave_one_rail(setting, faults):
@@ -172,7 +174,7 @@ def test_threads_that_fail_together_leave_one_rail(setting, faults):
     failures = []
 
     def work(number):
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             engine.read_batch(target, [0], [1], [region.address + number]).check()
         except PeerLostError as error:
@@ -182,7 +184,7 @@ def test_threads_that_fail_together_leave_one_rail(setting, faults):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not failures
     assert [path.failures for path in target.paths][1:] == [0, 0]
 
@@ -192,10 +194,10 @@ def test_when_every_rail_fails_the_error_is_that_of_a_peer(setting, faults):
     faults.refuse.update({"127.0.0.1", "127.0.0.2", "127.0.0.3"})
     started = time.monotonic()
     with pytest.raises(PeerLostError, match="injected"):
-        engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=20)
-    assert time.monotonic() - started < 5
+        engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=60)
+    assert time.monotonic() - started < 30
     faults.refuse.clear()
-    assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=20).ok
+    assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=60).ok
 
 
 def test_when_every_rail_is_silent_the_deadline_ends_it(setting, faults):
@@ -205,7 +207,8 @@ def test_when_every_rail_is_silent_the_deadline_ends_it(setting, faults):
     started = time.monotonic()
     with pytest.raises(TransferTimeoutError):
         engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=1.5)
-    assert 1.4 < time.monotonic() - started < 3
+    # Somebody who says nothing has five seconds and more.
+    assert 1.4 < time.monotonic() - started < 5
 
 
 def test_a_cancelled_batch_ends_and_touches_nothing_more(setting, faults):
@@ -213,9 +216,9 @@ def test_a_cancelled_batch_ends_and_touches_nothing_more(setting, faults):
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
     faults.stall.update({"127.0.0.1", "127.0.0.2", "127.0.0.3"})
     submission = engine.submit(Operation.READ, target, [0], [SIZE], [region.address])
-    assert faults.stalled.wait(10)
+    assert faults.stalled.wait(60)
     assert submission.cancel()
-    assert submission.wait(10).tolist() == [CANCELLED]
+    assert submission.wait(60).tolist() == [CANCELLED]
     memory[:] = 7
     faults.stall.clear()
     assert (memory == 7).all()

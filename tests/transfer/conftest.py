@@ -102,10 +102,13 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(_kernels, "_sched_yield", _bare("sched_yield", number))
     recv = _bare("recv", ctypes.c_ssize_t, number, long, size, number)
     monkeypatch.setattr(_kernels, "_recv", lambda *values: recv(*map(int, values)))
+    clock = _bare("clock_gettime", ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+    monkeypatch.setattr(_kernels, "_clock_gettime", clock)
     errno_at = _bare("__errno_location", long)
     monkeypatch.setattr(_kernels, "_errno_location", errno_at)
     for name in ("check_batch", "check_ranges", "_copy", "copy_batch", "build_iov", "move_iov",
-                 "_errno", "_fill", "exchange", "take_request"):  # fmt: skip
+                 "_errno", "now_ns", "_fill", "exchange", "exchange_one",
+                 "take_request"):  # fmt: skip
         monkeypatch.setattr(_kernels, name, getattr(_kernels, name).py_func)
     return _kernels
 
@@ -114,12 +117,10 @@ def kernels(request, monkeypatch):
 def serving(kernels, monkeypatch):
     """The kernels of the owner's loop, compiled or as plain Python like those they call."""
     if not hasattr(kernels.move_iov, "py_func"):
-        for name in ("_errno", "_fill", "build_iov", "check_ranges", "move_iov"):
+        for name in ("_errno", "now_ns", "_fill", "build_iov", "check_ranges", "move_iov"):
             monkeypatch.setattr(_kernels_serve, name, getattr(kernels, name))
         monkeypatch.setattr(_kernels_serve, "_recv", kernels._recv)
         monkeypatch.setattr(_kernels_serve, "_sched_yield", kernels._sched_yield)
-        clock = _bare("clock_gettime", ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-        monkeypatch.setattr(_kernels_serve, "_clock_gettime", clock)
-        for name in ("_now", "_poll", "_find", "_judge", "serve", "change"):
+        for name in ("_poll", "_find", "_judge", "serve", "change"):
             monkeypatch.setattr(_kernels_serve, name, getattr(_kernels_serve, name).py_func)
     return _kernels_serve

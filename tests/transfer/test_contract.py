@@ -1,7 +1,7 @@
 """The conformance suite on local, shm and tcp, the latter two with the owner in another process."""
 
-import numpy as np
 import pytest
+import xxhash
 
 from transfer_engine.testing import TransportContract, content
 
@@ -28,12 +28,12 @@ class TestTcp(TransportContract):
 def test_moves_one_gibibyte_in_one_request(owner, engine):
     size = 1 << 30
     descriptor = owner.publish(size, 1)
-    memory = np.empty(size, np.uint8)
+    memory = content(1, size)
+    expected = xxhash.xxh3_128_digest(memory.data)
     region = engine.register(memory)
-    expected = content(1, size)
     for transport in ("shm", "tcp"):
-        memory[::4096] = 0
+        memory[::4096] = ~memory[::4096]
         target = engine.open(descriptor, require=transport)
         engine.read_batch(target, [0], [size], [region.address], timeout_s=60).check()
-        assert np.array_equal(memory, expected)
+        assert xxhash.xxh3_128_digest(memory.data) == expected
     owner.withdraw(descriptor)

@@ -10,7 +10,7 @@ import xxhash
 
 from tests.accelerators import POISON, FakeDevice, RealDevice
 from transfer_engine import DeviceSegment, Operation, SegmentDescriptor, TransferServer
-from transfer_engine.base import BAD_RANGE, UNKNOWN_SEGMENT
+from transfer_engine.base import BAD_RANGE, FAILED, REFUSED, UNKNOWN_SEGMENT
 from transfer_engine.cuda import unavailable
 from transfer_engine.devices import BORROWERS, borrow
 from transfer_engine.errors import (
@@ -18,6 +18,7 @@ from transfer_engine.errors import (
     InvalidArgumentError,
     NotFoundError,
     PeerLostError,
+    TransferError,
     UnavailableError,
 )
 from transfer_engine.testing import TransportCase, TransportContract, content
@@ -91,11 +92,13 @@ def lender():
 class TestFake(TransportContract):
     """The conformance suite, with host memory at the near end."""
 
+    transport = "cuda"
+
     @pytest.fixture
     def case(self, lender, engine, memory):
         device = FakeDevice()
         device.understands_lent_memory()
-        target = engine.open(lender.descriptor, require="cuda")
+        target = engine.open(lender.descriptor, require=self.transport)
         memory[:] = SOURCE[: memory.size]
         region = engine.register(memory)
         # Every test begins with the bytes that it expects.
@@ -108,9 +111,15 @@ class TestFake(TransportContract):
         del BORROWERS[b"fake"]
 
 
+class TestFakeOverTcp(TestFake):
+    """The same with an owner whose device copies for those who cannot."""
+
+    transport = "tcp"
+
+
 def test_tensors_are_read_and_written_without_the_owner(device, lend, engine):
     lender = lend()
-    assert lender.descriptor.transports == ("cuda",)
+    assert lender.descriptor.transports == ("cuda", "tcp")
     target = engine.open(lender.descriptor)
     assert target.transport == "cuda"
     tensor = device.make(SIZE)
@@ -159,15 +168,81 @@ def test_a_killed_owner_is_lost(device, lend, engine):
     target = engine.open(lender.descriptor)
     lender.process.kill()
     lender.process.wait()
-    with pytest.raises(PeerLostError, match="lost the owner"):
+    with pytest.raises(PeerLostError, match=r"cannot (reach|connect)|lost"):
         engine.read_into(target, 0, bytearray(100))
 
 
-@pytest.mark.parametrize("policy", ["nobody", "readers"])
-def test_who_may_not_write_gets_nothing(device, lend, engine, policy):
-    """A mapping for reading alone does not exist on devices."""
+def test_who_may_do_nothing_gets_nothing(device, lend, engine):
     with pytest.raises(AuthError):
-        engine.open(lend(policy).descriptor)
+        engine.open(lend("nobody").descriptor)
+
+
+def test_who_may_not_write_gets_no_mapping(device, lend, engine):
+    """One for reading alone does not exist on devices. Over TCP the owner judges each batch."""
+    lender = lend("readers")
+    with pytest.raises(AuthError):
+        engine.open(lender.descriptor, require="cuda")
+    target = engine.open(lender.descriptor)
+    assert target.transport == "tcp"
+    memory = np.zeros(100, np.uint8)
+    batch = ([5], [100], [engine.register(memory).address])
+    engine.read_batch(target, *batch).check()
+    assert np.array_equal(memory, SOURCE[5:105])
+    assert engine.write_batch(target, *batch).statuses.tolist() == [REFUSED]
+    assert lender.ask() == xxhash.xxh3_128_hexdigest(SOURCE)
+
+
+def test_over_tcp_both_ends_may_be_tensors(device, lend, engine):
+    """Without a device of its own, a process is served by the owner's."""
+    lender = lend()
+    target = engine.open(lender.descriptor, require="tcp")
+    tensor = device.make(SIZE)
+    region = engine.register(tensor)
+    engine.read_batch(target, [0], [SIZE], [region.address]).check()
+    assert np.array_equal(device.content(tensor), SOURCE)
+    data = content(9, SIZE)
+    device.fill(tensor, data)
+    # More than a window of the owner's staging memory, at odd places.
+    engine.write_batch(target, [3], [SIZE - 5], [region.address + 1]).check()
+    expected = np.concatenate((SOURCE[:3], data[1 : SIZE - 4], SOURCE[-2:]))
+    assert lender.ask() == xxhash.xxh3_128_hexdigest(expected)
+
+
+def test_a_process_without_the_device_goes_over_tcp(lend, engine):
+    target = engine.open(lend().descriptor)
+    assert target.transport == "tcp"
+    back = bytearray(1000)
+    engine.read_into(target, 7, back)
+    assert back == SOURCE[7:1007].tobytes()
+
+
+def test_a_device_that_fails_is_a_status(engine):
+    """Reads and writes; the connection stays, and what is too late to tell cuts it."""
+
+    class Broken(FakeDevice):
+        failing = False
+
+        def execute(self, target, source, length):
+            if self.failing:
+                raise TransferError("an unknown error (700)", operation="copy")
+            super().execute(target, source, length)
+
+    device = Broken()
+    tensor = device.make(SIZE)
+    device.fill(tensor, SOURCE)
+    device.fence().wait()
+    memory = np.zeros(SIZE, np.uint8)
+    address = engine.register(memory).address
+    with TransferServer() as server:
+        target = engine.open(server.publish(DeviceSegment.wrap(tensor)), require="tcp")
+        device.failing = True
+        for move in (engine.read_batch, engine.write_batch):
+            assert move(target, [0, 9], [5, 70], [address] * 2).statuses.tolist() == [FAILED] * 2
+        with pytest.raises(PeerLostError):
+            engine.read_batch(target, [0], [SIZE], [address])
+        device.failing = False
+        engine.read_batch(target, [0], [SIZE], [address]).check()
+    assert np.array_equal(memory, SOURCE)
 
 
 def test_a_segment_of_this_process_is_used_directly(device, engine):

@@ -1,11 +1,13 @@
 """Segments, registration, choice of paths, background batches, servers: what a caller relies on."""
 
 import logging
+import math
 import os
 import threading
 
 import numpy as np
 import pytest
+import xxhash
 
 from tests.waiting import until
 from transfer_engine import (
@@ -15,16 +17,19 @@ from transfer_engine import (
     TransferEngine,
     TransferServer,
 )
+from transfer_engine.base import CANCELLED, COMPLETED
 from transfer_engine.errors import (
     AlreadyExistsError,
     BusyError,
     ConfigError,
     InvalidArgumentError,
     NotFoundError,
+    TransferTimeoutError,
     UnavailableError,
 )
 from transfer_engine.memory import thp_policy
 from transfer_engine.testing import content
+from transfer_engine.transports import copying
 
 
 def test_a_segment_is_zeroed_shared_and_sealed():
@@ -56,7 +61,7 @@ def test_a_named_segment_survives_its_process(tmp_path):
     with Segment.attach(path, uuid=b"u" * 16) as segment:
         assert segment.uuid == b"u" * 16
         assert bytes(segment.view(5, 3)) == b"abc"
-    with pytest.raises(FileExistsError):
+    with pytest.raises(AlreadyExistsError):
         Segment.create(10, path=path)
     with pytest.raises(NotFoundError):
         Segment.attach(tmp_path / "none", uuid=b"u" * 16)
@@ -307,7 +312,7 @@ def test_callbacks_come_once_the_statuses_are_final_and_at_once_after_that(owner
     seen, told = [], threading.Event()
     submission.add_done_callback(lambda: seen.append((submission.done, submission.poll().tolist())))
     submission.add_done_callback(told.set)
-    assert told.wait(10)
+    assert told.wait(60)
     assert seen == [(True, [0])]
     here = []
     submission.add_done_callback(lambda: here.append(threading.current_thread()))
@@ -330,7 +335,7 @@ def test_callbacks_come_for_what_is_cancelled_in_the_queue(owner):
         for submission in submissions:
             submission.cancel()
         for submission in submissions:
-            submission.wait(10)
+            submission.wait(60)
         until(lambda: len(ended) == 8)
         assert sorted(ended) == list(range(8))
     owner.withdraw(descriptor)
@@ -346,3 +351,67 @@ def test_memory_is_lent_where_it_is_shared_only(owner, engine):
     until(lambda: target.memory() is None)
     target.close()
     assert target.memory() is None
+
+
+class TestLongBatchesWithChecksums:
+    """They are copied in pieces of whole requests, between which somebody looks up."""
+
+    LENGTHS = np.array([3000, 7000, 1, 30_000, 0, 5000, 9999, 12_000])
+
+    @pytest.fixture
+    def setting(self, engine, monkeypatch):
+        monkeypatch.setattr(copying, "_PIECE_BYTES", 10_000)
+        self.after = lambda _piece: None
+        self.pieces = []
+        plain = copying.copy_with_checksum
+
+        def copy(sources, targets, lengths, *, threads):
+            done = plain(sources, targets, lengths, threads=threads)
+            self.pieces.append(len(lengths))
+            self.after(self.pieces)
+            return done
+
+        monkeypatch.setattr(copying, "copy_with_checksum", copy)
+        total = int(self.LENGTHS.sum())
+        with Segment.create(total) as segment, TransferServer(tcp=None, unix=None) as server:
+            segment.buffer[:] = content(6, total).tobytes()
+            memory = np.zeros(total, np.uint8)
+            target, region = engine.open(server.publish(segment)), engine.register(memory)
+            at = np.cumsum(self.LENGTHS) - self.LENGTHS
+            yield (target, at, self.LENGTHS, region.address + at), memory
+
+    def test_every_request_arrives_with_its_own(self, engine, setting):
+        batch, memory = setting
+        done = engine.read_batch(*batch, checksums=True)
+        assert done.ok
+        assert len(self.pieces) > 3
+        assert sum(self.pieces) == self.LENGTHS.size
+        assert np.array_equal(memory, content(6, memory.size))
+        for at, length, found in zip(batch[1], self.LENGTHS, done.checksums, strict=True):
+            assert found == xxhash.xxh3_64_intdigest(memory[at : at + length].tobytes())
+
+    def test_cancelling_ends_them(self, engine, setting):
+        batch, memory = setting
+        here = threading.Event()
+        self.after = lambda _pieces: here.wait(60)
+        submission = engine.submit(Operation.READ, *batch, checksums=True)
+        until(lambda: self.pieces)
+        assert submission.cancel()
+        here.set()
+        statuses = submission.result(20).tolist()
+        first = self.pieces[0]
+        assert statuses == [COMPLETED] * first + [CANCELLED] * (len(statuses) - first)
+        assert not memory[int(batch[1][first]) :].any()
+
+    def test_a_deadline_ends_them(self, engine, setting, monkeypatch):
+        batch, _ = setting
+
+        class Clock:
+            """Late as soon as a piece was copied."""
+
+            monotonic = staticmethod(lambda: math.inf if self.pieces else 0.0)
+
+        monkeypatch.setattr(copying, "time", Clock)
+        with pytest.raises(TransferTimeoutError, match="bytes were copied when the deadline"):
+            engine.read_batch(*batch, checksums=True)
+        assert len(self.pieces) == 1

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from tests.waiting import until
-from transfer_engine import Operation, SegmentDescriptor, TransferEngine, transports
+from transfer_engine import (
+    Operation,
+    Segment,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferServer,
+    transports,
+)
 from transfer_engine.base import REFUSED, TIMED_OUT, UNKNOWN_SEGMENT
 from transfer_engine.errors import (
     AuthError,
@@ -43,14 +50,13 @@ def test_a_killed_owner_is_lost(owner, engine, setting, transport):
     target = engine.open(descriptor, require=transport)
     owner.process.kill()
     owner.process.wait()
-    begin = time.monotonic()
     for move in (engine.read_batch, engine.write_batch):
+        # Who waited for the deadline instead of noticing would raise another error.
         with pytest.raises(PeerLostError) as caught:
-            move(target, [0], [4096], [region.address], timeout_s=5)
+            move(target, [0], [4096], [region.address], timeout_s=60)
         assert str(descriptor.pid) in str(caught.value) or str(descriptor.tcp_port) in str(
             caught.value
         )
-    assert time.monotonic() - begin < 2
     assert not memory.any()
 
 
@@ -77,9 +83,10 @@ def test_an_owner_killed_under_way_is_lost(owner, engine, setting, transport):
     until(lambda: len(moved) > 5)  # any moment will do: none of them may hang
     owner.process.kill()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert [type(error) for error in failures] == [PeerLostError] * 3
+    owner.process.wait(30)  # the next test must not take it for alive
 
 
 def test_threads_notice_a_lost_owner_together(engine):
@@ -106,7 +113,7 @@ def test_threads_notice_a_lost_owner_together(engine):
             until(lambda moved=moved: len(moved) > 100)
             owner.process.kill()
             for thread in threads:
-                thread.join(10)
+                thread.join(60)
             assert [type(error) for error in failures] == [PeerLostError] * 4
         finally:
             owner.close()
@@ -116,6 +123,7 @@ def test_a_stopped_owner_runs_into_the_deadline(owner, engine, setting):
     descriptor, _, region = setting
     target = engine.open(descriptor, require="tcp")
     os.kill(owner.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED)  # all its threads
     try:
         begin = time.monotonic()
         with pytest.raises(TransferTimeoutError):
@@ -125,11 +133,12 @@ def test_a_stopped_owner_runs_into_the_deadline(owner, engine, setting):
         submission = engine.submit(
             Operation.READ, target, [0], [SIZE], [region.address], timeout_s=0.3
         )
-        assert submission.wait(2).tolist() == [TIMED_OUT]
+        assert submission.wait(60).tolist() == [TIMED_OUT]
         assert submission.states() == ["timeout"]
         with TransferEngine() as other, pytest.raises(TransferTimeoutError):
             other.open(descriptor, require="shm", timeout_s=0.3)
-        assert time.monotonic() - begin < 3
+        # Four times 0.3 s: none of them took the five seconds of who says nothing.
+        assert time.monotonic() - begin < 5
     finally:
         os.kill(owner.process.pid, signal.SIGCONT)
     # What the stopped owner still sends belongs to connections that were given up.
@@ -140,8 +149,9 @@ def test_a_stopped_owner_does_not_stop_shared_memory(owner, engine, setting):
     descriptor, memory, region = setting
     target = engine.open(descriptor, require="shm")
     os.kill(owner.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED)  # all its threads
     try:
-        assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=2).ok
+        assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=20).ok
     finally:
         os.kill(owner.process.pid, signal.SIGCONT)
     assert np.array_equal(memory, content(3, SIZE))
@@ -151,17 +161,16 @@ def test_cancelling_wakes_a_blocked_transfer(owner, engine, setting):
     descriptor, _, region = setting
     target = engine.open(descriptor, require="tcp")
     os.kill(owner.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED)  # all its threads
     try:
         submission = engine.submit(
-            Operation.READ, target, [0], [SIZE], [region.address], timeout_s=30
+            Operation.READ, target, [0], [SIZE], [region.address], timeout_s=100
         )
         until(lambda: submission.states() == ["pending"])
         until(lambda: submission._batch.interrupt is not None)
-        begin = time.monotonic()
         assert submission.cancel()
-        submission.wait(5)
+        submission.wait(30)  # long before its deadline
         assert submission.states() == ["cancelled"]
-        assert time.monotonic() - begin < 2
     finally:
         os.kill(owner.process.pid, signal.SIGCONT)
 
@@ -200,6 +209,72 @@ def test_a_transport_that_was_closed_opens_nothing(owner, setting, transport):
     closed.close()
     with pytest.raises(PeerLostError, match="was closed"):
         closed.open(descriptor, time.monotonic() + 5)
+
+
+def test_pools_of_owners_that_ended_are_dropped(engine):
+    """A restarted owner is another one: what was pooled for the former must not stay for ever."""
+    region = engine.register(bytearray(8))
+    tcp = next(transport for transport in engine._transports if transport.name == "tcp")
+
+    def meet(server):
+        target = engine.open(server.publish(segment), require="tcp")
+        assert engine.read_batch(target, [0], [8], [region.address]).ok
+        return target
+
+    with Segment.create(4096) as segment, TransferServer(unix=None) as living:
+        first = meet(living)
+        former = []
+        for _ in range(5):
+            with TransferServer(unix=None) as server:
+                meet(server)
+                (pool,) = [known for key, known in tcp._pools.items() if key[2] == server.instance]
+                former.append(pool)
+            (link,) = pool._idle
+            until(lambda link=link: not link.idle)
+        with TransferServer(unix=None) as server:
+            meet(server)
+            assert {key[2] for key in tcp._pools} == {living.instance, server.instance}
+        assert all(link.sock.fileno() == -1 for pool in former for link in pool._open)
+        assert not any(pool._open for pool in former)
+        # Who still had the dropped pool in hand is told to take another one.
+        assert former[0].acquire(time.monotonic() + 5) is None
+        assert engine.read_batch(first, [0], [8], [region.address]).ok
+
+
+def test_owners_that_ended_are_forgotten_by_who_borrowed_from_them(engine):
+    shm = next(transport for transport in engine._transports if transport.name == "shm")
+    with Segment.create(4096) as segment:
+        for _ in range(5):
+            with TransferServer(tcp=None) as server:
+                target = engine.open(server.publish(segment), require="shm")
+                assert {key[1] for key in shm._peers} == {server.instance}
+                target.close()
+
+
+def test_nobody_waits_past_his_deadline_for_another_who_asks(owner, engine, setting):
+    """The owner is stopped: the first to borrow waits long, the second as long as it said."""
+    descriptor, _, _ = setting
+    engine.open(descriptor, require="shm")
+    other = owner.publish(4096, 9)
+    (peer,) = next(t for t in engine._transports if t.name == "shm")._peers.values()
+    opened = []
+
+    def wait():
+        opened.append(engine.open(other, require="shm", timeout_s=60))
+
+    os.kill(owner.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED)  # all its threads
+    thread = threading.Thread(target=wait)
+    try:
+        thread.start()
+        until(peer.lock.locked)
+        with pytest.raises(TransferTimeoutError, match="another thread"):
+            engine.open(other, require="shm", timeout_s=0.2)
+        assert not opened
+    finally:
+        os.kill(owner.process.pid, signal.SIGCONT)
+        thread.join(60)
+    assert len(opened) == 1
 
 
 @BOTH
@@ -253,7 +328,7 @@ def test_withdrawing_under_load_ends_every_transfer(owner, engine, setting, tran
         thread.start()
     owner.withdraw(descriptor)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(outcomes) == 3
     assert set(outcomes) <= {UNKNOWN_SEGMENT, PeerLostError.code}
 
@@ -381,7 +456,7 @@ def greeted(descriptor):
     """Return a connection that has passed the handshake, for saying anything on it."""
     from transfer_engine.transports.tcp import _Pool
 
-    link, _ = _Pool(descriptor, None, 1).acquire(time.monotonic() + 5)
+    link, _ = _Pool(descriptor, None, 1).acquire(time.monotonic() + 5) or ()
     link.deadline = time.monotonic() + 5
     return link
 

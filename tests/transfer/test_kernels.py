@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -172,6 +173,51 @@ def test_move_iov_resumes_where_it_was_interrupted(kernels):
         one.close()
         side = (other.fileno(), iov, 1, column(0, 1, 0, 0, 0))
         assert int(kernels.move_iov(*side)) == kernels.PEER_CLOSED
+
+
+def test_a_request_that_comes_alone_makes_its_own_header(kernels):
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        local = np.zeros(8, np.uint8)
+        room = np.zeros(_kernels.ALONE_WORDS, np.int64)
+        room[_kernels.ALONE_FIXED] = column(11, 12, 21, 22, 16, 40, 1 << 30)
+        for writing, number, told in ((0, 5, 21), (1, 6, 22)):
+            state = column(0, 0, 0, 0, 0, 0)
+            place = (100, 8, local.ctypes.data)
+            args = (one.fileno(), room, 7, 8, number, 9, *place, writing, 2, state)
+            assert int(kernels.exchange_one(*args)) == 11  # EAGAIN: nobody has answered
+            sent = 8 * (_kernels.REQUEST_WORDS + 2)
+            asked = np.frombuffer(other.recv(sent), np.int64)
+            assert asked.tolist() == [11 + writing, 40 + 16, number, 7, 8, 9, 1, 100, 8]
+            if writing:
+                assert other.recv(100) == local.tobytes()
+            data = b"" if writing else b"8 bytes!"
+            other.send(column(told, 16, number, len(data), 0).tobytes() + data)
+            assert int(kernels.exchange_one(*args)) == kernels.MOVED_ALL
+            assert local.tobytes() == b"8 bytes!"
+        other.send(column(21, 99, 6, 8, 1).tobytes())
+        state[:] = 0
+        assert int(kernels.exchange_one(*args)) == kernels.UNEXPECTED
+        assert room[: _kernels.REPLY_WORDS].tolist() == [21, 99, 6, 8, 1]
+
+
+def test_looking_for_an_answer_ends_soon_however_often_it_may_be_looked(kernels):
+    """Beside busy programs each look may take as long as a turn of theirs."""
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        local = np.zeros(8, np.uint8)
+        room = np.zeros(_kernels.ALONE_WORDS, np.int64)
+        room[_kernels.ALONE_FIXED] = column(11, 12, 21, 22, 16, 40, 1 << 30)
+        state = column(0, 0, 0, 0, 0, 0)
+        place = (100, 8, local.ctypes.data)
+        args = (one.fileno(), room, 7, 8, 1, 9, *place, 0)
+        assert int(kernels.exchange_one(*args, 1, state)) == 11  # compiled, if it had to be
+        began = time.monotonic()
+        assert int(kernels.exchange_one(*args, 30_000_000, state)) == 11
+        assert time.monotonic() - began < 4
+        assert state[4] == 0
 
 
 def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):

@@ -1,9 +1,12 @@
 """A batch of one over shared memory takes a way of its own; what becomes of it is the same."""
 
 import itertools
+import os
+import signal
 
 import numpy as np
 import pytest
+import xxhash
 
 from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.errors import (
@@ -124,9 +127,67 @@ def test_an_owner_that_died_is_lost_to_the_next_one(engine):
         region = engine.register(bytearray(8))
         assert engine.read_batch(target, [0], [8], [region.address]).ok
         owner.process.kill()
-        owner.process.wait(10)
+        owner.process.wait(60)
         with pytest.raises(PeerLostError) as caught:
             engine.read_batch(target, [0], [8], [region.address])
         assert caught.value.operation == "read"
     finally:
         owner.close()
+
+
+def test_one_with_a_checksum_or_a_fence_is_what_several_are(engine):
+    """Over TCP the owner is shown the fence; a refused one changes nothing."""
+    memory = np.random.default_rng(3).integers(0, 256, SIZE, np.uint8)
+    region = engine.register(memory)
+    with OwnerProcess(policy="fence=5") as owner:
+        descriptor = owner.publish(SIZE, 4)
+        target = engine.open(descriptor, require="tcp")
+        expected = content(4, SIZE)
+        for length in (1, 4096, 300_000):
+            one = ([77], [length], [region.address])
+            for fence, status in ((4, -1011), (5, 0), ((1 << 64) - 1, 0)):
+                done = engine.write_batch(target, *one, fence=fence, checksums=True)
+                assert (done.statuses.tolist(), done.transport) == ([status], "tcp")
+                if not status:
+                    hashed = xxhash.xxh3_64_intdigest(memory[:length].tobytes())
+                    assert done.checksums.tolist() == [hashed]
+                    expected[77 : 77 + length] = memory[:length]
+            assert owner.digest(descriptor) == xxhash.xxh3_128_hexdigest(expected.data)
+            memory[:] = np.roll(memory, 1)
+            done = engine.read_batch(target, *one, checksums=True)
+            assert np.array_equal(memory[:length], expected[77 : 77 + length])
+            hashed = xxhash.xxh3_64_intdigest(memory[:length].tobytes())
+            assert done.checksums.tolist() == [hashed]
+        for fence in (-1, 1 << 64):
+            with pytest.raises(InvalidArgumentError, match="fence"):
+                engine.read_batch(target, *one, fence=fence)
+
+
+def test_one_finds_its_connection_dead_and_goes_over_another(engine):
+    """Whoever dropped it: the request was not lost, and nobody is told of it."""
+    memory = np.zeros(100, np.uint8)
+    region = engine.register(memory)
+    with Segment.create(SIZE) as segment, TransferServer() as server:
+        np.frombuffer(segment.buffer, np.uint8)[:] = content(4, SIZE)
+        target = engine.open(server.publish(segment), require="tcp")
+        for turn in range(3):
+            for link in list(server._tcp._links):
+                link.abort()
+            done = engine.read_batch(target, [turn], [100], [region.address])
+            assert done.ok
+            assert np.array_equal(memory, content(4, SIZE)[turn : turn + 100])
+
+
+def test_one_that_is_not_answered_ends_at_its_deadline(engine, monkeypatch):
+    # Those with less time than this go the long way.
+    monkeypatch.setattr("transfer_engine.engine.OPEN_TIMEOUT_S", 0.1)
+    with OwnerProcess() as owner:
+        target = engine.open(owner.publish(SIZE, 4), require="tcp")
+        region = engine.register(bytearray(8))
+        os.kill(owner.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED)  # all its threads
+        with pytest.raises(TransferTimeoutError) as caught:
+            engine.read_batch(target, [0], [8], [region.address], timeout_s=0.3)
+        assert caught.value.operation == "read"
+        os.kill(owner.process.pid, signal.SIGCONT)
+        assert engine.read_batch(target, [0], [8], [region.address]).ok

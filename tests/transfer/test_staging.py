@@ -38,7 +38,7 @@ def test_whoever_finds_none_waits_until_the_deadline_or_a_return():
     waiter = threading.Thread(target=lambda: got.append(pool.take(in_time(), "read", "x")))
     waiter.start()
     pool.give(piece)
-    waiter.join(10)
+    waiter.join(60)
     assert got == [piece]
     pool.give(piece)
     assert pool.try_take() is piece

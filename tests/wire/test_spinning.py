@@ -6,12 +6,13 @@ import itertools
 import os
 import time
 
+import numpy as np
 import pytest
 
 from tests.waiting import until
-from tests.wire.helpers import serving
+from tests.wire.helpers import on_loop, serving
 from transfer_engine.rpc import BlockingConnection, spinning
-from transfer_engine.rpc.echo import ECHO, REGISTRY, SLEEP
+from transfer_engine.rpc.echo import COLUMNS, ECHO, REGISTRY, SLEEP
 from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.rpc.spinning import SPIN_NS, Spin, Vigil
 
@@ -140,6 +141,28 @@ def test_a_reply_that_others_delayed_was_polled_for_in_vain(monkeypatch):
                 connection.recv(request, timeout_s=5)
             assert seen == [expected]
             seen.clear()
+
+
+def test_a_server_stays_awake_after_brief_requests_and_chosen_ones(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Vigil, "expect", lambda _: seen.append("expect"))
+    monkeypatch.setattr(Vigil, "rest", lambda _: seen.append("rest"))
+    limits = ServerLimits(vigil_bytes_max=512, vigil_opcodes=frozenset({COLUMNS.opcode}))
+    long = COLUMNS.request.pack(
+        ttl_ms=1, owner=bytes(16), weight=0.0, digests=np.zeros((100, 2), np.uint64),
+        sizes=np.zeros(100, np.uint64), names=[b""] * 100, segments=[], deltas=np.empty((0, 3)),
+    )  # fmt: skip
+    with (
+        serving(limits=limits) as server,
+        BlockingConnection.connect(server.address, REGISTRY) as connection,
+    ):
+        for operation, body, expected in (
+            (ECHO, ECHO.request.pack(payload=b"brief"), "expect"),
+            (ECHO, ECHO.request.pack(payload=bytes(1000)), "rest"),
+            (COLUMNS, long, "expect"),
+        ):
+            connection.call(operation, body, timeout_s=5)
+            assert on_loop(server, seen.copy)[-1] == expected
 
 
 @pytest.mark.parametrize("processors", [{0}, {0, 1}])

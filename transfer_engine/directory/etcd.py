@@ -97,7 +97,7 @@ class EtcdDirectory(Directory):
                     advice="check that the endpoint is etcd 3.4 or newer and healthy",
                 )
             )
-        raise failures[-1]
+        raise failures[-1].again()
 
     def _parsed(self, told: bytes) -> dict[str, Any]:
         try:

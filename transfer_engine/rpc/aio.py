@@ -108,7 +108,7 @@ class AsyncConnection(asyncio.Protocol):
                 accepted = True
                 await connection._ready
         except BaseException as error:
-            connection._end(error if isinstance(error, Exception) else None)
+            connection._end(None)
             elapsed_s = time.monotonic() - start
             if isinstance(error, StoreError):
                 locate(error, str(where), "connect", elapsed_s)
@@ -213,9 +213,9 @@ class AsyncConnection(asyncio.Protocol):
                 for frame in frames:
                     self._deliver(frame)
             if self._decoder.error is not None:
-                raise self._decoder.error
+                raise self._decoder.error.again()
         except StoreError as error:
-            self._end(error)
+            self._end(error.again())
 
     def _shake(self, handshake: ClientHandshake, frames: list[Frame]) -> None:
         for frame in frames:

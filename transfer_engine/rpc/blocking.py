@@ -285,7 +285,7 @@ class BlockingConnection:
 
     def _receive(self, deadline: float, spin: Spin | None = None) -> int:
         if self._decoder.error is not None:
-            raise self._decoder.error
+            raise self._decoder.error.again()
         count = self._poll(spin) if spin is not None and spin.worthwhile() else -1
         if count < 0:
             self._arm(deadline - time.monotonic())
@@ -388,4 +388,7 @@ def _open(where: Address, deadline: float) -> socket.socket:
             raise
         else:
             return sock
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # or it would hold this frame, and this frame it

@@ -79,6 +79,8 @@ class ServerLimits:
     For services with single operations that take less time than waking up does. After longer
     requests the peer has more to do before it asks again.
     """
+    vigil_opcodes: frozenset[int] = frozenset()
+    """Operations after which it stays awake however long the request was."""
 
 
 class Connection(asyncio.Protocol):
@@ -161,7 +163,9 @@ class Connection(asyncio.Protocol):
         if self._decoder.error is not None and not self._closing:
             self._violated(self._decoder.error)
         if self._vigil is not None:
-            if len(data) <= self._limits.vigil_bytes_max:
+            limits = self._limits
+            brief = len(data) <= limits.vigil_bytes_max
+            if brief or (frames and frames[-1].opcode in limits.vigil_opcodes):
                 self._vigil.expect()
             else:
                 self._vigil.rest()

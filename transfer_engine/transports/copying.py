@@ -19,7 +19,7 @@ from transfer_engine.checksum import copy_with_checksum, streams
 from transfer_engine.errors import TransferTimeoutError
 
 if TYPE_CHECKING:
-    from transfer_engine.base import Batch
+    from transfer_engine.base import Batch, Columns
     from transfer_engine.memory import Mapping
 
 __all__ = ["copy_single", "hash_local", "move_batch"]
@@ -40,7 +40,7 @@ def move_batch(
     Raises TransferTimeoutError between pieces; the pieces before it stay copied.
     """
     if batch.checksums is not None:
-        _move_with_checksums(mapping, operation, batch)
+        _move_with_checksums(mapping, operation, batch, deadline, peer)
         return
     into_segment = 1 if operation is Operation.WRITE else 0
     long = max(_STREAM_BYTES_MIN, _STREAM_BLOCK_BYTES_MIN * batch.lengths.size)
@@ -64,13 +64,19 @@ def move_batch(
             return
         if end >= batch.total_bytes:
             return
-        if time.monotonic() >= deadline:
-            raise TransferTimeoutError(
-                f"{end} of {batch.total_bytes} bytes were copied when the deadline passed",
-                operation=operation.name.lower(),
-                peer=peer,
-            )
+        _check_deadline(deadline, end, batch, operation, peer)
         begin = end
+
+
+def _check_deadline(
+    deadline: float, done: int, batch: Batch, operation: Operation, peer: str
+) -> None:
+    if time.monotonic() >= deadline:
+        raise TransferTimeoutError(
+            f"{done} of {batch.total_bytes} bytes were copied when the deadline passed",
+            operation=operation.name.lower(),
+            peer=peer,
+        )
 
 
 def copy_single(
@@ -94,10 +100,15 @@ def hash_local(batch: Batch) -> None:
         batch.checksums[good] = checksum_ranges(batch.addresses[good], batch.lengths[good])
 
 
-def _move_with_checksums(mapping: Mapping, operation: Operation, batch: Batch) -> None:
-    """Copy and hash in one pass over the source, so that memory is read once."""
+def _move_with_checksums(
+    mapping: Mapping, operation: Operation, batch: Batch, deadline: float, peer: str
+) -> None:
+    """Copy and hash in one pass over the source, so that memory is read once.
+
+    Pieces consist of whole requests: a sum is of one of them.
+    """
     assert batch.checksums is not None
-    if not batch.bad:
+    if not batch.bad and batch.total_bytes <= _PIECE_BYTES:
         # The usual case, without the checks of a public function: the batch was checked.
         inside, outside = mapping.address + batch.offsets, batch.addresses
         if operation is Operation.WRITE:
@@ -106,8 +117,24 @@ def _move_with_checksums(mapping: Mapping, operation: Operation, batch: Batch) -
         _kernels_xxh3.copy_xxh3_64(inside, outside, batch.lengths, batch.checksums, streaming)
         return
     good = np.flatnonzero(batch.statuses == 0)
-    inside = mapping.address + batch.offsets[good]
-    outside = batch.addresses[good]
-    if operation is Operation.WRITE:
-        inside, outside = outside, inside
-    batch.checksums[good] = copy_with_checksum(inside, outside, batch.lengths[good], threads=1)
+    begin, done = 0, 0
+    for end in _piece_ends(batch.lengths[good]):
+        if begin:
+            _check_deadline(deadline, done, batch, operation, peer)
+        if batch.cancelled:
+            batch.statuses[good[begin:]] = CANCELLED
+            return
+        part = good[begin:end]
+        inside, outside = mapping.address + batch.offsets[part], batch.addresses[part]
+        if operation is Operation.WRITE:
+            inside, outside = outside, inside
+        lengths = batch.lengths[part]
+        batch.checksums[part] = copy_with_checksum(inside, outside, lengths, threads=1)
+        begin, done = end, done + int(lengths.sum())
+
+
+def _piece_ends(lengths: Columns) -> list[int]:
+    """Where runs of requests end that have about _PIECE_BYTES each."""
+    marks = np.arange(_PIECE_BYTES, int(lengths.sum()), _PIECE_BYTES)
+    ends = np.searchsorted(lengths.cumsum(), marks) + 1
+    return [int(end) for end in np.unique(np.append(ends[ends < lengths.size], lengths.size))]

@@ -19,10 +19,9 @@ from transfer_engine.base import (
     UNKNOWN_SEGMENT,
     Operation,
     RemoteSegment,
-    remaining_s,
 )
 from transfer_engine.device_segment import find_device_segment
-from transfer_engine.devices import DeviceMemory, borrow, copy_between
+from transfer_engine.devices import DeviceMemory, borrow
 from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.lending import LendingTransport, LentSegment
@@ -71,7 +70,7 @@ class CudaTransport(LendingTransport[DeviceMemory]):
             writable = target.writable
         else:
             segment = find_device_segment(target.descriptor.uuid)
-            memory = None if segment is None else segment.held_memory()
+            memory = None if segment is None else segment.held_staged()
             writable = True
         if memory is None:
             batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
@@ -79,12 +78,7 @@ class CudaTransport(LendingTransport[DeviceMemory]):
         if operation is Operation.WRITE and not writable:
             batch.statuses[batch.statuses == 0] = REFUSED
             return
-
-        def check() -> None:
-            remaining_s(deadline, operation.name.lower(), str(target.descriptor))
-
-        with memory.device.queue() as queue:
-            copy_between(queue, memory.address, operation, batch, check)
+        memory.move(operation, batch, deadline, str(target.descriptor))
         if batch.cancelled:
             batch.statuses[batch.statuses == 0] = CANCELLED
         hash_local(batch)

@@ -7,11 +7,12 @@ apart here. Cost: two or three round trips, once a connection.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 
 from transfer_engine.base import remaining_s
-from transfer_engine.errors import PeerLostError, TransferTimeoutError
+from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
 from transfer_engine.transports.stream import Link, handshake_decoder, identity
 from transfer_engine.wire.handshake import ClientHandshake
 
@@ -39,13 +40,13 @@ def dial(
         sock = socket.create_connection(address, timeout=timeout_s)
     except TimeoutError as error:
         raise TransferTimeoutError(
-            f"{name} did not accept a connection in {timeout_s:.1f} s",
+            f"{name} did not accept a connection of process {os.getpid()} in {timeout_s:.1f} s",
             peer=name,
             operation="connect",
         ) from error
     except OSError as error:
         raise PeerLostError(
-            f"cannot connect to {name}: {error.strerror or error}",
+            f"process {os.getpid()} cannot connect to {name}: {error.strerror or error}",
             peer=name,
             operation="connect",
         ) from error
@@ -54,6 +55,10 @@ def dial(
     try:
         link.deadline = time.monotonic() + timeout_s
         return link, _greet(link, name, instance, secret, features)
+    except RemoteProtocolError as error:
+        link.close()
+        error.peer = error.peer or link.peer  # who decodes what came does not know whose it is
+        raise
     except BaseException:
         link.close()
         raise

@@ -63,7 +63,7 @@ class FileTransport(LendingTransport[BlockFile]):
             file: BlockFile | None = self._resource(target, operation, deadline)
         else:
             segment = find_file_segment(target.descriptor.uuid)
-            file = None if segment is None else segment.held_file()
+            file = None if segment is None else segment.held_staged()
         if file is None:
             batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
             return

@@ -24,6 +24,7 @@ from transfer_engine.base import (
     RemoteSegment,
     Transport,
     error_of,
+    held,
     remaining_s,
 )
 from transfer_engine.errors import (
@@ -127,7 +128,8 @@ class _Peer(Generic[Resource]):
                     advice="get the new descriptor of the segment and open that",
                 )
             if message.kind == REFUSED:
-                raise error_of(message.code, operation="open", peer=self.name)
+                here = f"from process {os.getpid()} of user {os.geteuid()}"
+                raise error_of(message.code, operation="open", peer=f"{self.name}, {here}")
             if message.kind == WITHDRAWN:
                 self._withdraw(message.uuid)
             elif message.kind != GRANTED or len(fds) != 1:
@@ -237,7 +239,7 @@ class LendingTransport(Transport, Generic[Resource]):
     def _borrow(self, descriptor: SegmentDescriptor, deadline: float) -> LentSegment[Resource]:
         while True:
             peer = self._peer(descriptor, deadline)
-            with peer.lock:
+            with held(peer.lock, deadline, "open", peer.name):
                 if peer.lost:
                     continue
                 segment = peer.segments.get(descriptor.uuid)
@@ -284,6 +286,8 @@ class LendingTransport(Transport, Generic[Resource]):
             if self._closed:  # while a probe or a slice was under way
                 peer.disconnect("the transport was closed")
                 raise PeerLostError("the transport was closed", peer=str(descriptor))
+            # An owner that restarts is another one: nobody asks for those that ended again.
+            self._peers = {k: known for k, known in self._peers.items() if not known.lost}
             self._peers[key] = peer
         return peer
 

@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine._verbs import Nic
-    from transfer_engine.base import Batch, SegmentDescriptor
-    from transfer_engine.engine import Region
+    from transfer_engine.base import Batch, Region, SegmentDescriptor
 
 __all__ = ["RdmaTransport"]
 
@@ -177,7 +176,7 @@ class RdmaTransport(Transport):
                     raise
                 except StoreError as error:
                     target.rails[rail].fail(time.monotonic())
-                    failure = failure or error
+                    failure = failure or error.again()
                     continue
                 if one is not None:
                     found.append(one)
@@ -185,7 +184,7 @@ class RdmaTransport(Transport):
                     break
             if not found:
                 assert failure is not None
-                raise failure
+                raise failure.again()
         except BaseException:
             for endpoint, _ in found:
                 self._pool.release(endpoint)
@@ -309,7 +308,7 @@ class RdmaTransport(Transport):
                 for transfer, error in self._attempt(target, job, *window, fresh=attempts > 0):
                     repeatable = isinstance(error, PeerLostError | RefusedByCard)
                     if not repeatable or attempts > len(target.rails):
-                        raise error
+                        raise error.again()
                     again.append(transfer.window)
             windows = again
             attempts += 1

@@ -25,8 +25,7 @@ from transfer_engine.errors import TransferError
 
 if TYPE_CHECKING:
     from transfer_engine._verbs import MemoryRegion, Nic
-    from transfer_engine.base import Columns
-    from transfer_engine.engine import Region
+    from transfer_engine.base import Columns, Region
 
 __all__ = ["ARENA_BYTES", "Arena", "LocalMemory", "Table"]
 

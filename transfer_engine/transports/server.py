@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from transfer_engine.base import Access, AccessHook
-    from transfer_engine.blockfile import BlockFile
+    from transfer_engine.base import Access, AccessHook, Staged
     from transfer_engine.memory import Mapping
     from transfer_engine.notify import Notification
 
@@ -74,8 +73,8 @@ class Served(Protocol):
     def held(self) -> Mapping | None:
         """Return its memory, or None when it is closed or has none."""
 
-    def held_file(self) -> BlockFile | None:
-        """Return the file that is read and written for it, or None when there is none."""
+    def held_staged(self) -> Staged | None:
+        """Return what is read and written for it, or None when it is closed or memory."""
 
 
 class Owner(Protocol):
@@ -177,8 +176,7 @@ class TransferServer:
             if self._segments.setdefault(segment.uuid, segment) is not segment:
                 raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
         lender = self._shm if segment.lent_as else None
-        # Memory of a device is for those who can map it.
-        tcp = None if segment.lent_as == "cuda" else self._tcp
+        tcp = self._tcp
         rdma = self.rdma is not None and self.rdma.publish(segment)
         ways = {segment.lent_as: lender, "rdma": rdma, "tcp": tcp}
         descriptor = SegmentDescriptor(

@@ -84,7 +84,7 @@ def _first_word(flags: int, opcode: int) -> int:
     )
 
 
-# What the owner's loop compares requests with, and answers; see `_kernels_serve`.
+# What requests begin with and are answered by; see `_kernels`.
 _FIXED = np.array(
     [
         _first_word(0, READ),
@@ -131,8 +131,8 @@ class Link:
     """
 
     __slots__ = (
-        "_armed_s", "_fd", "_iov", "_penalty", "_rest", "_state", "address", "deadline", "message",
-        "naming", "patience_s", "peer", "read_only", "sock", "view",
+        "_alone", "_armed_s", "_fd", "_iov", "_penalty", "_rest", "_state", "address", "deadline",
+        "message", "naming", "patience_s", "peer", "read_only", "sock", "view",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -155,6 +155,9 @@ class Link:
         self._rest = 0
         self._iov = np.zeros(2 * 1032, dtype=np.int64)
         self._state = np.zeros(_kernels_serve.STATE_WORDS, dtype=np.int64)
+        # Where `exchange_one` works.
+        self._alone = np.zeros(_kernels.ALONE_WORDS, dtype=np.int64)
+        self._alone[_kernels.ALONE_FIXED] = _FIXED
         self.message: Columns = np.zeros(_kernels.COLUMNS_AT, dtype=np.int64)
         self.reserve(256)
 
@@ -229,7 +232,7 @@ class Link:
             frames = decoder.feed(body)
         if not frames:
             assert decoder.error is not None
-            raise decoder.error
+            raise decoder.error.again()
         return frames[0]
 
     def entries(
@@ -271,12 +274,13 @@ class Link:
     def exchange(
         self,
         columns: tuple[Columns, Columns, Columns, Statuses],
+        total: int,
         expected: Columns,
         sums: NDArray[np.uint64] | None,
         *,
         writing: bool,
     ) -> bool:
-        """Send the request whose header is set, and its data; receive reply and data.
+        """Send the request whose header is set, and its `total` bytes; receive reply and data.
 
         With `sums` the data is hashed as it passes; what is no more than a window of that, and
         stays in the cache, is hashed as a whole, before it leaves or after it came. Returns False
@@ -287,12 +291,8 @@ class Link:
         if self._iov.size < needed:
             self._iov = np.zeros(needed, dtype=np.int64)
         self._state[:] = 0
-        # For as long as sleeping turned out right, it is not tried to do without.
-        spins = 0 if self._rest else _SPINS
-        if spins and writing and columns[1].size == 1:
-            # The owner takes the bytes before it answers.
-            spins += min(int(columns[1][0]) // _SPIN_BYTES, 4 * _SPINS)
-        little = int(columns[1].sum()) <= _kernels_stream.WINDOW_BYTES
+        spins = self._spins(total if writing and columns[1].size == 1 else 0)
+        little = total <= _kernels_stream.WINDOW_BYTES
         apart = 0 if sums is None or little else 1
         if sums is not None and little and writing:
             _kernels_xxh3.xxh3_64_ranges(columns[2], columns[1], _SEED, sums)
@@ -312,6 +312,32 @@ class Link:
         elif sums is not None and not writing:
             _kernels_xxh3.xxh3_64_ranges(columns[2], columns[1], _SEED, sums)
         return True
+
+    def exchange_one(
+        self,
+        uuid: tuple[int, int],
+        number: int,
+        fence: int,
+        place: tuple[int, int, int],
+        *,
+        writing: bool,
+    ) -> bool:
+        """Do what `exchange` does with the request header for one (offset, length, address)."""
+        self._state[:] = 0
+        spins = self._spins(place[1] if writing else 0)
+        code = self._drive(
+            _kernels.exchange_one, self._alone, *uuid, number, fence, *place, int(writing), spins
+        )
+        self._learn(spins, helped=bool(self._state[4]))
+        if code != _kernels.MOVED_ALL:
+            self.message[: _kernels.REPLY_WORDS] = self._alone[: _kernels.REPLY_WORDS]
+            return False
+        return True
+
+    def _spins(self, taking: int) -> int:
+        """Return how often to look before sleeping; the owner takes so many bytes first."""
+        # For as long as sleeping turned out right, it is not tried to do without.
+        return 0 if self._rest else _SPINS + min(taking // _SPIN_BYTES, 4 * _SPINS)
 
     def _hashed(
         self,
@@ -389,6 +415,17 @@ class Link:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # not connected any more, which is what was asked for
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open and silent, as it should be between two messages."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False  # the end of the stream, or what nobody asked for
 
     def reset(self) -> None:
         """Close at once, and throw away what has not been sent: nothing of it arrives later."""

@@ -2,7 +2,9 @@
 
 Connections are pooled per owner and used by one batch at a time; a batch takes an idle one or,
 up to a bound, makes one. A connection that failed, timed out or was cancelled is closed, never
-reused: what is still on its way in it belongs to nobody.
+reused: what is still on its way in it belongs to nobody. An owner that restarts is another one, so
+nobody would come back to the connections of the former: whenever an owner is met for the first
+time, idle connections that their owner has ended are closed, and pools without any are dropped.
 
 A batch that failed on a *pooled* connection is sent once more on a fresh one: the owner may have
 dropped the idle connection, or restarted. That is safe for reads. For a write it is too: it puts
@@ -15,12 +17,15 @@ Cost: about 10 us of Python a batch on top of the kernel's work.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from transfer_engine import _kernels_stream
 from transfer_engine.base import (
     CANCELLED,
+    One,
     Operation,
     RemoteSegment,
     Transport,
@@ -64,6 +69,8 @@ if TYPE_CHECKING:
 __all__ = ["TcpTransport"]
 
 _OPCODES = {Operation.READ: READ, Operation.WRITE: WRITE}
+# What is hashed as a whole once it came: it is in the cache.
+_HASHED_MAX = _kernels_stream.WINDOW_BYTES
 
 
 class _Pool:
@@ -80,21 +87,35 @@ class _Pool:
         self._open: set[Link] = set()
         self._count = 0
         self._connections_max = connections_max
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._closed = False
+        self._dropped = False
 
-    def acquire(self, deadline: float, *, fresh: bool = False) -> tuple[Link, bool]:
-        """Return a connection of this thread's own, and whether it was used before."""
+    def acquire(self, deadline: float, *, fresh: bool = False) -> tuple[Link, bool] | None:
+        """Return a connection of this thread's own, and whether it was used before.
+
+        None when the pool was dropped: the transport has, or makes, another.
+        """
         with self._changed:
             while not self._closed:
-                if self._idle and not fresh:
-                    return self._idle.pop(), True
-                if self._idle:
-                    self._discard(self._idle.pop())
+                if self._dropped:
+                    return None
+                link = self.take()
+                if link is not None:
+                    if not fresh:
+                        return link, True
+                    self._discard(link)
                 if self._count < self._connections_max:
                     self._count += 1
                     break
-                if not self._changed.wait(remaining_s(deadline, "connect", self.name)):
+                self._waiting += 1
+                try:
+                    woken = self._changed.wait(remaining_s(deadline, "connect", self.name))
+                finally:
+                    self._waiting -= 1
+                if not woken:
                     raise TransferTimeoutError(
                         f"all {self._connections_max} connections were busy", peer=self.name
                     )
@@ -110,6 +131,16 @@ class _Pool:
         self._admit(link)
         return link, False
 
+    def take(self) -> Link | None:
+        """Return an idle connection, if there is one.
+
+        Takes no lock: of two that ask, one gets it. So this alone takes connections off the stack.
+        """
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
     def _admit(self, link: Link) -> None:
         """Count a new connection in, unless the transport was closed meanwhile."""
         with self._changed:
@@ -120,11 +151,12 @@ class _Pool:
 
     def release(self, link: Link) -> None:
         """Give back a connection that is in step."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 self._discard(link)
-            else:
-                self._idle.append(link)
+                return
+            self._idle.append(link)
+            if self._waiting:
                 self._changed.notify()
 
     def discard(self, link: Link) -> None:
@@ -139,15 +171,31 @@ class _Pool:
         self._count -= 1
         self._changed.notify()
 
+    def drop(self) -> bool:
+        """Close idle connections that the owner has ended; whether that leaves none at all.
+
+        Nobody can get a connection here then.
+        """
+        with self._changed:
+            for _ in range(len(self._idle)):
+                link = self.take()
+                if link is None:
+                    break
+                if link.idle:
+                    self._idle.append(link)
+                else:
+                    self._discard(link)
+            self._dropped = not self._count and not self._waiting
+            return self._dropped
+
     def close(self) -> None:
         """End every connection, busy ones as well."""
         with self._changed:
             self._closed = True
             for link in self._open:
                 link.abort()
-            for link in self._idle:
-                self._discard(link)
-            self._idle = []
+            while (idle := self.take()) is not None:
+                self._discard(idle)
             self._changed.notify_all()
 
     def forget(self) -> None:
@@ -159,10 +207,12 @@ class _Pool:
 class TcpSegment(RemoteSegment):
     """A segment reached through the connections of a pool."""
 
-    __slots__ = ("key", "number")
+    __slots__ = ("key", "number", "words")
 
     def __init__(self, descriptor: SegmentDescriptor) -> None:
         super().__init__(descriptor)
+        low, high = np.frombuffer(descriptor.uuid, dtype=np.int64).tolist()
+        self.words: tuple[int, int] = (low, high)
         self.key = (descriptor.tcp_host, descriptor.tcp_port, descriptor.instance)
         self.number = 0
 
@@ -209,11 +259,9 @@ class TcpTransport(Transport):
 
     def call(self, descriptor: SegmentDescriptor, question: bytes, deadline: float) -> bytes:
         """Ask the owner something that is not about bytes, and return its answer."""
-        pool = self._pool(TcpSegment(descriptor))
-        fresh = False
+        target, fresh = TcpSegment(descriptor), False
         while True:
-            link, used = pool.acquire(deadline, fresh=fresh)
-            link.deadline = deadline
+            pool, link, used = self._acquire(target, deadline, fresh=fresh)
             try:
                 answer = call(link, question)
             except (PeerLostError, TransferTimeoutError, RemoteProtocolError) as error:
@@ -239,9 +287,23 @@ class TcpTransport(Transport):
                     raise PeerLostError("the transport was closed", peer=str(target.descriptor))
                 pool = self._pools.get(target.key)
                 if pool is None:
+                    for key in [key for key, other in self._pools.items() if other.drop()]:
+                        del self._pools[key]
                     pool = _Pool(target.descriptor, self._secret, self._connections_max)
                     self._pools[target.key] = pool
         return pool
+
+    def _acquire(
+        self, target: TcpSegment, deadline: float, *, fresh: bool
+    ) -> tuple[_Pool, Link, bool]:
+        """Return a connection, its pool, and whether it was used before."""
+        while True:
+            pool = self._pool(target)
+            found = pool.acquire(deadline, fresh=fresh)
+            if found is not None:
+                link, used = found
+                link.deadline = deadline
+                return pool, link, used
 
     def move(
         self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
@@ -256,6 +318,49 @@ class TcpTransport(Transport):
         count = batch.statuses.size
         for at in range(0, max(1, count), COUNT_MAX):
             self._part(target, operation, batch, slice(at, at + COUNT_MAX), deadline)
+
+    def move_one(
+        self, target: RemoteSegment, one: One
+    ) -> tuple[int, NDArray[np.uint64] | None] | None:
+        """Exchange one request over a connection that is idle, if there is one.
+
+        One that turns out dead is closed; a batch then finds, or makes, another.
+        """
+        assert isinstance(target, TcpSegment)
+        pool = self._pools.get(target.key)
+        if pool is None or one.fence >= 1 << 63 or (one.checksums and one.length > _HASHED_MAX):
+            return None
+        link = pool.take()
+        if link is None:
+            return None
+        link.deadline = time.monotonic() + one.timeout_s
+        target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
+        place = one.offset, one.length, one.address
+        writing = one.operation is Operation.WRITE
+        status = 0
+        sums = _hash(one) if one.checksums and writing else None
+        try:
+            if not link.exchange_one(target.words, number, one.fence, place, writing=writing):
+                status = self._told(link, one, number)
+        except BaseException as error:
+            pool.discard(link)
+            if isinstance(error, TransferTimeoutError):
+                error.operation = error.operation or one.operation.name.lower()
+            elif isinstance(error, StoreError):
+                return None
+            raise
+        pool.release(link)
+        if one.checksums and sums is None:
+            sums = _hash(one)
+        return status, sums
+
+    def _told(self, link: Link, one: One, number: int) -> int:
+        """Receive the rest of an unexpected reply to one request, and return its status."""
+        column = np.array([one.length]), np.array([one.address])
+        statuses = np.zeros(1, dtype=np.int32)
+        opcode = _OPCODES[one.operation]
+        self._unexpected(link, opcode, number, (column[0], *column, statuses))
+        return int(statuses[0])
 
     def _part(
         self,
@@ -297,11 +402,9 @@ class TcpTransport(Transport):
         batch: Batch | None,
     ) -> None:
         """Exchange one message, on a second connection if a pooled one turns out dead."""
-        pool = self._pool(target)
         fresh = False
         while True:
-            link, used = pool.acquire(deadline, fresh=fresh)
-            link.deadline = deadline
+            pool, link, used = self._acquire(target, deadline, fresh=fresh)
             if batch is not None:
                 batch.interrupt = link.abort
             try:
@@ -333,6 +436,7 @@ class TcpTransport(Transport):
         fence: int,
     ) -> None:
         count = columns[0].size
+        total = int(columns[1].sum()) if count > 1 else int(columns[1][0]) if count else 0
         target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
         opcode = _OPCODES[operation]
         link.reserve(count)
@@ -342,7 +446,7 @@ class TcpTransport(Transport):
         )  # fmt: skip
         expected = self._expected[operation].copy()
         expected[2] = number
-        if not link.exchange(columns, expected, sums, writing=operation is Operation.WRITE):
+        if not link.exchange(columns, total, expected, sums, writing=operation is Operation.WRITE):
             self._unexpected(link, opcode, number, columns)
             if sums is not None and operation is Operation.READ:
                 good = np.flatnonzero(columns[3] == 0)
@@ -398,3 +502,8 @@ class TcpTransport(Transport):
         for pool in self._pools.values():
             pool.forget()
         self._pools = {}
+
+
+def _hash(one: One) -> NDArray[np.uint64]:
+    """The checksum of the local memory of a request, as a column."""
+    return checksum_ranges(np.array([one.address]), np.array([one.length]))

@@ -24,7 +24,6 @@ import numpy as np
 
 from transfer_engine import _kernels
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Access, Operation
-from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import (
     ConfigError,
     RemoteProtocolError,
@@ -51,14 +50,14 @@ from transfer_engine.transports.stream import (
     identity,
     padded,
 )
-from transfer_engine.transports.tcp_files import FileService
+from transfer_engine.transports.tcp_staged import StagedService
 from transfer_engine.wire.faults import encode_error
 from transfer_engine.wire.frame import ERROR, HEADER_BYTES, MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 from transfer_engine.wire.handshake import ServerHandshake, refusal
 
 if TYPE_CHECKING:
-    from transfer_engine.base import Statuses
+    from transfer_engine.base import Staged, Statuses
     from transfer_engine.transports.server import Owner
     from transfer_engine.wire.handshake import Session
 
@@ -82,7 +81,7 @@ class TcpServer:
         self._owner = owner
         self._connections_max = connections_max
         self._patience_s = patience_s
-        self._files = FileService(patience_s=patience_s)
+        self._staged = StagedService(patience_s=patience_s)
         self._links: set[Link] = set()
         self._lock = threading.Lock()
         self._closing = False
@@ -229,10 +228,11 @@ class TcpServer:
         access = Access(link.peer, operation, uuid, offsets, lengths, fence)
         store, refused = self._judge(access, verdicts, link.read_only)
         sink = (int(self._sink.ctypes.data), _SINK_BYTES) if refused else (0, 0)
-        base = store.address if isinstance(store, Mapping) else 0
+        memory, staged = (store, None) if isinstance(store, Mapping) else (None, store)
+        base = memory.address if memory else 0
         if operation is Operation.WRITE:
-            if isinstance(store, BlockFile):
-                self._files.receive(link, store, (offsets, lengths), verdicts, sink)
+            if staged is not None:
+                self._staged.receive(link, staged, (offsets, lengths), verdicts, sink)
             else:
                 entries, _ = link.entries(base, offsets, lengths, verdicts, sink=sink)
                 link.expect_progress()
@@ -249,9 +249,9 @@ class TcpServer:
             return (*first, (int(statuses.ctypes.data), 4 * statuses.size)) if refused else first
 
         data = 0
-        if isinstance(store, BlockFile):
+        if staged is not None:
             if operation is Operation.READ:
-                self._files.send(link, store, (offsets, lengths), verdicts, head, lead)
+                self._staged.send(link, staged, (offsets, lengths), verdicts, head, lead)
                 return
             refused = int(np.count_nonzero(verdicts))
         if operation is Operation.READ:
@@ -264,10 +264,10 @@ class TcpServer:
 
     def _judge(
         self, access: Access, statuses: Statuses, read_only: bool
-    ) -> tuple[Mapping | BlockFile | None, int]:
+    ) -> tuple[Mapping | Staged | None, int]:
         """Set the status of every range; return what holds the bytes, and how many were refused."""
         segment = self._owner.find(access.segment)
-        store = None if segment is None else segment.held() or segment.held_file()
+        store = None if segment is None else segment.held() or segment.held_staged()
         size = 0 if segment is None or store is None else segment.size
         named, bad = _kernels.check_ranges(access.offsets, access.lengths, size, statuses)
         if not 0 <= named <= DATA_BYTES_MAX:

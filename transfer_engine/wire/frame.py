@@ -205,7 +205,7 @@ class FrameDecoder:
     def feed(self, data: Buffer) -> list[Frame]:
         """Take what arrived and return the frames it completes, in order."""
         if self.error is not None:
-            raise self.error
+            raise self.error.again()
         pending = self._pending
         if pending:
             pending += data

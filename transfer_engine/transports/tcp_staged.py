@@ -1,22 +1,24 @@
-"""The owner's end of the tcp transport for file segments: staging memory between socket and file.
+"""The owner's end of the tcp transport for segments on files and devices: memory between them.
 
-A socket takes bytes from memory, a file segment has none: bytes pass through a window of a bounded
-pool, read from the file and sent, or received and written, one window after the other. What fails
-at the file is a status of its request. A read of more than one window has promised its bytes before
-it has read them all; if one then fails, the connection is cut, and the peer's batch fails whole.
+A socket takes bytes from memory of the host, and such a segment has none: bytes pass through a
+window of a bounded pool, read from it and sent, or received and written, one window after the
+other. What fails there is a status of its request. A read of more than one window has promised its
+bytes before it has read them all; if one then fails, the connection is cut, and the peer's batch
+fails whole.
 
 Cost: one more copy than memory segments, and no overlap of network and disk within a connection.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from transfer_engine.base import Batch, Operation
-from transfer_engine.errors import TransferError
+from transfer_engine.base import FAILED, Batch, Operation
+from transfer_engine.errors import StoreError, TransferError, TransferTimeoutError
 from transfer_engine.staging import StagingPool, windows
 
 if TYPE_CHECKING:
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from transfer_engine.base import Columns, Statuses
-    from transfer_engine.blockfile import BlockFile
+    from transfer_engine.base import Columns, Staged, Statuses
     from transfer_engine.memory import Mapping
     from transfer_engine.transports.stream import Link
 
-__all__ = ["FileService"]
+__all__ = ["StagedService"]
+
+_log = logging.getLogger(__name__)
 
 _WINDOW_BYTES = 8 << 20
 _WINDOWS_MAX = 8
@@ -44,8 +47,8 @@ class _Window(NamedTuple):
     owners: NDArray[np.intp]
 
 
-class FileService:
-    """Serves the batches of all connections of a process that name file segments."""
+class StagedService:
+    """Serves the batches of all connections of a server that name files or devices."""
 
     def __init__(self, *, patience_s: float) -> None:
         self._pool = StagingPool(_WINDOW_BYTES, _WINDOWS_MAX)
@@ -54,12 +57,12 @@ class FileService:
     def receive(
         self,
         link: Link,
-        file: BlockFile,
+        store: Staged,
         ranges: tuple[Columns, Columns],
         statuses: Statuses,
         sink: tuple[int, int],
     ) -> None:
-        """Take the data of a write off the connection and into the file, setting statuses."""
+        """Take the data of a write off the connection and into the segment, setting statuses."""
         for window in _cut(*ranges):
             with self._pool.lease(self._deadline(), "write", link.peer) as piece:
                 verdicts = statuses[window.owners]
@@ -68,12 +71,12 @@ class FileService:
                 )
                 link.expect_progress()
                 link.move(entries, receive=True)
-                self._move(Operation.WRITE, file, window, piece, statuses, link.peer)
+                self._move(Operation.WRITE, store, window, piece, statuses, link.peer)
 
     def send(
         self,
         link: Link,
-        file: BlockFile,
+        store: Staged,
         ranges: tuple[Columns, Columns],
         statuses: Statuses,
         head: Callable[[int, int], None],
@@ -101,12 +104,12 @@ class FileService:
             return
         for window in _cut(offsets, wanted):
             with self._pool.lease(self._deadline(), "read", link.peer) as piece:
-                self._move(Operation.READ, file, window, piece, statuses, link.peer)
+                self._move(Operation.READ, store, window, piece, statuses, link.peer)
                 verdicts = statuses[window.owners]
                 if first is None:
                     first = promise()
                 elif verdicts.any():
-                    raise TransferError(f"{file.name} failed in the middle of a reply")
+                    raise TransferError(f"{store.name} failed in the middle of a reply")
                 entries, _ = link.entries(
                     piece.address, window.positions, window.lengths, verdicts, lead=first
                 )
@@ -120,7 +123,7 @@ class FileService:
     def _move(
         self,
         operation: Operation,
-        file: BlockFile,
+        store: Staged,
         window: _Window,
         piece: Mapping,
         statuses: Statuses,
@@ -131,7 +134,14 @@ class FileService:
         total = int(window.lengths[verdicts == 0].sum())
         addresses = piece.address + window.positions
         batch = Batch(window.offsets, window.lengths, addresses, verdicts, total, bad)
-        file.move(operation, batch, self._deadline(), peer)
+        try:
+            store.ready(piece)
+            store.move(operation, batch, self._deadline(), peer)
+        except TransferTimeoutError:
+            raise
+        except StoreError as error:
+            _log.warning("%s failed for %s: %s", store.name, peer, error)
+            batch.statuses[batch.statuses == 0] = FAILED
         failed = batch.statuses != 0
         statuses[window.owners[failed]] = batch.statuses[failed]
 
