@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store import config, logs
 from mooncake_store.children import Parent
-from mooncake_store.start_up import hold_garbage_collection
+from mooncake_store.garbage_collection import hold_garbage_collection
 from transfer_engine.errors import StoreError
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store._endpoint import split_address, split_rail
 from mooncake_store._lending import Lending
+from mooncake_store.children import START_S
 from mooncake_store.logs import StateLog
 from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import (
@@ -66,6 +67,7 @@ WITHDRAW_S = 1.0
 LEASES_S = 30.0
 """How long `stop` keeps memory for readers whose leases still run, unless told otherwise."""
 
+_OUT_OF_REACH = (UnavailableError, PeerLostError, TransferTimeoutError)
 _REFUSALS: dict[int, type[StoreError]] = {
     kind.code: kind for kind in (IllegalClientError, NoSpaceError, InvalidArgumentError)
 }
@@ -98,6 +100,8 @@ class Worker:
         self._cluster: BlockingConnection | None = None
         self._copier: Copier | None = None
         self._lock = threading.Lock()  # one user of the cluster connection at a time
+        self._mounting = threading.Lock()  # held by the work thread while it mounts again
+        self._leaving = False
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._remount = threading.Event()
@@ -121,7 +125,8 @@ class Worker:
     def start(self, *, timeout_s: float = 30.0) -> None:
         """Create, publish and mount the segments, or nothing at all.
 
-        Raises what kept it from the master when that lasted longer than `timeout_s`.
+        Raises what kept it from the master when that lasted longer than `timeout_s`; a master that
+        answers, but still compiles its kernels, has START_S more.
         """
         try:
             self._serve()
@@ -178,16 +183,26 @@ class Worker:
         self._lend()
 
     def _mount_within(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        started = time.monotonic()
         while True:
             try:
                 self._mount()
-            except (UnavailableError, PeerLostError, TransferTimeoutError) as error:
+            except _OUT_OF_REACH as error:
                 self._states.change(f"master {self.config.master}", "unreachable", error.what)
-                if time.monotonic() + RETRY_S >= deadline or self._stopping.wait(RETRY_S):
+                left_s = started + timeout_s - time.monotonic()
+                if left_s <= RETRY_S and self._master_is_starting():
+                    left_s += START_S
+                if left_s <= RETRY_S or self._stopping.wait(RETRY_S):
                     raise
             else:
                 return
+
+    def _master_is_starting(self) -> bool:
+        try:
+            status: wire.ClusterStatus = self._call(wire.STATUS, wire.StatusRequest())
+        except StoreError:
+            return False
+        return not status.version  # it knows nothing of its cluster yet
 
     def _mount(self) -> None:
         found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest())
@@ -216,21 +231,28 @@ class Worker:
         if self._closed:
             return
         self._closed = True
-        busy_ms = self._unmount(drain_s)
-        self._stopping.set()
-        self._wake.set()
-        wait_s = min(busy_ms / 1000, leases_s)
-        if wait_s > 0:
-            log.info("worker %s: readers hold leases for up to %.1f s", self.name, wait_s)
-            threading.Event().wait(wait_s)
-        for thread in self._threads:
-            thread.join(JOIN_S)
-        self._release()
+        try:
+            busy_ms = self._unmount(drain_s)
+            wait_s = min(busy_ms / 1000, leases_s)
+            self._stopping.set()
+            if wait_s > 0:
+                log.info("worker %s: readers hold leases for up to %.1f s", self.name, wait_s)
+                threading.Event().wait(wait_s)
+        finally:  # also when a second interrupt cuts the waiting short
+            self._stopping.set()
+            self._wake.set()
+            for thread in self._threads:
+                thread.join(JOIN_S)
+            self._release()
 
     def _unmount(self, drain_s: float) -> int:
         """Tell the master; return for how many ms readers may hold leases."""
         if not self._threads:
             return 0
+        # From when the master lets go pings say "unknown", which else is a reason to mount again.
+        self._leaving = True
+        if self._mounting.acquire(timeout=CALL_S):  # what began before has ended
+            self._mounting.release()
         segments = tuple(segment.uuid for segment in self.segments)
         request = wire.Unmount(self.uuid, self.epoch, segments, int(drain_s * 1000))
         try:
@@ -314,9 +336,7 @@ class Worker:
                 reply = connection.call(wire.PING, body, timeout_s=max(1.0, self._interval_s))
                 pong = wire.PING.reply.unpack(reply)
             except StoreError as error:
-                self._states.change(
-                    f"master {self.config.master}", "silent", error.what, logging.WARNING
-                )
+                self._failed(error)
                 # A master that was started anew may listen for pings elsewhere.
                 self._ask_to_mount()
                 continue
@@ -326,6 +346,11 @@ class Worker:
                 self._ask_to_mount()
         if connection is not None:
             connection.close()
+
+    def _failed(self, error: StoreError) -> None:
+        """Tell, once, what the master does instead of answering."""
+        state = "silent" if isinstance(error, _OUT_OF_REACH) else "refusing"
+        self._states.change(f"master {self.config.master}", state, error.what, logging.WARNING)
 
     def _ask_to_mount(self) -> None:
         self._remount.set()
@@ -342,13 +367,13 @@ class Worker:
             try:
                 if self._remount.is_set():
                     self._remount.clear()
-                    self._mount()
+                    with self._mounting:
+                        if not self._leaving:
+                            self._mount()
                 assert self._map is not None
                 worked = self._copier.work(self, self._map)
             except StoreError as error:
-                self._states.change(
-                    f"master {self.config.master}", "refusing", error.what, logging.WARNING
-                )
+                self._failed(error)
                 worked = False
             # Work seldom comes alone: look again soon, then less and less often.
             pause_s = 0.005 if worked else min(self._interval_s, pause_s * 2)

@@ -7,13 +7,13 @@ signals, so that it can live in any process.
 from __future__ import annotations
 
 import os
+import queue
 import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store import kernels
+from mooncake_store.garbage_collection import settle_garbage_collection
 from mooncake_store.port_file import remove_port_file, write_port_file
-from mooncake_store.start_up import settle_garbage_collection
 from mooncake_store.worker import LEASES_S, Worker
 
 if TYPE_CHECKING:
@@ -36,15 +36,17 @@ def run_worker(
 ) -> None:
     """Run a worker on the main thread until SIGTERM, SIGINT, or the end of its parent."""
     kernels.forget_stale_caches()
-    ending = threading.Event()
+    # Its `put` may interrupt its own `get`. An Event set by a signal handler waits for a lock that
+    # the interrupted `wait` may hold, and then for ever.
+    ending: queue.SimpleQueue[None] = queue.SimpleQueue()
     if parent is not None:
-        parent.watch(ending.set)
+        parent.watch(lambda: ending.put(None))
     worker = Worker(config, secret=secret)
     worker.start()
     # Not earlier: while it waits for its master nothing needs an orderly end.
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    signal.signal(signal.SIGTERM, lambda *_: ending.put(None))
     if parent is None:
-        signal.signal(signal.SIGINT, lambda *_: ending.set())
+        signal.signal(signal.SIGINT, lambda *_: ending.put(None))
     facts = {
         "name": worker.name,
         "pid": os.getpid(),
@@ -58,7 +60,7 @@ def run_worker(
             write_port_file(config.port_file, facts)
         settle_garbage_collection()
         on_ready(facts)
-        ending.wait()
+        ending.get()
         # Whoever asks a second time does not want to wait for leases.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if parent is None:

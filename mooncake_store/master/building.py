@@ -11,6 +11,7 @@ from mooncake_store.core.options import Placement, ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.master.cluster import SEGMENT_NUMBERS
 from mooncake_store.master.shard_service import ShardPlace, ShardService, ShardTimes
+from mooncake_store.wire.shard import REMOVE
 from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX
 from transfer_engine.wire.frame import frame_bytes
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 _CORE = Path(core.__path__[0])
+# Whoever removes a batch often has more to remove, and nothing else to do meanwhile.
+_RUNS = frozenset({REMOVE.opcode})
 _PLACEMENTS = {"random": Placement.RANDOM, "free_ratio": Placement.FREE_RATIO}
 
 
@@ -76,9 +79,9 @@ async def load_kernels() -> asyncio.Future[None]:
 
 
 def _load_kernels() -> None:
-    from mooncake_store.core._exercise import exercise
+    from mooncake_store.core._warmup import warmup
 
-    exercise()
+    warmup()
     if not kernels.loaded_before(_CORE):
         kernels.note_loaded(_CORE)
 
@@ -102,5 +105,7 @@ def server_limits(config: MasterConfig) -> ServerLimits:
 def shard_limits(config: MasterConfig) -> ServerLimits:
     """Return what a shard grants its clients: also a moment of its full attention."""
     return ServerLimits(
-        connections_max=config.connections_max, vigil_bytes_max=frame_bytes(BRIEF_BYTES_MAX)
+        connections_max=config.connections_max,
+        vigil_bytes_max=frame_bytes(BRIEF_BYTES_MAX),
+        vigil_opcodes=_RUNS,
     )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.logs import StateLog
 from mooncake_store.master.slices import slice_of
+from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import AuthError, UnavailableError
 from transfer_engine.rpc.address import Address
@@ -49,7 +50,6 @@ SWEEP_S = 0.05
 DRAIN_POLL_S = 0.02
 WILDCARDS = ("0.0.0.0", "::")
 _CHANGES = frozenset((wire.MOUNT.opcode, wire.UNMOUNT.opcode, wire.DRAIN.opcode))
-MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Cluster:
     async def _status(
         self, connection: Connection, request: wire.StatusRequest
     ) -> wire.ClusterStatus:
-        uptime_ms = (self._now() - self._started_ns) // MS
+        uptime_ms = (self._now() - self._started_ns) // MILLISECOND_NS
         if self._facts is None:
             return wire.ClusterStatus(False, "", os.getpid(), uptime_ms, (), (), ())
         facts, liveness = self._known
@@ -215,7 +215,7 @@ class Cluster:
                     worker.name,
                     worker.host,
                     worker.state,
-                    liveness.silent_ns(worker.uuid) // MS,
+                    liveness.silent_ns(worker.uuid) // MILLISECOND_NS,
                     tuple(sorted(worker.numbers)),
                 )
                 for worker in self._workers.values()
@@ -391,7 +391,7 @@ class Cluster:
 
     async def _empty(self, numbers: list[int], grace_ms: int) -> str:
         """Move everything off segments until they are empty or the time is over."""
-        deadline = self._now() + grace_ms * MS
+        deadline = self._now() + grace_ms * MILLISECOND_NS
         for number in numbers:
             async with self._lock:
                 if number in self._segments:

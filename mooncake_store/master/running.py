@@ -14,9 +14,9 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store import kernels
+from mooncake_store.garbage_collection import settle_garbage_collection
 from mooncake_store.master.server import Master
 from mooncake_store.port_file import remove_port_file, write_port_file
-from mooncake_store.start_up import settle_garbage_collection
 from transfer_engine.rpc.server import run
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from mooncake_store.master.liveness import Liveness, LivenessTimes
 from mooncake_store.master.shard_service import ShardPlace
 from mooncake_store.master.slices import LocalShard
 from mooncake_store.master.supervisor import Supervisor
+from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.shard import SHARD
 from transfer_engine.rpc.server import Server
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]
-
-MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +116,8 @@ class Master:
                 version=metadata.version("mooncake-store"),
                 shards=shards,
                 liveness=pulse,
-                ping_interval_ms=max(1, config.ping_interval_ns // MS),
-                client_ttl_ms=max(1, config.client_ttl_ns // MS),
+                ping_interval_ms=max(1, config.ping_interval_ns // MILLISECOND_NS),
+                client_ttl_ms=max(1, config.client_ttl_ns // MILLISECOND_NS),
             ),
             links,
             liveness,

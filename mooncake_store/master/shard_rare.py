@@ -13,7 +13,8 @@ import numpy as np
 
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import Status
-from mooncake_store.master.shard_service import MS, names_of, words
+from mooncake_store.master.bodies import names_of, words
+from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import shard as wire
 from transfer_engine.errors import InvalidArgumentError
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RareOperations"]
 
-SECOND = 1_000_000_000
 TASKS_PER_FETCH = 256
 ROWS_PER_REMOVAL = 262_144
 _PAGE_BYTES = resource.getpagesize()
@@ -92,7 +92,7 @@ class RareOperations:
         now = self._now()
         statuses = np.zeros(len(digests), np.int16)
         if soft:
-            ttl_ns = None if ttl_ms < 0 else ttl_ms * MS
+            ttl_ns = None if ttl_ms < 0 else ttl_ms * MILLISECOND_NS
             statuses = self._shard.pin(now, digests, _SOFT_PINS[soft], ttl_ns)
         if hard >= 0:
             further = self._shard.set_hard_pin(now, digests, bool(hard))
@@ -116,7 +116,7 @@ class RareOperations:
     def _epoch_s(self) -> int:
         """The date of the core's second 0: its seconds are those of its clock."""
         clock = self._service.clock
-        return (clock.wall_ns() - clock.now_ns()) // SECOND
+        return (clock.wall_ns() - clock.now_ns()) // SECOND_NS
 
     def snapshot(self, peer: Peer, frame: Frame) -> bytes:
         """Return one page of the digests of readable objects."""
@@ -139,17 +139,17 @@ class RareOperations:
                 state=int(found.state),
                 generation=found.generation,
                 checksum=found.checksum,
-                lease_ms=found.lease_ns // MS,
-                soft_pin_ms=found.soft_pin_ns // MS,
+                lease_ms=found.lease_ns // MILLISECOND_NS,
+                soft_pin_ms=found.soft_pin_ns // MILLISECOND_NS,
                 hard_pin=found.hard_pin,
                 group=found.group,
-                age_ms=max(0, now - found.created_ns) // MS,
+                age_ms=max(0, now - found.created_ns) // MILLISECOND_NS,
                 hits=found.hits,
                 replicas=tuple(
                     (segment, offset + int(bases[segment]), int(state))
                     for segment, offset, state in found.replicas
                 ),
-                created_s=found.created_ns // SECOND + self._epoch_s(),
+                created_s=found.created_ns // SECOND_NS + self._epoch_s(),
             )
         )
 
@@ -234,8 +234,8 @@ class RareOperations:
             int(found.kind),
             int(found.state),
             found.message,
-            max(0, now - found.created_ns) // MS,
-            max(0, now - found.updated_ns) // MS,
+            max(0, now - found.created_ns) // MILLISECOND_NS,
+            max(0, now - found.updated_ns) // MILLISECOND_NS,
         )
 
     def fetch_tasks(self, peer: Peer, frame: Frame) -> bytes:

@@ -19,19 +19,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mooncake_store import ids
-from mooncake_store.core.names import Names
-from mooncake_store.core.options import DEFAULTS, Placement, PutOptions, SoftPin
 from mooncake_store.core.records import Status
+from mooncake_store.master.bodies import names_of, options_of, words
 from mooncake_store.master.clients import Clients, Peer
 from mooncake_store.master.pending import EventQueue, Put, PutQueue
+from mooncake_store.master.shard_rare import RareOperations
+from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import shard as wire
 from mooncake_store.wire.shard import PutFlag
-from transfer_engine.errors import AuthError, InvalidArgumentError, RemoteProtocolError
+from transfer_engine.errors import (
+    AuthError,
+    InvalidArgumentError,
+    RemoteProtocolError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,15 +48,13 @@ if TYPE_CHECKING:
     from mooncake_store.core.shard import Shard
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
-    from transfer_engine.wire.schema import Ragged
 
-__all__ = ["ShardPlace", "ShardService", "ShardTimes", "names_of", "words"]
+__all__ = ["ShardPlace", "ShardService", "ShardTimes"]
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.010
 IDLE_TICK_S = 0.050
-MS = 1_000_000
 # The reply must be on its way before the caller's deadline, or what it grants is lost: a tenth of
 # the time the caller gives, between these, because a busy machine delays long waits as well.
 REPLY_MARGIN_MS = (20, 500)
@@ -69,8 +73,6 @@ _CHANGES = frozenset(
         wire.REMOVE_MATCHING, wire.SUBMIT_TASK, wire.FETCH_TASKS, wire.FINISH_TASK,
     )
 )  # fmt: skip
-# Replicas wanted and demanded, soft pin, placement and time of the pin of a put without wishes.
-_USUAL = (DEFAULTS.replicas, DEFAULTS.replicas_min, DEFAULTS.soft_pin, -1, -1)
 _EVENTS, _EVENTS_REPLY = wire.EVENTS.request, wire.EVENTS.reply
 
 
@@ -114,8 +116,6 @@ class ShardService:
         self._handlers = self._table()
 
     def _table(self) -> dict[int, Callable[[Peer, Frame], Reply | Awaitable[Reply]]]:
-        from mooncake_store.master.shard_rare import RareOperations
-
         rare = RareOperations(self)
         return {
             wire.PUT_START.opcode: self._put_start,
@@ -210,6 +210,10 @@ class ShardService:
         now = self.now()
         run = self.clients.enroll(now, request.uuid, request.epoch, request.host)
         tenant = self.shard.tenant(request.namespace or "default")
+        if tenant < 0:
+            raise UnavailableError(
+                "the shard knows too many namespaces", advice="use one that it knows"
+            )
         self.clients.connect(run, connection)
         connection.context = Peer(run, run.handle, tenant, connection.session.read_only)
         connection.on_close(lambda: self.clients.disconnect(self.now(), run, connection))
@@ -217,8 +221,8 @@ class ShardService:
             wire.Opened(
                 self.place.shard,
                 self.place.shards,
-                self.times.lease_ttl_ns // MS,
-                self.times.lease_ttl_max_ns // MS,
+                self.times.lease_ttl_ns // MILLISECOND_NS,
+                self.times.lease_ttl_max_ns // MILLISECOND_NS,
                 wire.BATCH_MAX,
             )
         )
@@ -233,7 +237,7 @@ class ShardService:
             request.digests,
             request.sizes,
             names_of(request.names),
-            _options(request),
+            options_of(request),
             bool(request.flags & PutFlag.UPSERT),
         )
         rows, replicas = put.run(self.shard, self.now())
@@ -250,7 +254,7 @@ class ShardService:
     async def _wait_for_space(
         self, put: Put, rows: NDArray[Any], replicas: NDArray[Any], wait_ms: int
     ) -> bytes:
-        rows, replicas = await self._puts.wait(put, rows, replicas, wait_ms * MS)
+        rows, replicas = await self._puts.wait(put, rows, replicas, wait_ms * MILLISECOND_NS)
         return self._put_reply(rows, replicas)
 
     def _put_reply(self, rows: NDArray[Any], replicas: NDArray[Any]) -> bytes:
@@ -285,7 +289,9 @@ class ShardService:
     def _get(self, peer: Peer, frame: Frame) -> bytes:
         ttl_ms, stop_at_miss, digests = _GET.unpack(frame.body)
         self.keys += len(digests)
-        rows, replicas = self.shard.get(self.now(), digests, ttl_ms * MS, bool(stop_at_miss))
+        rows, replicas = self.shard.get(
+            self.now(), digests, ttl_ms * MILLISECOND_NS, bool(stop_at_miss)
+        )
         return _GET_REPLY.pack(rows=words(rows), replicas=words(self.in_segments(replicas)))
 
     def _exists(self, peer: Peer, frame: Frame) -> bytes:
@@ -301,7 +307,9 @@ class ShardService:
     def _renew(self, peer: Peer, frame: Frame) -> bytes:
         ttl_ms, digests, generations = _RENEW.unpack(frame.body)
         self.keys += len(digests)
-        statuses, remaining = self.shard.renew(self.now(), digests, generations, ttl_ms * MS)
+        statuses, remaining = self.shard.renew(
+            self.now(), digests, generations, ttl_ms * MILLISECOND_NS
+        )
         return _RENEW_REPLY.pack(statuses=statuses, remaining_ns=remaining)
 
     def _release(self, peer: Peer, frame: Frame) -> bytes:
@@ -346,47 +354,6 @@ def _refused(frame: Frame) -> AuthError:
         operation=operation.name,
         advice="connect with the shared secret itself to change objects",
     )
-
-
-def words(records: NDArray[Any]) -> NDArray[np.uint64]:
-    """View packed records as rows of 64-bit words, the form in which they travel."""
-    width = records.itemsize // 8
-    return cast("NDArray[np.uint64]", records.view(np.uint64).reshape(len(records), width))
-
-
-def names_of(names: Ragged) -> Names | None:
-    """Take the names of a request as the core does; None when none came."""
-    if not len(names.blob):
-        return None
-    offsets = names.offsets
-    return Names(memoryview(names.blob), offsets[1:] - offsets[:-1])
-
-
-def _options(request: Any) -> PutOptions:
-    """Read the options of a put. Raises InvalidArgumentError for what does not exist."""
-    hard_pin = bool(request.flags & PutFlag.HARD_PIN)
-    named = len(request.groups) or len(request.preferred) or len(request.excluded)
-    if not (hard_pin or named) and request[1:6] == _USUAL:
-        # The core takes the common case by its identity, and then a shorter way.
-        return DEFAULTS
-    try:
-        return PutOptions(
-            replicas=request.replicas,
-            replicas_min=request.replicas_min,
-            soft_pin=SoftPin(request.soft_pin),
-            soft_pin_ttl_ns=None if request.soft_pin_ttl_ms < 0 else request.soft_pin_ttl_ms * MS,
-            hard_pin=hard_pin,
-            preferred=_texts(request.preferred),
-            excluded=_texts(request.excluded),
-            groups=_texts(request.groups) or None,
-            placement=None if request.placement < 0 else Placement(request.placement),
-        )
-    except ValueError as error:
-        raise InvalidArgumentError(f"an option of the put is unknown: {error}") from error
-
-
-def _texts(column: Ragged) -> tuple[str, ...]:
-    return tuple(text.decode() for text in column) if len(column) else ()
 
 
 def _wait_max_ms(deadline_ms: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from mooncake_store.core.janitor import DrainState
 from mooncake_store.core.records import SegmentState as State
 from mooncake_store.core.records import Status
+from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import InvalidArgumentError, StoreError
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalShard", "ShardLink", "slice_of"]
 
-MS = 1_000_000
 LARGE_SLICE = 64 << 20
 LARGE_UNIT = 2 << 20
 SMALL_UNIT = 4 << 10
@@ -134,7 +134,9 @@ class LocalShard:
         if found is None or found.state == State.GONE:
             return Status.SEGMENT_NOT_FOUND
         if deadline_ms:
-            self._shard.unmount_gracefully(now, found.owner, found.uuid, now + deadline_ms * MS)
+            self._shard.unmount_gracefully(
+                now, found.owner, found.uuid, now + deadline_ms * MILLISECOND_NS
+            )
         # Draining a segment that drains already answers with the job that runs.
         status, job = self._shard.drain(now, found.index)
         if status == Status.OK:
@@ -151,7 +153,7 @@ class LocalShard:
         return wire.SliceReply(
             int(status),
             used_bytes=0 if found is None else found.used,
-            busy_ms=-(-busy_ns // MS),
+            busy_ms=-(-busy_ns // MILLISECOND_NS),
             state=0 if found is None else int(found.state),
             drain="none" if job is None else _DRAINS[job.state],
             moved=0 if job is None else job.moved,

@@ -8,7 +8,7 @@ from mooncake_store.local_cluster import LocalCluster
 from tests.master.wires import ClusterWire
 
 # Short enough to see workers go within a test, long enough for a loaded machine.
-QUICK = {"ping_interval": "100ms", "client_ttl": "1500ms", "suspect_after_pings": 4}
+QUICK = {"ping_interval": "200ms", "client_ttl": "3s", "suspect_after_pings": 5}
 MIB = 1 << 20
 
 
@@ -31,9 +31,9 @@ def wire_to():
     """Connect to the cluster service of something with an address."""
     with contextlib.ExitStack() as stack:
 
-        def connect(cluster):
+        def connect(cluster, **credentials):
             address = cluster if isinstance(cluster, str) else cluster.address
-            return stack.enter_context(contextlib.closing(ClusterWire(address)))
+            return stack.enter_context(contextlib.closing(ClusterWire(address, **credentials)))
 
         yield connect
 

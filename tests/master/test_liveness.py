@@ -75,7 +75,7 @@ def test_forgotten_workers_are_not_reported(watch):
 
 
 def wait_for_state(cluster, name, state):
-    until(lambda: cluster.worker_states().get(name) == state, 30, what=f"{name} is {state}")
+    until(lambda: cluster.worker_states().get(name) == state, what=f"{name} is {state}")
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_killed_worker_is_suspect_then_gone_with_its_objects(start_cluster, wi
     assert [not there for there in shard.exists(names)] == lost
     until(lambda: shard.stats().bytes_total == 64 * MIB)
     assert shard.stats().lost_objects == sum(lost)
-    assert cluster.worker_states() == {"worker-0": "alive", "worker-1": "gone"}
+    until(lambda: cluster.worker_states() == {"worker-0": "alive", "worker-1": "gone"})
     shard.close()
 
 
@@ -122,7 +122,7 @@ def test_a_stopped_worker_that_returns_in_time_keeps_its_objects(start_cluster, 
 
 @pytest.mark.slow
 def test_a_stopped_worker_that_returns_too_late_mounts_again(start_cluster, wire_to):
-    running = start_cluster(1, in_process=False, master={"client_ttl": "1s"})
+    running = start_cluster(1, in_process=False)
     cluster = wire_to(running)
     shard = cluster.shard()
     shard.put([b"lost"], 1000)
@@ -138,24 +138,26 @@ def test_a_stopped_worker_that_returns_too_late_mounts_again(start_cluster, wire
 
 @pytest.mark.slow
 def test_a_stopped_master_declares_nobody_dead(start_cluster, wire_to):
-    running = start_cluster(1, in_process=False, master={"client_ttl": "900ms"})
+    running = start_cluster(1, in_process=False)
     cluster = wire_to(running)
     shard = cluster.shard()
     names = numbered(b"m", 100)
     shard.put(names, 1000)
     running.stop_master()
     stopped = time.monotonic()
-    until(lambda: time.monotonic() - stopped > 1.5, what="longer than client_ttl")
+    until(lambda: time.monotonic() - stopped > 4, what="longer than client_ttl")
     running.resume_master()
     resumed = time.monotonic()
 
-    def nobody_is_gone():
-        assert "gone" not in cluster.worker_states().values()
-        return time.monotonic() - resumed > 1.2
+    def heard_anew():
+        (worker,) = cluster.status().workers
+        assert worker.state != "gone"
+        # A ping that came after the stop, and time to act on the silence before it.
+        passed_ms = (time.monotonic() - resumed) * 1000
+        return passed_ms > 500 and worker.silent_ms < passed_ms and worker.state == "alive"
 
-    until(nobody_is_gone)
+    until(heard_anew)
     assert shard.exists(names) == [1] * 100
-    assert set(cluster.worker_states().values()) == {"alive"}
     shard.close()
 
 

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from tests.master.wires import ClusterWire, numbered
+from tests.master.wires import numbered
 from tests.waiting import until
 
 MASTER = ("-m", "mooncake_store", "master")
@@ -16,7 +16,8 @@ WORKER = ("-m", "mooncake_store", "worker")
 
 
 def ready(program):
-    return json.loads(program.wait_for_line('"ready": true'))
+    # The first program on a machine compiles its kernels.
+    return json.loads(program.wait_for_line('"ready": true', 100))
 
 
 def gone(pid):
@@ -32,7 +33,9 @@ def children(pid):
         return [int(child) for child in file.read().split()]
 
 
-def test_a_master_tells_where_it_is_and_removes_the_note_when_it_ends(start_program, tmp_path):
+def test_a_master_tells_where_it_is_and_removes_the_note_when_it_ends(
+    start_program, wire_to, tmp_path
+):
     note = tmp_path / "master.json"
     master = start_program(*MASTER, "--port", 0, "--port-file", note, "--json")
     facts = ready(master)
@@ -40,14 +43,13 @@ def test_a_master_tells_where_it_is_and_removes_the_note_when_it_ends(start_prog
     assert {"ready": True, **told} == facts
     assert told["pid"] == master.process.pid
     assert os.listdir(tmp_path) == ["master.json"]
-    wire = ClusterWire(told["address"])
+    wire = wire_to(told["address"])
     assert wire.map().shards == tuple(told["shards"])
     assert wire.map().liveness == told["liveness"]
     # A connected client does not hold the end up.
     master.signal(signal.SIGTERM)
-    assert master.wait(5) == 0
+    assert master.wait() == 0
     assert not note.exists()
-    wire.close()
 
 
 def test_a_warm_master_is_ready_within_a_second(start_program):
@@ -59,14 +61,14 @@ def test_a_warm_master_is_ready_within_a_second(start_program):
         with open(f"/proc/{master.process.pid}/stat", encoding="ascii") as file:
             ticks = file.read().rpartition(")")[2].split()[11:13]
         master.signal(signal.SIGTERM)
-        assert master.wait(5) == 0
+        assert master.wait() == 0
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     start_s()  # which compiles kernels if need be, and leaves them for the others
     assert min(start_s() for _ in range(3)) < 1.0
 
 
-def test_a_worker_serves_and_leaves_in_order(start_program, tmp_path):
+def test_a_worker_serves_and_leaves_in_order(start_program, wire_to, tmp_path):
     master = start_program(*MASTER, "--port", 0, "--json")
     address = ready(master)["address"]
     note = tmp_path / "worker.json"
@@ -77,17 +79,16 @@ def test_a_worker_serves_and_leaves_in_order(start_program, tmp_path):
     facts = ready(worker)
     assert facts["name"] == "w"
     assert json.loads(note.read_text())["address"] == facts["address"]
-    wire = ClusterWire(address)
+    wire = wire_to(address)
     assert sorted(s.nbytes for s in wire.segments()) == [16 << 20, 32 << 20]
     shard = wire.shard()
     shard.put(numbered(b"p", 10), 1000)
     worker.signal(signal.SIGINT)
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
     assert not note.exists()
     assert wire.segments() == ()
     master.signal(signal.SIGINT)
-    assert master.wait(5) == 0
-    wire.close()
+    assert master.wait() == 0
 
 
 def test_a_port_in_use_is_one_sentence(start_program, tmp_path):
@@ -115,7 +116,7 @@ def test_other_machines_need_a_secret(start_program, program, extra):
 
 
 @pytest.mark.slow
-def test_a_secret_is_asked_for_and_shown_to_nobody(start_program, tmp_path):
+def test_a_secret_is_asked_for_and_shown_to_nobody(start_program, wire_to, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
     secret.chmod(stat.S_IRUSR | stat.S_IWUSR)
@@ -129,18 +130,16 @@ def test_a_secret_is_asked_for_and_shown_to_nobody(start_program, tmp_path):
         "--json",
     )  # fmt: skip
     ready(worker)
-    wire = ClusterWire(facts["address"], secret=secret.read_bytes())
-    assert len(wire.segments()) == 1
-    wire.close()
+    assert len(wire_to(facts["address"], secret=secret.read_bytes()).segments()) == 1
     shards = children(master.process.pid)
     for pid in (master.process.pid, worker.process.pid, *shards):
         for source in ("cmdline", "environ"):
             with open(f"/proc/{pid}/{source}", "rb") as file:
                 assert secret.read_bytes() not in file.read()
     worker.signal(signal.SIGTERM)
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
     master.signal(signal.SIGTERM)
-    assert master.wait(10) == 0
+    assert master.wait() == 0
     assert secret.read_text() not in master.output + worker.output + stranger.output
     assert all(gone(pid) for pid in shards)
 
@@ -149,25 +148,24 @@ def test_a_worker_that_waits_for_its_master_can_be_interrupted(start_program, fr
     worker = start_program(*WORKER, "--master", f"127.0.0.1:{free_port}", "--segment", "16MiB")
     worker.wait_for_line("unreachable")
     worker.signal(signal.SIGINT)
-    assert worker.wait(10) == 130
+    assert worker.wait() == 130
     assert "Traceback" not in worker.output
 
 
-def test_a_second_interrupt_does_not_wait_for_leases(start_program):
+def test_a_second_interrupt_does_not_wait_for_leases(start_program, wire_to):
     master = start_program(*MASTER, "--port", 0, "--json")
     address = ready(master)["address"]
     worker = start_program(*WORKER, "--master", address, "--segment", "16MiB", "--json")
     ready(worker)
-    wire = ClusterWire(address)
-    shard = wire.shard()
+    shard = wire_to(address).shard()
     shard.put([b"x"], 1000)
-    shard.get([b"x"], ttl_ms=20_000)
+    shard.get([b"x"], ttl_ms=100_000)
     worker.signal(signal.SIGINT)
     worker.wait_for_line("readers hold leases")
     assert worker.process.poll() is None
     worker.signal(signal.SIGINT)
-    assert worker.wait(10) == 130
-    wire.close()
+    assert worker.wait() == 130  # it would be 0 if it had waited for as long as it may
+    assert "Traceback" not in worker.output
 
 
 @pytest.mark.slow
@@ -177,7 +175,7 @@ def test_a_dead_shard_ends_the_master_with_a_reason(start_program):
     shards = children(master.process.pid)
     assert len(shards) == 2
     os.kill(shards[1], signal.SIGKILL)
-    assert master.wait(10) == 4
+    assert master.wait() == 4
     assert "shard 1 of 2" in master.output
     assert "ended with code -9" in master.output
     until(lambda: all(gone(pid) for pid in shards))
@@ -189,5 +187,5 @@ def test_shards_end_when_their_master_is_killed(start_program):
     assert len(ready(master)["shards"]) == 2
     shards = children(master.process.pid)
     master.signal(signal.SIGKILL)
-    assert master.wait(10) == -9
+    assert master.wait() == -9
     until(lambda: all(gone(pid) for pid in shards), what="no shard is left")

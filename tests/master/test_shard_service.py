@@ -90,14 +90,14 @@ def test_listing_pages_stay_within_a_message_however_long_names_are(pool):
 
 def test_a_put_waits_for_space_until_a_lease_ends(pool):
     pool.put([b"first"], BIG)
-    pool.get([b"first"], ttl_ms=400)
+    leased = time.monotonic()
+    pool.get([b"first"], ttl_ms=1500)
     rows, _ = pool.put_start([b"second"], BIG)
     assert rows["status"][0] == Status.NO_SPACE
-    started = time.monotonic()
-    rows, replicas = pool.put_start([b"second"], BIG, wait_ms=10_000)
+    rows, replicas = pool.put_start([b"second"], BIG, wait_ms=19_000)
     assert rows["status"][0] == 0
     assert len(replicas) == 1
-    assert 0.1 < time.monotonic() - started < 5
+    assert 1.49 < time.monotonic() - leased < 15
     assert pool.exists([b"first"]) == [0]
 
 
@@ -140,7 +140,7 @@ def test_answers_of_a_waiting_put_keep_the_order_of_its_keys(pool):
 def test_the_deadline_of_the_request_bounds_the_wait_for_space(pool):
     pool.put([b"first"], BIG)
     pool.get([b"first"], ttl_ms=60_000)
-    rows, _ = pool.put_start([b"second"], BIG, timeout_s=1.0, wait_ms=60_000)
+    rows, _ = pool.put_start([b"second"], BIG, timeout_s=3.0, wait_ms=60_000)
     assert rows["status"][0] == Status.NO_SPACE
 
 
@@ -174,7 +174,7 @@ def test_followers_of_events_wait_for_the_next_one(pool):
     assert pool.events(number)[1]["kind"].tolist() == [EventKind.STORED]
     started = time.monotonic()
     assert len(follower.events(number + 1, wait_ms=200)[1]) == 0
-    assert 0.1 < time.monotonic() - started < 5
+    assert 0.19 < time.monotonic() - started < 15
     follower.close()
 
 
