@@ -1,7 +1,9 @@
 """The client library: `Client` for threads, `AsyncClient` for asyncio, the same operations in both.
 
 How it is built: operations are generators without I/O (`_operations`, `_reads`, `_writes`,
-`_sessions`, `_listing`); two thin drivers run them (`_blocking`, `_aio`).
+`_sessions`, `_listing`); two thin drivers run them (`_blocking`, `_aio`). `_straight` does for one
+whole object what `_reads` and `_writes` do for batches. `_keys`, `_buffers` and `_pieces` are what
+callers hand in, `results` is what they get, `_leases` and `_directory` are what a client remembers.
 """
 
 from typing import TYPE_CHECKING

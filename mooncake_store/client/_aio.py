@@ -27,7 +27,7 @@ from mooncake_store.wire.cluster import CLUSTER as CLUSTER_SERVICE
 from mooncake_store.wire.cluster import MAP, MapRequest
 from mooncake_store.wire.shard import OPEN, SHARD
 from transfer_engine.base import Operation as Direction
-from transfer_engine.engine import BatchResult
+from transfer_engine.outcome import BatchResult
 from transfer_engine.rpc.aio import AsyncConnection
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class AsyncDriver:
             except StoreError as error:
                 lost = type(error) is PeerLostError and operation.name in IDEMPOTENT
                 if attempt or not (lost or await self._elsewhere(shard, error, until)):
-                    return error
+                    return error.again()
         raise AssertionError("the second attempt returns")
 
     async def _elsewhere(self, shard: int, error: StoreError, until: float) -> bool:
@@ -215,7 +215,7 @@ class AsyncDriver:
                 move.direction, *arguments, timeout_s=left_s, checksums=move.checksums, trusted=True
             )
         except StoreError as error:
-            return error
+            return error.again()
         return asyncio.ensure_future(_ended(submission, move))
 
     async def _open(self, step: Opens) -> list[Any]:
@@ -226,7 +226,7 @@ class AsyncDriver:
                 left_s = _left(step.until)
                 await loop.run_in_executor(None, self.core.directory.open, road, left_s)
             except StoreError as error:
-                return error
+                return error.again()
             return None
 
         return await asyncio.gather(*(one(road) for road in step.roads))

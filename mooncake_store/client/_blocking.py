@@ -29,7 +29,7 @@ from mooncake_store.wire.cluster import CLUSTER as CLUSTER_SERVICE
 from mooncake_store.wire.cluster import MAP, MapRequest
 from mooncake_store.wire.shard import OPEN, SHARD
 from transfer_engine.base import Operation as Direction
-from transfer_engine.engine import BatchResult
+from transfer_engine.outcome import BatchResult
 from transfer_engine.rpc.pool import BlockingPool
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class BlockingDriver:
                 sent.append((rest.pop(0), request))
         except StoreError as error:
             for at in rest:
-                outcome[at] = error
+                outcome[at] = error.again()
 
     def _receive(
         self,
@@ -207,7 +207,7 @@ class BlockingDriver:
                 left_s = max(1e-3, until - time.monotonic())
                 outcome[at] = connection.recv(request, timeout_s=left_s)
             except StoreError as error:
-                outcome[at] = failure = error
+                outcome[at] = failure = error.again()
 
     def _one(self, call: Call, until: float) -> Any:
         """One request; asked once more where that is safe and helps."""
@@ -217,11 +217,11 @@ class BlockingDriver:
         except StoreError as error:
             repeat = self._worth_repeating(operation, error)
             if not (repeat or self._elsewhere(shard, error, until)):
-                return error
+                return error.again()
         try:
             return self._pool(shard).call(operation, body, timeout_s=until - time.monotonic())
         except StoreError as error:
-            return error
+            return error.again()
 
     def _worth_repeating(self, operation: Operation[Any, Any], outcome: object) -> bool:
         return type(outcome) is PeerLostError and operation.name in IDEMPOTENT
@@ -289,7 +289,7 @@ class BlockingDriver:
                 trusted=True,
             )
         except StoreError as error:
-            return error
+            return error.again()
 
     def _open(self, step: Opens) -> list[Any]:
         outcome: list[Any] = []
@@ -301,7 +301,7 @@ class BlockingDriver:
                 self.core.directory.open(road, left_s)
                 outcome.append(None)
             except StoreError as error:
-                outcome.append(error)
+                outcome.append(error.again())
         return outcome
 
     # Life.

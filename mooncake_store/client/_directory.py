@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mooncake_store.wire.cluster import SegmentEntry
-    from transfer_engine.engine import SegmentHandle, TransferEngine
+    from transfer_engine.engine import TransferEngine
+    from transfer_engine.handle import SegmentHandle
 
 __all__ = ["Directory", "Road"]
 

@@ -1,10 +1,14 @@
 """Compiled loops of the client: the lease table, the choice of replicas, the verdict on a read.
 
 Columns of one operation are the rows of one int64 matrix `cols[COLUMNS, n]`, one column per key,
-so that a kernel call takes one array instead of ten. The lease table is set-associative: WAYS
-rows of eight words (one cache line each) per set, chosen by the low word of the digest; a new
-entry takes the place of the lease that ends first. Words of a row: digest low, digest high, end
-of the lease, size, checksum, generation | times granted << 32, segment, offset.
+so that a kernel call takes one array instead of ten. The lease table is set-associative: a set is
+chosen by the low word of the digest and has a line of WAYS tags, then WAYS rows of eight words, a
+cache line each: one line says whether a key is there, and a second one what is known of it. A tag
+is the upper half of the low word << 32 | the end of the lease in steps of 1 ms, 0 for no entry; a
+new entry takes the place of the lease that ends first. Words of a row: digest low, digest high,
+end of the lease, size, checksum, generation | times granted << 32, segment, offset.
+
+Kernels of batches first ask for all the lines they will need, so that their cache misses overlap.
 
 `roads[2, s]` says how to reach segment s: its cost (-1: unknown) and until when it rests after a
 failure. All times are nanoseconds of the monotonic clock. Callers hold the lock of the table.
@@ -13,8 +17,11 @@ failure. All times are nanoseconds of the monotonic clock. Callers hold the lock
 import numpy as np
 from numba import njit
 
-WAYS = 8
+from mooncake_store.core._kernels_lines import LINE, ask_for, first_equal
+
+WAYS = LINE
 WORDS = 8
+SET_WORDS = WAYS + WAYS * WORDS
 
 # Rows of `cols`.
 STATUS = 0  # 0 or a negative code; while an operation runs also the marks below
@@ -35,19 +42,54 @@ FAILED = 2  # another replica must be tried
 EXPIRED = 3  # filled, but the lease ended: its generation must be asked for
 FOUND = 4  # answered, not yet filled
 
+_LOWER = 0xFFFFFFFF
+_UPPER = -1 << 32
+_SIGN = 1 << 31
+_STEP_BITS = 20
 _RESTING = 1 << 20
 _COUNT_MAX = 255  # leases counted in an entry; further ones run out by themselves
 _CHECKSUM_MISMATCH = -801  # ChecksumMismatchError.code
 
 
 @njit(cache=True, nogil=True)
+def _set_of(table, low):
+    """Where the set of a digest begins. O(1)."""
+    return (low & (table.shape[0] // SET_WORDS - 1)) * SET_WORDS
+
+
+@njit(cache=True, nogil=True)
+def _row_of(first, way):
+    """Where the row of a way begins. O(1)."""
+    return first + WAYS + way * WORDS
+
+
+@njit(cache=True, nogil=True)
+def _set_tag(table, row, low, until):
+    """Let the tag of a row say what it now is; an end of 0 makes it none. O(1)."""
+    first = _set_of(table, low)
+    tag = (low & _UPPER) | max((until >> _STEP_BITS) & _LOWER, 1)
+    table[first + (row - first - WAYS) // WORDS] = tag if until else 0
+
+
+@njit(cache=True, nogil=True)
 def _find(table, low, high):
-    """The row of a digest, or -1. O(WAYS)."""
-    first = (low & (table.shape[0] // WAYS - 1)) * WAYS
-    for row in range(first, first + WAYS):
-        if table[row, 0] == low and table[row, 1] == high and table[row, 2] != 0:
+    """Where the row of a digest begins, or -1. O(WAYS)."""
+    first = _set_of(table, low)
+    upper = (low >> 32) & _LOWER
+    for way in range(first_equal(table, first, upper, 32), WAYS):
+        row = _row_of(first, way)
+        if table[row] == low and table[row + 1] == high and table[first + way] != 0:
             return row
     return -1
+
+
+@njit(cache=True, nogil=True)
+def _ask_for_row(table, low):
+    """Ask for the row that a digest probably has; its tags are there. O(1)."""
+    first = _set_of(table, low)
+    way = first_equal(table, first, (low >> 32) & _LOWER, 32)
+    if way < WAYS:
+        ask_for(table, _row_of(first, way))
 
 
 @njit(cache=True, nogil=True)
@@ -58,21 +100,25 @@ def lookup(table, digests, now, cols):
     """
     hits = 0
     for i in range(digests.shape[0]):
+        ask_for(table, _set_of(table, digests[i, 0]))
+    for i in range(digests.shape[0]):
+        _ask_for_row(table, digests[i, 0])
+    for i in range(digests.shape[0]):
         cols[TRIED, i] = 0
         cols[FIRST, i] = -1
         if cols[STATUS, i] < 0:
             continue
         row = _find(table, digests[i, 0], digests[i, 1])
-        if row < 0 or table[row, 2] <= now or table[row, 6] < 0:
+        if row < 0 or table[row + 2] <= now or table[row + 6] < 0:
             cols[STATUS, i] = MISSING
             continue
         cols[STATUS, i] = FOUND
-        cols[UNTIL, i] = table[row, 2]
-        cols[SIZE, i] = table[row, 3]
-        cols[CHECKSUM, i] = table[row, 4]
-        cols[GENERATION, i] = table[row, 5] & 0xFFFFFFFF
-        cols[SEGMENT, i] = table[row, 6]
-        cols[OFFSET, i] = table[row, 7]
+        cols[UNTIL, i] = table[row + 2]
+        cols[SIZE, i] = table[row + 3]
+        cols[CHECKSUM, i] = table[row + 4]
+        cols[GENERATION, i] = table[row + 5] & _LOWER
+        cols[SEGMENT, i] = table[row + 6]
+        cols[OFFSET, i] = table[row + 7]
         cols[REPLICAS, i] = 1
         hits += 1
     return hits
@@ -86,49 +132,82 @@ def lookup_one(table, low, high, now, taken):
     (end of the lease or 0 for none, size, checksum, generation, segment, offset).
     """
     row = _find(table, low, high)
-    if row < 0 or table[row, 2] <= now or table[row, 6] < 0 or table[row, 5] >> 32 < taken:
+    if row < 0 or table[row + 2] <= now or table[row + 6] < 0 or table[row + 5] >> 32 < taken:
         return np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    table[row, 5] -= taken << 32
-    generation = table[row, 5] & 0xFFFFFFFF
-    return table[row, 2], table[row, 3], table[row, 4], generation, table[row, 6], table[row, 7]
+    table[row + 5] -= taken << 32
+    generation = table[row + 5] & _LOWER
+    return (
+        table[row + 2],
+        table[row + 3],
+        table[row + 4],
+        generation,
+        table[row + 6],
+        table[row + 7],
+    )
 
 
 @njit(cache=True, nogil=True)
 def take_back(table, low, high, generation, now):
     """Count a lease again that `lookup_one` took out; False if its entry is gone. O(WAYS)."""
     row = _find(table, low, high)
-    if row < 0 or table[row, 2] <= now or (table[row, 5] & 0xFFFFFFFF) != generation:
+    if row < 0 or table[row + 2] <= now or (table[row + 5] & _LOWER) != generation:
         return False
-    table[row, 5] = generation | (min((table[row, 5] >> 32) + 1, _COUNT_MAX) << 32)
+    table[row + 5] = generation | (min((table[row + 5] >> 32) + 1, _COUNT_MAX) << 32)
     return True
+
+
+@njit(cache=True, nogil=True)
+def _victim(table, first, now):
+    """The way of a set that is empty, or else has the lease that ends first. O(WAYS)."""
+    best, least = 0, np.int64(1 << 62)
+    for way in range(WAYS):
+        # As a signed distance from now, so that it does not matter where the steps wrap around.
+        left = (((table[first + way] - (now >> _STEP_BITS)) & _LOWER) ^ _SIGN) - _SIGN
+        if table[first + way] == 0:
+            left = -_SIGN - 1
+        if left < least:
+            best, least = way, left
+    return best
 
 
 @njit(cache=True, nogil=True)
 def _enter(table, low, high, now, until, size, checksum, generation, segment, offset):
     """Enter one lease just granted, and count it. O(WAYS)."""
+    first = _set_of(table, low)
     row = _find(table, low, high)
     granted = np.int64(1)
-    if row >= 0:
-        if (table[row, 5] & 0xFFFFFFFF) == generation and table[row, 2] > now:
-            granted += table[row, 5] >> 32
-    else:
-        row = (low & (table.shape[0] // WAYS - 1)) * WAYS
-        for other in range(row + 1, (low & (table.shape[0] // WAYS - 1)) * WAYS + WAYS):
-            if table[other, 2] < table[row, 2]:
-                row = other
-    table[row, 0], table[row, 1] = low, high
-    table[row, 2], table[row, 3] = until, size
-    table[row, 4] = checksum
-    table[row, 5] = generation | (min(granted, _COUNT_MAX) << 32)
-    table[row, 6], table[row, 7] = segment, offset
+    if row < 0:
+        row = _row_of(first, _victim(table, first, now))
+    elif (table[row + 5] & _LOWER) == generation and table[row + 2] > now:
+        granted += table[row + 5] >> 32
+    _set_tag(table, row, low, until)
+    table[row], table[row + 1] = low, high
+    table[row + 2], table[row + 3] = until, size
+    table[row + 4] = checksum
+    table[row + 5] = generation | (min(granted, _COUNT_MAX) << 32)
+    table[row + 6], table[row + 7] = segment, offset
+
+
+@njit(cache=True, nogil=True)
+def _ask_for_places(table, digests, index, now):
+    """Ask for what `_enter` needs for the keys in `index`: their rows, or those they get. O(n)."""
+    for j in range(index.shape[0]):
+        ask_for(table, _set_of(table, digests[index[j], 0]))
+    for j in range(index.shape[0]):
+        low = digests[index[j], 0]
+        first = _set_of(table, low)
+        way = first_equal(table, first, (low >> 32) & _LOWER, 32)
+        ask_for(table, _row_of(first, way if way < WAYS else _victim(table, first, now)))
 
 
 @njit(cache=True, nogil=True)
 def remember(table, digests, index, now, cols):
-    """Enter leases just granted, and count them. O(n * WAYS).
+    """Enter leases just granted, and count them; return when the last of them ends. O(n * WAYS).
 
     index: int64, the keys concerned; the granted ones among them are FOUND.
     """
+    latest = np.int64(0)
+    _ask_for_places(table, digests, index, now)
     for j in range(index.shape[0]):
         i = index[j]
         if cols[STATUS, i] != FOUND or cols[UNTIL, i] <= now:
@@ -145,15 +224,24 @@ def remember(table, digests, index, now, cols):
             cols[SEGMENT, i],
             cols[OFFSET, i],
         )
+        latest = max(latest, cols[UNTIL, i])
+    return latest
 
 
 @njit(cache=True, nogil=True)
 def prolong(table, digests, index, generations, until):
-    """Move the ends of leases that were renewed; until[j] 0 leaves one as it is. O(n * WAYS)."""
+    """Move the ends of leases that were renewed; until[j] 0 leaves one as it is. O(n * WAYS).
+
+    Returns the last of these ends.
+    """
+    latest = np.int64(0)
     for j in range(index.shape[0]):
         row = _find(table, digests[index[j], 0], digests[index[j], 1])
-        if row >= 0 and (table[row, 5] & 0xFFFFFFFF) == generations[j] and until[j] > 0:
-            table[row, 2] = max(table[row, 2], until[j])
+        if row >= 0 and (table[row + 5] & _LOWER) == generations[j] and until[j] > 0:
+            table[row + 2] = max(table[row + 2], until[j])
+            latest = max(latest, table[row + 2])
+            _set_tag(table, row, table[row], table[row + 2])
+    return latest
 
 
 @njit(cache=True, nogil=True)
@@ -164,16 +252,21 @@ def forget(table, digests, index, now, generations, counts):
     """
     total = 0
     for j in range(index.shape[0]):
+        ask_for(table, _set_of(table, digests[index[j], 0]))
+    for j in range(index.shape[0]):
+        _ask_for_row(table, digests[index[j], 0])
+    for j in range(index.shape[0]):
         generations[j] = 0
         counts[j] = 0
         row = _find(table, digests[index[j], 0], digests[index[j], 1])
         if row < 0:
             continue
-        if table[row, 2] > now:
-            generations[j] = table[row, 5] & 0xFFFFFFFF
-            counts[j] = table[row, 5] >> 32
+        if table[row + 2] > now:
+            generations[j] = table[row + 5] & _LOWER
+            counts[j] = table[row + 5] >> 32
             total += counts[j]
-        table[row, :] = 0
+        _set_tag(table, row, table[row], 0)
+        table[row : row + WORDS] = 0
     return total
 
 
@@ -196,7 +289,7 @@ def take(index, rows, replicas, base, sent, now, roads, cols):
         cols[SIZE, i] = rows[j, 0]
         cols[CHECKSUM, i] = rows[j, 1]
         cols[UNTIL, i] = sent + rows[j, 2]
-        cols[GENERATION, i] = last & 0xFFFFFFFF
+        cols[GENERATION, i] = last & _LOWER
         cols[SEGMENT, i] = -1
         cols[FIRST, i] = base + at
         cols[REPLICAS, i] = count
@@ -206,7 +299,7 @@ def take(index, rows, replicas, base, sent, now, roads, cols):
             cols[STATUS, i] = FOUND
             found += 1
         for r in range(at, min(at + count, replicas.shape[0])):
-            segment = replicas[r, 1] & 0xFFFFFFFF
+            segment = replicas[r, 1] & _LOWER
             if segment >= roads.shape[1] or (roads[0, segment] < 0 and roads[1, segment] <= now):
                 unknown += 1
         at += count
@@ -219,7 +312,7 @@ def _cheapest(replicas, first, count, tried, turn, roads, now):
     best, best_cost = np.int64(-1), np.int64(1 << 62)
     for step in range(count):
         r = (step + turn) % count
-        segment = replicas[first + r, 1] & 0xFFFFFFFF
+        segment = replicas[first + r, 1] & _LOWER
         if tried >> r & 1 or segment >= roads.shape[1] or roads[0, segment] < 0:
             continue
         cost = roads[0, segment]
@@ -243,7 +336,7 @@ def take_single(table, low, high, size, checksum, left, last, offset, segment, s
     known = segment < roads.shape[1] and roads[0, segment] >= 0 and roads[1, segment] <= now
     if (last >> 32) & 0xFFFF != 0 or until <= now or not known:
         return np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    generation = last & 0xFFFFFFFF
+    generation = last & _LOWER
     _enter(table, low, high, now, until, size, checksum, generation, segment, offset)
     return until, size, checksum, generation, segment, offset
 
@@ -291,7 +384,7 @@ def choose(index, replicas, roads, now, turn, cols):
         if best < 0:
             continue
         cols[TRIED, i] |= np.int64(1) << best
-        cols[SEGMENT, i] = replicas[first + best, 1] & 0xFFFFFFFF
+        cols[SEGMENT, i] = replicas[first + best, 1] & _LOWER
         cols[OFFSET, i] = replicas[first + best, 0]
         cols[STATUS, i] = FOUND
         chosen += 1
@@ -349,7 +442,7 @@ def take_put(index, rows, base, cols):
         count = (rows[j] >> 48) & 0xFFFF
         status = np.int64(np.int16((rows[j] >> 32) & 0xFFFF))
         cols[STATUS, i] = status
-        cols[GENERATION, i] = rows[j] & 0xFFFFFFFF
+        cols[GENERATION, i] = rows[j] & _LOWER
         cols[FIRST, i] = base + at
         cols[REPLICAS, i] = count
         if status == 0:
@@ -374,7 +467,7 @@ def nth_replica(index, replicas, nth, roads, cols):
         at = cols[FIRST, i] + nth
         if cols[STATUS, i] != FOUND or nth >= cols[REPLICAS, i] or at >= replicas.shape[0]:
             continue
-        segment = replicas[at, 1] & 0xFFFFFFFF
+        segment = replicas[at, 1] & _LOWER
         cols[SEGMENT, i] = segment
         cols[OFFSET, i] = replicas[at, 0]
         count += 1
@@ -405,12 +498,12 @@ def by_shard(digests, index, slots, shards, ends, out):
 @njit(cache=True, nogil=True)
 def _shard(high, slots, shards):
     """The shard of a digest by its high word. O(1)."""
-    return ((((high >> 32) & 0xFFFFFFFF) * slots) >> 32) * shards // slots
+    return ((((high >> 32) & _LOWER) * slots) >> 32) * shards // slots
 
 
 def warmup() -> None:
     """Call every kernel once with the argument types of production."""
-    table = np.zeros((WAYS, WORDS), np.int64)
+    table = np.zeros(SET_WORDS, np.int64)
     digests = np.ones((1, 2), np.int64)
     index = np.zeros(1, np.int64)
     roads = np.zeros((2, 1), np.int64)

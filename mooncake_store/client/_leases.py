@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from mooncake_store.client import _kernels
+from mooncake_store.core._kernels_lines import LINE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,8 +38,10 @@ class Leases:
         sets = 1
         while sets * _kernels.WAYS < entries_max:
             sets *= 2
-        self._table = np.zeros((sets * _kernels.WAYS, _kernels.WORDS), np.int64)
+        self._table = _aligned(sets * _kernels.SET_WORDS)
         self._lock = threading.Lock()
+        # No lease of ours ends after this: then there is nothing to give back, and no need to look.
+        self._latest = 0
         self.epoch = 0
 
     def lookup(self, digests: NDArray[np.int64], now: int, cols: NDArray[np.int64]) -> int:
@@ -64,6 +67,7 @@ class Leases:
             found: Found = _kernels.take_one(
                 self._table, low, high, rows, replicas, sent, now, roads, turn
             )
+            self._latest = max(self._latest, found[0])
             return found
 
     def take_single(
@@ -72,6 +76,7 @@ class Leases:
         """The same for an answer with one replica: the words of its row and those of its place."""
         with self._lock:
             found: Found = _kernels.take_single(self._table, low, high, *answer, sent, now, roads)
+            self._latest = max(self._latest, found[0])
             return found
 
     def take_back(self, low: int, high: int, generation: int, now: int) -> bool:
@@ -82,15 +87,22 @@ class Leases:
     def remember(self, digests: Column, index: Column, now: int, cols: Column) -> None:
         """Enter leases granted by the answers in these columns."""
         with self._lock:
-            _kernels.remember(self._table, digests, index, now, cols)
+            latest = _kernels.remember(self._table, digests, index, now, cols)
+            self._latest = max(self._latest, latest)
 
     def prolong(self, digests: Column, index: Column, generations: Column, until: Column) -> None:
         """Take in renewed ends; 0 leaves an entry as it is."""
         with self._lock:
-            _kernels.prolong(self._table, digests, index, generations, until)
+            latest = _kernels.prolong(self._table, digests, index, generations, until)
+            self._latest = max(self._latest, latest)
 
     def forget(self, digests: Column, index: Column, now: int) -> tuple[Column, Column] | None:
-        """Drop entries and return (generation, times granted) of each, to be given back, if any."""
+        """Drop entries and return (generation, times granted) of each, to be given back, if any.
+
+        Entries whose leases have ended may stay: nobody reads under them.
+        """
+        if self._latest <= now:
+            return None
         generations, counts = np.empty((2, len(index)), np.int64)
         with self._lock:
             if not _kernels.forget(self._table, digests, index, now, generations, counts):
@@ -101,12 +113,14 @@ class Leases:
     def drain(self, now: int) -> tuple[Digests, Column]:
         """Drop everything; return (digest, generation) of each lease granted, to be given back."""
         with self._lock:
-            table = self._table
-            rows = np.flatnonzero(table[:, 2] > now)
-            repeated = np.repeat(rows, table[rows, 5] >> 32)
-            digests = table[repeated, :2].view(np.uint64)
-            generations = table[repeated, 5] & 0xFFFF_FFFF
-            table[:] = 0
+            sets = self._table.reshape(-1, _kernels.SET_WORDS)[:, _kernels.WAYS :]
+            rows = sets.reshape(-1, _kernels.WORDS)
+            rows = rows[rows[:, 2] > now]
+            rows = np.repeat(rows, rows[:, 5] >> 32, axis=0)
+            digests = np.ascontiguousarray(rows[:, :2]).view(np.uint64)
+            generations = rows[:, 5] & 0xFFFF_FFFF
+            self._table[:] = 0
+            self._latest = 0
             self.epoch += 1
         return digests, generations
 
@@ -114,4 +128,12 @@ class Leases:
         """Drop everything; in a forked child the leases are the parent's to give back."""
         self._lock = threading.Lock()
         self._table[:] = 0
+        self._latest = 0
         self.epoch += 1
+
+
+def _aligned(words: int) -> Column:
+    """Zeros that begin where a cache line does."""
+    memory = np.zeros(words + LINE, np.int64)
+    begin = -int(memory.ctypes.data) % (8 * LINE) // 8
+    return memory[begin : begin + words]

@@ -184,7 +184,7 @@ class Listing:
         replies = yield from ask(calls, self.core.until(options))
         for reply in replies:
             if isinstance(reply, StoreError):
-                raise reply
+                raise reply.again()
         return replies
 
     def cluster(self, options: CallOptions) -> Steps[ClusterStatus]:

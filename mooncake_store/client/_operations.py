@@ -354,7 +354,7 @@ class Operations:
         out = np.zeros(n, np.bool_)
         for (_, some), reply in zip(split, replies, strict=True):
             if isinstance(reply, StoreError):
-                raise reply  # a probe has no way to say "unknown"
+                raise reply.again()  # a probe has no way to say "unknown"
             out[some] = reply.present.view(np.bool_)
         if keys.refused:
             out[keys.refused] = False
@@ -480,9 +480,7 @@ class Operations:
         """Send digests, get statuses; leases of ours are given back first if asked for."""
         core = self.core
         core.counters.keys += len(keys)
-        statuses = keys.statuses()
-        errors: dict[int, StoreError | str] = {}
-        index = np.flatnonzero(statuses == 0) if keys.refused else every(len(keys))
+        index = np.flatnonzero(keys.statuses() == 0) if keys.refused else every(len(keys))
         split = parts(keys, index, core.shards, BATCH_MAX) if len(index) else []
         calls = []
         positions: list[Column | None] = []
@@ -498,6 +496,8 @@ class Operations:
         replies = yield from ask(calls, until)
         if len(calls) == 1 and len(replies[0].statuses) == len(keys):
             return BatchResult(name, keys, replies[0].statuses)
+        statuses = keys.statuses()
+        errors: dict[int, StoreError | str] = {}
         for position, reply in zip(positions, replies, strict=True):
             if position is None:
                 continue

@@ -27,7 +27,7 @@ from mooncake_store.client._steps import Move
 from mooncake_store.client._writes import Putting, Wishes
 from mooncake_store.errors import InvalidArgumentError
 from transfer_engine.base import Operation as Direction
-from transfer_engine.engine import BatchResult
+from transfer_engine.outcome import BatchResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from mooncake_store.client._writes import Putting, Wishes
 from mooncake_store.core.records import Status
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from transfer_engine.base import Operation as Direction
-from transfer_engine.engine import BatchResult
+from transfer_engine.outcome import BatchResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -163,7 +163,7 @@ class PutSessions(Putting):
                     ready.append(at)
                 except StoreError as error:
                     statuses[j] = error.code
-                    self.errors[at] = error
+                    self.errors[at] = error.again()
         if ready:
             chosen = np.array(ready, np.int64)
             yield from self.end(chosen)

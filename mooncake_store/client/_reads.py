@@ -130,8 +130,13 @@ class MemorySink:
 
     def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
         """Compare the sizes of buffers with what is to be read."""
-        addresses[index] = self._memory.addresses[index]
-        small = lengths > self._memory.sizes[index]
+        memory = self._memory
+        if len(index) == len(memory.addresses):  # all of them, in order
+            addresses[:] = memory.addresses
+            small = lengths > memory.sizes
+        else:
+            addresses[index] = memory.addresses[index]
+            small = lengths > memory.sizes[index]
         return np.flatnonzero(small) if small.any() else None
 
     @property
@@ -160,6 +165,8 @@ class Reading:
         self.lengths: Column = self.cols[k.SIZE] if plan.whole else np.zeros(n, np.int64)
         self._addresses: Column = np.zeros(n, np.int64)
         self._replicas: Column = _NO_REPLICAS
+        # Keys that were given replicas in one segment, and which: they need no sorting.
+        self._together: tuple[Column, int] | None = None
         self._refreshed: set[int] = set()
         self._causes: dict[int, tuple[int, str]] = {}
         self._failed = 0
@@ -277,7 +284,7 @@ class Reading:
         }
 
     def _choose(self, index: Column) -> None:
-        k.choose(
+        chosen, least, most = k.choose(
             index,
             self._replicas,
             self.core.directory.roads,
@@ -285,6 +292,7 @@ class Reading:
             self.core.turn(),
             self.cols,
         )
+        self._together = (index, int(least)) if chosen == len(index) and least == most else None
 
     # Transferring.
 
@@ -328,16 +336,16 @@ class Reading:
 
     def _transfer(self, index: Column) -> Steps[None]:
         """Move one batch per segment and judge each key."""
-        directory, segments = self.core.directory, self.cols[k.SEGMENT, index]
-        first = int(segments[0])
-        if len(index) == 1 or (segments == first).all():
-            road = directory.get(first)
-            if road is not None and road.handle is not None:  # nearly always
-                yield from self._move_all([(road, index)])
-                return
-            groups = [(first, index)]
+        directory, together = self.core.directory, self._together
+        if together is not None and together[0] is index:  # nearly always
+            groups = [(together[1], index)]
         else:
-            groups = [(int(s), index[segments == s]) for s in np.unique(segments)]
+            segments = self.cols[k.SEGMENT, index]
+            first = int(segments[0])
+            if (segments == first).all():
+                groups = [(first, index)]
+            else:
+                groups = [(int(s), index[segments == s]) for s in np.unique(segments)]
         roads: list[tuple[Road, Column]] = []
         for number, some in groups:
             road = directory.get(number) if number >= 0 else None

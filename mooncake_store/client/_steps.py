@@ -84,7 +84,7 @@ def ask(calls: list[tuple[int, Operation[Any, Any], bytes]], until: float) -> St
             replies[at] = operation.reply.unpack(replies[at])
             answered = True
     if failure is not None and not answered:
-        raise failure
+        raise failure.again()
     out: list[Any] = replies
     return out
 
@@ -93,7 +93,7 @@ def fetch(shard: int, operation: Operation[Any, Any], body: bytes, until: float)
     """Send one request and return the body of its reply; raises what it failed with."""
     replies = yield Calls([(shard, operation, body)], until)
     if isinstance(replies[0], StoreError):
-        raise replies[0]
+        raise replies[0].again()
     answer: Body = replies[0]
     return answer
 

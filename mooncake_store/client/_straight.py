@@ -210,7 +210,7 @@ def _write(
     try:
         shared = _memory(core, road, offset, size)
     except StoreError as error:
-        return error
+        return error.again()
     if shared is None:
         outcome = yield from _move(road, Direction.WRITE, offset, memory, True, until)
         if isinstance(outcome, StoreError) or outcome.statuses[0]:

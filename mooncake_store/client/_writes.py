@@ -28,7 +28,7 @@ from mooncake_store.client._core import every, parts
 from mooncake_store.client._reads import learn_segments
 from mooncake_store.client._steps import Move, Moves, Opens, ask, ask_one
 from mooncake_store.core.options import SoftPin
-from mooncake_store.core.records import Status
+from mooncake_store.core.records import REPLICAS_MAX, Status
 from mooncake_store.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 __all__ = ["Begun", "Putting", "Wishes", "patience_ms"]
 
 _ATTEMPTS = 3
-_REPLICAS_MAX = 64
 # The longest key is 4 KiB: a request of this many keys cannot pass the limit of its names.
 _NAMED_MAX = NAME_BLOB_MAX // 4096
 _NO_REPLICAS = np.empty((0, 2), np.int64)
@@ -82,10 +81,10 @@ class Wishes:
         )
         self.replicas = options.get("replicas", core.config.replicas)
         self.replicas_min = options.get("replicas_min", 1)
-        if not 1 <= self.replicas_min <= self.replicas <= _REPLICAS_MAX:
+        if not 1 <= self.replicas_min <= self.replicas <= REPLICAS_MAX:
             raise InvalidArgumentError(
                 f"replicas_min {self.replicas_min} and replicas {self.replicas}: "
-                f"1 <= replicas_min <= replicas <= {_REPLICAS_MAX}"
+                f"1 <= replicas_min <= replicas <= {REPLICAS_MAX}"
             )
         wish = options.get("soft_pin")
         ttl = options.get("pin_ttl")
@@ -281,10 +280,10 @@ class Putting:
             numbers = set(cols[k.SEGMENT, accepted].tolist()) - {-1}
             new = {number for number in numbers if core.directory.get(number) is None}
             yield from learn_segments(core, new, self.until)
-        segments = cols[k.SEGMENT, accepted]
         if count == len(accepted) and least == most:
             groups = [(int(least), accepted)]
         else:
+            segments = cols[k.SEGMENT, accepted]
             groups = [
                 (int(s), accepted[segments == s]) for s in np.unique(segments).tolist() if s >= 0
             ]

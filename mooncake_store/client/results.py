@@ -86,9 +86,10 @@ class BatchResult:
         key = self._keys.label(at)
         if isinstance(known, str):
             return error_of(status, key=key, operation=self.operation, detail=known)
-        if known.key is None:
-            known.key = key
-        return known
+        # What befell a request befell all of its keys: each gets an error that names it.
+        error = known.again()
+        error.key = key
+        return error
 
     def errors(self) -> Iterator[tuple[int, StoreError]]:
         """(position, error) of every key that failed."""

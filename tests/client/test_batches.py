@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from mooncake_store import Digests, InvalidArgumentError, NotFoundError, Rows, ids
+from mooncake_store.client._keys import KeyBatch
+from mooncake_store.client.results import BatchResult
+from mooncake_store.errors import PeerLostError
 
 
 def pairs(count, size=100):
@@ -24,6 +27,16 @@ def test_batches_come_back_in_order(url, connect, transport, count):
     assert store.find_prefix(keys) == count
     assert store.remove_many(keys).ok
     assert not store.exists_many(keys).any()
+
+
+def test_keys_of_one_lost_request_have_an_error_each():
+    lost = PeerLostError("the shard went away", peer="127.0.0.1:1")
+    statuses = np.full(2, lost.code, np.int16)
+    result = BatchResult("remove", KeyBatch.of(["a", "b"], 0), statuses, {0: lost, 1: lost})
+    assert [error.key for _, error in result.errors()] == ["a", "b"]
+    assert {error.peer for _, error in result.errors()} == {"127.0.0.1:1"}
+    first, second = result.error(0), result.error(1)
+    assert (first.key, second.key) == ("a", "b")
 
 
 def test_one_bad_key_spoils_nothing(store):
@@ -214,7 +227,7 @@ def test_names(store):
     assert store.remove_matching(r"/2$") == 1
     assert store.remove_matching("b/*", kind="glob") == 1
     with pytest.raises(InvalidArgumentError):
-        store.remove_matching("(a+)+")
+        store.remove_matching(r"(a)\1")
     assert [f.key for f in store.list()] == ["a/1"]
     assert store.remove_prefix("a") == 1
 

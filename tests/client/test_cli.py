@@ -1,11 +1,16 @@
 """The commands that talk to a store."""
 
+import contextlib
 import io
 import json
+import os
+import re
 import sys
 
+import numpy as np
 import pytest
 
+from mooncake_store.cli import put
 from mooncake_store.cli._tree import run
 
 
@@ -27,7 +32,11 @@ def test_put_get_and_rm(mooncake, tmp_path):
     source = tmp_path / "source"
     source.write_bytes(b"\0\xff" * 1000)
     code, out, _ = mooncake("put", "file", str(source), "--replicas", "2")
-    assert (code, out) == (0, "stored file: 1.95KiB, 2 copies\n")
+    assert code == 0
+    assert re.fullmatch(r"stored file: 1\.95KiB, 2 copies, \S+B/s\n", out)
+    code, out, _ = mooncake("put", "wide", str(source), "--replicas", "9")
+    assert code == 0
+    assert "2 of 9 copies" in out
     assert mooncake("put", "piped", "-", stdin=b"hello\n")[0] == 0
     code, out, _ = mooncake("put", "piped", "-", stdin=b"other\n")
     assert code == 0
@@ -38,9 +47,11 @@ def test_put_get_and_rm(mooncake, tmp_path):
     target = tmp_path / "target"
     code, out, _ = mooncake("get", "file", str(target))
     assert code == 0
-    assert "wrote 1.95KiB" in out
+    assert re.fullmatch(rf"wrote 1\.95KiB to {re.escape(str(target))}, read at \S+B/s\n", out)
     code, out, _ = mooncake("get", "file", str(target), "--json")
-    assert json.loads(out) == {"key": "file", "size": 2000, "file": str(target)}
+    found = json.loads(out)
+    assert found.pop("seconds") > 0
+    assert found == {"key": "file", "size": 2000, "file": str(target)}
     assert target.read_bytes() == source.read_bytes()
     assert mooncake("rm", "file", "missing")[0] == 1
     code, _, err = mooncake("rm", "missing")
@@ -48,6 +59,57 @@ def test_put_get_and_rm(mooncake, tmp_path):
     assert "'missing'" in err
     assert mooncake("rm", "--prefix", "pip")[1] == "removed 1 object\n"
     assert mooncake("get", "piped")[0] == 5
+
+
+def test_a_large_file_is_stored_piece_by_piece_and_one_sees_it_go(mooncake, tmp_path, monkeypatch):
+    said = []
+
+    @contextlib.contextmanager
+    def progress(text):
+        said.append(text)
+        yield said.append
+
+    monkeypatch.setattr(put, "progress", progress)
+    monkeypatch.setattr(put, "PIECE_BYTES", 1 << 20)
+    source = tmp_path / "large"
+    source.write_bytes(np.random.default_rng(0).bytes(2_500_000))
+    code, out, _ = mooncake("put", "large", str(source), "--replicas", "2", "--json")
+    stored = json.loads(out)
+    assert (code, stored["outcome"], stored["size"], stored["replicas"]) == (
+        0, "stored", 2_500_000, 2,
+    )  # fmt: skip
+    assert stored["seconds"] > 0
+    assert [text.partition(", ")[0] for text in said] == [
+        "storing large",
+        "storing large: 1MiB of 2.38MiB",
+        "storing large: 2MiB of 2.38MiB",
+        "storing large: 2.38MiB of 2.38MiB",
+    ]
+    target = tmp_path / "back"
+    assert mooncake("get", "large", str(target))[0] == 0
+    assert target.read_bytes() == source.read_bytes()
+    source.write_bytes(bytes(2_000_000))
+    assert "left alone" in mooncake("put", "large", str(source))[1]
+    assert mooncake("put", "large", str(source), "--replace")[0] == 0
+    assert mooncake("get", "large", str(target))[0] == 0
+    assert target.read_bytes() == bytes(2_000_000)
+
+
+def test_keys_that_are_no_text(mooncake, tmp_path):
+    key = os.fsdecode(b"\xff\x01key")  # as a shell passes it
+    shown = "\\xff\x01key"
+    assert shown in mooncake("put", key, "-", stdin=b"value")[1]
+    assert json.loads(mooncake("ls", "--json")[1])["objects"][0]["key"] == shown
+    assert mooncake("get", key)[1] == "value"
+    assert json.loads(mooncake("exists", key, "--json")[1]) == {"exists": {shown: True}}
+    assert json.loads(mooncake("stat", key, "--json")[1])["key"] == shown
+    assert mooncake("rm", key)[0] == 0
+    code, _, err = mooncake("get", key)
+    assert code == 5
+    assert "xff" in err
+    assert json.loads(mooncake("rm", key, "other", "--json")[1])["failed"].keys() == {
+        shown, "other",
+    }  # fmt: skip
 
 
 def test_rm_wants_to_know_exactly(mooncake):

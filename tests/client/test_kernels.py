@@ -5,6 +5,7 @@ import pytest
 
 from mooncake_store import ids
 from mooncake_store.client import _kernels as k
+from mooncake_store.core._kernels_lines import interpreted_ask_for, interpreted_first_equal
 from mooncake_store.core.records import GET_ROW, PUT_ROW, REPLICA
 
 
@@ -19,8 +20,13 @@ def interpreted(name):
 @pytest.fixture(params=[plain, interpreted], ids=["compiled", "python"])
 def kernel(request, monkeypatch):
     if request.param is interpreted:
-        monkeypatch.setattr(k, "_find", k._find.py_func)
-        monkeypatch.setattr(k, "_shard", k._shard.py_func)
+        for helper in (
+            "_ask_for_places", "_ask_for_row", "_cheapest", "_enter", "_find", "_row_of",
+            "_set_of", "_set_tag", "_shard", "_victim",
+        ):  # fmt: skip
+            monkeypatch.setattr(k, helper, getattr(k, helper).py_func)
+        monkeypatch.setattr(k, "first_equal", interpreted_first_equal)
+        monkeypatch.setattr(k, "ask_for", interpreted_ask_for)
     return request.param
 
 
@@ -51,7 +57,7 @@ def replicas_of(*places):
 
 
 def test_the_lease_table_agrees_with_a_dict(kernel):
-    table = np.zeros((k.WAYS * 64, k.WORDS), np.int64)
+    table = np.zeros(64 * k.SET_WORDS, np.int64)
     digests = some_digests(60)
     model = {}
     random = np.random.default_rng(1)
@@ -78,19 +84,45 @@ def test_the_lease_table_agrees_with_a_dict(kernel):
 
 
 def test_a_full_set_gives_up_the_lease_that_ends_first(kernel):
-    table = np.zeros((k.WAYS, k.WORDS), np.int64)
+    table = np.zeros(k.SET_WORDS, np.int64)
     digests = some_digests(k.WAYS + 1)
     index = np.arange(k.WAYS + 1)
     cols = columns(k.WAYS + 1, k.FOUND)
-    cols[k.UNTIL] = [50, 40, 30, 20, 10, 60, 70, 80, 90]
-    kernel("remember")(table, digests, index, 1, cols)
+    # Around where the tags' steps of 1 ms begin anew.
+    now = (1 << 52) - 45 * (1 << 20)
+    cols[k.UNTIL] = now + (np.array([50, 40, 30, 20, 10, 60, 70, 80, 90]) << 20)
+    kernel("remember")(table, digests, index, now, cols)
     seen = columns(k.WAYS + 1)
-    kernel("lookup")(table, digests, 5, seen)
+    kernel("lookup")(table, digests, now, seen)
     assert np.flatnonzero(seen[k.STATUS] == k.MISSING).tolist() == [4]
+    # One that has ended goes before those that run.
+    cols[k.STATUS], cols[k.UNTIL] = k.FOUND, now + (100 << 20)
+    kernel("remember")(table, digests, index[4:5], now + (25 << 20), cols)
+    seen = columns(k.WAYS + 1)
+    kernel("lookup")(table, digests, now, seen)
+    assert np.flatnonzero(seen[k.STATUS] == k.MISSING).tolist() == [3]
+
+
+def test_keys_with_the_same_tag_are_told_apart(kernel):
+    table = np.zeros(k.SET_WORDS, np.int64)
+    digests = some_digests(4)
+    digests[:, 0] = [0, 0, 5 << 32, 5 << 32]
+    cols, index = columns(4, k.FOUND), np.arange(4)
+    cols[k.UNTIL], cols[k.SIZE] = 100, [1, 2, 3, 4]
+    kernel("remember")(table, digests, index[::2], 1, cols)
+    seen = columns(4)
+    assert kernel("lookup")(table, digests, 1, seen) == 2
+    assert seen[k.STATUS].tolist() == [k.FOUND, k.MISSING, k.FOUND, k.MISSING]
+    kernel("remember")(table, digests, index, 1, cols)
+    gone, counts = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    assert kernel("forget")(table, digests, index[:2], 1, gone, counts) == 3
+    seen = columns(4)
+    assert kernel("lookup")(table, digests, 1, seen) == 2
+    assert seen[k.SIZE, 2:].tolist() == [3, 4]
 
 
 def test_grants_are_counted_and_handed_out_once(kernel):
-    table = np.zeros((k.WAYS, k.WORDS), np.int64)
+    table = np.zeros(k.SET_WORDS, np.int64)
     digests, index = some_digests(1), np.zeros(1, np.int64)
     cols = columns(1, k.FOUND)
     cols[k.UNTIL], cols[k.GENERATION] = 100, 7
@@ -105,7 +137,7 @@ def test_grants_are_counted_and_handed_out_once(kernel):
 
 
 def test_renewed_leases_of_the_same_generation_last_longer(kernel):
-    table = np.zeros((k.WAYS, k.WORDS), np.int64)
+    table = np.zeros(k.SET_WORDS, np.int64)
     digests, index = some_digests(2), np.arange(2)
     cols = columns(2, k.FOUND)
     cols[k.UNTIL], cols[k.GENERATION] = 100, 7
@@ -216,7 +248,7 @@ def test_an_answer_with_one_replica_is_taken_as_one_of_several_would_be(kernel):
         row[0] = (64, random.integers(1 << 63), left, random.integers(1 << 32), status, 1)
         words = np.frombuffer(row.tobytes(), np.int64).reshape(1, 4)
         places = replicas_of((segment, int(random.integers(1 << 40))))
-        tables = np.zeros((2, k.WAYS, k.WORDS), np.int64)
+        tables = np.zeros((2, k.SET_WORDS), np.int64)
         one = kernel("take_one")(tables[0], low, high, words, places, 500, 1200, known, 0)
         numbers = (*words[0].tolist(), *places[0].tolist())
         single = kernel("take_single")(tables[1], low, high, *numbers, 500, 1200, known)

@@ -252,7 +252,7 @@ def test_options_are_checked(store):
     with pytest.raises(InvalidArgumentError, match="ttl"):
         store.get("key", ttl=0)
     with pytest.raises(NoSpaceError):
-        store.put("key", b"value", replicas=3, replicas_min=3, deadline=0.3)
+        store.put("key", b"value", replicas=3, replicas_min=3, deadline=5.0)
     assert store.put("key", b"value", replicas=3).replicas == 2
 
 
