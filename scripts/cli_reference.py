@@ -66,7 +66,8 @@ def _section(path: str, command: Any) -> str:
 
 def _argument(parameter: Any) -> str:
     name = (parameter.metavar or parameter.name).upper()
-    return name if parameter.required else f"[{name}]"
+    shown = name if parameter.required else f"[{name}]"
+    return f"{shown}..." if parameter.nargs == -1 else shown
 
 
 def _names(parameter: Any) -> str:

@@ -143,13 +143,19 @@ def console(*, stderr: bool = False) -> "Console":
 def table(
     columns: Mapping[str, str], rows: Sequence[tuple[str, ...]], *, caption: str | None = None
 ) -> "RenderableType":
-    """A table from column titles, each with its alignment ("left", "right"), and text cells."""
+    """A table from column titles, each with its alignment ("left", "right"), and text cells.
+
+    Nothing is cut: text goes on in the next line of its cell, numbers ("right") stay whole.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     drawn = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     for title, alignment in columns.items():
-        drawn.add_column(title, justify="right" if alignment == "right" else "left")
+        if alignment == "right":
+            drawn.add_column(title, justify="right", no_wrap=True)
+        else:
+            drawn.add_column(title, overflow="fold")
     for row in rows:
         drawn.add_row(*row)
     return drawn

@@ -8,6 +8,7 @@ module; the format of the report is `mooncake_store.bench.harness`.
 import importlib
 import sys
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,7 @@ QuickOption = Annotated[
     bool,
     typer.Option(
         "--quick",
-        help="End within 50 s: smaller sizes, fewer repeats, the same rows.",
+        help="Take at most 50 s a bench: smaller sizes, fewer repeats, the same rows.",
         show_default=False,
     ),
 ]
@@ -303,13 +304,33 @@ def _show(name: str, measure: Any, *, quick: bool, vs: tuple[str, ...], as_json:
 
 
 def _draw(rows: "list[Row]", value: dict[str, Any]) -> "RenderableType":
+    """A table for each bench of the report, then the machine: benches differ in their columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    def bench_of(row: "Row") -> str:
+        return row.name.partition("/")[0] if value["bench"] == "all" else ""
+
+    machine, noise = value["machine"], value["noise"]
+    measured_on = (
+        f"{machine['cpu']}, {machine['cores']} cores, kernel {machine['kernel']}; "
+        f"noise {noise['spread_before']:.0%} before, {noise['spread_after']:.0%} after, "
+        f"drift {noise['drift']:+.0%}"
+    )
+    tables = [_table_of(list(group)) for _, group in groupby(rows, bench_of)]
+    return Group(*tables, Text(measured_on, style="italic"))
+
+
+def _table_of(rows: "list[Row]") -> "RenderableType":
+    """Every row, and below the table why some have no value."""
+    from rich.console import Group
+    from rich.text import Text
+
     sides = list(dict.fromkeys(side for row in rows for side in row.vs))
     columns = {"row": "left", "value": "right", "unit": "left", "low": "right", "high": "right"}
     columns |= {"n": "right"} | {f"vs {side}": "right" for side in sides}
-    reasons = any(row.why for row in rows)
-    if reasons:
-        columns["why not"] = "left"
     lines = []
+    reasons: dict[str, list[str]] = {}
     for row in rows:
         cells = [row.name, _number(row.value), row.unit, _number(row.low), _number(row.high)]
         cells.append(str(row.repeats))
@@ -317,14 +338,11 @@ def _draw(rows: "list[Row]", value: dict[str, Any]) -> "RenderableType":
             other = row.vs.get(side)
             ratio = "" if other is None or other.ratio is None else f" ({other.ratio:.3g}x)"
             cells.append("" if other is None else _number(other.value) + ratio)
-        lines.append((*cells, row.why or "") if reasons else tuple(cells))
-    machine, noise = value["machine"], value["noise"]
-    caption = (
-        f"{machine['cpu']}, {machine['cores']} cores, kernel {machine['kernel']}; "
-        f"noise {noise['spread_before']:.0%} before, {noise['spread_after']:.0%} after, "
-        f"drift {noise['drift']:+.0%}"
-    )
-    return table(columns, lines, caption=caption)
+        lines.append(tuple(cells))
+        if row.why:
+            reasons.setdefault(row.why, []).append(row.name)
+    told = [Text(f"not measured, {why}: {', '.join(names)}") for why, names in reasons.items()]
+    return Group(table(columns, lines), *told)
 
 
 def _number(value: float | None) -> str:

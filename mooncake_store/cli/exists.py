@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app
-from mooncake_store.cli._client import SecretOption, UrlOption, connected
+from mooncake_store.cli._client import SecretOption, UrlOption, connected, key_of, text_of
 
 app = make_app()
 
@@ -17,19 +17,20 @@ app = make_app()
     )
 )
 def exists(
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Names of objects.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Names of objects.")],
     url: UrlOption = None,
     secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Say which objects can be read; ends with 5 unless all can. Leases nothing."""
     with connected(url, secret_file) as store:
-        there = store.exists_many(keys).tolist()
-    value = {"exists": dict(zip(keys, there, strict=True))}
+        there = store.exists_many([key_of(key) for key in keys]).tolist()
+    names = [text_of(key_of(key)) for key in keys]
+    value = {"exists": dict(zip(names, there, strict=True))}
 
     def human() -> str:
         return "\n".join(
-            f"{key}: {'yes' if found else 'no'}" for key, found in zip(keys, there, strict=True)
+            f"{name}: {'yes' if found else 'no'}" for name, found in zip(names, there, strict=True)
         )
 
     emit(value, as_json=as_json, human=human)

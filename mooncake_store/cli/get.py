@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, progress
-from mooncake_store.cli._client import SecretOption, UrlOption, connected
+from mooncake_store.cli._client import (
+    SecretOption,
+    Stopwatch,
+    UrlOption,
+    connected,
+    key_of,
+    text_of,
+)
 from mooncake_store.errors import InvalidArgumentError
 
 app = make_app()
@@ -20,9 +27,9 @@ app = make_app()
     )
 )
 def get(
-    key: Annotated[str, typer.Argument(help="Name of the object.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Name of the object.")],
     target: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="File to write; - for standard output.")
+        str, typer.Argument(metavar="FILE", help="File to write; - for standard output.")
     ] = "-",
     url: UrlOption = None,
     secret_file: SecretOption = None,
@@ -38,15 +45,18 @@ def get(
         raise InvalidArgumentError(
             "--json and the object would share standard output", advice="name a file"
         )
-    with connected(url, secret_file) as store, progress(f"reading {key}"):
-        value = store.get(key)
+    name = text_of(key_of(key))
+    with connected(url, secret_file) as store, progress(f"reading {name}"):
+        watch = Stopwatch()
+        value = store.get(key_of(key))
+        seconds, rate = watch.seconds, watch.rate(len(value))
     if target == "-":
         sys.stdout.buffer.write(value)
         sys.stdout.buffer.flush()
         return
     Path(target).write_bytes(value)
     emit(
-        {"key": key, "size": len(value), "file": target},
+        {"key": name, "size": len(value), "file": target, "seconds": seconds},
         as_json=as_json,
-        human=lambda: f"wrote {format_size(len(value))} to {target}",
+        human=lambda: f"wrote {format_size(len(value))} to {target}, read at {rate}",
     )

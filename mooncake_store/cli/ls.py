@@ -19,7 +19,7 @@ app = make_app()
     ),
 )
 def ls(
-    prefix: Annotated[str, typer.Argument(help="How the names begin.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="How the names begin.")] = "",
     long: Annotated[
         bool, typer.Option("-l", "--long", help="Also size, age, copies.", show_default=False)
     ] = False,

@@ -55,7 +55,7 @@ def master(
     All settings can also stand in a file or the environment: see `mooncake config show`.
     """
     from mooncake_store import config, logs
-    from mooncake_store.start_up import hold_garbage_collection
+    from mooncake_store.garbage_collection import hold_garbage_collection
 
     hold_garbage_collection()
     from mooncake_store.master.running import run_master

@@ -17,7 +17,7 @@ app = make_app()
     )
 )
 def mount(
-    url: Annotated[str, typer.Argument(help="mooncake://host:port/namespace")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="mooncake://host:port/namespace")],
     directory: Annotated[str, typer.Argument(metavar="DIR", help="An existing directory.")],
     foreground: Annotated[
         bool, typer.Option("--foreground", "-f", help="Serve here.", show_default=False)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app
-from mooncake_store.cli._client import SecretOption, UrlOption, connected
+from mooncake_store.cli._client import SecretOption, UrlOption, connected, key_of, text_of
 
 app = make_app()
 
@@ -19,7 +19,7 @@ app = make_app()
 )
 def rm(
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="Names of objects.")
+        list[str] | None, typer.Argument(metavar="KEY", help="Names of objects.")
     ] = None,
     prefix: Annotated[
         str | None, typer.Option(help="Remove all whose names begin so.", show_default=False)
@@ -48,12 +48,12 @@ def rm(
         elif everything:
             removed = store.clear(force=force)
         else:
-            result = store.remove_many(keys or [], force=force)
+            result = store.remove_many([key_of(key) for key in keys or []], force=force)
             failed = list(result.errors())
             removed = len(result) - len(failed)
     if removed == 0 and len(failed) == 1:
         raise failed[0][1]
-    value = {"removed": removed, "failed": {str(e.key): e.what for _, e in failed}}
+    value = {"removed": removed, "failed": {text_of(e.key or ""): e.what for _, e in failed}}
 
     def human() -> str:
         lines = [f"removed {removed} objects" if removed != 1 else "removed 1 object"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, text_of
+from mooncake_store.cli._client import SecretOption, UrlOption, connected, key_of, text_of
 
 app = make_app()
 
@@ -15,7 +15,7 @@ app = make_app()
     epilog=examples(("mooncake stat greeting", "size, checksum, lease, pins and replicas"))
 )
 def stat(
-    key: Annotated[str, typer.Argument(help="Name of the object.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Name of the object.")],
     url: UrlOption = None,
     secret_file: SecretOption = None,
     as_json: JsonOption = False,
@@ -24,7 +24,7 @@ def stat(
     from mooncake_store.units import format_duration, format_size
 
     with connected(url, secret_file) as store:
-        found = store.stat(key)
+        found = store.stat(key_of(key))
     value = dataclasses.asdict(found) | {"key": text_of(found.key)}
 
     def human() -> Any:

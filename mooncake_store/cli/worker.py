@@ -91,7 +91,7 @@ def worker(
     or the environment: see `mooncake config show --program worker`.
     """
     from mooncake_store import config, logs
-    from mooncake_store.start_up import hold_garbage_collection
+    from mooncake_store.garbage_collection import hold_garbage_collection
     from mooncake_store.units import parse_duration
 
     hold_garbage_collection()
