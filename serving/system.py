@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from mooncake_store._endpoint import is_loopback
-from mooncake_store.errors import ConfigError, StoreError, UnavailableError
+from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.local_cluster import LocalCluster
 from serving.conductor.admission import AtDecode, ByForecast, ByLoad
 from serving.conductor.conductor import Conductor
@@ -35,6 +35,7 @@ from serving.front.board import ConductorBoard
 from serving.workers.local import LocalWorkers
 from serving.workers.protocol import PREFILL_ROLE
 from serving.workers.settings import settings_from
+from transfer_engine.rpc.address import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,7 +234,7 @@ def _forget(numbers: set[int], number: int, _: asyncio.Task[None]) -> None:
 async def serve_http(
     application: web.Application, host: str, port: int
 ) -> tuple[web.AppRunner, str]:
-    """Serve an application; returns its runner and its URL. Raises UnavailableError."""
+    """Serve an application; returns its runner and its URL. Raises ConfigError."""
     # A client that goes away has to cancel its request, wherever it is.
     runner = web.AppRunner(
         application, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S
@@ -243,8 +244,10 @@ async def serve_http(
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
-        raise UnavailableError(
-            f"cannot listen on {host}:{port}: {error.strerror}",
+        # asyncio words it anew, with the address once more.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {reason}",
             advice="another program may be using the port: choose another one with --port",
         ) from error
     bound = runner.addresses[0][1]

@@ -33,7 +33,7 @@ from serving.connectors.publisher import AllBlocksCleared, BlockRemoved, BlockSt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mooncake_store.client._following import News
+    from mooncake_store.client import News
     from serving.connectors.keys import KeyParts
     from serving.connectors.publisher import Event, Hash
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mooncake_store import logs
 from mooncake_store.children import Parent
-from mooncake_store.start_up import hold_garbage_collection, settle_garbage_collection
+from mooncake_store.garbage_collection import hold_garbage_collection, settle_garbage_collection
 from serving.workers.settings import settings_from
 from transfer_engine.errors import StoreError
 from transfer_engine.rpc.server import run

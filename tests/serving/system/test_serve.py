@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -241,3 +242,20 @@ def test_what_is_configured_wrong_fails_at_start(options, code, said):
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert said in done.stderr
+
+
+def test_a_port_in_use_is_one_sentence():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "mooncake_store", "serve",
+                "--port", port, "--backend", "a=http://127.0.0.1:1",
+            ],
+            capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in")
+    assert done.stderr.count(port) == 1

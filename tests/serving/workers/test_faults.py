@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(180)]
 LONG = prompts(1, seed=41, shortest=1500, longest=1500)[0]
 # Slow enough to be killed in the middle of a prompt.
 SLOW = {**NANO, "model": "tiny"}
+# Half of the deadline of what is to fail long before it.
+SOON_S = 30
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ async def test_a_worker_killed_at_any_stage_is_an_error_soon(trio, store):
     try:
         # In transfer: the decode worker dies while the prompt's KV is pushed to it.
         message = p.Prefill(
-            new_id(), p.pack_tokens(LONG), p.Sampling(), 20, 20_000, decode_at=third.address
+            new_id(), p.pack_tokens(LONG), p.Sampling(), 20, 60_000, decode_at=third.address
         )
         stream = first.prefill(message)
         await reached(stream, p.Started)
@@ -73,10 +75,10 @@ async def test_a_worker_killed_at_any_stage_is_an_error_soon(trio, store):
         last, seconds = await outcome(stream)
         assert isinstance(last, p.Failed)
         assert (last.code, last.retryable) == ("peer_lost", True)
-        assert seconds < 10
+        assert seconds < SOON_S
         # In a pipeline: a follower dies.
         message = p.Prefill(
-            new_id(), p.pack_tokens(LONG), p.Sampling(), 20, 20_000, group=(second.address,),
+            new_id(), p.pack_tokens(LONG), p.Sampling(), 20, 60_000, group=(second.address,),
             use_pool=False,
         )  # fmt: skip
         stream = first.prefill(message)
@@ -85,28 +87,28 @@ async def test_a_worker_killed_at_any_stage_is_an_error_soon(trio, store):
         last, seconds = await outcome(stream)
         assert isinstance(last, p.Failed)
         assert last.code == "peer_lost"
-        assert seconds < 10
+        assert seconds < SOON_S
         load = await first.load()
         await until_async_load(first)
         assert load.role == "prefill"
         # In prefill, then in decode: the worker that was asked dies.
         stream = first.generate(
-            p.Generate(new_id(), p.pack_tokens(LONG), p.Sampling(), 500, 20_000, use_pool=False)
+            p.Generate(new_id(), p.pack_tokens(LONG), p.Sampling(), 500, 60_000, use_pool=False)
         )
         await reached(stream, p.Started)
         trio.kill(0)
         last, seconds = await outcome(stream)
         assert isinstance(last, StoreError)
-        assert seconds < 10
+        assert seconds < SOON_S
         third = WorkerClient(trio.replace(2, "decode"))
         stream = third.decode(
-            p.Decode(new_id(), p.pack_tokens(LONG[:64]), 5, p.Sampling(), 500, 20_000, p.KVPlace())
+            p.Decode(new_id(), p.pack_tokens(LONG[:64]), 5, p.Sampling(), 500, 60_000, p.KVPlace())
         )
         await reached(stream, p.Tokens)
         trio.kill(2)
         last, seconds = await outcome(stream)
         assert isinstance(last, StoreError)
-        assert seconds < 10
+        assert seconds < SOON_S
     finally:
         for client in (first, second, third):
             await client.close()
@@ -131,14 +133,14 @@ async def test_a_worker_that_stands_still_is_an_error_by_the_deadline(trio):
         os.kill(trio.children[2].pid, signal.SIGSTOP)
         last, seconds = await outcome(stream)
         assert isinstance(last, p.Failed)
-        assert seconds < 6
+        assert seconds < 15
         await until_async_load(first)
         os.kill(trio.children[0].pid, signal.SIGSTOP)
         last, seconds = await outcome(
             first.generate(p.Generate(new_id(), p.pack_tokens(LONG), p.Sampling(), 5, 2_000))
         )
         assert isinstance(last, StoreError)
-        assert seconds < 12
+        assert seconds < 20
     finally:
         for child in trio.children:
             child.signal(signal.SIGCONT)
@@ -179,7 +181,7 @@ async def test_a_slow_store_is_not_waited_for():
             try:
                 began = time.monotonic()
                 events = await prefill(client, prompt, fetch_deadline_ms=300, store=False)
-                assert time.monotonic() - began < 3
+                assert time.monotonic() - began < 10
                 assert tokens_of(events) == expected
                 assert events[-1].cached_tokens == 0
             finally:

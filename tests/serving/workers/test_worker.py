@@ -273,7 +273,7 @@ async def test_a_deadline_ends_a_request_with_a_reason(store):
         client = await running.add(pool_url=store.url)
         began = time.monotonic()
         events = await generate(client, LONG, count=1500, deadline_ms=300)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         assert isinstance(events[-1], p.Failed)
         assert events[-1].code == "deadline"
 
