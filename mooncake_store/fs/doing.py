@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client import AsyncClient, Client
 
-__all__ = ["Do", "Plan", "run", "run_async"]
+__all__ = ["Do", "Plan", "anew", "run", "run_async"]
 
 T = TypeVar("T")
 
@@ -23,6 +24,11 @@ class Do(NamedTuple):
 
 
 Plan: TypeAlias = "Generator[Do, Any, T]"
+
+
+def anew(error: Exception) -> Exception:
+    """Return an equal error, to raise in place of one that is kept: see `StoreError.again`."""
+    return copy.copy(error)
 
 
 def run(client: Client, plan: Plan[T]) -> T:

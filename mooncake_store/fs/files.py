@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client._buffers import new_bytes
 from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
-from mooncake_store.fs.doing import run
+from mooncake_store.fs.doing import anew, run
 from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest, needs_parts
 from mooncake_store.fs.paths import key_of
@@ -194,7 +194,9 @@ class PoolReader(io.BufferedIOBase):
         run(self._client, gather.fetch())
         for error in gather.failures.values():
             self._position = began
-            raise self._lost() if isinstance(error, NotFoundError | LeaseExpiredError) else error
+            if isinstance(error, NotFoundError | LeaseExpiredError):
+                raise self._lost()
+            raise anew(error)
 
     def _whole_part(self, wanted: int) -> tuple[str, int] | None:
         """Key and size of the part that begins here, if all of it is wanted."""

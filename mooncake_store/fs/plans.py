@@ -22,7 +22,7 @@ import numpy as np
 from mooncake_store.client._buffers import new_bytes
 from mooncake_store.client._failures import NOT_RENAMED
 from mooncake_store.errors import IllegalClientError, NoSpaceError, NotFoundError
-from mooncake_store.fs.doing import Do
+from mooncake_store.fs.doing import Do, anew
 from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import MANIFEST_BYTES, Attributes, Manifest, is_manifest, needs_parts
 from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
@@ -99,12 +99,10 @@ class Plans:
         """A file, or what a slice [start:end] of it holds."""
         if not start and end is None:
             (value,) = yield from self.read_many([path])
-            if isinstance(value, Exception):
-                raise value
-            return value
-        (value,) = yield from self.read_ranges([path], [start], [end])
+        else:
+            (value,) = yield from self.read_ranges([path], [start], [end])
         if isinstance(value, Exception):
-            raise value
+            raise anew(value)
         return value
 
     def read_many(self, paths: Sequence[str]) -> Plan[list[bytes | Exception]]:
@@ -249,7 +247,7 @@ class Plans:
                 break
             # Another writer began the same file meanwhile; the one who ends last has it.
         yield from self.remove_parts(fresh[at] for at in waiting if at in fresh)
-        raise error
+        raise anew(error)
 
     def _secure(self, parts: list[str], pins: dict[str, Any]) -> Plan[None]:
         """Pin the parts of finished files, or unpin them; raises if one was evicted meanwhile."""
@@ -300,7 +298,7 @@ class Plans:
         yield from self.remove_parts(manifests.values())
         for at, error in gone.errors():
             if not isinstance(error, NotFoundError):
-                raise error
+                raise anew(error)
             if strict:
                 raise missing_error(paths[at])
 
@@ -317,7 +315,7 @@ class Plans:
         yield from self.remove_parts(manifests.values())
         for _, error in gone.errors():
             if not isinstance(error, NotFoundError):
-                raise error
+                raise anew(error)
         if len(gone.failed) == len(keys):
             raise missing_error(path)
 
@@ -343,7 +341,7 @@ class Plans:
         )
         for at, error in renamed.errors():
             if at not in done:
-                raise _failure(error, os.fsdecode(sources[at]))
+                raise anew(_failure(error, os.fsdecode(sources[at])))
 
     def _move_bytes(self, pairs: Sequence[tuple[bytes, bytes]]) -> Plan[None]:
         """Move objects to another shard: put anew, then removed, a bounded batch at a time."""
@@ -359,7 +357,7 @@ class Plans:
             targets = [target for _, target in pairs[first:last]]
             got = yield Do("get_many", (sources,), {"copy": False})
             for at, error in got.errors():
-                raise _failure(error, os.fsdecode(sources[at]))
+                raise anew(_failure(error, os.fsdecode(sources[at])))
             put = yield Do("put_many", (targets, got.values), {"upsert": True, **self.pins})
             put.check()
             yield Do("remove_many", (sources,), {"force": True})
@@ -382,7 +380,7 @@ class Plans:
                 numbers = range(done, min(old.count, done + step))
                 got = yield Do("get_many", ([old.key(n) for n in numbers],), {"copy": False})
                 for _, error in got.errors():
-                    raise _failure(error, source)
+                    raise anew(_failure(error, source))
                 yield from self.put_parts([new.key(n) for n in numbers], got.values)
                 done = numbers.stop
         except BaseException:

@@ -291,8 +291,20 @@ def test_busy_and_missing_things_are_told(mounted, url, tmp_path, free_port):
         assert "busy" in done.stderr
     assert mooncake("umount", str(mounted)).returncode == 0
     assert not os.path.ismount(mounted)
-    assert "not a directory" in mooncake("mount", url, str(tmp_path / "none")).stderr
+    nothing = mooncake("umount", str(mounted))
+    assert nothing.returncode == 1
+    assert nothing.stderr.endswith("nothing is mounted there\n")
+    missing = mooncake("mount", url, str(tmp_path / "none"))
+    assert missing.returncode == 2
+    assert "not a directory" in missing.stderr
+    unstaged = mooncake("mount", url, str(mounted), "--staging", str(tmp_path / "none"))
+    assert unstaged.returncode == 2
+    assert "--staging" in unstaged.stderr
     wrong = mooncake("mount", f"mooncake://127.0.0.1:{free_port}/ns", str(mounted))
-    assert wrong.returncode != 0
+    assert wrong.returncode == 4
     assert str(free_port) in wrong.stderr
+    assert wrong.stderr.count("check the address") == 1
+    odd = mooncake("mount", url, str(mounted), "--part-size", "large")  # found in the background
+    assert odd.returncode == 2
+    assert "'large' is not a size" in odd.stderr
     assert not os.path.ismount(mounted)

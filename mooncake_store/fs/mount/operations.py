@@ -249,8 +249,6 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         plans = self._fs.plans
         mark = Manifest.make(0, plans.part_bytes, attributes).encode()
         put = self._fs.client.put(prefix_of(path), mark, upsert=not exclusive, **plans.pins)
-        if put.error is not None:
-            raise put.error
         if put.already_present:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         self._marked.add(path)

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.errors import StoreError, UnavailableError
+from mooncake_store.errors import InvalidArgumentError, StoreError, UnavailableError
+from transfer_engine.wire.faults import decode_error, encode_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ _UNMOUNT_S = 30.0
 _THREADS = 8
 
 
-def check_machine(directory: str) -> None:
+def check_machine(directory: str, staging: str | None) -> None:
     """Raise with what to do when this machine cannot mount, or not there."""
     if not os.path.exists("/dev/fuse"):
         raise UnavailableError(
@@ -49,9 +50,21 @@ def check_machine(directory: str) -> None:
             advice="pip install 'mooncake-store[fuse]'",
         ) from None
     if not os.path.isdir(directory):
-        raise NotADirectoryError(f"{directory} is not a directory; make it first")
+        raise InvalidArgumentError(
+            f"{directory} is not a directory", operation="mount", advice="make it first"
+        )
+    if staging is not None and not os.access(staging, os.W_OK | os.X_OK):
+        raise InvalidArgumentError(
+            f"files cannot be staged in {staging}: not a directory, or not writable",
+            operation="mount",
+            advice="name another one with --staging",
+        )
     if os.path.ismount(directory):
-        raise FileExistsError(f"{directory} is a mount already; mooncake umount {directory}")
+        raise InvalidArgumentError(
+            f"{directory} is a mount already",
+            operation="mount",
+            advice=f"`mooncake umount {directory}`, or name another directory",
+        )
 
 
 def mount(
@@ -65,10 +78,10 @@ def mount(
 ) -> None:
     """Mount a namespace; `filesystem` are arguments of `MooncakeFileSystem`.
 
-    `staging` is where files lie while they are written. Raises OSError or StoreError.
+    `staging` is where files lie while they are written. Raises StoreError.
     """
     directory = os.path.abspath(directory)
-    check_machine(directory)
+    check_machine(directory, staging)
     options = {"allow_other": allow_other, "ro": read_only}
 
     def serve(ready: Callable[[], None]) -> None:
@@ -127,7 +140,9 @@ def _serve(
 def _threads(mfusepy: Any) -> dict[str, int]:
     """Bound the threads of libfuse, where it knows how: from 3.12 on it complains otherwise."""
     version = (mfusepy.fuse_version_major, mfusepy.fuse_version_minor)
-    return {"max_threads": _THREADS} if version >= (3, 12) else {}
+    if version < (3, 12):
+        return {}
+    return {"max_threads": _THREADS, "max_idle_threads": _THREADS}
 
 
 def _in_background(serve: Callable[[Callable[[], None]], None]) -> None:
@@ -149,8 +164,14 @@ def _in_background(serve: Callable[[Callable[[], None]], None]) -> None:
                 advice="see what holds it up with --foreground",
             )
         told = pipe.read()
+    if not told:
+        raise UnavailableError(
+            "the mount ended before it was ready",
+            operation="mount",
+            advice="see what ends it with --foreground",
+        )
     if told != _READY:
-        raise UnavailableError(told.decode() or "the mount ended before it was ready")
+        raise decode_error(told)
 
 
 def _child(serve: Callable[[Callable[[], None]], None], pipe: int) -> None:
@@ -166,14 +187,16 @@ def _child(serve: Callable[[Callable[[], None]], None], pipe: int) -> None:
 
         serve(ready)
         status = 0
-    except (StoreError, OSError) as error:
-        os.write(pipe, str(error).encode())
+    except StoreError as error:
+        os.write(pipe, encode_error(error))
+    except OSError as error:
+        os.write(pipe, encode_error(UnavailableError(str(error), operation="mount", advice="")))
     finally:
         os._exit(status)
 
 
 def unmount(directory: str, *, lazy: bool = False) -> None:
-    """Unmount; files that are open keep it busy unless `lazy`. Raises OSError."""
+    """Unmount; files that are open keep it busy unless `lazy`. Raises StoreError."""
     program = shutil.which("fusermount3") or shutil.which("fusermount")
     command = [program, "-u"] if program else ["umount"]
     if lazy:
@@ -183,4 +206,9 @@ def unmount(directory: str, *, lazy: bool = False) -> None:
     )
     if done.returncode:
         reason = done.stderr.strip() or f"{command[0]} answered {done.returncode}"
-        raise OSError(f"cannot unmount {directory}: {reason}; close what is open there, or --lazy")
+        mounted = os.path.ismount(directory)
+        raise StoreError(
+            f"cannot unmount {directory}: {reason}",
+            operation="umount",
+            advice="close what is open there, or --lazy" if mounted else "nothing is mounted there",
+        )
