@@ -54,7 +54,9 @@ TESTS = (
     "scripts/test_tensor_api.py",
     "scripts/test_upsert_api.py",
 )
-# Tests that are meant to fail. What is not explained here is in docs/reference/compat.md.
+# Tests that would fail, as is meant, and do not run: what one leaves behind in its process when it
+# fails, a store that lends memory, changes what others see. What is not explained here is in
+# docs/reference/compat.md.
 MEANT = {
     "test_zero_local_buffer_size",  # nothing is staged, so no put needs a local buffer
     "test_clear_with_active_lease",  # a put leases nothing
@@ -272,7 +274,7 @@ def own_tests(source: Path, name: str) -> int:
             [
                 sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-W",
                 "ignore", "-c", os.devnull, "--rootdir", str(source), "--import-mode=importlib",
-                str(source / name),
+                str(source / name), "-k", " and ".join(f"not {each}" for each in sorted(MEANT)),
             ],
             capture_output=True, text=True, timeout=RUN_S, cwd=source,
             env=os.environ | on_drop_in(
@@ -285,14 +287,12 @@ def own_tests(source: Path, name: str) -> int:
         )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     failed = [line for line in lines if line.startswith(("FAILED ", "ERROR ", "SUBFAILED"))]
-    wrong = [line for line in failed if not any(each in line for each in MEANT)]
-    for line in wrong:
-        say(f"  {line}")
     if not failed and done.returncode not in (0, 5):
-        wrong.append("")
-        say(f"  {' / '.join(lines[-3:])}")
+        failed = [" / ".join(lines[-3:])]
+    for line in failed:
+        say(f"  {line}")
     say(f"{name}: {lines[-1].strip('= ') if lines else 'nothing'}")
-    return len(wrong)
+    return len(failed)
 
 
 def examples(source: Path) -> int:

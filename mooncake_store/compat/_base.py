@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mooncake_store.client import Client
-    from mooncake_store.client._core import PutOptions
+    from mooncake_store.client._core import ClientStats, PutOptions
     from mooncake_store.client.results import BatchResult, PutManyResult
     from mooncake_store.worker import Worker
 
@@ -100,7 +100,7 @@ class Base:
             if wanted.http_port is not None:
                 from mooncake_store.compat._http import serve
 
-                self._http = serve(self, wanted.http_port)
+                self._http = serve(self.health_check, self._stats, wanted.http_port)
         except (StoreError, ValueError, OSError) as error:
             log.error("setup failed: %s", error)
             self.close()
@@ -165,6 +165,9 @@ class Base:
         except StoreError:
             return 2
         return 0
+
+    def _stats(self) -> ClientStats | None:
+        return None if self._client is None else self._client.stats()
 
     def get_hostname(self) -> str:
         """The name of this node, "host:port": what preferred segments are called."""

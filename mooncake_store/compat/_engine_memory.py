@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from transfer_engine.engine import Region
+    from transfer_engine.base import Region
     from transfer_engine.submission import Submission
 
 __all__ = ["EngineMemory"]

@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mooncake_store.compat._base import Base
+    from collections.abc import Callable
+
+    from mooncake_store.client._core import ClientStats
 
 __all__ = ["Endpoint", "serve"]
 
@@ -42,19 +44,21 @@ class Endpoint:
         self._thread.join(5.0)
 
 
-def serve(store: Base, port: int) -> Endpoint:
-    """Serve the endpoints of a store; raises OSError when the port is taken."""
+def serve(
+    health: Callable[[], int], stats: Callable[[], ClientStats | None], port: int
+) -> Endpoint:
+    """Serve the health and the counters of a store; raises OSError when the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers from the store."""
+        """Answers with what the two calls say at the time."""
 
         def do_GET(self) -> None:
             """Answer one request."""
             if self.path == "/health":
-                healthy = store.health_check() == 0
+                healthy = health() == 0
                 self._answer(200 if healthy else 503, "OK\n" if healthy else "unhealthy\n")
             elif self.path in ("/metrics", "/metrics/summary"):
-                self._answer(200, _metrics(store, short=self.path.endswith("summary")))
+                self._answer(200, _metrics(stats(), short=self.path.endswith("summary")))
             else:
                 self._answer(404, "not found\n")
 
@@ -72,11 +76,9 @@ def serve(store: Base, port: int) -> Endpoint:
     return Endpoint(ThreadingHTTPServer(("127.0.0.1", port), Handler))
 
 
-def _metrics(store: Base, *, short: bool) -> str:
-    client = store._client
-    if client is None:
+def _metrics(stats: ClientStats | None, *, short: bool) -> str:
+    if stats is None:
         return ""
-    stats = client.stats()
     lines = []
     for name, text in _COUNTERS:
         metric = f"mooncake_client_{name}_total"

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from transfer_engine.engine import SegmentHandle, TransferEngine
+    from transfer_engine.engine import TransferEngine
+    from transfer_engine.handle import SegmentHandle
     from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.frame import Frame

@@ -23,7 +23,12 @@ from functools import wraps
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from aiohttp import web
+try:
+    from aiohttp import web
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "the REST service needs aiohttp; pip install aiohttp", name=error.name
+    ) from None
 
 from mooncake_store._endpoint import is_loopback
 from mooncake_store.compat.config import MooncakeConfig
@@ -52,6 +57,13 @@ class _Refused(Exception):
 
 def _answer(status: int, /, **content: Any) -> web.Response:
     return web.json_response(content, status=status)
+
+
+def _ended(what: str, number: int) -> web.Response:
+    """The answer that tells no more than how something ended."""
+    if number != 0:
+        return _answer(500, error=f"{what} failed, ret={number}")
+    return _answer(200, status="success")
 
 
 def _answered(method: Method) -> Method:
@@ -329,9 +341,7 @@ class MooncakeStoreService:
         number = await asyncio.to_thread(
             self._open.unmount_and_free_segment, _segment_ids(body), _grace_s(body)
         )
-        if number != 0:
-            return _answer(500, error=f"Unmount and free failed, ret={number}")
-        return _answer(200, status="success")
+        return _ended("Unmount and free", number)
 
     @_answered
     async def handle_mount_shm(self, request: web.Request) -> web.Response:
@@ -367,9 +377,7 @@ class MooncakeStoreService:
         """Answer that nothing lies on a disk of this store's: disks belong to workers."""
         grace_s = _grace_s(await _body(request))
         number = await asyncio.to_thread(self._open.unmount_local_disk_segment, grace_s)
-        if number != 0:
-            return _answer(500, error=f"Unmount local disk failed, ret={number}")
-        return _answer(200, status="success")
+        return _ended("Unmount local disk", number)
 
     @_answered
     async def handle_reconfigure(self, request: web.Request) -> web.Response:
