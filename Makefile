@@ -16,6 +16,7 @@ setup-test:      ## setup, and torch for the tensor tests
 	@scripts/setup.sh torch
 
 demo: setup-test ## run the main jobs on embedded defaults and say what they did
+	@.venv/bin/mooncake warmup
 	@$(PY) -m mooncake_store.demo
 	@$(PY) -m serving.demo
 
@@ -40,7 +41,7 @@ bench: setup     ## every benchmark, quickly
 
 docs: setup      ## write the generated pages of docs/reference anew
 	@$(PY) scripts/cli_reference.py
-	@$(PY) -m mooncake_store._reference
+	@$(PY) scripts/store_reference.py
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
 	@$(PY) -m pytest -n 0 -m gpu tests/transfer/test_cuda.py tests/transfer/test_device_segment.py
@@ -66,8 +67,9 @@ test-mount: setup-test ## 100,000 random operations and fio's verification on a 
 test-interop: setup-test ## pandas, zarr, torch and others on the store, in their own environment
 	@scripts/interop.sh
 
-test-serving: setup-test ## 200 prompts served in every way, token for token
-	@MOONCAKE_TEST_PROMPTS=200 $(PY) -m pytest -n 0 tests/serving/workers/test_equality.py
+test-serving: setup-test ## 200 prompts served in every way, token for token; clients that leave
+	@MOONCAKE_TEST_PROMPTS=200 $(PY) -m pytest -n 0 tests/serving/workers/test_equality.py \
+		tests/serving/system/test_disconnects.py
 
 test-vllm: setup ## tests of the vLLM connector with vLLM itself, in an environment of its own
 	@scripts/engine.sh vllm

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from mooncake_store.worker import Worker
-    from transfer_engine.engine import SegmentHandle
     from transfer_engine.file_segment import FileSegment
+    from transfer_engine.handle import SegmentHandle
 
     Lent: TypeAlias = Segment | FileSegment
 

@@ -96,14 +96,9 @@ def is_loopback(host: str) -> bool:
 
     A name other than `localhost` is not resolved and counts as reachable from elsewhere.
     """
-    import ipaddress  # Only programs that bind need it.
+    from transfer_engine.rpc import address  # Only programs that bind need it.
 
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    return address.is_loopback(host.strip("[]"))
 
 
 class Secret:

@@ -110,10 +110,12 @@ class Child:
 
     def kill(self) -> int:
         """End the child at once and return its exit code."""
-        self._channel.close()
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        return self.process.wait()
+        code = self.process.wait()
+        # Not before: to a child that lives, the end of the channel says to leave in good order.
+        self._channel.close()
+        return code
 
     def signal(self, number: int) -> None:
         """Send a signal, e.g. SIGSTOP."""

@@ -119,7 +119,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            le=1 << 32,
+            le=1 << 30,
             description="Objects a shard can hold. Reserves address space, not memory.",
         ),
     ] = 64_000_000
@@ -356,9 +356,9 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         Meta(description="Leases remembered for that."),
     ] = 65_536
     transports: Annotated[
-        tuple[Literal["local", "shm", "rdma", "tcp"], ...],
-        Meta(description="Ways to move bytes, best first."),
-    ] = ("local", "shm", "rdma", "tcp")
+        tuple[Literal["local", "shm", "file", "rdma", "tcp"], ...],
+        Meta(description="Ways to move bytes that may be used; the cheapest one is."),
+    ] = ("local", "shm", "file", "rdma", "tcp")
     tcp_streams: Annotated[
         int,
         Meta(ge=1, le=64, description="Connections to each worker reached over TCP."),

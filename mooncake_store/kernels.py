@@ -3,6 +3,7 @@
 The first call of a numba kernel on a machine compiles it, which takes seconds; later processes
 load it from numba's disk cache. So that no request ever waits for a compiler, `warmup` runs the
 `warmup()` of every `_kernels*.py` in the installed packages; they are found on disk, not listed.
+Where kernels can only be called by what is built on them, their folder has a `_warmup.py` instead.
 
 numba looks only at the file a kernel stands in when it decides whether a cached one is still
 good, not at what that file uses. `forget_stale_caches` therefore keeps a stamp beside the cached
@@ -50,6 +51,7 @@ __all__ = [
     "loaded_before",
     "note_loaded",
     "warmup",
+    "warmup_of",
 ]
 
 log = logging.getLogger(__name__)
@@ -88,10 +90,20 @@ def warmup(
     _forget(kernels)
     for kernel in kernels:
         started = time.perf_counter()
-        importlib.import_module(kernel.module).warmup()
+        warmup_of(kernel.module)()
         if report is not None:
             report(kernel.module, time.perf_counter() - started)
     return len(kernels)
+
+
+def warmup_of(module: str) -> Callable[[], None]:
+    """What compiles or loads the kernels of a module: its `warmup`, or that of its folder."""
+    own: Callable[[], None] | None = getattr(importlib.import_module(module), "warmup", None)
+    if own is not None:
+        return own
+    beside = importlib.import_module(f"{module.rpartition('.')[0]}._warmup")
+    found: Callable[[], None] = beside.warmup
+    return found
 
 
 def forget_stale_caches(packages: Iterable[str] = PACKAGES) -> int:

@@ -17,14 +17,12 @@ install_vllm() {
   pip uninstall -y torchvision torchaudio torchcodec
 }
 install_sglang() {
-  has sglang-0.5.23 && return
-  pip install torch==2.13.0 triton numpy transformers==5.19.0 apache-tvm-ffi==0.1.11 \
+  pip install torch==2.13.0 triton numpy transformers==5.19.0 aiohttp apache-tvm-ffi==0.1.11 \
     compressed_tensors dill fastapi gguf ipython orjson packaging pillow prometheus_client \
     psutil pybase64 pydantic pyzmq requests sentencepiece setproctitle tqdm uvicorn xxhash
   pip install --no-deps sglang==0.5.23
 }
 install_lmcache() {
-  has lmcache-0.5.6 && return
   pip install torch==2.13.0 'numpy<2.3' transformers==5.19.0 aiofile aiofiles aiohttp blake3 \
     cachetools caio cryptography fastapi httpx nvtx 'opentelemetry-api<=1.40.0' \
     'opentelemetry-sdk<=1.40.0' prometheus_client psutil py-cpuinfo pyyaml pyzmq redis requests \

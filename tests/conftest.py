@@ -6,6 +6,7 @@ kernel may compile it.
 """
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from mooncake_store import kernels
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -94,7 +96,7 @@ class Program:
         with self._news:
             return "".join(self._lines)
 
-    def wait_for_line(self, text, timeout_s=30):
+    def wait_for_line(self, text, timeout_s=PATIENCE_S):
         """The first line that contains `text`; fails with all output when none comes in time."""
         deadline = time.monotonic() + timeout_s
         seen = 0
@@ -110,7 +112,7 @@ class Program:
                 self._news.wait(min(left, 0.5))
         pytest.fail(f"{self.arguments} never wrote {text!r}; it wrote:\n{''.join(self._lines)}")
 
-    def wait(self, timeout_s=30):
+    def wait(self, timeout_s=PATIENCE_S):
         """The exit code; fails when the program does not end in time."""
         try:
             code = self.process.wait(timeout_s)
@@ -127,8 +129,8 @@ class Program:
         """End the program and its children at once; harmless when they have ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
-        self._reader.join(30)
+        self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         self.process.stdout.close()
 
 
@@ -156,3 +158,21 @@ def start_program():
     environment variables to add; it returns a `Program`.
     """
     yield from programs()
+
+
+@pytest.fixture
+def leftovers():
+    """A function that frees what only the garbage collector can free, and returns the types."""
+    gc.disable()
+
+    def found():
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        types = {type(thing).__name__ for thing in gc.garbage}
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.collect()
+        return types
+
+    yield found
+    gc.enable()

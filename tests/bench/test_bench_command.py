@@ -118,6 +118,16 @@ def test_all_puts_every_bench_into_one_report(benches, capsys):
     assert set(benches) == set(bench.BENCHES)
 
 
+def test_all_draws_a_table_for_each_bench_and_cuts_nothing(benches, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["bench", "all", "--quick", "--vs", "raw"]) == 0
+    shown = capsys.readouterr().out
+    assert sum(line.startswith(" row ") for line in shown.splitlines()) == len(bench.BENCHES)
+    assert "transfer/speed/[b1]" in shown
+    assert "no RDMA device: transfer/read/rdma" in shown
+    assert "…" not in shown
+
+
 def test_all_goes_on_after_a_bench_that_fails_and_says_so(benches, capsys, monkeypatch):
     def fail(report, **options):
         raise ZeroDivisionError("no time passed")

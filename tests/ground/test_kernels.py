@@ -107,6 +107,23 @@ def test_a_kernel_whose_callee_changed_is_stale_until_forgotten(package):
 
 
 @pytest.mark.slow
+def test_kernels_without_a_warmup_of_their_own_are_warmed_up_by_their_folders(package):
+    (package / "deep" / "__init__.py").write_text("")
+    bare = textwrap.dedent(STEP).format(by=1).partition("def warmup")[0]
+    (package / "deep" / "_kernels_bare.py").write_text(bare)
+    (package / "deep" / "_warmup.py").write_text(
+        "from fakekernels.deep._kernels_bare import step\n\ndef warmup():\n    step(1)\n"
+    )
+    code = """
+        from mooncake_store.kernels import warmup
+        warmup(packages=["fakekernels"])
+        from fakekernels.deep._kernels_bare import step
+        print(len(step.signatures))
+    """
+    assert python(package, code) == "1"
+
+
+@pytest.mark.slow
 def test_warming_up_runs_every_warmup_reports_times_and_fills_the_cache(package):
     (package / "deep" / "__init__.py").write_text("")
     code = """

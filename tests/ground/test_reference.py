@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mooncake_store import errors
-from mooncake_store._reference import PAGES
 from mooncake_store.config import PROGRAMS, describe
+from scripts.store_reference import PAGES
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_up_to_date(name):
     page = (FOLDER / name).read_text(encoding="utf-8")
-    assert page == PAGES[name](), "run: python -m mooncake_store._reference"
+    assert page == PAGES[name](), "run: python scripts/store_reference.py"
 
 
 def test_every_setting_has_its_place_in_the_page():

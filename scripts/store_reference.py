@@ -1,9 +1,11 @@
-"""Writes docs/reference/config.md and errors.md: `python -m mooncake_store._reference`.
+"""Writes docs/reference/config.md, errors.md and the tables of wire-protocol.md.
 
-A reference written by hand is wrong after the next change. These two pages are read off the same
+    python scripts/store_reference.py
+
+A reference written by hand is wrong after the next change. These pages are read off the same
 descriptions that the programs obey, and a test compares the files with what this module returns.
 
-Not done here: other reference pages, each made beside what it describes. O(settings + errors).
+Not done here: the page of commands (`cli_reference.py`). O(settings + errors + operations).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ __all__ = ["PAGES", "config_page", "errors_page"]
 
 CONFIG_HEAD = """# Settings
 
-Written by `python -m mooncake_store._reference`; edit the fields in `mooncake_store/config.py`.
+Written by `python scripts/store_reference.py`; edit the fields in `mooncake_store/config.py`.
 
 A value is looked for in this order, and the first one found wins:
 
@@ -58,7 +60,7 @@ segments = ["16GiB", "16GiB"]
 
 ERRORS_HEAD = """# Errors
 
-Written by `python -m mooncake_store._reference`; edit `transfer_engine/errors.py`.
+Written by `python scripts/store_reference.py`; edit `transfer_engine/errors.py`.
 
 Everything raised on purpose is a `mooncake_store.errors.StoreError`. `code` is the number that the
 drop-in API returns, *retry* says whether the same call can succeed later, and the advice ends the
