@@ -126,9 +126,11 @@ async def test_clients_leave_while_queued_computed_pushed_and_answered():
             client.leave()
         await here.settled()
 
-        # Its KV is pushed to a worker that stands still once it has promised room.
+        # Its KV is pushed to a worker that stands still once it has promised room: nothing is
+        # computed before the promise has come.
+        before = await here.prefill.load(WAIT_S)
         client = await here.ask(1500, 100)
-        await here.until(here.decode, lambda load: load.kv_blocks_used)
+        await here.until(here.prefill, lambda load: load.stage_seconds > before.stage_seconds)
         pushed_to = here.system.workers.children[1]
         pushed_to.signal(signal.SIGSTOP)
         try:
@@ -143,7 +145,7 @@ async def test_clients_leave_while_queued_computed_pushed_and_answered():
         client = await here.ask(50, 5000)
         await client.first_token()
         await client.pieces(3)
-        assert (await here.decode.load()).running == 1
+        assert (await here.decode.load(WAIT_S)).running == 1
         client.leave()
         await here.settled()
 
