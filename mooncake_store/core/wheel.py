@@ -2,7 +2,7 @@
 
 Used for quarantined space, soft pins and late writers, where thousands of entries share a
 deadline; a heap of Python objects would cost more than the requests that fill it. Entries come
-due up to one slot late, never early.
+due up to one slot late, never early; who takes a bounded number at a time gets the rest later.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Wheel"]
 
 SLOT_NS = 10_000_000
+COUNT_MAX = 1 << 62
 
 
 class Wheel:
@@ -48,16 +49,41 @@ class Wheel:
             heapq.heappush(self._order, slot)
         self._slots[slot].append(np.array(entries))
 
-    def pop(self, now: int) -> NDArray[np.int64] | None:
-        """Remove and return everything due, None when nothing is."""
+    def pop(self, now: int, limit: int = COUNT_MAX) -> NDArray[np.int64] | None:
+        """Remove and return what is due, None when nothing is.
+
+        More than `limit` entries stay for the next call, those of the latest slots first.
+        """
         if not self._order or self._order[0] * SLOT_NS > now:
             return None
         due: list[NDArray[np.int64]] = []
-        while self._order and self._order[0] * SLOT_NS <= now:
-            due += self._slots.pop(heapq.heappop(self._order))
+        left = limit
+        while left > 0 and self._order and self._order[0] * SLOT_NS <= now:
+            taken = self._take(self._order[0], left)
+            due += taken
+            left -= sum(map(len, taken))
         out = np.concatenate(due)
         self._count -= len(out)
         return out
+
+    def _take(self, slot: int, limit: int) -> list[NDArray[np.int64]]:
+        """Remove up to `limit` entries of the earliest slot, which goes with its last one."""
+        batches = self._slots[slot]
+        whole = 0
+        for batch in batches:
+            if len(batch) > limit:
+                break
+            limit -= len(batch)
+            whole += 1
+        taken = batches[:whole]
+        del batches[:whole]
+        if not batches:
+            del self._slots[slot]
+            heapq.heappop(self._order)
+        elif limit:
+            taken.append(batches[0][:limit])
+            batches[0] = batches[0][limit:]
+        return taken
 
     def entries(self) -> NDArray[np.int64]:
         """Return all entries, in no order (for checks and dumps)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mooncake_store.core.janitor import PINS_ENDED_MAX
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import Status
 from tests.core.lab import MIB, Lab, digests_of
@@ -97,6 +98,24 @@ def test_an_expired_soft_pin_is_no_pin() -> None:
     lab.tick()
     assert lab.shard.stats().soft_pinned == 0
     assert lab.evict(1.0).objects == 10
+
+
+def test_pins_that_end_in_one_moment_end_over_several_ticks_the_earliest_first() -> None:
+    """All at once, a million of them would hold up every request for most of a second."""
+    lab = Lab(evict_soft_pinned=False, objects_max=4 * PINS_ENDED_MAX)
+    ttl = {"soft_pin": SoftPin.ENABLE, "soft_pin_ttl_ns": 10**9}
+    for key in range(0, 2 * PINS_ENDED_MAX, PINS_ENDED_MAX):
+        lab.put(range(key, key + PINS_ENDED_MAX), 64, **ttl)
+    lab.sleep(0.5)
+    later = range(2 * PINS_ENDED_MAX, 2 * PINS_ENDED_MAX + 10)
+    lab.put(later, 64, **ttl)
+    lab.sleep(2)
+    left = []
+    for _ in range(4):
+        left.append(lab.shard.stats().soft_pinned)
+        lab.tick()
+    assert left == [2 * PINS_ENDED_MAX + 10, PINS_ENDED_MAX + 10, 10, 0]
+    assert lab.evict(1.0).objects == later.stop
 
 
 def test_a_group_leaves_whole() -> None:

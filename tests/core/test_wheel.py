@@ -1,0 +1,37 @@
+"""The wheel: everything comes due once, earliest slots first, however few are taken at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mooncake_store.core.wheel import SLOT_NS, Wheel
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 100])
+def test_a_bounded_pop_leaves_the_rest_in_order(limit: int) -> None:
+    wheel = Wheel(1)
+    for slot in (5, 2, 9, 2):
+        entries = np.array([[slot], [slot], [slot]], np.int64)
+        wheel.add(np.full(3, slot * SLOT_NS), entries)
+    taken: list[int] = []
+    while (due := wheel.pop(5 * SLOT_NS, limit)) is not None:
+        assert 0 < len(due) <= limit
+        taken += due[:, 0].tolist()
+        assert len(wheel) == 12 - len(taken)
+    assert taken == [2] * 6 + [5] * 3
+    rest = wheel.pop(9 * SLOT_NS)
+    assert rest is not None
+    assert rest[:, 0].tolist() == [9] * 3
+    assert wheel.pop(100 * SLOT_NS) is None
+
+
+def test_what_was_discarded_does_not_count() -> None:
+    wheel = Wheel(1)
+    wheel.add(np.full(4, SLOT_NS), np.array([[1], [2], [1], [2]], np.int64))
+    wheel.add(np.full(2, SLOT_NS), np.array([[1], [1]], np.int64))
+    wheel.discard(0, 1)
+    due = wheel.pop(SLOT_NS, 3)
+    assert due is not None
+    assert due[:, 0].tolist() == [2, 2]
+    assert len(wheel) == 0
