@@ -1,4 +1,4 @@
-"""What names a peer and what proves knowing it: addresses, store URLs and shared secrets.
+"""What names a peer and what proves knowing it: addresses, store URLs, namespaces, shared secrets.
 
 Secrets come by reference: a setting holds the path of a file, never the secret, and a `Secret`
 shows its bytes only to whoever calls `reveal`, so none ends up in a log, a traceback or
@@ -15,7 +15,8 @@ import re
 import stat
 from typing import NamedTuple
 
-from transfer_engine.errors import ConfigError
+from mooncake_store.units import MIB, VALUE_MAX, format_size, parse_size
+from transfer_engine.errors import ConfigError, InvalidArgumentError
 
 __all__ = [
     "Secret",
@@ -23,6 +24,7 @@ __all__ = [
     "is_loopback",
     "read_secret",
     "split_address",
+    "split_quota",
     "split_rail",
     "split_url",
 ]
@@ -89,6 +91,28 @@ def split_url(url: str) -> StoreUrl:
     place = found[1] if _ADDRESS.fullmatch(found[1]) else f"{found[1]}:{PORT_DEFAULT}"
     host, port = split_address(place)
     return StoreUrl(host, port, (found[2] or "").strip("/") or "default")
+
+
+def split_quota(quota: str) -> tuple[str, int]:
+    """Return namespace and bytes of `"team-a=200GB"`.
+
+    Raises:
+        ConfigError: there is no size, none of a mebibyte or more, or no URL has such a namespace.
+    """
+    name, equals, size = (part.strip() for part in quota.partition("="))
+    try:
+        quota_bytes = parse_size(size)
+    except InvalidArgumentError:
+        quota_bytes = -1
+    if not equals or quota_bytes < 0:
+        raise ConfigError(f"{quota!r} is not a quota; write namespace=size such as 'team-a=200GB'")
+    url = _URL.fullmatch(f"mooncake://host/{name}")
+    if "," in name or url is None or url[2].strip("/") != name or not name:
+        raise ConfigError(f"{quota!r} names {name!r}, which cannot be the namespace of a URL")
+    # Below a mebibyte it is a forgotten unit: `team-a=200`.
+    if not MIB <= quota_bytes <= VALUE_MAX:
+        raise ConfigError(f"{quota!r} is less than {format_size(MIB)}; give the size with its unit")
+    return name, quota_bytes
 
 
 def is_loopback(host: str) -> bool:

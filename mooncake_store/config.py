@@ -29,6 +29,7 @@ from mooncake_store._endpoint import (
     is_loopback,
     read_secret,
     split_address,
+    split_quota,
     split_rail,
     split_url,
 )
@@ -56,10 +57,14 @@ __all__ = [
     "read_secret",
     "rows",
     "split_address",
+    "split_quota",
     "split_url",
 ]
 
 S = TypeVar("S", bound=Settings)
+
+QUOTAS_MAX = 64
+"""Namespaces with a quota: a shard tells the eviction order of each of every use of an object."""
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -179,6 +184,13 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         bool,
         Meta(description="Evict soft-pinned objects when nothing else frees enough."),
     ] = True
+    quotas: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Most bytes of a namespace, as namespace=size: above it, its own coldest "
+            "objects are evicted. Each shard has an equal part of it."
+        ),
+    ] = ()
     allocator: Annotated[
         Literal["slab", "offset", "composite"],
         Meta(
@@ -242,6 +254,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
                 "eviction_ratio",
                 "high_watermark",
             )
+        _check_quotas(self.table, self.quotas, self.shards)
         _check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
 
@@ -456,6 +469,30 @@ def _check_list(table: str, name: str, items: tuple[object, ...], *, distinct: b
     repeated = sorted({str(item) for item in items if items.count(item) > 1})
     if distinct and repeated:
         raise Contradiction(f"{table}.{name} names {repeated[0]} more than once", name)
+
+
+def _check_quotas(table: str, quotas: tuple[str, ...], shards: int) -> None:
+    if len(quotas) > QUOTAS_MAX:
+        raise Contradiction(
+            f"{table}.quotas names {len(quotas)} namespaces, and {QUOTAS_MAX} is the most: leave "
+            "those without a quota out",
+            "quotas",
+        )
+    names = []
+    for quota in quotas:
+        try:
+            name, quota_bytes = split_quota(quota)
+        except ConfigError as error:
+            raise Contradiction(f"{table}.quotas: {error.what}", "quotas") from None
+        if quota_bytes < shards * MIB:
+            raise Contradiction(
+                f"{table}.quotas: {quota!r} is less than 1MiB for each of {shards} shards",
+                "quotas",
+                "shards",
+            )
+        names.append(name)
+    if names:
+        _check_list(table, "quotas", tuple(names))
 
 
 def _check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:

@@ -24,6 +24,10 @@ app = make_app()
         ("mooncake master --port 0 --port-file master.json", "on a free port, told in a file"),
         ("mooncake master --shards 4", "with four shard processes, for many clients"),
         (
+            "mooncake master --quota team-a=200GB --quota team-b=50GB",
+            "two namespaces evict their own objects above so many bytes",
+        ),
+        (
             "mooncake master --host 10.0.0.5 --secret-file secret",
             "for other machines that know the secret",
         ),
@@ -43,6 +47,14 @@ def master(
     ] = None,
     shards: Annotated[
         int | None, typer.Option(help="Number of shard processes.", show_default=False)
+    ] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE=SIZE",
+            help="Most bytes of a namespace; may be given several times.",
+            show_default=False,
+        ),
     ] = None,
     secret_file: SecretOption = None,
     insecure: InsecureOption = False,
@@ -65,6 +77,7 @@ def master(
         "host": host,
         "port": port,
         "shards": shards,
+        "quotas": ",".join(quota) if quota else None,
         "secret_file": secret_file,
         "insecure": insecure or None,
         "port_file": port_file,

@@ -39,6 +39,8 @@ def top(
 ) -> None:
     """Show requests, keys and evictions a second, processor time and memory of each shard.
 
+    Below them, what the namespace of the URL holds, and its quota if it has one.
+
     Refreshes on a terminal; elsewhere, with --once or with --json it measures once.
     """
     with connected(url, secret_file) as store:
@@ -88,10 +90,19 @@ def _measure(
         }
         for number, (old, new) in enumerate(zip(before[1], after[1], strict=False))
     ]
-    return {"interval_s": passed_s, "shards": shards}, after
+    namespace = {
+        "name": store.namespace,
+        "objects": sum(figures.tenant_objects for figures in after[1]),
+        "bytes_used": sum(figures.tenant_bytes for figures in after[1]),
+        # 0: none.
+        "quota": sum(figures.tenant_quota for figures in after[1]),
+    }
+    return {"interval_s": passed_s, "shards": shards, "namespace": namespace}, after
 
 
 def _drawn(value: dict[str, Any]) -> Any:
+    from rich.console import Group
+
     from mooncake_store.units import format_size
 
     columns = {
@@ -112,4 +123,8 @@ def _drawn(value: dict[str, Any]) -> Any:
         )
         for shard in value["shards"]
     ]
-    return table(columns, rows)
+    mine = value["namespace"]
+    quota = f" of its quota of {format_size(mine['quota'])}" if mine["quota"] else ""
+    held = f"{mine['objects']:,} objects, {format_size(mine['bytes_used'])}{quota}"
+    told = f"namespace {mine['name']}: {held}"
+    return Group(table(columns, rows), told)

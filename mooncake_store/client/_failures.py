@@ -55,7 +55,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     Status.HAS_LEASE: (HasLeaseError, "the object is being read"),
     Status.LEASE_EXPIRED: (LeaseExpiredError, "the lease ended before the transfer did"),
     Status.BUSY: (BusyError, "a copy or move of the object is running"),
-    Status.TENANT_QUOTA: (NoSpaceError, "the quota of this namespace is used up"),
+    Status.TENANT_QUOTA: (NoSpaceError, "the quota of the namespace has no room for the object"),
     ChecksumMismatchError.code: (
         ChecksumMismatchError,
         "what was read is not what was put, on every replica",
@@ -64,6 +64,11 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     TransferTimeoutError.code: (TransferTimeoutError, "the transfer did not end in time"),
     UnavailableError.code: (UnavailableError, "no replica can be reached"),
     TransferError.code: (TransferError, "the transfer failed"),
+}
+
+_ADVICE: dict[int, str] = {
+    Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
+    "raise its quota in the setting quotas of the master",
 }
 
 
@@ -80,4 +85,11 @@ def error_of(
     kind, what = _KINDS.get(status, (StoreError, f"the store answered {status}"))
     if detail:
         what = f"{what}: {detail}"
-    return kind(what, key=key, operation=operation, elapsed_s=elapsed_s, peer=peer)
+    return kind(
+        what,
+        key=key,
+        operation=operation,
+        elapsed_s=elapsed_s,
+        peer=peer,
+        advice=_ADVICE.get(status),
+    )

@@ -228,6 +228,8 @@ class Putting:
             most = max(most, int(k.take_put(some, rows, base, cols)[1]))
             self._replicas = replicas if not base else _joined(self._replicas, replicas)
         cols[k.TRIED] = most
+        if (cols[k.STATUS] == Status.TENANT_QUOTA).any():
+            yield from self._explain_quota()
 
     def places(self, at: int) -> list[tuple[int, int]]:
         """(segment, offset) of each replica an accepted key was given."""
@@ -437,6 +439,27 @@ class Putting:
         )
         for at in np.flatnonzero(self.cols[k.STATUS] == Status.NO_SPACE).tolist():
             self.errors.setdefault(at, text)
+
+    def _explain_quota(self) -> Steps[None]:
+        """Say with the error how much of the quota is used, on the key's shard and in all."""
+        core, request = self.core, STATS.request.pack(StatsRequest())
+        try:
+            found = yield from ask([(n, STATS, request) for n in range(core.shards)], self.until)
+        except (TransferTimeoutError, PeerLostError, UnavailableError):
+            return
+        if any(isinstance(figures, StoreError) for figures in found):
+            return
+        used = [figures.tenant_bytes for figures in found]
+        quota = [figures.tenant_quota for figures in found]
+        in_all = f"{core.namespace!r} uses {format_size(sum(used))} of {format_size(sum(quota))}"
+        refused = np.flatnonzero(self.cols[k.STATUS] == Status.TENANT_QUOTA)
+        for shard, some in parts(self.keys, refused, core.shards, BATCH_MAX):
+            here = ""
+            if core.shards > 1:
+                here = f", {format_size(used[shard])} of {format_size(quota[shard])} on its shard"
+            for at in some.tolist():
+                need = format_size(int(self.memory.sizes[at]) * self.wishes.replicas)
+                self.errors.setdefault(at, f"{in_all}{here}, and the object takes {need}")
 
 
 def _joined(one: Column, other: Column) -> Column:

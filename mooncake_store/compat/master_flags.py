@@ -88,8 +88,9 @@ _ELSEWHERE = {
     "connections are kept as they are": (
         "rpc_conn_timeout_seconds rpc_enable_tcp_no_delay rpc_interface"
     ),
-    "tenants need no switch": (
-        "enable_multi_tenants tenant_quota_connector_type tenant_quota_connector_uri"
+    "tenants need no switch": ("enable_multi_tenants"),
+    "quotas of tenants are given by --quota": (
+        "tenant_quota_connector_type tenant_quota_connector_uri"
     ),
     "logs go to standard error": (
         "logtostderr alsologtostderr log_dir minloglevel v stderrthreshold"

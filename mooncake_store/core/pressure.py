@@ -142,8 +142,15 @@ def make_room(state: ShardState, order: list[Segment], needed: int, attempt: int
 
 
 def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
-    """Evict the coldest objects of one tenant, which has a quota."""
-    return _pass(state, state.quota_orders[tenant], needed, None, VICTIMS_MAX)
+    """Evict the coldest objects of one tenant, which has a quota.
+
+    Pinned ones stay: soft pins have one order for all tenants, and a walk over it for the sake of
+    one would hold up the others.
+    """
+    report = _pass(state, state.quota_orders[tenant], needed, None, VICTIMS_MAX)
+    if report.bytes < needed:
+        _reclaim_late_puts(state)
+    return report
 
 
 def _pass(

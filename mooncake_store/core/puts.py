@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -370,15 +371,14 @@ def _place(
 ) -> NDArray[np.int16] | None:
     """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
     order = state.space.order(state.now, options, state.client_by_handle[who[0]].host)
-    limited = options.hard_pin or state.tenant_by_number[who[1]].quota_bytes is not None
-    result = (
-        _within_limits(state, who[1], sizes, options) if limited else np.zeros(len(rows), np.int16)
-    )
+    result = np.zeros(len(rows), np.int16)
     largest = max((segment.nbytes for segment in order), default=0)
     large = sizes > largest
     if large.any():  # for these nobody else shall be evicted, nor anybody wait in vain
         never = sizes[large] > state.space.largest_bytes()
         result[large] = np.where(never, Status.TOO_LARGE, Status.NO_SPACE)
+    if options.hard_pin or state.tenant_by_number[who[1]].quota_bytes is not None:
+        _hold_limits(state, who[1], sizes, options, result)
     todo = np.flatnonzero(result == c.OK)
     for attempt in range(pressure.ATTEMPTS_MAX):
         got = state.space.place(order, sizes[todo], options.replicas, not options.preferred)
@@ -409,22 +409,28 @@ def _place(
     return result if result.any() else None
 
 
-def _within_limits(
-    state: ShardState, tenant: int, sizes: NDArray[np.int64], options: PutOptions
-) -> NDArray[np.int16]:
+def _hold_limits(
+    state: ShardState,
+    tenant: int,
+    sizes: NDArray[np.int64],
+    options: PutOptions,
+    result: NDArray[np.int16],
+) -> None:
     """Refuse, in order, what a tenant's quota or the share of hard pins does not allow."""
-    result = np.zeros(len(sizes), np.int16)
     needs = [size * options.replicas for size in sizes.tolist()]  # no fixed width to overflow
     quota = state.tenant_by_number[tenant].quota_bytes
     if quota is not None:
-        over = sum(n for n in needs if n <= quota) + int(state.tenant_use[tenant, 0]) - quota
+        for at, need in enumerate(needs):
+            if need > quota:  # at once: neither eviction nor a further segment would help
+                result[at] = Status.TENANT_QUOTA
+        over = sum(itertools.compress(needs, result == c.OK)) - quota
+        over += int(state.tenant_use[tenant, 0])
         if over > 0:
             pressure.evict_tenant(state, tenant, over)
         _refuse_over(needs, quota - int(state.tenant_use[tenant, 0]), result, Status.TENANT_QUOTA)
     if options.hard_pin:
         room = int(state.config.hard_pin_share * state.space.total_bytes())
         _refuse_over(needs, room - int(state.tally[c.HARD_BYTES]), result, Status.NO_SPACE)
-    return result
 
 
 def _refuse_over(needs: list[int], room: int, result: NDArray[np.int16], status: Status) -> None:

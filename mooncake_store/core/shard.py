@@ -570,6 +570,10 @@ class Shard:
         """Return the bytes a tenant's objects occupy."""
         return int(self._state.tenant_use[tenant, 0])
 
+    def tenant_quota(self, tenant: int) -> int | None:
+        """Return the most bytes a tenant's objects may occupy, None where that has no limit."""
+        return self._state.tenant_by_number[tenant].quota_bytes
+
     def tenant_objects(self, tenant: int) -> int:
         """Return how many objects a tenant has."""
         return int(self._state.tenant_use[tenant, 1])

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mooncake_store import core, kernels
+from mooncake_store.config import split_quota
 from mooncake_store.core.options import Placement, ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.master.cluster import SEGMENT_NUMBERS
 from mooncake_store.master.shard_service import ShardPlace, ShardService, ShardTimes
+from mooncake_store.master.slices import slice_of
 from mooncake_store.wire.shard import REMOVE
 from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX
@@ -61,7 +63,11 @@ def shard_config(config: MasterConfig, shard: int) -> ShardConfig:
 def build_service(config: MasterConfig, place: ShardPlace, clock: Clock) -> ShardService:
     """Return the service of one shard, on the running loop, not yet ticking."""
     times = ShardTimes(config.default_lease_ttl_ns, config.lease_ttl_max_ns, config.client_ttl_ns)
-    return ShardService(Shard(shard_config(config, place.shard)), place, times, clock)
+    shard = Shard(shard_config(config, place.shard))
+    for quota in config.quotas:
+        namespace, quota_bytes = split_quota(quota)
+        shard.tenant(namespace, slice_of(quota_bytes, place.shard, place.shards)[1])
+    return ShardService(shard, place, times, clock)
 
 
 async def load_kernels() -> asyncio.Future[None]:

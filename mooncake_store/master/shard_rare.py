@@ -191,6 +191,7 @@ class RareOperations:
                 tasks_unfinished=found.tasks_unfinished,
                 tenant_objects=self._shard.tenant_objects(peer.tenant),
                 tenant_bytes=self._shard.tenant_bytes(peer.tenant),
+                tenant_quota=self._shard.tenant_quota(peer.tenant) or 0,
                 requests=self._service.requests,
                 keys=self._service.keys,
                 clients=len(self._service.clients),

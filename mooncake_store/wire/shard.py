@@ -147,7 +147,7 @@ class StatsRequest(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
 
 
 class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """Totals of a shard, and of this connection's tenant."""
+    """Totals of a shard, and of this connection's tenant; its quota is 0 where it has none."""
 
     objects: int
     writing: int
@@ -164,6 +164,7 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     tasks_unfinished: int
     tenant_objects: int
     tenant_bytes: int
+    tenant_quota: int
     requests: int
     keys: int
     clients: int

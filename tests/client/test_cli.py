@@ -153,11 +153,14 @@ def test_status_and_top(mooncake):
     found = json.loads(mooncake("status", "--json")[1])
     assert found["ready"]
     assert {segment["state"] for segment in found["segments"]} == {"ok"}
+    assert mooncake("put", "key", "-", stdin=b"hello")[0] == 0
     out = mooncake("top", "--once", "--interval", "0.1")[1]
     assert "keys/s" in out
+    assert re.search(r"^namespace test-\d+: 1 objects, 5B$", out, re.MULTILINE)
     found = json.loads(mooncake("top", "--json", "--interval", "0.1")[1])
     assert len(found["shards"]) == 1
     assert found["shards"][0]["requests_per_s"] >= 0
+    assert (found["namespace"]["bytes_used"], found["namespace"]["quota"]) == (5, 0)
 
 
 def test_a_store_that_is_not_there(monkeypatch, capsys, free_port):

@@ -46,6 +46,13 @@ def test_what_has_no_effect_is_told():
     ]
 
 
+def test_flags_of_quotas_lead_to_the_option_that_sets_them():
+    settings, notes = translate(["--tenant_quota_connector_type=file", "--enable_multi_tenants"])
+    assert settings == {}
+    assert "--quota" in notes[0]
+    assert "--quota" not in notes[1]
+
+
 def test_a_switch_takes_its_value_in_both_ways():
     assert translate(["--allow_evict_soft_pinned_objects", "false", "--port=1"]).settings == {
         "evict_soft_pinned": "false",

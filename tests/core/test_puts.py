@@ -397,7 +397,26 @@ def test_an_object_larger_than_the_quota_is_refused_and_harms_nobody() -> None:
     lab.put(range(3), SIZE, tenant=other)
     rows, _ = lab.start([100], 5 * SIZE, tenant=other)
     assert rows["status"].tolist() == [S.TENANT_QUOTA]
+    # Larger than the segments as well: waiting for another one would be in vain.
+    assert lab.start([101], 17 * MIB, tenant=other)[0]["status"].tolist() == [S.TENANT_QUOTA]
     assert all(lab.exists(range(3)))
+
+
+def test_an_object_larger_than_any_segment_costs_its_tenant_nothing() -> None:
+    lab = Lab()
+    other = lab.shard.tenant("other", 20 * MIB)
+    lab.put(range(3), 5 * MIB, tenant=other)
+    assert lab.start([100], 17 * MIB, tenant=other)[0]["status"].tolist() == [S.TOO_LARGE]
+    assert all(lab.exists(range(3)))
+
+
+def test_a_put_whose_writer_is_late_makes_room_in_the_quota() -> None:
+    lab = Lab(put_discard_ns=5 * SECOND)
+    other = lab.shard.tenant("other", 4 * SIZE)
+    lab.start(range(4), SIZE, tenant=other)
+    assert lab.start([100], SIZE, tenant=other)[0]["status"].tolist() == [S.TENANT_QUOTA]
+    lab.sleep(6)
+    assert lab.start([100], SIZE, tenant=other)[0]["status"].tolist() == [S.OK]
 
 
 # Names

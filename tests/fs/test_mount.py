@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from mooncake_store import LocalCluster
+from mooncake_store.fs import MooncakeFileSystem
 from tests.waiting import until
 
 pytestmark = [
@@ -219,6 +221,19 @@ def operations(fs):
     from mooncake_store.fs.mount.operations import PoolOperations  # needs mfusepy
 
     return PoolOperations(fs)
+
+
+def test_the_space_shown_is_that_of_the_quota():
+    from mooncake_store.fs.mount.operations import PoolOperations  # needs mfusepy
+
+    settings = {"quotas": ["mine=8MiB"]}
+    with LocalCluster(1, "64MiB", in_process=True, namespace="mine", master=settings) as running:
+        fs = MooncakeFileSystem(running.url)
+        fs.pipe_file("file", bytes(2 << 20))
+        space = PoolOperations(fs).statfs("/")
+        fs.close()
+    assert space["f_blocks"] * space["f_frsize"] == 8 << 20
+    assert space["f_bavail"] * space["f_frsize"] == 6 << 20
 
 
 def test_changes_between_close_and_the_kernels_release_are_kept(operations, fs):

@@ -191,6 +191,19 @@ def test_settings_that_exclude_each_other_are_refused_with_their_origins(tmp_pat
         ),
         (MasterConfig, {"soft_pin_ttl": "2d"}, "soft_pin_ttl_max (1d) must be at least as long"),
         (MasterConfig, {"client_ttl": "3s"}, "master.client_ttl must be longer than suspect_after"),
+        (MasterConfig, {"quotas": "a=1GB,b"}, "master.quotas: 'b' is not a quota; write "),
+        (MasterConfig, {"quotas": "a=1GB,b=0"}, "master.quotas: 'b=0' is less than 1MiB"),
+        (MasterConfig, {"quotas": "a=1GB,a=2GB"}, "master.quotas names a more than once"),
+        (
+            MasterConfig,
+            {"quotas": "a=3MiB", "shards": 4},
+            "master.quotas: 'a=3MiB' is less than 1MiB for each of 4 shards",
+        ),
+        (
+            MasterConfig,
+            {"quotas": [f"n{number}=1GB" for number in range(65)]},
+            "master.quotas names 65 namespaces, and 64 is the most",
+        ),
         (
             MasterConfig,
             {"eviction_ratio": 0.95},

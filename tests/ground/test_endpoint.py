@@ -2,10 +2,11 @@
 
 import logging
 import pickle
+import re
 
 import pytest
 
-from mooncake_store.config import read_secret, split_address, split_url
+from mooncake_store.config import read_secret, split_address, split_quota, split_url
 from mooncake_store.errors import ConfigError
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -51,6 +52,34 @@ def test_what_is_no_address_is_refused_with_examples(address):
 )
 def test_a_store_url_has_defaults_for_port_and_namespace(url, parts):
     assert split_url(url) == parts
+
+
+@pytest.mark.parametrize(
+    ("quota", "parts"),
+    [
+        ("team-a=200GB", ("team-a", 200 * 10**9)),
+        (" models/one = 1MiB ", ("models/one", 1 << 20)),
+        ("default=1048576", ("default", 1 << 20)),
+    ],
+)
+def test_a_quota_is_a_namespace_and_a_size(quota, parts):
+    assert split_quota(quota) == parts
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [
+        *[(text, "write namespace=size such as 'team-a=200GB'") for text in ("", "a", "a=", "a=x")],
+        *[(text, "write namespace=size") for text in ("a=-1GB", "a=1GB=2GB", "a:1GB")],
+        *[(text, "cannot be the namespace of a URL") for text in ("=1GB", "/a=1GB", "a?=1GB")],
+        ("a,b=1GB", "names 'a,b', which cannot be"),
+        *[(text, "is less than 1MiB; give the size with its unit") for text in ("a=200", "a=0")],
+    ],
+)
+def test_what_is_no_quota_is_refused(quota, said):
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        split_quota(quota)
+    assert repr(quota) in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["", "h:1", "redis://h:1/x", "mooncake://", "mooncake://h:1?x"])

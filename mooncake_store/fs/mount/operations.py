@@ -191,10 +191,13 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
-        """Size and free space of the pool."""
+        """Size and free space of the pool, or of the namespace where that has a quota."""
         shards = self._fs.client.store_stats()
         total = sum(shard.bytes_total for shard in shards)
         used = sum(shard.bytes_used for shard in shards)
+        quota = sum(shard.tenant_quota for shard in shards)
+        if quota:
+            total, used = min(total, quota), sum(shard.tenant_bytes for shard in shards)
         free = max(0, total - used) // _BLOCK
         return {
             "f_bsize": _BLOCK,
