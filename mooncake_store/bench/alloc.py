@@ -18,7 +18,7 @@ Utilisation counts requested bytes over pool bytes: a row's value is the median,
 pool is larger (1024 objects for uniform sizes, 256 GiB for random ones), since otherwise the
 time per call, not per allocation, would be measured.
 
-The original's allocator is not reachable from Python: sides asked for with `vs` stay empty.
+The original's allocator is not reachable from Python: there is nothing to compare with.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.bench.harness import Report
 
+ALTERNATIVES = ()
 BATCH = 128
 KIND = "composite"
 RANDOM_LOW, RANDOM_HIGH = 1 << 10, 1 << 26
@@ -203,7 +204,6 @@ def churn_pairs(pool: Pool, rounds: int) -> tuple[list[float], list[float]]:
 
 def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
     """Measure every row; `quick` makes fewer allocations, not smaller pools."""
-    sides: dict[str, list[float]] = {side: [] for side in vs}
     allocations = 50_000 if quick else 1_000_000
     for seed, size in enumerate(uniform_sizes()):
         capacity = 1 << 27 if size < 1 << 10 else 1 << 31
@@ -211,19 +211,17 @@ def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
         utilisation, laps = churn_uniform(pool, size, allocations)
         limit = capacity // size * size / capacity
         name = size_name(size)
-        report.row(
-            f"utilisation/uniform/{name}", "ratio", utilisation, vs={"limit": [limit], **sides}
-        )
+        report.row(f"utilisation/uniform/{name}", "ratio", utilisation, vs={"limit": [limit]})
         if pool.count < 8 * BATCH:
             _, laps = churn_uniform(Pool(8 * BATCH * size, seed), size, allocations)
-        report.row(f"ns/uniform/{name}", "ns", laps, vs=sides, higher_is_better=False)
+        report.row(f"ns/uniform/{name}", "ns", laps, higher_is_better=False)
     allocations = 20_000 if quick else 200_000
     utilisation = churn_random(Pool(1 << 31, 1), allocations)
-    report.row("utilisation/random", "ratio", utilisation, vs=sides)
+    report.row("utilisation/random", "ratio", utilisation)
     utilisation = churn_random(Pool(1 << 35, 2), allocations)
-    report.row("utilisation/random/32GiB", "ratio", utilisation, vs=sides)
+    report.row("utilisation/random/32GiB", "ratio", utilisation)
     laps = time_random(Pool(1 << 38, 3), 5 * allocations)
-    report.row("ns/random", "ns", laps, vs=sides, higher_is_better=False)
+    report.row("ns/random", "ns", laps, higher_is_better=False)
     utilisation, laps = churn_pairs(Pool(1 << 40, 4), 3_000 if quick else 50_000)
-    report.row("utilisation/pairs", "ratio", utilisation, vs=sides)
-    report.row("ns/pairs", "ns", laps, vs=sides, higher_is_better=False)
+    report.row("utilisation/pairs", "ratio", utilisation)
+    report.row("ns/pairs", "ns", laps, higher_is_better=False)

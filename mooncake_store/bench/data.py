@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "measure_all", "run"]
 
+ALTERNATIVES = ("upstream", "raw")
 BATCHES = (1, 32, 128)
 TRANSPORTS = ("tcp", "shm", "local")
 # What stands beside each of our transports; see the module.
@@ -110,7 +111,7 @@ class _Bench:
     def __init__(self, report: Report, plan: Plan, vs: tuple[str, ...], stack: ExitStack) -> None:
         self._report = report
         self._plan = plan
-        self._vs = tuple(name for name in ("upstream", "raw") if name in vs)
+        self._vs = tuple(name for name in ALTERNATIVES if name in vs)
         self._stack = stack
         self._upstream = _upstream.wanted(report, vs)
         self._drivers: dict[str, Driver] = {}

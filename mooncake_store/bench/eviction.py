@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+ALTERNATIVES = ("python",)
 CAPACITIES = "1000,10000,30000,50000,100000,inf"
 PAPER_POLICIES = "lru,fifo,lfu,lfu_perfect,length_aware,opt"
 SYNTHETIC_REQUESTS = 12_000

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "measure_all", "run"]
 
 SMALL_BYTES = 4 * KIB
-SIDES = ("s3fs", "local")
+ALTERNATIVES = ("s3fs", "local")
 TMPFS = "/dev/shm"
 ROWS = 7
 
@@ -56,7 +56,8 @@ class Plan:
 
 def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
     """Measure every row; `vs` may name s3fs and local, a full run has both without it."""
-    wanted = tuple(name for name in SIDES if name in vs) or (SIDES[1:] if quick else SIDES)
+    usual = ALTERNATIVES[1:] if quick else ALTERNATIVES
+    wanted = tuple(name for name in ALTERNATIVES if name in vs) or usual
     room = memory_available() // 8 // MIB * MIB
     plan = Plan(
         files=10_000,

@@ -13,7 +13,7 @@ the processor time of masters and clients together, which says whether the machi
 for the second shard. `start_s`, `connect_ms` and `wrong_address_s` are what
 one waits for: a master, a client with its first answer, the error for an address where nobody is.
 
-`--vs raw` has nothing to say here. A quick run leaves out the original's million objects and its
+There is no `raw` to compare with. A quick run leaves out the original's million objects and its
 minute and a half at a wrong address: those sides are null. A full run takes about six minutes.
 """
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "measure_all", "run"]
 
+ALTERNATIVES = ("upstream",)
 BATCH = 128
 PROBE_BATCHES = (1, 128, 1024)
 LARGE_BATCHES = (128, 1024)

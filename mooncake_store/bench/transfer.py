@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "measure_all", "run"]
 
+ALTERNATIVES = ("upstream", "raw")
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 BATCHES = (1, 32, 128)
 TRANSPORTS = ("tcp", "shm", "local")
@@ -121,7 +122,7 @@ class _Bench:
     def __init__(self, report: Report, plan: Plan, vs: tuple[str, ...], stack: ExitStack) -> None:
         self._report = report
         self._plan = plan
-        self._vs = tuple(name for name in ("upstream", "raw") if name in vs)
+        self._vs = tuple(name for name in ALTERNATIVES if name in vs)
         self._stack = stack
         self._installed = _upstream.wanted(report, vs)
         self._drivers: dict[str, Driver] = {}

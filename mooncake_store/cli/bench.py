@@ -27,6 +27,8 @@ from mooncake_store.cli._app import (
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import RenderableType
 
     from mooncake_store.bench.harness import Report, Row
@@ -139,6 +141,8 @@ def eviction(
     own = {name: value for name, value in given.items() if value}
     try:
         _bench("eviction", quick, vs, as_json, **own)
+    except InvalidArgumentError:
+        raise
     except ValueError as error:
         # The bench checks its options and the trace before it measures anything.
         raise InvalidArgumentError(
@@ -236,12 +240,15 @@ def transfer(
 def every(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
     """Run every bench; a row's name then starts with its bench."""
     failed = []
+    sides = _names(vs)
 
     def measure(report: "Report") -> None:
+        _check_known("all", sides, [side for name in BENCHES for side in _alternatives(name)])
         for name in BENCHES:
             try:
                 with report.within(name):
-                    _module(name).run(report, quick=quick, vs=_names(vs))
+                    known = tuple(side for side in sides if side in _alternatives(name))
+                    _module(name).run(report, quick=quick, vs=known)
             except Exception as error:
                 # The other benches are still worth their rows; the exit code says it failed.
                 failed.append(name)
@@ -249,7 +256,7 @@ def every(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = F
                 why = str(error) if expected else f"{type(error).__name__}: {error}"
                 report.row(name, "", [], why=why)
 
-    _show("all", measure, quick=quick, vs=_names(vs), as_json=as_json)
+    _show("all", measure, quick=quick, vs=sides, as_json=as_json)
     if failed:
         note(f"these benches failed: {', '.join(failed)}")
         raise typer.Exit(ExitCode.FAILED)
@@ -262,7 +269,10 @@ def _bench(name: str, quick: bool, vs: str | None, as_json: bool, **own_options:
         own_options["vs"] = sides
 
     def measure(report: "Report") -> None:
-        _module(name).run(report, quick=quick, **own_options)
+        module = _module(name)
+        if vs is not None:
+            _check_known(name, sides, module.ALTERNATIVES)
+        module.run(report, quick=quick, **own_options)
 
     _show(name, measure, quick=quick, vs=sides, as_json=as_json)
 
@@ -281,6 +291,26 @@ def _module(name: str) -> Any:
             f"the bench {name!r} needs the module {error.name!r}",
             advice="install the extra that brings it: pip install 'mooncake-store[bench]'",
         ) from None
+
+
+def _alternatives(name: str) -> tuple[str, ...]:
+    """What a bench can be compared with; nothing if it cannot run here."""
+    try:
+        known: tuple[str, ...] = _module(name).ALTERNATIVES
+    except StoreError:
+        return ()
+    return known
+
+
+def _check_known(name: str, sides: tuple[str, ...], known: "Iterable[str]") -> None:
+    """Refuse an alternative that no row knows, before minutes are spent on those rows."""
+    names = list(dict.fromkeys(known))
+    for side in sides:
+        if side not in names:
+            raise InvalidArgumentError(
+                f"bench {name} is not compared with {side!r}",
+                advice=f"choose from: {', '.join(names)}" if names else "leave --vs out",
+            )
 
 
 def _show(name: str, measure: Any, *, quick: bool, vs: tuple[str, ...], as_json: bool) -> None:

@@ -35,6 +35,7 @@ def test_every_bench_module_has_a_subcommand_and_the_common_options(name):
         assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
         # The command leaves out what the user did not give.
         assert (parameters[option].default is inspect.Parameter.empty) == (option in common)
+    assert type(module.ALTERNATIVES) is tuple
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def benches(monkeypatch):
             report.row("read/rdma", "GB/s", [], why="no RDMA device")
 
         module = ModuleType(f"mooncake_store.bench.{name}")
-        module.run = run
+        module.run, module.ALTERNATIVES = run, ("raw", "upstream")
         return module
 
     for name in bench.BENCHES:
@@ -151,12 +152,37 @@ def test_a_bench_that_is_not_installed_is_one_sentence(benches, capsys, monkeypa
     )
 
 
-def test_an_alternative_that_no_row_knows_is_told(benches, capsys, monkeypatch):
+@pytest.mark.parametrize("name", [*bench.BENCHES, "all"])
+def test_an_alternative_that_does_not_exist_is_refused_before_anything_is_measured(
+    benches, capsys, name
+):
+    assert main(["bench", name, "--vs", "raw,upstreem"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    told = f"bench {name} is not compared with 'upstreem'; choose from: raw, upstream"
+    assert shown.err == f"error: {told}\n"
+    assert not benches
+
+
+def test_a_bench_that_is_compared_with_nothing_says_so(capsys):
+    assert main(["bench", "echo", "--vs", "raw"]) == 2
+    told = "bench echo is not compared with 'raw'; leave --vs out"
+    assert capsys.readouterr().err == f"error: {told}\n"
+
+
+def test_all_gives_each_bench_the_alternatives_it_knows(benches, monkeypatch):
+    monkeypatch.setattr(sys.modules["mooncake_store.bench.core"], "ALTERNATIVES", ("python",))
+    assert main(["bench", "all", "--vs", "raw,python"]) == 0
+    assert benches["core"]["vs"] == ("python",)
+    assert benches["data"]["vs"] == ("raw",)
+
+
+def test_an_alternative_that_was_not_measured_is_told(benches, capsys, monkeypatch):
     def run(report, **options):
         report.row("r", "u", [1.0])
 
     monkeypatch.setattr(sys.modules["mooncake_store.bench.core"], "run", run)
-    assert main(["bench", "core", "--vs", "upstreem", "--json"]) == 0
+    assert main(["bench", "core", "--vs", "upstream", "--json"]) == 0
     shown = capsys.readouterr()
     json.loads(shown.out)
-    assert shown.err == "note: no row of bench core is compared with 'upstreem'\n"
+    assert shown.err == "note: no row of bench core is compared with 'upstream'\n"
