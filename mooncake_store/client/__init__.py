@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mooncake_store.client._buffers import Rows
     from mooncake_store.client._core import CallOptions, ClientStats, PutOptions, ReadOptions
-    from mooncake_store.client._following import News
+    from mooncake_store.client._following import News, Position
     from mooncake_store.client._keys import Digests
     from mooncake_store.client._pieces import Pieces
     from mooncake_store.client.aio import AsyncClient, AsyncView, AsyncWriter
@@ -53,6 +53,7 @@ _HOME = {
     "News": "mooncake_store.client._following",
     "ObjectInfo": "mooncake_store.client.results",
     "ObjectStat": "mooncake_store.client.results",
+    "Position": "mooncake_store.client._following",
     "PutManyResult": "mooncake_store.client.results",
     "PutResult": "mooncake_store.client.results",
     "QueryResult": "mooncake_store.client.results",
@@ -75,6 +76,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectStat",
     "Pieces",
+    "Position",
     "PutManyResult",
     "PutOptions",
     "PutResult",

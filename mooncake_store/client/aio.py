@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client._buffers import Buffers
     from mooncake_store.client._core import ClientStats
-    from mooncake_store.client._following import News
+    from mooncake_store.client._following import News, Position
     from mooncake_store.client._steps import Steps, T
     from mooncake_store.client.results import (
         BatchResult,
@@ -310,14 +310,21 @@ class AsyncClient:
         return self._core.shards
 
     async def follow(
-        self, shard: int = 0, *, wait: float | str = 1.0, **options: Unpack[CallOptions]
+        self,
+        shard: int = 0,
+        *,
+        since: Position | None = None,
+        wait: float | str = 1.0,
+        **options: Unpack[CallOptions],
     ) -> AsyncIterator[News]:
         """What a shard holds, then what is stored and removed there, without an end.
 
-        An answer without digests comes when nothing happened for `wait`. Raises what the store
-        fails with; whoever then follows anew gets a snapshot first.
+        With `since`, the `position` of news that were applied, only what came after them, if the
+        shard still knows; else a snapshot (`reset`) is first. An answer without digests comes when
+        nothing happened for `wait`. Raises what the store fails with, and InvalidArgumentError
+        for what is no position; follow anew with the last position to go on.
         """
-        following = Following(shard)
+        following = Following(shard, since)
         wait_s = parse_duration(wait)
         while True:
             until = self._core.until(options) + wait_s

@@ -1,7 +1,8 @@
 """The stream of what happened to objects, numbered without gaps, for indexes elsewhere.
 
 A ring of fixed length: a follower that asks for a number the ring no longer holds is told so,
-takes a snapshot and goes on from the number the snapshot names.
+takes a snapshot and goes on from the number the snapshot names. Numbers start anew with every ring;
+whoever serves them has to say whose they are.
 """
 
 from __future__ import annotations

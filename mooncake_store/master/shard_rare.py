@@ -122,7 +122,9 @@ class RareOperations:
         """Return one page of the digests of readable objects."""
         (cursor,) = wire.SNAPSHOT.request.unpack(frame.body)
         digests, following, next_event = self._shard.event_snapshot(min(cursor, 1 << 62))
-        return wire.SNAPSHOT.reply.pack(cursor=following, next_event=next_event, digests=digests)
+        return wire.SNAPSHOT.reply.pack(
+            cursor=following, stream=self._service.stream, next_event=next_event, digests=digests
+        )
 
     def stat(self, peer: Peer, frame: Frame) -> bytes:
         """Return everything known of one object."""

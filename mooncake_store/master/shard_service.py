@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,8 @@ class ShardService:
         self.bases = np.zeros(shard.config.segments_max, np.int64)
         self.requests = 0
         self.keys = 0
+        # Event numbers begin anew with every life of a shard; this tells the lives apart.
+        self.stream = secrets.randbits(64)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._seen = 0  # requests up to the last tick
         self._shifted = False
@@ -318,13 +321,12 @@ class ShardService:
         return _STATUSES.pack(statuses=self.shard.release(self.now(), digests, generations))
 
     def _events(self, peer: Peer, frame: Frame) -> bytes | Awaitable[bytes]:
-        number, limit, wait_ms = _EVENTS.unpack(frame.body)
-        number, limit = min(number, 1 << 62), min(limit, wire.BATCH_MAX)
-        first, events, gap = self.shard.events_since(number, limit)
-        following = self.next_event()
-        if number > following:
-            # Whoever is ahead followed an earlier life of this shard, whose events are lost.
-            first, gap = following, True
+        stream, number, limit, wait_ms = _EVENTS.unpack(frame.body)
+        limit, following = min(limit, wire.BATCH_MAX), self.next_event()
+        # Nobody knows what lies between here and a number of another life, or one that never was.
+        lost = stream != self.stream or number > following
+        first, events, gap = self.shard.events_since(following if lost else number, limit)
+        gap |= lost
         patient = wait_ms and limit and not self._followers.full and not self._stopped
         if len(events) or gap or not patient:
             return _EVENTS_REPLY.pack(first=first, gap=gap, events=words(events))

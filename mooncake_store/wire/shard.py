@@ -360,17 +360,17 @@ LIST = Operation(
 EVENTS = Operation(
     "events",
     0x2C,
-    _packed([("number", "u8"), ("limit", "u4"), ("wait_ms", "u4")]),
+    _packed([("stream", "u8"), ("number", "u8"), ("limit", "u4"), ("wait_ms", "u4")]),
     # EVENT is three words.
     _packed([("first", "u8"), ("gap", "u1")], Column("events", "u8", width=3)),
-    "events from a number on; waits up to wait_ms for the first",
+    "events of one life of the shard (stream) from a number on; waits up to wait_ms for the first",
 )
 SNAPSHOT = Operation(
     "snapshot",
     0x2D,
     _packed([("cursor", "u8")]),
-    _packed([("cursor", "u8"), ("next_event", "u8")], _DIGESTS, rows=65_536),
-    "digests of readable objects, to replay events upon",
+    _packed([("cursor", "u8"), ("stream", "u8"), ("next_event", "u8")], _DIGESTS, rows=65_536),
+    "digests of readable objects, to replay the events of this life of the shard upon",
 )
 STAT = Operation("stat", 0x30, Cold(StatRequest), Cold(StatReply), "everything about one object")
 REMOVE_MATCHING = Operation(

@@ -1,13 +1,20 @@
-"""Following a store: a snapshot, then every change in order, and a new snapshot after a gap."""
+"""Following a store: a snapshot, then every change in order, and a new snapshot after a gap.
+
+`test_follow_model.py` does it at random.
+"""
 
 import asyncio
+import contextlib
+import json
 
 import numpy as np
 import pytest
 
-from mooncake_store import AsyncClient, ids
-from mooncake_store.errors import StoreError
+from mooncake_store import AsyncClient, Client, ids
+from mooncake_store.client import Position
+from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.local_cluster import LocalCluster
+from tests.waiting import until
 
 
 def digests_of(keys, namespace):
@@ -117,3 +124,201 @@ async def test_news_wake_an_asyncio_follower_at_once(url):
         assert isinstance(found.digests, np.ndarray)
         assert found.stored.all()
         await news.aclose()
+
+
+class Blocking:
+    """A reader of a store; `Asyncio` is the same by the other client."""
+
+    def __init__(self, url):
+        self.store = Client(url)
+
+    def follow(self, shard=0, **options):
+        return self.store.follow(shard, wait="50ms", **options)
+
+    def run(self, answer):
+        return answer
+
+    def meet(self):
+        """Whether the store answers; one that was started anew does at the second attempt."""
+        with contextlib.suppress(StoreError):
+            self.run(self.store.exists("anything"))
+            return True
+
+    def close(self):
+        self.store.close()
+
+
+class Asyncio(Blocking):
+    def __init__(self, url):
+        self._closed = False
+        self._runner = asyncio.Runner()
+        self.run = self._runner.run
+        self.store = self.run(self._open(url))
+
+    async def _open(self, url):
+        return await AsyncClient(url).__aenter__()
+
+    def follow(self, shard=0, **options):
+        news = super().follow(shard, **options)
+
+        async def following():
+            return await anext(news)
+
+        return iter(lambda: self.run(following()), None)
+
+    def close(self):
+        if not self._closed:
+            self._closed = True
+            self.run(self.store.close())
+            self._runner.close()
+
+
+@pytest.fixture(params=[Blocking, Asyncio])
+def reader(request):
+    """Make readers that are closed when the test ends."""
+    with contextlib.ExitStack() as made:
+        yield lambda url: made.enter_context(contextlib.closing(request.param(url)))
+
+
+@pytest.fixture
+def start():
+    """Start masters with some memory, as often as wanted; they are quick to start."""
+    with contextlib.ExitStack() as running:
+
+        def make(**master):
+            return running.enter_context(
+                LocalCluster(segment="64MB", in_process=True, master=master)
+            )
+
+        yield make
+
+
+def put(store, *keys):
+    store.put_many(list(keys), [b"x"] * len(keys)).check()
+
+
+def position_after(reader, shard=0):
+    """Where a shard's events end for a reader, as it would be kept on disk."""
+    while True:
+        for news in reader.follow(shard):
+            if news.position is not None and not len(news.digests):
+                return json.dumps(news.position)
+
+
+def restored(text):
+    return Position(*json.loads(text))
+
+
+def test_a_store_that_was_started_anew_begins_anew(start, connect, reader, free_port):
+    first = start(port=free_port)
+    put(connect(first.url), "a", "b", "c")
+    mine = reader(first.url)
+    mirror = Mirror(mine.follow())
+    mirror.settle()
+    first.close()
+    # More happens in the second life than the follower saw of the first: its number is not ahead.
+    second = start(port=free_port)
+    keys = [f"key-{n}" for n in range(20)]
+    put(connect(second.url), *keys)
+    until(mine.meet)
+    assert mirror.settle() == digests_of(keys, "default")
+    assert mirror.resets == 2
+
+
+def test_a_follower_goes_on_from_a_position_without_loss_or_repetition(start, connect, reader):
+    cluster = start()
+    store = connect(cluster.url)
+    put(store, "a", "b", "c")
+    first = reader(cluster.url)
+    kept = position_after(first)
+    first.close()
+    store.remove("b")
+    put(store, "d")
+    store.put("a", b"new", upsert=True)
+    told = []
+    again = reader(cluster.url).follow(since=restored(kept))
+    for news in again:
+        assert not news.reset
+        assert not news.snapshot
+        told += zip(map(bytes, news.digests), news.stored.tolist(), strict=True)
+        if not len(news.digests):
+            break
+    changed = ["b", "d", "a"]
+    digests = [bytes(row) for row in ids.digests(changed, ids.namespace_seed("default"))]
+    assert [each for each in told if each != (digests[2], False)] == list(
+        zip(digests, [False, True, True], strict=True)
+    )
+    put(store, "e")
+    assert {bytes(row) for row in next(again).digests} == digests_of(["e"], "default")
+
+
+def test_news_can_be_followed_from_the_position_of_any_of_them(start, connect, reader):
+    cluster = start()
+    store = connect(cluster.url)
+    keys = [f"key-{n}" for n in range(5)]
+    mine = reader(cluster.url)
+    mirror = Mirror(mine.follow())
+    mirror.settle()
+    seen = []
+    news = mine.follow()
+    seen.append((next(news).position, set(mirror.held)))
+    for key in keys:
+        put(store, key)
+        found = next(news)
+        mirror.settle()
+        seen.append((found.position, set(mirror.held)))
+    for position, held in seen:
+        later = Mirror(mine.follow(since=position))
+        later.held = held
+        assert later.settle() == digests_of(keys, "default")
+        assert later.resets == 0
+
+
+def test_a_follower_that_missed_more_than_is_kept_gets_a_snapshot(start, connect, reader):
+    cluster = start(events_kept=16)
+    store = connect(cluster.url)
+    put(store, "gone")
+    kept = position_after(reader(cluster.url))
+    store.remove("gone")
+    keys = [f"key-{n}" for n in range(30)]
+    put(store, *keys)
+    mirror = Mirror(reader(cluster.url).follow(since=restored(kept)))
+    assert mirror.settle() == digests_of(keys, "default")
+    assert mirror.resets == 1
+
+
+@pytest.mark.parametrize("events", [0, 1, 2, 9])
+def test_a_position_in_another_life_of_the_store_leads_to_a_snapshot(
+    start, connect, reader, free_port, events
+):
+    first = start(port=free_port)
+    put(connect(first.url), "a", "b")
+    mine = reader(first.url)
+    kept = position_after(mine)
+    mine.close()
+    first.close()
+    second = start(port=free_port)
+    keys = [f"key-{n}" for n in range(events)]
+    if keys:
+        put(connect(second.url), *keys)
+    mirror = Mirror(reader(second.url).follow(since=restored(kept)))
+    assert mirror.settle() == digests_of(keys, "default")
+    assert mirror.resets == 1
+
+
+def test_what_is_no_position_of_the_shard_leads_to_a_snapshot(two_shards, connect, reader):
+    put(connect(two_shards.url), *[f"follow/{n}" for n in range(40)])
+    mine = reader(two_shards.url)
+    own, others = (restored(position_after(mine, shard)) for shard in (0, 1))
+    expected = Mirror(mine.follow(0)).settle()
+    ahead, before = own._replace(number=own.number + 1), own._replace(number=0)
+    for wrong in (others, ahead, before, Position(0, 1), Position(own.stream, (1 << 64) - 1)):
+        mirror = Mirror(mine.follow(0, since=wrong))
+        assert mirror.settle() == expected
+        assert mirror.resets == 1
+
+
+@pytest.mark.parametrize("garbage", [7, "12", (), (1,), (1, 2, 3), (-1, 1), (1, 1 << 64), (1.5, 2)])
+def test_what_is_no_position_at_all_is_refused(cluster, reader, garbage):
+    with pytest.raises(InvalidArgumentError, match="no position"):
+        next(reader(cluster.url).follow(since=garbage))

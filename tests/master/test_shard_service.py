@@ -163,7 +163,7 @@ def test_followers_of_events_wait_for_the_next_one(pool):
     follower = ShardWire(pool.connection.peer)
     request = follower.connection.send(
         wire.EVENTS,
-        wire.EVENTS.request.pack(number=number, limit=10, wait_ms=10_000),
+        wire.EVENTS.request.pack(stream=pool.stream, number=number, limit=10, wait_ms=10_000),
         timeout_s=20,
     )
     pool.put([b"news"], 100)
@@ -179,9 +179,18 @@ def test_followers_of_events_wait_for_the_next_one(pool):
 
 
 def test_a_follower_of_an_earlier_life_is_told_to_start_over(pool):
+    pool.put(numbered(b"n", 10), 100)
     number = pool.stats().event_number
-    first, events, gap = pool.events(number + 1000, wait_ms=10_000)
-    assert (first, len(events), gap) == (number, 0, 1)
+    for at in (0, 1, number - 1, number, number + 1, (1 << 64) - 1):
+        first, events, gap = pool.events(at, wait_ms=10_000, stream=pool.stream ^ 1)
+        assert (first, len(events), gap) == (number, 0, 1)
+
+
+def test_a_number_that_never_was_is_a_gap(pool):
+    number = pool.stats().event_number
+    for at in (0, number + 1, number + 1000, (1 << 64) - 1):
+        first, events, gap = pool.events(at, wait_ms=10_000)
+        assert (first, len(events), gap) == (number, 0, 1)
 
 
 def test_a_follower_that_fell_behind_takes_a_snapshot(start_cluster, wire_to):
@@ -319,7 +328,11 @@ def test_nobody_who_waits_holds_the_end_up(start_cluster, wire_to):
     follower = wire_to(cluster).shard()
     waits = [
         (shard, wire.PUT_START, shard.put_request([b"second"], BIG, wait_ms=60_000)),
-        (follower, wire.EVENTS, {"number": 2, "limit": 9, "wait_ms": 60_000}),
+        (
+            follower,
+            wire.EVENTS,
+            {"stream": follower.stream, "number": 2, "limit": 9, "wait_ms": 60_000},
+        ),
     ]
     sent = [
         peer.connection.send(operation, operation.request.pack(**values), timeout_s=60)

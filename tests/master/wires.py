@@ -96,6 +96,7 @@ class ShardWire:
     def __init__(self, address, uuid=None, epoch=1, host="h", namespace="default", opened=True):
         self.uuid = uuid or secrets.token_bytes(16)
         self.epoch = epoch
+        self._stream = None
         self.connection = BlockingConnection.connect(address, shard_wire.SHARD, timeout_s=TIMEOUT_S)
         if opened:
             request = shard_wire.OpenClient(self.uuid, epoch, host, namespace)
@@ -159,8 +160,21 @@ class ShardWire:
     def remove(self, names, force=0):
         return self.call(shard_wire.REMOVE, force=force, digests=digests(*names)).statuses.tolist()
 
-    def events(self, number, limit=100, wait_ms=0):
-        reply = self.call(shard_wire.EVENTS, number=number, limit=limit, wait_ms=wait_ms)
+    @property
+    def stream(self):
+        """What the shard calls its events."""
+        if self._stream is None:
+            self._stream = self.call(shard_wire.SNAPSHOT, cursor=0).stream
+        return self._stream
+
+    def events(self, number, limit=100, wait_ms=0, stream=None):
+        reply = self.call(
+            shard_wire.EVENTS,
+            stream=self.stream if stream is None else stream,
+            number=number,
+            limit=limit,
+            wait_ms=wait_ms,
+        )
         return reply.first, as_records(reply.events, EVENT), reply.gap
 
     def list(self, prefix=b"", cursor=0, limit=100):
