@@ -112,7 +112,9 @@ class AsyncDriver:
 
     async def _refresh_map(self, until: float) -> bool:
         """Ask for the map; return whether the shards are elsewhere than before."""
-        body = await self._cluster.call(MAP, MAP.request.pack(MapRequest()), until)
+        body = await self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
+        if isinstance(body, StoreError):
+            raise body
         addresses = self.setup.shard_addresses(MAP.reply.unpack(body))
         if [peer.address for peer in self._shards] == addresses:
             return False
@@ -160,17 +162,21 @@ class AsyncDriver:
         return await asyncio.gather(*(self._one(call, step.until) for call in step.calls))
 
     async def _one(self, call: Call, until: float) -> Any:
-        """One request; asked once more where that is safe and helps."""
+        """One request; asked once more where that is safe, and once at another address."""
         shard, operation, body = call
-        for attempt in range(2):
+        repeated = moved = False
+        while True:
             try:
                 peer = self._cluster if shard == CLUSTER else self._shards[shard]
                 return await peer.call(operation, body, until)
             except StoreError as error:
                 lost = type(error) is PeerLostError and operation.name in IDEMPOTENT
-                if attempt or not (lost or await self._elsewhere(shard, error, until)):
+                if not repeated and lost:
+                    repeated = True
+                elif not moved and await self._elsewhere(shard, error, until):
+                    moved = True
+                else:
                     return error.again()
-        raise AssertionError("the second attempt returns")
 
     async def _elsewhere(self, shard: int, error: StoreError, until: float) -> bool:
         """Whether a shard that cannot be reached has another address by now."""

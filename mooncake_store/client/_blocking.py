@@ -92,13 +92,15 @@ class BlockingDriver:
     def connect(self) -> None:
         """Ask how the cluster is made up, and open a connection to each shard."""
         timeout_s = self.setup.config.connect_timeout_s
-        self._refresh_map(timeout_s)
+        self._refresh_map(time.monotonic() + timeout_s)
         for pool in self._shards:
             pool.release(pool.acquire(timeout_s=timeout_s))
 
-    def _refresh_map(self, timeout_s: float) -> bool:
+    def _refresh_map(self, until: float) -> bool:
         """Ask for the map; return whether the shards are elsewhere than before."""
-        body = self._cluster.call(MAP, MAP.request.pack(MapRequest()), timeout_s=timeout_s)
+        body = self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
+        if isinstance(body, StoreError):
+            raise body
         addresses = self.setup.shard_addresses(MAP.reply.unpack(body))
         with self._lock:
             if [pool.address for pool in self._shards] == addresses:
@@ -210,18 +212,19 @@ class BlockingDriver:
                 outcome[at] = failure = error.again()
 
     def _one(self, call: Call, until: float) -> Any:
-        """One request; asked once more where that is safe and helps."""
+        """One request; asked once more where that is safe, and once at another address."""
         shard, operation, body = call
-        try:
-            return self._pool(shard).call(operation, body, timeout_s=until - time.monotonic())
-        except StoreError as error:
-            repeat = self._worth_repeating(operation, error)
-            if not (repeat or self._elsewhere(shard, error, until)):
-                return error.again()
-        try:
-            return self._pool(shard).call(operation, body, timeout_s=until - time.monotonic())
-        except StoreError as error:
-            return error.again()
+        repeated = moved = False
+        while True:
+            try:
+                return self._pool(shard).call(operation, body, timeout_s=until - time.monotonic())
+            except StoreError as error:
+                if not repeated and self._worth_repeating(operation, error):
+                    repeated = True
+                elif not moved and self._elsewhere(shard, error, until):
+                    moved = True
+                else:
+                    return error.again()
 
     def _worth_repeating(self, operation: Operation[Any, Any], outcome: object) -> bool:
         return type(outcome) is PeerLostError and operation.name in IDEMPOTENT
@@ -231,8 +234,8 @@ class BlockingDriver:
         if shard == CLUSTER or not isinstance(error, UnavailableError) or not _connecting(error):
             return False
         try:
-            left_s = min(until - time.monotonic(), self.setup.config.connect_timeout_s)
-            return self._refresh_map(left_s) and shard < len(self._shards)
+            limit = time.monotonic() + self.setup.config.connect_timeout_s
+            return self._refresh_map(min(until, limit)) and shard < len(self._shards)
         except StoreError:
             return False
 

@@ -14,7 +14,6 @@ from mooncake_store import AsyncClient, Client, ids
 from mooncake_store.client import Position
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.local_cluster import LocalCluster
-from tests.waiting import until
 
 
 def digests_of(keys, namespace):
@@ -138,12 +137,6 @@ class Blocking:
     def run(self, answer):
         return answer
 
-    def meet(self):
-        """Whether the store answers; one that was started anew does at the second attempt."""
-        with contextlib.suppress(StoreError):
-            self.run(self.store.exists("anything"))
-            return True
-
     def close(self):
         self.store.close()
 
@@ -220,7 +213,6 @@ def test_a_store_that_was_started_anew_begins_anew(start, connect, reader, free_
     second = start(port=free_port)
     keys = [f"key-{n}" for n in range(20)]
     put(connect(second.url), *keys)
-    until(mine.meet)
     assert mirror.settle() == digests_of(keys, "default")
     assert mirror.resets == 2
 
