@@ -87,6 +87,7 @@ def _measure(
             "bytes_used": new.bytes_used,
             "bytes_total": new.bytes_total,
             "clients": new.clients,
+            "replicas_missing": new.replicas_missing,
         }
         for number, (old, new) in enumerate(zip(before[1], after[1], strict=False))
     ]
@@ -127,4 +128,6 @@ def _drawn(value: dict[str, Any]) -> Any:
     quota = f" of its quota of {format_size(mine['quota'])}" if mine["quota"] else ""
     held = f"{mine['objects']:,} objects, {format_size(mine['bytes_used'])}{quota}"
     told = f"namespace {mine['name']}: {held}"
-    return Group(table(columns, rows), told)
+    missing = sum(shard["replicas_missing"] for shard in value["shards"])
+    lines = [told, f"missing replicas: {missing:,}"] if missing else [told]
+    return Group(table(columns, rows), *lines)

@@ -26,7 +26,9 @@ RETRY, SWAP = 1, 2
 """Internal: clear the row away and ask again; a second generation is complete."""
 
 OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, HOT, SINK = 0, 1, 2, 3, 4, 5, 6, 7
-TALLY_WORDS = 8
+MISSING = 8
+"""Replicas that readable objects have fewer than they were put for; begun copies count as there."""
+TALLY_WORDS = 16
 
 HOLDERS_MAX = 255
 """Saturated: nobody can release the lease any more, it runs to its end."""

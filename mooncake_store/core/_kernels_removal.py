@@ -15,6 +15,7 @@ from mooncake_store.core._codes import (
     HARD_PIN,
     HAS_LEASE,
     KERNEL,
+    MISSING,
     NOT_FOUND,
     NOT_READY,
     NOTE_REMOVE,
@@ -33,7 +34,7 @@ from mooncake_store.core._codes import (
 from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_names import drop
 from mooncake_store.core._kernels_table import delete, find
-from mooncake_store.core._kernels_writes import note, record
+from mooncake_store.core._kernels_writes import missing, note, record
 from mooncake_store.core.context import (
     COLD_ROWS,
     DISCARD_NS,
@@ -190,7 +191,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     tenant_use = column(context, TENANT_USE, INT64)
     kept = 0 if silently else context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
-    unfinished, pinned, hard, total, names, m = 0, 0, 0, 0, 0, 0
+    unfinished, pinned, short, hard, total, names, m = 0, 0, 0, 0, 0, 0, 0
     for i in range(doomed.shape[0]):
         row = doomed[i]
         until = 0
@@ -203,8 +204,8 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
                 record(events, place, rows, cold, row, REMOVED)
                 place = place + 1 if place + 1 < kept else 0
             until = rows[row].lease_end
-            if rows[row].flags & SOFT_PIN:
-                pinned += 1
+            short += missing(rows, cold, row)
+            pinned += (rows[row].flags & SOFT_PIN) != 0
         if until <= now:
             until = 0
         first = m
@@ -238,6 +239,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     context[TALLY + UNFINISHED] -= unfinished
     context[TALLY + OBJECTS] -= ended
     context[TALLY + SOFT_PINNED] -= pinned
+    context[TALLY + MISSING] -= short
     context[TALLY + BYTES] -= total
     context[TALLY + HARD_BYTES] -= hard
     if kept > 0:

@@ -6,6 +6,7 @@ at `ROW.more`; its entry 0 is the head of its free list (`next`) and counts the 
 running totals, because a sum over all rows would be a scan. All kernels are O(n + replicas).
 """
 
+import numpy as np
 from numba import njit
 
 from mooncake_store.core._codes import (
@@ -104,6 +105,35 @@ def sweep(rows, overflow, cold, alive, closed, span, out):
             wanted = not alive[overflow[link].segment]
             link = overflow[link].next
         if wanted:
+            out[count] = row
+            count += 1
+    return count
+
+
+@njit(**KERNEL)
+def short_of_replicas(rows, cold, overflow, sources, targets, barred, span, out):
+    """Find readable objects that lack replicas, in rows span[0]..span[1]; returns how many.
+
+    Only those that may be copied now: no task and no newer generation ties them, they are of
+    span[3] bytes at most, their tenant t is not barred[t], a segment s with sources[s] has a
+    replica, and one of the span[2] segments with targets[s] has none.
+    """
+    count = 0
+    for row in range(span[0], span[1]):
+        if rows[row].state != READABLE or rows[row].replicas >= cold[row].wanted:
+            continue
+        if rows[row].flags & (TASK | UPSERT) or rows[row].size > span[3] or rows[row].segment < 0:
+            continue
+        if barred[cold[row].tenant]:
+            continue
+        reachable = sources[rows[row].segment] != 0
+        held = np.int64(targets[rows[row].segment])
+        link = rows[row].more
+        while link >= 0:
+            reachable |= sources[overflow[link].segment] != 0
+            held += targets[overflow[link].segment]
+            link = overflow[link].next
+        if reachable and held < span[2]:
             out[count] = row
             count += 1
     return count

@@ -23,6 +23,7 @@ from mooncake_store.core._codes import (
     INVALID_PARAMS,
     INVALID_WRITE,
     KERNEL,
+    MISSING,
     NAME_BYTES_MAX,
     NO_SPACE,
     NOT_FOUND,
@@ -90,6 +91,12 @@ def open_row(rows, cold, row, size, now, client, tenant, wanted, tally):
     cold[row].twin = 0
     cold[row].owner = client
     cold[row].wanted = wanted
+
+
+@njit(**KERNEL, inline="always")
+def missing(rows, cold, row):
+    """How many replicas a row has fewer than it was put for. O(1)."""
+    return max(0, np.int64(cold[row].wanted) - np.int64(rows[row].replicas))
 
 
 @njit(**KERNEL, inline="always")
@@ -281,7 +288,7 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
 
 
 @njit(**KERNEL)
-def attach(rows, overflow, chosen, segments, offsets, tenant, tally, tenant_use):
+def attach(rows, cold, overflow, chosen, segments, offsets, tenant, tally, tenant_use):
     """Give each chosen row one more replica (a chain keeps the order of attachment)."""
     for i in range(chosen.shape[0]):
         row = chosen[i]
@@ -306,6 +313,8 @@ def attach(rows, overflow, chosen, segments, offsets, tenant, tally, tenant_use)
                 while overflow[last].next >= 0:
                     last = overflow[last].next
                 overflow[last].next = link
+        if rows[row].state == READABLE and missing(rows, cold, row) > 0:
+            tally[MISSING] -= 1
         rows[row].replicas += 1
         tally[BYTES] += rows[row].size
         tenant_use[tenant, 0] += rows[row].size
@@ -359,6 +368,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
     count = 0
     pinned = 0
+    short = 0
     special = False
     for i in range(digests.shape[0]):
         row = found[i]
@@ -390,6 +400,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
             rows[row].checksum = checksums[i]
             rows[row].lease_end = 0
             rows[row].holders = 0
+            short += missing(rows, cold, row)
             if rows[row].flags != 0:
                 special = True
             if rows[row].flags & SOFT_PIN:
@@ -403,6 +414,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
     context[TALLY + UNFINISHED] -= count
     context[TALLY + OBJECTS] += count
     context[TALLY + SOFT_PINNED] += pinned
+    context[TALLY + MISSING] += short
     if kept > 0:
         context[EVENTS_NEXT] += count
     if not special:
@@ -437,7 +449,7 @@ def revoke(rows, cold, found, generations, client, status, doomed):
 
 
 @njit(**KERNEL)
-def drop_replica(rows, overflow, row, segment, tenant, tally, tenant_use):
+def drop_replica(rows, cold, overflow, row, segment, tenant, tally, tenant_use):
     """Unlink the replica of `row` on `segment`; returns its offset or -1. O(replicas)."""
     offset = np.int64(-1)
     link = rows[row].more
@@ -466,6 +478,8 @@ def drop_replica(rows, overflow, row, segment, tenant, tally, tenant_use):
         overflow[link].next = overflow[0].next
         overflow[0].next = link
     rows[row].replicas -= 1
+    if rows[row].state == READABLE and missing(rows, cold, row) > 0:
+        tally[MISSING] += 1
     tally[BYTES] -= rows[row].size
     tenant_use[tenant, 0] -= rows[row].size
     if rows[row].flags & HARD_PIN:

@@ -53,5 +53,8 @@ def warmup() -> None:
     shard.evict(1 << 40, 0.3)
     shard.remove(1 << 41, digests)
     shard.remove_matching(1 << 41, 0, "t", "prefix")
+    three = PutOptions(replicas=3)
+    answers, _ = shard.put_start(1 << 41, client, 0, one, np.full(1, 1000, np.int64), None, three)
+    shard.put_end(1 << 41, client, one, np.ascontiguousarray(answers["generation"]), checksums[:1])
     shard.drain(1 << 41, 0)
     shard.tick(1 << 42)

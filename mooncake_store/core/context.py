@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-# Words 0 to 7 are the head of the hash table (`_kernels_table.py`), the next 8 the totals of
+# Words 0 to 7 are the head of the hash table (`_kernels_table.py`), the last 16 the totals of
 # `_codes.py`.
-TABLE, TALLY = 0, 8
+TABLE, TALLY = 0, 56
 # What the configuration says, and the number of the next event.
 DISCARD_NS, RELEASE_NS, HOT_WINDOW_NS, HOT_HITS = 16, 17, 18, 19
 EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
@@ -36,8 +36,8 @@ NAME_WORDS, NAME_HEADS = 46, 48
 # that were read, came or went, and extents freed.
 NOTES, FREED_EXTENTS = 50, 52
 # Scratch of a kernel call: rows found, whether a row is new, rows that became hot, statuses.
-FOUND, FRESH, HOT_ROWS, STATUS = 56, 58, 60, 62
-WORDS = 64
+FOUND, FRESH, HOT_ROWS, STATUS = 8, 10, 12, 14
+WORDS = 72
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
 BYTE = np.dtype(np.uint8)

@@ -104,12 +104,14 @@ def _check_totals(state: ShardState, live: NDArray[np.int64]) -> None:
     readable = rows["state"] == State.READABLE
     hard = (rows["flags"] & Flag.HARD_PIN) != 0
     soft = (rows["flags"] & Flag.SOFT_PIN) != 0
+    missing = state.cold["wanted"][live].astype(np.int64) - rows["replicas"]
     expected = {
         k.OBJECTS: np.count_nonzero(readable),
         k.UNFINISHED: np.count_nonzero(~readable),
         k.BYTES: nbytes.sum(),
         k.SOFT_PINNED: np.count_nonzero(readable & soft),
         k.HARD_BYTES: nbytes[hard].sum(),
+        k.MISSING: np.maximum(missing, 0)[readable].sum(),
     }
     for place, value in expected.items():
         assert state.tally[place] == value, (

@@ -18,6 +18,7 @@ from mooncake_store.core import pressure, puts
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.removal import unpin
+from mooncake_store.core.repair import Repair
 from mooncake_store.core.space import NEVER, Segment
 from mooncake_store.core.tasks import TaskKind, Tasks, TaskState, choose_target, drop_replica
 
@@ -37,6 +38,8 @@ ATTENDED_MAX = 256
 PINS_ENDED_MAX = 4096
 """Soft pins ended per tick; a million that end in one moment took 840 ms together."""
 DRAIN_IN_FLIGHT = 64
+"""Moves of one drain at a time; also copies of the repair at a time while a drain runs."""
+REPAIR_IN_FLIGHT = 256
 DRAIN_RETRIES = 3
 DRAINS_KEPT = 1024
 """Drain jobs that have ended and can still be asked for."""
@@ -82,6 +85,7 @@ class Janitor:
     def __init__(self, state: ShardState, tasks: Tasks) -> None:
         self._state = state
         self._tasks = tasks
+        self._repair = Repair(state, tasks)
         self._cursor = 0
         self._sweeping: set[int] = set()  # segments gone before the running sweep began
         self._closed_before: set[int] = set()
@@ -106,6 +110,7 @@ class Janitor:
         swept = self.sweep(SWEEP_ROWS_URGENT if gone or self._writers else SWEEP_ROWS)
         state.table.maintain(0, growing=False)
         report = pressure.relieve(state)
+        self._repair.step(DRAIN_IN_FLIGHT if self._running else REPAIR_IN_FLIGHT)
         return TickReport(report.objects, report.bytes, swept)
 
     def client_closed(self) -> None:
@@ -191,9 +196,6 @@ class Janitor:
         for row in doomed[first].tolist():
             puts.continue_alone(state, row)
         state.dispose(doomed)
-        for row in emptied[state.rows["segment"][emptied] >= 0].tolist():
-            if state.rows["replicas"][row] < state.cold["wanted"][row]:
-                self._replace_replica(row)
         return int(several[ATTENDED_MAX]) if len(several) > ATTENDED_MAX else None
 
     def _drop_dead_replicas(self, row: int) -> None:
@@ -206,13 +208,6 @@ class Janitor:
             until = int(state.rows["lease_end"][row]) + state.config.put_release_ns
         for segment in dead:
             drop_replica(state, row, segment, until)
-
-    def _replace_replica(self, row: int) -> None:
-        """Ask for a copy of an object that has fewer replicas than it was put with."""
-        state = self._state
-        target = choose_target(state, row)
-        if target is not None and state.rows["state"][row] == State.READABLE:
-            self._tasks.submit(TaskKind.COPY, self._digest(row), None, [target])
 
     def _digest(self, row: int) -> NDArray[np.uint64]:
         record = self._state.rows[row]

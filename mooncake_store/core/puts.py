@@ -387,6 +387,7 @@ def _place(
             some = enough & (got.counts > replica)
             k.attach(
                 state.rows,
+                state.cold,
                 state.overflow,
                 rows[todo[some]],
                 np.ascontiguousarray(got.segments[some, replica]),
@@ -505,6 +506,7 @@ def _swap_in(state: ShardState, old: int) -> None:
     rows["lease_end"][new] = 0
     state.tally[c.UNFINISHED] -= 1
     state.tally[c.OBJECTS] += 1
+    state.tally[c.MISSING] += max(0, int(state.cold["wanted"][new]) - int(rows["replicas"][new]))
     if int(rows["flags"][new]) & c.SOFT_PIN:
         state.tally[c.SOFT_PINNED] += 1
     state.table.swap(old, new)

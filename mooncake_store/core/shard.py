@@ -74,6 +74,8 @@ class ShardStats:
     expired_puts: int
     lost_objects: int
     tasks_unfinished: int
+    replicas_missing: int
+    """Of readable objects, compared with what they were put for; begun copies count as there."""
     table_slots: int
 
 
@@ -563,6 +565,7 @@ class Shard:
             expired_puts=state.totals.expired_puts,
             lost_objects=state.totals.lost_objects,
             tasks_unfinished=self._tasks.count(),
+            replicas_missing=int(state.tally[c.MISSING]),
             table_slots=state.table.slots,
         )
 

@@ -84,6 +84,8 @@ class Space:
         self._segments: dict[int, Segment] = {}
         self._by_uuid: dict[bytes, Segment] = {}
         self._cycle: list[Segment] | None = None
+        self.changes = 0
+        """How often a segment came, went or changed its state."""
         self._usable_from = 0  # when every segment of the cycle is usable
         self._earlier: dict[bytes, int] = {}  # uuid of a forgotten segment -> its busy_until
         most = config.segments_max
@@ -138,6 +140,7 @@ class Space:
         self.alive[index] = 1
         self.lease_until[index] = segment.usable_from
         self._cycle = None
+        self.changes += 1
         return segment
 
     def _busy_until(self, uuid: bytes) -> int:
@@ -156,6 +159,7 @@ class Space:
 
     def set_state(self, segment: Segment, state: SegmentState) -> None:
         """Change a segment's state; GONE hides its replicas at once."""
+        self.changes += segment.state != state
         segment.state = state
         self._cycle = None
         if state == SegmentState.GONE:
@@ -174,6 +178,7 @@ class Space:
         self._earlier[segment.uuid] = max(segment.busy_until, self._earlier.get(segment.uuid, 0))
         del self._segments[segment.index]
         self._cycle = None
+        self.changes += 1
 
     def turn(self, now: int) -> tuple[list[Segment], int]:
         """Return the segments in their cycle and where in it a batch begins.

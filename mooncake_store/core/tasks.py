@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_writes as k
 from mooncake_store.core.options import PutOptions
 from mooncake_store.core.reads import replicas_of
@@ -30,9 +31,12 @@ from mooncake_store.core.state import ShardState, as_words
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mooncake_store.core.space import Segment
+
 __all__ = ["Task", "TaskKind", "TaskState", "Tasks"]
 
 FINISHED_KEPT = 4096
+MASK64 = (1 << 64) - 1
 
 
 class TaskKind(IntEnum):
@@ -68,6 +72,8 @@ class Task:
     generation: int = 0
     state: TaskState = TaskState.PENDING
     message: str = ""
+    repair: bool = False
+    """Whether it makes a missing replica anew: while one is missing, in spare room and quota."""
     replicas: NDArray[Any] = field(default_factory=lambda: np.empty(0, REPLICA))
 
 
@@ -103,7 +109,16 @@ class Tasks:
             return status, 0
         segment = self._state.space.get(chosen)
         assert segment is not None
-        return self._new(kind, digest, chosen, targets, segment.owner, row)
+        return self._new(kind, row, chosen, targets, segment.owner)
+
+    def repair(self, row: int, source: int, target: int) -> tuple[Status, int]:
+        """Queue a copy that makes a missing replica anew, of an object that may be copied now."""
+        segment = self._state.space.get(source)
+        assert segment is not None
+        status, number = self._new(TaskKind.COPY, row, source, [target], segment.owner)
+        if status == Status.OK:
+            self._tasks[number].repair = True
+        return status, number
 
     def start(
         self,
@@ -119,7 +134,7 @@ class Tasks:
         targets = list(dict.fromkeys(targets))
         status, row, chosen = self._check(digest, source, targets)
         if status == Status.OK:
-            status, number = self._new(kind, digest, chosen, targets, client, row)
+            status, number = self._new(kind, row, chosen, targets, client)
             if status == Status.OK:
                 status = self._begin(self._tasks[number])
                 if status == Status.OK:
@@ -174,6 +189,15 @@ class Tasks:
                 self._end(task, ok=False, writer_done=False)
                 self._close(task, TaskState.FAILED, reason)
 
+    def answers(self, index: int) -> bool:
+        """Whether the owner of a segment is there to copy from it."""
+        segment = self._state.space.get(index)
+        return (
+            segment is not None
+            and segment.state not in (SegmentState.SUSPECT, SegmentState.GONE)
+            and segment.owner in self._state.client_by_handle
+        )
+
     def _check(
         self, digest: NDArray[np.uint64], source: int | None, targets: list[int]
     ) -> tuple[Status, int, int]:
@@ -184,7 +208,7 @@ class Tasks:
             return Status.NOT_FOUND, row, -1
         if state.rows["state"][row] != State.READABLE:
             return Status.REPLICA_NOT_FOUND, row, -1
-        if int(state.rows["flags"][row]) & (Flag.TASK | Flag.UPSERT):
+        if int(state.rows["flags"][row]) & (c.TASK | c.UPSERT):
             return Status.BUSY, row, -1
         living = [
             s for s, _, life in replicas_of(state, row) if self._alive(s) and life == State.READABLE
@@ -201,7 +225,9 @@ class Tasks:
             return Status.INVALID_PARAMS, row, -1
         if any(self._still_read(t) for t in targets):
             return Status.NO_SPACE, row, -1
-        return Status.OK, row, living[0] if source is None else source
+        if source is None:
+            source = next((s for s in living if self.answers(s)), living[0])
+        return Status.OK, row, source
 
     def _alive(self, segment: int) -> bool:
         return bool(self._state.space.alive[segment])
@@ -230,19 +256,18 @@ class Tasks:
     def _new(
         self,
         kind: TaskKind,
-        digest: NDArray[np.uint64],
+        row: int,
         source: int,
         targets: list[int],
         worker: int,
-        row: int,
     ) -> tuple[Status, int]:
         if len(self._open) >= self._state.config.tasks_max:
             return Status.TASK_LIMIT, 0
         self._last += 1
-        now = self._state.now
-        key = (int(digest.reshape(2)[0]), int(digest.reshape(2)[1]))
+        now, rows = self._state.now, self._state.rows
+        key = int(rows["digest_lo"][row]) & MASK64, int(rows["digest_hi"][row]) & MASK64
         task = Task(self._last, kind, key, source, tuple(targets), worker, now, now)
-        task.row, task.generation = row, int(self._state.rows["generation"][row])
+        task.row, task.generation = row, int(rows["generation"][row])
         self._tasks[task.number] = self._open[task.number] = task
         return Status.OK, task.number
 
@@ -253,20 +278,13 @@ class Tasks:
         status, row, _ = self._check(digest, task.source, list(task.targets))
         if status != Status.OK:
             return status
-        held = {s for s, _, _ in replicas_of(state, row)}
-        size = state.rows["size"][row : row + 1]
-        placed: list[tuple[int, int]] = []
-        for target in task.targets:
-            if target in held:
-                continue
-            segment = state.space.get(target)
-            assert segment is not None
-            extent = state.space.place([segment], size, 1, spread=False)
-            if extent.counts[0] == 0:
-                for where, offset in placed:
-                    state.space.free(np.array([where]), np.array([offset]))
-                return Status.NO_SPACE
-            placed.append((target, int(extent.offsets[0, 0])))
+        if task.repair and state.rows["replicas"][row] >= state.cold["wanted"][row]:
+            return Status.REPLICA_ALREADY_EXISTS
+        if task.repair and not self._within_quota(row):
+            return Status.TENANT_QUOTA
+        placed = self._place(task, row)
+        if placed is None:
+            return Status.NO_SPACE
         self._attach(row, placed)
         state.set_flag(row, Flag.TASK)
         state.replicas_most = max(state.replicas_most, int(state.rows["replicas"][row]))
@@ -275,11 +293,40 @@ class Tasks:
         task.replicas = np.array([(offset, where, 0) for where, offset in placed], REPLICA)
         return Status.OK
 
+    def _within_quota(self, row: int) -> bool:
+        """Whether the tenant of a row may have one more replica of it."""
+        number = int(self._state.cold["tenant"][row])
+        quota = self._state.tenant_by_number[number].quota_bytes
+        after = int(self._state.tenant_use[number, 0]) + int(self._state.rows["size"][row])
+        return quota is None or after <= quota
+
+    def _place(self, task: Task, row: int) -> list[tuple[int, int]] | None:
+        """Find (segment, offset) of each new replica; None when one of them has no room."""
+        state = self._state
+        held = {s for s, _, _ in replicas_of(state, row)}
+        size = state.rows["size"][row : row + 1]
+        placed: list[tuple[int, int]] = []
+        state.space.settle()
+        for target in task.targets:
+            if target in held:
+                continue
+            segment = state.space.get(target)
+            assert segment is not None
+            offset = int(segment.allocator.allocate(size)[0])
+            if offset >= 0:
+                placed.append((target, offset))
+            if offset < 0 or (task.repair and segment.used > spare_bytes(state, segment)):
+                for where, taken in placed:
+                    state.space.free(np.array([where]), np.array([taken]))
+                return None
+        return placed
+
     def _attach(self, row: int, placed: list[tuple[int, int]]) -> None:
         state = self._state
         for where, offset in placed:
             k.attach(
                 state.rows,
+                state.cold,
                 state.overflow,
                 np.array([row], np.int32),
                 np.array([where], np.int16),
@@ -327,6 +374,7 @@ def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
     size = int(state.rows["size"][row])
     offset = k.drop_replica(
         state.rows,
+        state.cold,
         state.overflow,
         row,
         segment,
@@ -336,6 +384,15 @@ def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
     )
     if offset >= 0:
         state.space.free_or_quarantine(np.array([[segment], [offset], [size], [until]], np.int64))
+
+
+def spare_bytes(state: ShardState, segment: Segment) -> int:
+    """Return how much of a segment may be in use after a repair.
+
+    It is what eviction leaves: copies that filled what it made free would have it begin again.
+    """
+    config = state.config
+    return int(max(0.0, config.high_watermark - config.eviction_ratio) * segment.nbytes)
 
 
 def choose_target(state: ShardState, row: int) -> int | None:

@@ -191,6 +191,7 @@ class RareOperations:
                 expired_puts=found.expired_puts,
                 lost_objects=found.lost_objects,
                 tasks_unfinished=found.tasks_unfinished,
+                replicas_missing=found.replicas_missing,
                 tenant_objects=self._shard.tenant_objects(peer.tenant),
                 tenant_bytes=self._shard.tenant_bytes(peer.tenant),
                 tenant_quota=self._shard.tenant_quota(peer.tenant) or 0,

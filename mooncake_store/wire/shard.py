@@ -162,6 +162,7 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     expired_puts: int
     lost_objects: int
     tasks_unfinished: int
+    replicas_missing: int
     tenant_objects: int
     tenant_bytes: int
     tenant_quota: int

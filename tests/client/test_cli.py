@@ -163,6 +163,18 @@ def test_status_and_top(mooncake):
     assert (found["namespace"]["bytes_used"], found["namespace"]["quota"]) == (5, 0)
 
 
+def test_top_tells_of_missing_replicas(mooncake):
+    def missing():
+        found = json.loads(mooncake("top", "--json", "--interval", "0.1")[1])
+        return found["shards"][0]["replicas_missing"]
+
+    before = missing()
+    assert mooncake("put", "key", "-", "--replicas", "3", stdin=b"value")[0] == 0
+    assert missing() == before + 1  # there are two workers
+    assert f"missing replicas: {before + 1}" in mooncake("top", "--once", "--interval", "0.1")[1]
+    assert mooncake("rm", "key")[0] == 0
+
+
 def test_a_store_that_is_not_there(monkeypatch, capsys, free_port):
     monkeypatch.setenv("MOONCAKE_CLIENT_URL", f"mooncake://127.0.0.1:{free_port}")
     for words in (["ls"], ["get", "key"], ["status"], ["top", "--once"]):

@@ -34,6 +34,9 @@ def audit(checked: Checked, keys: Sequence[int], tenants: Sequence[int]) -> None
     stats = checked.shard.stats()
     readable = sum(model.readable(key) is not None for key in model.objects)
     expect(stats.objects >= readable, f"stats.objects {stats.objects} < {readable}")
+    current = [item.current for item in model.objects.values() if item.current is not None]
+    missing = sum(max(0, v.options.replicas - len(v.extents)) for v in current)
+    expect(stats.replicas_missing == missing, f"{missing} missing, told {stats.replicas_missing}")
 
 
 def _placed(checked: Checked, item: Object) -> bool:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.tasks import TaskKind, TaskState
-from tests.core.lab import digest_of, digests_of
-from tests.core.model import OK, Task
+from tests.core.lab import SECOND, digest_of, digests_of
+from tests.core.model import OK, Task, Version
 from tests.core.space import Extent, expect
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ class TaskCalls:
     now: int
     note: Any
     stat: Any
+    at: Any
+    tick: Any
 
     def copy(
         self, client: int, key: int, source: int | None, targets: list[int], move: bool
@@ -46,8 +48,10 @@ class TaskCalls:
             for r in replicas
         ]
         expect({e.segment for e in extents} <= set(targets), "copy went elsewhere")
-        if source is None and move:
-            source = next(iter(self.model.alive(item.current))).segment
+        if source is None:
+            source = self.shard.task(number).source
+            held = {extent.segment for extent in self.model.alive(item.current)}
+            expect(source in held, f"copy of {key} from {source}, held by {held}")
         self.model.copy_begins(number, Task(key, client, move, source, extents, self.now))
 
     def copy_end(self, client: int, number: int, ok: bool) -> None:
@@ -78,7 +82,9 @@ class TaskCalls:
         """A worker takes its tasks: submitted ones, and those that replace lost replicas."""
         self.note("fetch", client)
         by_digest = {digest_of(key): key for key in keys}
-        for task in self.shard.fetch_tasks(self.now, client, 3):
+        tasks = self.shard.fetch_tasks(self.now, client, 3)
+        self._check_repairs(tasks)
+        for task in tasks:
             key = by_digest[task.digest]
             self.note("  task", task.number, key, task.source, task.targets)
             item = self.model.readable(key)
@@ -87,6 +93,8 @@ class TaskCalls:
             assert item.current is not None
             sources = [extent.segment for extent in self.model.alive(item.current)]
             expect(task.source in sources, f"task of {key} reads from {task.source}: {sources}")
+            lacks = len(item.current.extents) < item.current.options.replicas
+            expect(lacks or not task.repair, f"repair of {key}, which has all its replicas")
             size = item.current.size
             extents = [
                 Extent(int(r["segment"]), int(r["offset"]), size, readable=False)
@@ -95,6 +103,53 @@ class TaskCalls:
             move = task.kind == TaskKind.MOVE
             begun = Task(key, client, move, task.source, extents, self.now)
             self.model.copy_begins(task.number, begun)
+
+    def _check_repairs(self, tasks: Sequence[Any]) -> None:
+        """Repairs leave the room free that eviction leaves free."""
+        asked_for = {target for task in tasks if not task.repair for target in task.targets}
+        targets = {target for task in tasks if task.repair for target in task.targets}
+        for info in self.shard.segments():
+            if info.index in targets - asked_for:
+                expect(info.used <= self._spare(info), f"a repair filled {info}")
+
+    def _spare(self, info: Any) -> float:
+        config = self.model.config
+        return float((config.high_watermark - config.eviction_ratio) * info.nbytes)
+
+    def mend(self, keys: Sequence[int], clients: Sequence[int]) -> None:
+        """Workers do what there is to do until nothing is missing that they could make anew."""
+        self.note("mend")
+        for _ in range(30):
+            self.at(5 * SECOND)
+            self.tick()
+            for client in clients:
+                self.fetch(client, keys)
+            for number, task in list(self.model.tasks.items()):
+                self.copy_end(task.client, number, True)
+        for item in list(self.model.objects.values()):
+            version = item.current
+            if version is None or item.writing is not None:
+                continue
+            lacks = len(version.extents) < version.options.replicas
+            quota = self.model.tenants[item.tenant].quota
+            after = self.shard.tenant_bytes(item.tenant) + version.size
+            may = (quota is None or after <= quota) and self._could_mend(version)
+            expect(not (lacks and may), f"{item} was not repaired")
+
+    def _could_mend(self, version: Version) -> bool:
+        """Whether a worker that is there could copy a generation to a segment with spare room."""
+        model, held = self.model, {extent.segment for extent in version.extents}
+        sources = [model.segments[extent.segment] for extent in model.alive(version)]
+        if not any(s.owner in model.clients and s.state == SegmentState.OK for s in sources):
+            return False
+        return any(
+            model.segments[info.index].state == SegmentState.OK
+            and info.index not in held
+            and model.segments[info.index].idle_until <= self.now
+            and info.used + 2 * version.size + 4096 <= self._spare(info)
+            and model.segments[info.index].space.gap_max(set()) >= version.size + model.slack
+            for info in self.shard.segments()
+        )
 
     def follow_tasks(self) -> None:
         """Follow the tasks that the core gave up: late ones, and those that lost a replica."""

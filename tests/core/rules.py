@@ -79,6 +79,7 @@ class Rules:
             self.copy: 4,
             self.copy_end: 5,
             self.fetch: 2,
+            self.mend: 1,
             self.restart_client: 1,
             self.change_segment: 2,
             self.audit: 2,
@@ -295,6 +296,12 @@ class Rules:
             targets = self.rng.sample(list(self.model.segments), 1)
             self.checked.submit(self.rng.randrange(KEYS), targets)
         self.checked.fetch(self._some_client(), range(KEYS))
+
+    def mend(self) -> None:
+        """All workers do their tasks for a while; mostly there is room for what is missing."""
+        if self.rng.random() < 0.3:
+            self.checked.evict(self.rng.choice((0.0, 0.5, 0.7)), None)
+            self.checked.mend(range(KEYS), self.clients)
 
     def restart_client(self) -> None:
         """A client leaves, or comes back under a new epoch; its unfinished puts are over."""

@@ -87,6 +87,10 @@ def some_life(seed):
         now += 10**12
         report = shard.evict(now, ratio)
         said.append(np.array([report.objects, report.bytes]))
+    short = digests[:3] + np.uint64(2)
+    rows, _ = shard.put_start(now, client, 0, short, np.full(3, 9), None, PutOptions(replicas=4))
+    generations = np.ascontiguousarray(rows["generation"])
+    said.append(shard.put_end(now, client, short, generations, np.zeros(3, np.uint64)))
     shard.drain(now, 0)
     shard.unmount(now, client, b"a" * 16)
     shard.tick(now)
