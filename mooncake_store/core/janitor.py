@@ -109,7 +109,9 @@ class Janitor:
         gone = any(s.state == SegmentState.GONE for s in state.space.all())
         swept = self.sweep(SWEEP_ROWS_URGENT if gone or self._writers else SWEEP_ROWS)
         state.table.maintain(0, growing=False)
-        report = pressure.relieve(state)
+        report = pressure.EvictReport()
+        if not state.space.quarantine.due(state.now):  # else there is room to come without victims
+            report = pressure.relieve(state)
         self._repair.step(DRAIN_IN_FLIGHT if self._running else REPAIR_IN_FLIGHT)
         return TickReport(report.objects, report.bytes, swept)
 

@@ -37,6 +37,8 @@ FREED_KEPT = 4096
 """Extents that wait, at most, to be returned to their allocators together."""
 RATIO_SAMPLE = 16
 """Segments compared by free share when there are more than these."""
+RELEASED_MAX = 16_384
+"""Extents that leave the quarantine at once; a million that came due together took 176 ms."""
 NEVER = 1 << 62
 
 
@@ -293,8 +295,8 @@ class Space:
         self._count_quarantine(held, 1)
 
     def release_quarantine(self, now: int) -> int:
-        """Free what has come due; return the bytes."""
-        due = self.quarantine.pop(now)
+        """Free what has come due, a bounded number of extents; return the bytes."""
+        due = self.quarantine.pop(now, RELEASED_MAX)
         if due is None:
             return 0
         self._count_quarantine(due, -1)

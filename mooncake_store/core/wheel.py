@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Wheel"]
 
 SLOT_NS = 10_000_000
-COUNT_MAX = 1 << 62
 
 
 class Wheel:
@@ -49,16 +48,17 @@ class Wheel:
             heapq.heappush(self._order, slot)
         self._slots[slot].append(np.array(entries))
 
-    def pop(self, now: int, limit: int = COUNT_MAX) -> NDArray[np.int64] | None:
-        """Remove and return what is due, None when nothing is.
+    def due(self, now: int) -> bool:
+        """Whether anything is due."""
+        return bool(self._order) and self._order[0] * SLOT_NS <= now
 
-        More than `limit` entries stay for the next call, those of the latest slots first.
-        """
-        if not self._order or self._order[0] * SLOT_NS > now:
+    def pop(self, now: int, limit: int) -> NDArray[np.int64] | None:
+        """Remove and return the `limit` entries longest due, None when nothing is."""
+        if not self.due(now):
             return None
         due: list[NDArray[np.int64]] = []
         left = limit
-        while left > 0 and self._order and self._order[0] * SLOT_NS <= now:
+        while left > 0 and self.due(now):
             taken = self._take(self._order[0], left)
             due += taken
             left -= sum(map(len, taken))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mooncake_store.core import space
 from mooncake_store.core.records import Status
 from tests.core.lab import MIB, SECOND, Lab, digests_of
 
@@ -144,6 +145,24 @@ def test_force_remove_under_a_lease_quarantines_the_bytes() -> None:
     lab.tick()
     assert lab.shard.stats().quarantined_bytes == 0
     assert lab.start([2], 700_000)[0]["status"].tolist() == [S.OK]
+
+
+def test_a_tick_frees_a_share_of_what_comes_due_and_evicts_nothing_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(space, "RELEASED_MAX", 10)
+    lab = Lab(nbytes=16 * MIB, high_watermark=0.5)
+    size = MIB // 16
+    lab.put(range(150), size)
+    lab.get(range(150), ttl=10)
+    assert lab.remove(range(150), force=True) == [S.OK] * 150
+    lab.put(range(1000, 1050), size)
+    lab.sleep(10)
+    for waiting in range(140, -1, -10):
+        lab.tick()
+        assert lab.shard.stats().quarantined_bytes == waiting * size
+        assert all(lab.exists(range(1000, 1050)))
+    assert lab.shard.stats().bytes_used == 50 * size
 
 
 def test_an_upsert_under_a_lease_quarantines_the_old_bytes() -> None:

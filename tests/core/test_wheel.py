@@ -20,10 +20,10 @@ def test_a_bounded_pop_leaves_the_rest_in_order(limit: int) -> None:
         taken += due[:, 0].tolist()
         assert len(wheel) == 12 - len(taken)
     assert taken == [2] * 6 + [5] * 3
-    rest = wheel.pop(9 * SLOT_NS)
+    rest = wheel.pop(9 * SLOT_NS, 100)
     assert rest is not None
     assert rest[:, 0].tolist() == [9] * 3
-    assert wheel.pop(100 * SLOT_NS) is None
+    assert wheel.pop(100 * SLOT_NS, 100) is None
 
 
 def test_what_was_discarded_does_not_count() -> None:
