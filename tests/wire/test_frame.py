@@ -95,6 +95,16 @@ def test_byte_by_byte():
     assert [f[1] for f in frames] == [3, 4]
 
 
+@pytest.mark.parametrize("wrong", range(4))
+def test_another_protocol_shows_with_its_first_byte_that_differs(wrong):
+    machine = decoder()
+    for at in range(wrong):
+        machine.feed(b"MC\r\n"[at : at + 1])
+        assert machine.error is None
+    machine.feed(b"\x00")
+    assert "does not speak this protocol" in str(machine.error)
+
+
 def header(magic=b"MC\r\n", version=1, flags=0, opcode=16, length=0, deadline=0, rid=1):
     return magic + struct.pack("<BBHIIQ", version, flags, opcode, length, deadline, rid)
 

@@ -210,6 +210,7 @@ class FrameDecoder:
         if pending:
             pending += data
             if len(pending) < self._need:
+                self._check_start()
                 return []
             # Handed over to the frames as it is: it starts with a frame, so bodies are aligned.
             self._pending = bytearray()
@@ -250,9 +251,13 @@ class FrameDecoder:
         self._need = need
         if offset < end:
             self._pending = bytearray(memoryview(data)[offset:])
-            if not self._pending.startswith(MAGIC_BYTES[: end - offset]):
-                self.error = self._violation(bytes(self._pending))
+            self._check_start()
         return frames
+
+    def _check_start(self) -> None:
+        """Refuse what cannot become a header as soon as that shows: more of it may never come."""
+        if not self._pending.startswith(MAGIC_BYTES[: len(self._pending)]):
+            self.error = self._violation(bytes(self._pending))
 
     def _violation(self, header: Body) -> RemoteProtocolError:
         """Say which rule a header breaks, in the order in which a reader would check them."""
