@@ -114,7 +114,7 @@ class AsyncDriver:
         """Ask for the map; return whether the shards are elsewhere than before."""
         body = await self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
         if isinstance(body, StoreError):
-            raise body
+            raise body.again()
         addresses = self.setup.shard_addresses(MAP.reply.unpack(body))
         if [peer.address for peer in self._shards] == addresses:
             return False

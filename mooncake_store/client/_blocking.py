@@ -100,7 +100,7 @@ class BlockingDriver:
         """Ask for the map; return whether the shards are elsewhere than before."""
         body = self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
         if isinstance(body, StoreError):
-            raise body
+            raise body.again()
         addresses = self.setup.shard_addresses(MAP.reply.unpack(body))
         with self._lock:
             if [pool.address for pool in self._shards] == addresses:
