@@ -76,6 +76,19 @@ def work(lab: Lab, workers: list[int], *, ok: bool = True) -> int:
     return done
 
 
+def fail_drain(lab: Lab) -> str:
+    """Drain the first segment while every copy fails; returns why the drain failed."""
+    _, job = lab.shard.drain(lab.now, lab.segments[0])
+    for _ in range(50):
+        lab.sleep(0.01)
+        lab.tick()
+        work(lab, [lab.client], ok=False)
+    found = lab.shard.drain_job(job)
+    assert found is not None
+    assert found.state == DrainState.FAILED
+    return found.message
+
+
 @pytest.mark.parametrize("move", [False, True])
 def test_a_submitted_task_is_done_by_its_worker(move: bool) -> None:
     lab, workers = crew()
@@ -203,14 +216,7 @@ def test_a_segment_that_leaves_takes_nothing_new_though_its_drain_failed() -> No
     lab.put(range(3), preferred=("segment0",))
     deadline = lab.now + 3600 * SECOND
     assert lab.shard.unmount_gracefully(lab.now, lab.client, lab.uuid(0), deadline) == S.OK
-    _, job = lab.shard.drain(lab.now, lab.segments[0])
-    for _ in range(50):
-        lab.sleep(0.01)
-        lab.tick()
-        work(lab, [lab.client], ok=False)
-    found = lab.shard.drain_job(job)
-    assert found is not None
-    assert found.state == DrainState.FAILED
+    fail_drain(lab)
     lab.put([100], preferred=("segment0",))
     assert where(lab, 100) == {lab.segments[1]}
     assert all(lab.exists(range(3)))
@@ -246,15 +252,7 @@ def test_a_drain_that_cannot_place_an_object_fails_once() -> None:
 def test_a_drain_fails_after_retries() -> None:
     lab = Lab(segments=2)
     lab.put(range(3), preferred=("segment0",))
-    _, job = lab.shard.drain(lab.now, lab.segments[0])
-    for _ in range(50):
-        lab.sleep(0.01)
-        lab.tick()
-        work(lab, [lab.client], ok=False)
-    found = lab.shard.drain_job(job)
-    assert found is not None
-    assert found.state == DrainState.FAILED
-    assert "broken" in found.message
+    assert "broken" in fail_drain(lab)
     assert state_of(lab, lab.segments[0]) == SegmentState.OK
     assert all(lab.exists(range(3)))
 

@@ -175,13 +175,19 @@ def test_move_iov_resumes_where_it_was_interrupted(kernels):
         assert int(kernels.move_iov(*side)) == kernels.PEER_CLOSED
 
 
+def alone_room():
+    """What `exchange_one` works in, with the fixed words of a protocol."""
+    room = np.zeros(_kernels.ALONE_WORDS, np.int64)
+    room[_kernels.ALONE_FIXED] = column(11, 12, 21, 22, 16, 40, 1 << 30)
+    return room
+
+
 def test_a_request_that_comes_alone_makes_its_own_header(kernels):
     one, other = socket.socketpair()
     with one, other:
         one.setblocking(False)
         local = np.zeros(8, np.uint8)
-        room = np.zeros(_kernels.ALONE_WORDS, np.int64)
-        room[_kernels.ALONE_FIXED] = column(11, 12, 21, 22, 16, 40, 1 << 30)
+        room = alone_room()
         for writing, number, told in ((0, 5, 21), (1, 6, 22)):
             state = column(0, 0, 0, 0, 0, 0)
             place = (100, 8, local.ctypes.data)
@@ -208,8 +214,7 @@ def test_looking_for_an_answer_ends_soon_however_often_it_may_be_looked(kernels)
     with one, other:
         one.setblocking(False)
         local = np.zeros(8, np.uint8)
-        room = np.zeros(_kernels.ALONE_WORDS, np.int64)
-        room[_kernels.ALONE_FIXED] = column(11, 12, 21, 22, 16, 40, 1 << 30)
+        room = alone_room()
         state = column(0, 0, 0, 0, 0, 0)
         place = (100, 8, local.ctypes.data)
         args = (one.fileno(), room, 7, 8, 1, 9, *place, 0)
