@@ -5,7 +5,8 @@ memory are copied on the loop, which takes less time than waking a thread; other
 threads of the transfer engine and are awaited. A cancelled operation asks its transfers to stop
 and waits until they have: only then may its buffers be used for something else.
 
-One driver belongs to one event loop. Every wait ends with the deadline of the operation.
+One driver belongs to the event loop it was connected in, and refuses others. Every wait ends
+with the deadline of the operation.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mooncake_store.client._setup import IDEMPOTENT, Setup
 from mooncake_store.client._steps import CLUSTER, Calls, Move, Moves, Opens, Steps
 from mooncake_store.errors import (
+    InvalidArgumentError,
     PeerLostError,
     StoreError,
     TransferTimeoutError,
@@ -101,10 +103,12 @@ class AsyncDriver:
         self.engine = setup.engine
         self._cluster = _Peer(setup, setup.address(), CLUSTER_SERVICE)
         self._shards: list[_Peer] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
 
     async def connect(self) -> None:
         """Ask how the cluster is made up, and connect to each shard."""
+        self.claim()
         until = time.monotonic() + self.setup.config.connect_timeout_s
         await self._refresh_map(until)
         for peer in self._shards:
@@ -135,6 +139,7 @@ class AsyncDriver:
         """Do what the steps ask for; return what they return."""
         if self.closed:
             raise UnavailableError("the client is closed", advice="make another one")
+        self._check_loop()
         try:
             step = next(steps)
             while True:
@@ -151,6 +156,25 @@ class AsyncDriver:
             return result
         finally:
             steps.close()
+
+    def claim(self) -> None:
+        """Belong to the loop that runs from now on. Raises when another one was first."""
+        self._loop = self._loop or asyncio.get_running_loop()
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        if self._loop is asyncio.get_running_loop():
+            return
+        if self._loop is None:
+            raise UnavailableError(
+                "the client is not connected",
+                advice="use it in `async with`, or `await client.connect()` first",
+            )
+        raise InvalidArgumentError(
+            "the client was connected in another event loop than the one that runs",
+            advice="connect an AsyncClient of its own in each loop (`asyncio.run` makes a loop "
+            "each time), or use Client, which needs none",
+        )
 
     # Calls.
 
@@ -242,8 +266,9 @@ class AsyncDriver:
         if self.closed:
             return
         self.closed = True
-        for peer in (*self._shards, self._cluster):
-            await peer.close()
+        if self._loop is asyncio.get_running_loop():  # in another one connections cannot be closed
+            for peer in (*self._shards, self._cluster):
+                await peer.close()
         self.core.directory.close()
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
 

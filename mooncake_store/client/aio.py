@@ -84,6 +84,7 @@ class AsyncClient:
     async def connect(self) -> AsyncClient:
         """Reach the store; return self. Raises as the constructor of `Client` does."""
         loop = asyncio.get_running_loop()
+        self._driver.claim()
         try:
             if is_local(self.config.url):
                 from mooncake_store.client._embedded import start_cluster
