@@ -5,7 +5,8 @@
 
 Master and workers are child processes on free loopback ports; they end with this process, however
 it ends. With `in_process=True` they are threads instead: nothing to start but also one
-interpreter for all, so it is for trying things out, not for measuring.
+interpreter for all, so it is for trying things out, not for measuring. What was not closed is
+closed when the program ends; a forked child reaches its parent's cluster and ends nothing of it.
 
 The tests' methods (`kill_worker`, `stop_worker`, ...) do to processes what happens to them in real
 life. `close` is idempotent. It is no way to run a pool for others: nothing is restarted.
@@ -21,6 +22,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store import config
+from mooncake_store._orderly_exit import end_at_exit, ended
 from mooncake_store.children import START_S, Child
 from mooncake_store.units import parse_size
 from transfer_engine.errors import InvalidArgumentError, UnavailableError
@@ -113,6 +115,7 @@ class LocalCluster:
             return self
         try:
             if self._in_process:
+                end_at_exit(self, self.close)
                 self._start_threads()
             else:
                 self._start_processes()
@@ -166,6 +169,7 @@ class LocalCluster:
 
     def close(self) -> None:
         """End everything: workers first, then the master."""
+        ended(self)
         workers, self._workers = self._workers, []
         master, self._master = self._master, None
         # A stopped process would hold the end up until it is killed.

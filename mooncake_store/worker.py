@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store._endpoint import split_address, split_rail
 from mooncake_store._lending import Lending
+from mooncake_store._orderly_exit import end_at_exit, ended
 from mooncake_store.children import START_S
 from mooncake_store.logs import StateLog
 from mooncake_store.wire import cluster as wire
@@ -140,6 +141,8 @@ class Worker:
             thread = threading.Thread(target=body, name=f"mooncake-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
+        # A program that ends without `stop` tells the master so, but waits for no reader.
+        end_at_exit(self, lambda: self.stop(leases_s=0.0))
         log.info("worker %s lends %d segments", self.name, len(self.segments))
 
     def _serve(self) -> None:
@@ -231,6 +234,7 @@ class Worker:
         if self._closed:
             return
         self._closed = True
+        ended(self)
         try:
             busy_ms = self._unmount(drain_s)
             wait_s = min(busy_ms / 1000, leases_s)

@@ -155,10 +155,16 @@ class Directory:
             self.roads = _blank(_NUMBERS)
 
     def after_fork(self) -> None:
-        """Make new locks in a forked child; handles are the engine's to renew."""
+        """Make new locks in a forked child; handles are the engine's to renew.
+
+        Segments of the parent's own are another process's here, so they are opened as such.
+        """
         self._lock = threading.Lock()
         for road in self._known.values():
             road.lock = threading.Lock()
+            if road.handle is not None and road.handle.transport == "local":
+                road.handle = None
+                self.roads[0, road.number] = self._cost(road)
 
     def close(self) -> None:
         """Give all handles up."""

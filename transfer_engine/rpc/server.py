@@ -35,6 +35,9 @@ __all__ = ["Server", "run"]
 
 T = TypeVar("T")
 
+BACKLOG = 1024
+"""Connections that may wait to be accepted."""
+
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a new uvloop event loop, as `asyncio.run` would."""
@@ -92,13 +95,15 @@ class Server:
                 advice="set a secret (MOONCAKE_SECRET_FILE), bind 127.0.0.1, or say --insecure",
             )
         try:
-            listener = await self.loop.create_server(
-                lambda: Connection(self), host, port, backlog=1024
-            )
+            sockets = _bind(host, port)
         except OSError as error:
             raise _cannot_listen(f"{host}:{port}", error) from error
-        self._listeners.append(listener)
-        bound = listener.sockets[0].getsockname()
+        bound = sockets[0].getsockname()
+        for one in sockets:
+            listener = await self.loop.create_server(
+                lambda: Connection(self), sock=one, backlog=BACKLOG
+            )
+            self._listeners.append(listener)
         return Address(bound[0], bound[1])
 
     async def listen_unix(self, path: str) -> Address:
@@ -169,6 +174,22 @@ class Server:
         self._refused -= not connection.admitted
         if not self._connections:
             self._empty.set()
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on every address of a host, the first one first.
+
+    Not left to the loop: uvloop resolves names, and numbers too, on threads of libuv. A child
+    forked afterwards has not got them, waits for them when it exits, and crashes.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with contextlib.ExitStack() as opened:
+        sockets = [
+            opened.enter_context(socket.create_server(where[:2], family=family, backlog=BACKLOG))
+            for family, where in dict.fromkeys((family, where) for family, *_, where in found)
+        ]
+        opened.pop_all()
+    return sockets
 
 
 def _cannot_listen(address: str, error: OSError) -> ConfigError:
