@@ -5,10 +5,16 @@ One loader for every program. A file has one table per program, `[master]`, `[wo
 environment. What several programs share (`log.level`, `secret_file`) may be set once in its
 general place; the program's own table or variable wins over that within the same source.
 
-An unknown name is an error that names the nearest known one, in every table and not only in the
-one being loaded, because a file is usually shared by all programs. Left alone are the tables and
-variables of `serving`, which reads its own, and variables that look like settings and are not:
-those that Kubernetes injects for a service called `mooncake-master`, and those that inference
+A table `[profile.NAME]` holds settings of clients and replaces those of `[client]`. A profile that
+is named in the call or on the command line also wins over the environment: who says
+`--profile test` must not reach what `MOONCAKE_CLIENT_URL` names. `MOONCAKE_PROFILE` is the
+environment's way to say it, and there each setting's own variable is the more specific one.
+
+An unknown name in a file is an error that names the nearest known one, in every table and not only
+in the one being loaded, because a file is usually shared by all programs. In the environment others
+put names as well, without asking: an unknown variable that begins like ours is one warning, and an
+error where `strict` says so. Left alone are the tables and variables of `serving`, which reads its
+own, those that describe a service or container (`_service_links.py`), and those that inference
 engines read. An empty variable counts as absent, since compose files cannot unset one.
 
 Not done here: creating anything a setting names, and rendering. A load costs O(settings + variables
@@ -17,44 +23,77 @@ Not done here: creating anything a setting names, and rendering. A load costs O(
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from mooncake_store._service_links import is_service_link
 from mooncake_store._setting import Contradiction, Setting, Settings, settings_of
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["Loaded", "Row", "environment_name", "load_settings", "nearest", "rows"]
+__all__ = [
+    "COMMAND_LINE",
+    "CLIENT_ARGUMENT",
+    "Loaded",
+    "Row",
+    "Source",
+    "environment_name",
+    "load_settings",
+    "nearest",
+    "rows",
+]
+
+log = logging.getLogger(__name__)
 
 PREFIX = "MOONCAKE_"
 FILE_VARIABLE = "MOONCAKE_CONFIG"
+PROFILE_VARIABLE = "MOONCAKE_PROFILE"
+PROFILES_TABLE = "profile"
 FOREIGN_TABLE = "serving"
 DEFAULT = "default"
-COMMAND_LINE = "command line"
 # Variables of SGLang and of the original; they are set where our client runs in their place.
 ENGINE_VARIABLES = frozenset({"MOONCAKE_CLIENT_HTTP_PORT", "MOONCAKE_MASTER_METRICS_PORT"})
 
 # A name this close to a known one is a misspelling even where unknown names are allowed.
 _MISSPELLED = 0.92
-_KUBERNETES_PORT = re.compile(r"_PORT_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?")
+_TOLD_MAX = 1024
+_LISTED_MAX = 8
+_told: set[str] = set()
 
 Place = tuple[str, str]
 S = TypeVar("S", bound=Settings)
 
 
+class Source(NamedTuple):
+    """Where `overrides` come from, as origins and refusals call it."""
+
+    origin: str
+    where: str
+
+
+COMMAND_LINE = Source("command line", "on the command line")
+CLIENT_ARGUMENT = Source("argument", "given to the client")
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[S]):
-    """The settings of a program, and where each of them came from."""
+    """The settings of a program, where each of them came from, and what meant nothing.
+
+    `unknown` are the variables that begin like ours, each with the nearest that has a meaning;
+    `links` are those that describe a service and were passed over.
+    """
 
     value: S
     origins: Mapping[str, str]
+    unknown: Mapping[str, str]
+    links: tuple[str, ...]
 
     def origin(self, name: str) -> str:
-        """Return `default`, `file PATH`, `environment VARIABLE` or `command line`.
+        """Return `default`, `file PATH`, `environment VARIABLE`, `command line` or `argument`.
 
         Raises:
             ConfigError: no setting has this name.
@@ -62,6 +101,18 @@ class Loaded(Generic[S]):
         if name not in self.origins:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, self.origins)}")
         return self.origins[name]
+
+    def warn(self) -> None:
+        """Log the unknown variables in one line; each is told once in the life of a process."""
+        fresh = [name for name in self.unknown if name not in _told]
+        if not fresh:
+            return
+        if len(_told) + len(fresh) <= _TOLD_MAX:
+            _told.update(fresh)
+        log.warning(
+            "unknown variables in the environment are ignored: %s; MOONCAKE_STRICT=1 refuses them",
+            _listed({name: self.unknown[name] for name in fresh}),
+        )
 
 
 class Row(NamedTuple):
@@ -106,13 +157,15 @@ def load_settings(
     family: Iterable[type[Settings]],
     *,
     file: str | os.PathLike[str] | None = None,
+    profile: str | None = None,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
+    source: Source = COMMAND_LINE,
 ) -> Loaded[S]:
     """Load the settings of `program`; `family` are all programs that share file and environment.
 
-    `overrides` come from the command line and are keyed by setting name; None means not given.
-    Without `file`, `MOONCAKE_CONFIG` names it.
+    `overrides` come from `source` and are keyed by setting name; None means not given. Without
+    `file`, `MOONCAKE_CONFIG` names it; without `profile`, `MOONCAKE_PROFILE`.
 
     Raises:
         ConfigError: a name is unknown, a value is impossible, or two contradict each other.
@@ -122,57 +175,127 @@ def load_settings(
     path = os.fspath(file) if file is not None else environ.get(FILE_VARIABLE, "")
     document = _read_file(path, given=file is not None) if path else {}
     known.check_file(document, path)
-    known.check_environment(environ)
+    links = {name for name in environ if name.startswith(PREFIX) and is_service_link(name, environ)}
     given = {name: raw for name, raw in (overrides or {}).items() if raw is not None}
     settings = {setting.name: setting for setting in settings_of(program)}
     for name in given:
         if name not in settings:
-            raise ConfigError(
-                f"unknown setting {name!r} on the command line{nearest(name, settings)}"
-            )
+            raise ConfigError(f"unknown setting {name!r} {source.where}{nearest(name, settings)}")
+    chosen = profile or environ.get(PROFILE_VARIABLE, "") if program.profiled else ""
+    sources = _Sources(
+        given=given,
+        source=source,
+        environ={name: raw for name, raw in environ.items() if raw and name not in links},
+        profile=_profile(document, path, chosen, given=bool(profile)),
+        profile_first=bool(profile),
+        document=document,
+        path=path,
+    )
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     for setting in settings.values():
-        found = _find(setting, document, path, environ, given)
+        found = sources.find(setting)
         origins[setting.name] = DEFAULT if found is None else found.origin
         if found is not None:
-            from_file = found.origin.startswith("file ")
-            value = setting.parse(found.raw, found.where, from_file=from_file)
-            values[setting.attribute] = value
+            values[setting.attribute] = setting.parse(
+                found.raw, found.where, ways=_ways(setting), from_file=found.typed
+            )
     try:
-        return Loaded(program(**values), origins)
+        value = program(**values)
     except Contradiction as error:
         whence = ", ".join(f"{name}: {origins[name]}" for name in error.names)
-        raise ConfigError(f"{error.what} ({whence})") from None
+        raise ConfigError(
+            f"{error.what} ({whence})",
+            advice="; ".join(_ways(settings[name]) for name in error.names),
+        ) from None
+    unknown = known.unknown_variables(sources.environ)
+    if unknown and getattr(value, "strict", False):
+        raise ConfigError(
+            f"unknown variables in the environment: {_listed(unknown)}",
+            advice=f"unset what is not meant for this store, or leave out {program.table}.strict",
+        )
+    return Loaded(value, origins, unknown, tuple(sorted(links)))
+
+
+def _ways(setting: Setting) -> str:
+    """Return how a setting is set: option, variable and key of a file."""
+    own = (setting.table, setting.name)
+    return (
+        f"{setting.table}.{setting.name} is set by {setting.option}, {environment_name(own)}, or "
+        f"{setting.name} in [{setting.table}] of a file"
+    )
 
 
 class _Found(NamedTuple):
     raw: object
     origin: str
     where: str
+    typed: bool = False
 
 
-def _find(
-    setting: Setting,
-    document: Mapping[str, Any],
-    path: str,
-    environ: Mapping[str, str],
-    given: Mapping[str, object],
-) -> _Found | None:
-    """Return the value that wins for `setting`, or None when only the default is left."""
-    if setting.name in given:
-        return _Found(given[setting.name], COMMAND_LINE, f"{setting.name} on the command line")
-    for place in reversed(setting.places):
-        variable = environment_name(place)
-        if environ.get(variable) and variable not in _kubernetes_names(environ):
-            return _Found(
-                environ[variable], f"environment {variable}", f"{variable} in the environment"
-            )
-    for table, name in reversed(setting.places):
-        settings = document.get(table, {}) if table else document
-        if name in settings:
-            return _Found(settings[name], f"file {path}", f"{name} {_within(table)}{path}")
-    return None
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Where values are looked for, the strongest first."""
+
+    given: Mapping[str, object]
+    source: Source
+    environ: Mapping[str, str]
+    profile: Mapping[str, _Found]
+    profile_first: bool
+    document: Mapping[str, Any]
+    path: str
+
+    def find(self, setting: Setting) -> _Found | None:
+        """Return the value that wins for `setting`, or None when only the default is left."""
+        return next(self._candidates(setting), None)
+
+    def _candidates(self, setting: Setting) -> Iterator[_Found]:
+        if setting.name in self.given:
+            origin, where = self.source
+            yield _Found(self.given[setting.name], origin, f"{setting.name} {where}")
+        in_profile = [self.profile[setting.name]] if setting.name in self.profile else []
+        if self.profile_first:
+            yield from in_profile
+        for place in reversed(setting.places):
+            variable = environment_name(place)
+            if variable in self.environ:
+                raw = self.environ[variable]
+                yield _Found(raw, f"environment {variable}", f"{variable} in the environment")
+        yield from in_profile
+        for table, name in reversed(setting.places):
+            settings = self.document.get(table, {}) if table else self.document
+            if name in settings:
+                where = f"{name} {_within(table)}{self.path}"
+                yield _Found(settings[name], f"file {self.path}", where, typed=True)
+
+
+def _profile(
+    document: Mapping[str, Any], path: str, name: str, *, given: bool
+) -> dict[str, _Found]:
+    """Return the settings of a profile; none without a name.
+
+    Raises:
+        ConfigError: no file has it.
+    """
+    if not name:
+        return {}
+    source = "" if given else f" (named by {PROFILE_VARIABLE})"
+    profiles = document.get(PROFILES_TABLE, {})
+    if not path:
+        raise ConfigError(
+            f"there is no file to read the profile {name!r}{source} from",
+            advice=f"name one by --config FILE or {FILE_VARIABLE}",
+        )
+    if name not in profiles:
+        raise ConfigError(
+            f"there is no [{PROFILES_TABLE}.{name}] in {path}{source}"
+            + (nearest(name, profiles) if profiles else "")
+        )
+    table = f"{PROFILES_TABLE}.{name}"
+    return {
+        key: _Found(raw, f"file {path} [{table}]", f"{key} {_within(table)}{path}", typed=True)
+        for key, raw in profiles[name].items()
+    }
 
 
 def _within(table: str) -> str:
@@ -200,10 +323,13 @@ class _Known:
 
     def __init__(self, programs: Iterable[type[Settings]]) -> None:
         self.tables: dict[str, set[str]] = {}
+        self.profiled: set[str] = set()
         for program in programs:
             for setting in settings_of(program):
                 for table, name in setting.places:
                     self.tables.setdefault(table, set()).add(name)
+                if program.profiled:
+                    self.profiled.add(setting.name)
         self.foreign = {FOREIGN_TABLE} - self.tables.keys()
 
     def check_file(self, document: Mapping[str, Any], path: str) -> None:
@@ -213,36 +339,55 @@ class _Known:
         for key, value in document.items():
             if key in self.foreign or key in general:
                 continue
-            if key not in named_tables:
+            if key not in named_tables | {PROFILES_TABLE}:
                 thing = "table" if isinstance(value, dict) else "setting"
-                advice = nearest(key, named_tables | general)
+                advice = nearest(key, named_tables | general | {PROFILES_TABLE})
                 raise ConfigError(f"unknown {thing} {key!r} in {path}{advice}")
+            begun = f"{key}.NAME" if key == PROFILES_TABLE else key
             if not isinstance(value, dict):
-                raise ConfigError(f"{key!r} in {path} must be a table, begun by the line [{key}]")
-            for name in value:
-                if name not in self.tables[key]:
-                    advice = nearest(name, self.tables[key])
-                    raise ConfigError(f"unknown setting {name!r} in [{key}] of {path}{advice}")
+                raise ConfigError(f"{key!r} in {path} must be a table, begun by the line [{begun}]")
+            if key != PROFILES_TABLE:
+                _check_names(value, self.tables[key], key, path)
+                continue
+            for name, settings in value.items():
+                if not isinstance(settings, dict):
+                    raise ConfigError(
+                        f"{name!r} in [{key}] of {path} is in no profile; begin one by the line "
+                        f"[{begun}]"
+                    )
+                _check_names(settings, self.profiled, f"{key}.{name}", path)
 
-    def check_environment(self, environ: Mapping[str, str]) -> None:
-        """Refuse variables that begin like ours, or are nearly one of ours, and are not."""
-        names = set(self._variables())
+    def unknown_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return those that begin like ours, or are nearly ours, and are not, with the nearest."""
+        names = {FILE_VARIABLE, PROFILE_VARIABLE}
+        names |= {
+            environment_name((table, name)) for table in self.tables for name in self.tables[table]
+        }
         prefixes = tuple(environment_name((table, "")) + "_" for table in self.tables if table)
         foreign = tuple(environment_name((table, "")) + "_" for table in self.foreign)
-        ignored = _kubernetes_names(environ) | ENGINE_VARIABLES
-        for variable, value in sorted(environ.items()):
-            ours = variable.startswith(PREFIX) and value and variable not in ignored
-            if not ours or variable in names or variable.startswith(foreign):
-                continue
-            if variable.startswith(prefixes) or _is_misspelled(variable, names):
-                advice = _nearest_variable(variable, names)
-                raise ConfigError(f"unknown variable {variable} in the environment{advice}")
+        return {
+            variable: _nearest_variable(variable, names)
+            for variable in sorted(environ)
+            if variable.startswith(PREFIX)
+            and variable not in names | ENGINE_VARIABLES
+            and not variable.startswith(foreign)
+            and (variable.startswith(prefixes) or _is_misspelled(variable, names))
+        }
 
-    def _variables(self) -> Iterator[str]:
-        yield FILE_VARIABLE
-        for table, settings in self.tables.items():
-            for name in settings:
-                yield environment_name((table, name))
+
+def _check_names(given: Iterable[str], known: set[str], table: str, path: str) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"unknown setting {name!r} in [{table}] of {path}{nearest(name, known)}"
+            )
+
+
+def _listed(unknown: Mapping[str, str]) -> str:
+    """Return the first unknown variables, each with the nearest known one, and how many follow."""
+    shown = [f"{name} (did you mean {near}?)" for name, near in list(unknown.items())[:_LISTED_MAX]]
+    more = len(unknown) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _is_misspelled(variable: str, names: Iterable[str]) -> bool:
@@ -257,24 +402,4 @@ def _nearest_variable(variable: str, names: Iterable[str]) -> str:
     # The common beginning of all variables would make every pair look alike: compare the rest.
     rest = {name.removeprefix(PREFIX): name for name in sorted(names)}
     close = difflib.get_close_matches(variable.removeprefix(PREFIX), rest, n=1, cutoff=0.0)
-    return f"; did you mean {rest[close[0]]}?"
-
-
-def _kubernetes_names(environ: Mapping[str, str]) -> set[str]:
-    """Return the variables that Kubernetes sets in every pod for a service named like ours.
-
-    A service `mooncake-master` brings MOONCAKE_MASTER_SERVICE_HOST, MOONCAKE_MASTER_SERVICE_PORT,
-    MOONCAKE_MASTER_PORT=tcp://10.0.0.1:50051 and MOONCAKE_MASTER_PORT_50051_TCP_ADDR and the like.
-    """
-    names: set[str] = set()
-    for host in [name for name in environ if name.endswith("_SERVICE_HOST")]:
-        service = host.removesuffix("_SERVICE_HOST")
-        for name, value in environ.items():
-            rest = name.removeprefix(service)
-            if rest != name and (
-                rest.startswith(("_SERVICE_HOST", "_SERVICE_PORT"))
-                or (rest == "_PORT" and "://" in value)
-                or _KUBERNETES_PORT.fullmatch(rest)
-            ):
-                names.add(name)
-    return names
+    return rest[close[0]]

@@ -169,6 +169,7 @@ class Setting:
     kind: Kind
     default: Any
     text: str
+    option: str
     general: tuple[str, str] | None = None
 
     @property
@@ -177,17 +178,20 @@ class Setting:
         own = (self.table, self.name)
         return (own,) if self.general is None else (self.general, own)
 
-    def parse(self, raw: object, where: str, *, from_file: bool = False) -> Any:
+    def parse(self, raw: object, where: str, *, ways: str = "", from_file: bool = False) -> Any:
         """Return the value `raw` means.
 
         Raises:
-            ConfigError: it means none; the sentence begins with `where`, ends with what was found.
+            ConfigError: it means none; the sentence begins with `where`, ends with what was found,
+                and `ways` says how to set it.
         """
         try:
             return self.kind.parse(raw, from_file=from_file)
         except (ValueError, KeyError, TypeError):
             shown = repr(raw) if len(repr(raw)) <= _SHOWN_MAX else f"{repr(raw)[:_SHOWN_MAX]}..."
-            raise ConfigError(f"{where} must be {self.kind.expected()}, not {shown}") from None
+            raise ConfigError(
+                f"{where} must be {self.kind.expected()}, not {shown}", advice=ways
+            ) from None
 
 
 def _without_unit(attribute: str) -> str:
@@ -207,6 +211,10 @@ class Settings(
     """The settings of one program: a frozen struct that refuses to exist with wrong values."""
 
     table: ClassVar[str]
+    profiled: ClassVar[bool] = False
+    """Whether `[profile.NAME]` tables of a file hold settings of this program."""
+    options: ClassVar[frozenset[str] | None] = None
+    """The settings with a command-line option of their own; None: all. The rest: `--setting`."""
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):
@@ -229,20 +237,26 @@ class Settings(
 @lru_cache(maxsize=64)
 def settings_of(program: type[Settings]) -> tuple[Setting, ...]:
     """Return the settings of `program` in the order they are written."""
-    return tuple(_setting(program.table, info) for info in msgspec.structs.fields(program))
+    return tuple(_setting(program, info) for info in msgspec.structs.fields(program))
 
 
-def _setting(table: str, info: msgspec.structs.FieldInfo) -> Setting:
+def _setting(program: type[Settings], info: msgspec.structs.FieldInfo) -> Setting:
     kind, text, extra = _read_annotation(info.type)
+    name = info.encode_name
     if not text:
-        raise TypeError(f"{table}.{info.name} has no description")
+        raise TypeError(f"{program.table}.{info.name} has no description")
+    # Each item of a list has an option of its own: `--segment 1GiB --segment 2GiB`.
+    option = f"--{name.removesuffix('s') if kind.many else name}".replace("_", "-")
+    if program.options is not None and name not in program.options:
+        option = f"--setting {name}=VALUE"
     return Setting(
-        name=info.encode_name,
+        name=name,
         attribute=info.name,
-        table=table,
+        table=program.table,
         kind=kind,
         default=info.default,
         text=text,
+        option=option,
         general=extra.get("general"),
     )
 

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta
 
-from mooncake_store._config_load import Loaded, Row, load_settings, rows
+from mooncake_store._config_load import (
+    CLIENT_ARGUMENT,
+    COMMAND_LINE,
+    Loaded,
+    Row,
+    Source,
+    load_settings,
+    rows,
+)
 from mooncake_store._endpoint import (
     Secret,
     StoreUrl,
@@ -34,7 +42,7 @@ from mooncake_store._endpoint import (
     split_url,
 )
 from mooncake_store._setting import Contradiction, Setting, Settings, settings_of
-from mooncake_store.units import GIB, HOUR_NS, KIB, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
+from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +62,7 @@ __all__ = [
     "WorkerConfig",
     "describe",
     "load",
+    "load_client",
     "read_secret",
     "rows",
     "split_address",
@@ -99,6 +108,13 @@ SecretFile = Annotated[
 Insecure = Annotated[
     bool,
     Meta(description="Accept connections from other machines without any secret."),
+]
+Strict = Annotated[
+    bool,
+    Meta(
+        description="Refuse unknown variables in the environment instead of warning of them.",
+        extra={"general": ("", "strict")},
+    ),
 ]
 PortFile = Annotated[
     str,
@@ -216,15 +232,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         Count,
         Meta(description="Connections served at once; further ones are refused."),
     ] = 10_000
-    message_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=64 * KIB,
-            le=GIB,
-            extra={"unit": "bytes"},
-            description="Largest message accepted, checked before memory is allocated for it.",
-        ),
-    ] = 64 * MIB
+    strict: Strict = False
 
     def check(self) -> None:
         """Refuse limits below their defaults, deadlines out of order, and an open port.
@@ -307,6 +315,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
     port_file: PortFile = ""
     log_level: LogLevel = "info"
     log_json: LogJson = False
+    strict: Strict = False
 
     def check(self) -> None:
         """Refuse a worker that lends nothing, cannot be reached, or is open to anyone.
@@ -338,10 +347,14 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     """Settings of a client: which store it talks to, how patiently, and what it keeps."""
 
     table: ClassVar[str] = "client"
+    profiled: ClassVar[bool] = True
+    options: ClassVar[frozenset[str] | None] = frozenset({"url", "secret_file"})
 
     url: Annotated[
         str,
-        Meta(description="The store: mooncake://host:port/namespace."),
+        Meta(
+            description="The store: mooncake://host:port/namespace.", extra={"general": ("", "url")}
+        ),
     ] = "mooncake://127.0.0.1:50051/default"
     secret_file: SecretFile = ""
     connect_timeout_s: Annotated[
@@ -372,10 +385,6 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         tuple[Literal["local", "shm", "file", "rdma", "tcp"], ...],
         Meta(description="Ways to move bytes that may be used; the cheapest one is."),
     ] = ("local", "shm", "file", "rdma", "tcp")
-    tcp_streams: Annotated[
-        int,
-        Meta(ge=1, le=64, description="Connections to each worker reached over TCP."),
-    ] = 2
     copy_threads: Annotated[
         int,
         Meta(ge=1, le=256, description="Threads that copy between shared memory and buffers."),
@@ -393,6 +402,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=16, description="Copies of an object that a put asks for."),
     ] = 1
+    strict: Strict = False
 
     def check(self) -> None:
         """Refuse a URL that is none, no way to move bytes, and deadlines out of order.
@@ -418,18 +428,48 @@ def load(
     program: type[S],
     *,
     file: str | os.PathLike[str] | None = None,
+    profile: str | None = None,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    source: Source = COMMAND_LINE,
 ) -> Loaded[S]:
-    """Return the settings of `program` with the origin of each.
+    """Return the settings of `program` with the origin of each; warn of unknown variables.
 
-    `file` defaults to what `MOONCAKE_CONFIG` names, `environ` to this process's environment.
-    `overrides` come from the command line: setting name to value or text, None for not given.
+    `file` defaults to what `MOONCAKE_CONFIG` names, `profile` to what `MOONCAKE_PROFILE` does,
+    `environ` to this process's environment. `overrides` come from `source`: setting name to value
+    or text, None for not given.
 
     Raises:
         ConfigError: a name is unknown, a value is impossible, or two contradict each other.
     """
-    return load_settings(program, PROGRAMS, file=file, environ=environ, overrides=overrides)
+    loaded = load_settings(
+        program,
+        PROGRAMS,
+        file=file,
+        profile=profile,
+        environ=environ,
+        overrides=overrides,
+        source=source,
+    )
+    loaded.warn()
+    return loaded
+
+
+def load_client(url: str | None, settings: Mapping[str, Any]) -> ClientConfig:
+    """Return the settings of a client from the keywords it was made with.
+
+    Besides settings these may be `config_file` and `profile`: the file, and its table, to read.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    given = dict(settings)
+    file, profile = given.pop("config_file", None), given.pop("profile", None)
+    if url is not None:
+        given["url"] = url
+    return load(
+        ClientConfig, file=file, profile=profile, overrides=given, source=CLIENT_ARGUMENT
+    ).value
 
 
 def describe(program: type[Settings]) -> tuple[Setting, ...]:

@@ -27,16 +27,28 @@ Written by `python scripts/store_reference.py`; edit the fields in `mooncake_sto
 
 A value is looked for in this order, and the first one found wins:
 
-1. the command line: `--port 50060`;
-2. the program's own variable, then the general one: `MOONCAKE_WORKER_SECRET_FILE`, then
+1. the command line: `--port 50060`; for a `Client`, its keywords;
+2. the profile named by `--profile NAME` or the keyword `profile`, for clients;
+3. the program's own variable, then the general one: `MOONCAKE_WORKER_SECRET_FILE`, then
    `MOONCAKE_SECRET_FILE`. An empty variable counts as absent;
-3. the file named by `--config` or `MOONCAKE_CONFIG`: the program's own table, then the general
+4. the profile named by `MOONCAKE_PROFILE`, for clients;
+5. the file named by `--config` or `MOONCAKE_CONFIG`: the program's own table, then the general
    place;
-4. the default below.
+6. the default below.
 
-An unknown table, setting or variable is refused with the nearest known name. Variables that
-Kubernetes injects for a service called `mooncake-master`, and `MOONCAKE_MASTER_METRICS_PORT`, which
-SGLang reads, are ignored; `[serving]` and `MOONCAKE_SERVING_*` belong to the `serving` package.
+`mooncake config init` writes a file with all of it, `mooncake config show` says what a program
+would run with and where each value comes from.
+
+An unknown table or setting in a file is refused with the nearest known name. An unknown variable
+that begins like ours is ignored with one warning, since others name variables too; `strict = true`
+refuses it. `MOONCAKE_MASTER_PORT=tcp://10.96.0.1:50051` and its like, which Kubernetes and Docker
+set for a service called `mooncake-master`, are recognised by name and value and passed over, and so
+are variables that inference engines read. `[serving]` and `MOONCAKE_SERVING_*` belong to the
+`serving` package.
+
+A profile is a table `[profile.NAME]` of the same file, with settings of clients, for those who talk
+to several stores: `mooncake ls --profile test`, `Client(profile="test")`. One that is named in the
+call wins over the environment, so that it is never another store than the one named.
 
 Sizes are bytes or carry a unit in any case: `kB MB GB TB PB` are powers of 1000, `KiB MiB GiB TiB
 PiB` powers of 1024, and so are the bare letters `k m g t p`. Durations carry a unit, `ns us ms s m
@@ -55,6 +67,9 @@ default_lease_ttl = "10s"
 
 [worker]
 segments = ["16GiB", "16GiB"]
+
+[profile.test]
+url = "mooncake://10.0.0.5:50051/test"
 ```
 """
 
@@ -86,6 +101,7 @@ def _setting(setting: Setting) -> str:
         f"{setting.text}\n",
         f"- default: `{setting.kind.literal(setting.default)}`",
         f"- value: {setting.kind.expected()}",
+        f"- option: `{setting.option}`",
         f"- variable: `{environment_name((setting.table, setting.name))}`",
     ]
     if setting.general is not None:

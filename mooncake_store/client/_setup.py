@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client._core import Core
-from mooncake_store.config import ClientConfig, load, read_secret, split_url
+from mooncake_store.config import load_client, read_secret, split_url
 from mooncake_store.errors import RemoteProtocolError
 from mooncake_store.wire.shard import OPEN, OpenClient, Opened
 from transfer_engine.engine import TransferEngine
@@ -70,9 +70,7 @@ class Setup:
 
     def __init__(self, url: str | None, settings: dict[str, Any]) -> None:
         load_kernels()
-        if url is not None:
-            settings["url"] = url
-        self.config = load(ClientConfig, overrides=settings).value
+        self.config = load_client(url, settings)
         self.secret = (
             read_secret(self.config.secret_file).reveal() if self.config.secret_file else None
         )

@@ -30,7 +30,7 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, stringify_path
 
 from mooncake_store.client import Client
-from mooncake_store.config import ClientConfig, load
+from mooncake_store.config import load_client
 from mooncake_store.fs import listing
 from mooncake_store.fs.arguments import (
     answer,
@@ -87,8 +87,7 @@ class MooncakeFileSystem(Coroutines):
         foreign = {name: settings.pop(name) for name in own if name in settings}
         AbstractFileSystem.__init__(self, **foreign)
         self._prepare(asynchronous, loop, batch_size)
-        given = settings if url is None else settings | {"url": url}
-        self.config = load(ClientConfig, overrides=given).value
+        self.config = load_client(url, settings)
         self._settings = settings | {"url": self.config.url}
         self.plans = Plans(part_bytes(part_size), pin_options(pin, ttl))
         self.blocksize = self.plans.part_bytes
