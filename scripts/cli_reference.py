@@ -73,12 +73,13 @@ def _argument(parameter: Any) -> str:
 def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return f"`{_argument(parameter)}`"
-    flags = ", ".join(f"`{option}`" for option in parameter.opts)
+    flags = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
     return flags + (f" `{parameter.metavar}`" if parameter.metavar else "")
 
 
 def _default(parameter: Any) -> str:
-    default = parameter.default
+    shown = getattr(parameter, "show_default", None)
+    default = shown if isinstance(shown, str) else parameter.default
     return "" if default in (None, "", False, ()) or callable(default) else f"`{default}`"
 
 

@@ -1,20 +1,40 @@
-"""What the commands that talk to a store share: the `--url` and secret options, one client."""
+"""What the commands that talk to a store share: the options that say which store, one client.
+
+`--url` and `--secret-file` are parameters of each command. What chooses settings in general
+(`--config`, `--profile`, `--setting`) is the same for all and concerns none of them:
+`store_options` adds it to a command, and `connected` finds it.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mooncake_store.cli._program_options import ConfigOption
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mooncake_store.client import Client
 
-__all__ = ["SecretOption", "Stopwatch", "UrlOption", "connected", "key_of", "text_of"]
+__all__ = [
+    "ProfileOption",
+    "SecretOption",
+    "Stopwatch",
+    "UrlOption",
+    "client_settings",
+    "connected",
+    "key_of",
+    "store_options",
+    "text_of",
+]
 
 UrlOption = Annotated[
     str | None,
@@ -30,12 +50,80 @@ SecretOption = Annotated[
 ]
 
 
+T = TypeVar("T")
+
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="The table [profile.NAME] of that file; else MOONCAKE_PROFILE.",
+        show_default=False,
+    ),
+]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--setting",
+        metavar="NAME=VALUE",
+        help="A setting of the client, such as deadline=5s; may be given several times.",
+        show_default=False,
+    ),
+]
+_OPTIONS = {"config_file": ConfigOption, "profile": ProfileOption, "setting": SettingOption}
+
+_settings: ContextVar[dict[str, Any]] = ContextVar("settings of the running command")
+
+
+def store_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Let a command that uses `connected` take `--config`, `--profile` and `--setting`."""
+
+    @functools.wraps(command)
+    def called(**arguments: Any) -> T:
+        found = client_settings(*(arguments.pop(name) for name in _OPTIONS))
+        token = _settings.set(found)
+        try:
+            return command(**arguments)
+        finally:
+            _settings.reset(token)
+
+    signature = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in _OPTIONS.items()
+    ]
+    own = [each.replace(kind=each.KEYWORD_ONLY) for each in signature.parameters.values()]
+    called.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*own, *added]
+    )
+    called.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
+    return called
+
+
+def client_settings(
+    config_file: object, profile: str | None, setting: list[str] | None
+) -> dict[str, Any]:
+    """Return what a client is made with for these options; raises ConfigError for `--setting x`."""
+    from mooncake_store.errors import ConfigError
+
+    found: dict[str, Any] = {"config_file": config_file, "profile": profile}
+    for text in setting or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--setting {text!r} is not NAME=VALUE, such as deadline=5s")
+        found[name] = value
+    return found
+
+
 @contextmanager
 def connected(url: str | None, secret_file: str | None) -> Iterator[Client]:
     """A client for the duration of one command."""
     from mooncake_store.client import Client
 
-    with Client(url, secret_file=secret_file) as store:
+    settings = dict(_settings.get({}))
+    if secret_file is not None:
+        settings["secret_file"] = secret_file
+    with Client(url, **settings) as store:
         yield store
 
 

@@ -1,11 +1,30 @@
-"""Options that the commands which serve (`master`, `worker`) have in common."""
+"""What the commands that serve (`master`, `worker`) share: an option for each setting, one start.
 
+The options are read off the settings, so that a new setting has one, with its explanation and its
+default, and cannot be forgotten. A value goes to the loader as the text it is: command line,
+variable and file are read by the same rules and refused in the same words.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-__all__ = ["ConfigOption", "InsecureOption", "PortFileOption", "SecretOption"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncake_store._setting import Kind, Setting, Settings
+
+__all__ = ["ConfigOption", "InsecureOption", "PortFileOption", "begin", "setting_options"]
+
+S = TypeVar("S", bound="Settings")
+
+GIVEN = "given"
+"""The parameter of a command that takes what was given of its settings."""
 
 ConfigOption = Annotated[
     Path | None,
@@ -16,9 +35,6 @@ ConfigOption = Annotated[
         show_default=False,
     ),
 ]
-SecretOption = Annotated[
-    str | None, typer.Option(help="File with the shared secret.", show_default=False)
-]
 InsecureOption = Annotated[
     bool,
     typer.Option("--insecure", help="Accept other machines without a secret.", show_default=False),
@@ -26,3 +42,81 @@ InsecureOption = Annotated[
 PortFileOption = Annotated[
     str | None, typer.Option(help="Write the addresses in use to this file.", show_default=False)
 ]
+
+
+def setting_options(
+    program: type[Settings], *, whole: tuple[str, ...] = (), **helps: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every setting of `program`.
+
+    The command gets a dictionary `given`: setting name to text, list of texts or bool, without
+    those that were not given. A comma separates items of lists, but not of those in `whole`.
+    `helps` replaces the explanation of settings whose option says more here.
+    """
+    from mooncake_store._setting import settings_of
+
+    settings = {setting.name: setting for setting in settings_of(program)}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(**arguments: Any) -> None:
+            given = {}
+            for name in settings:
+                value = arguments.pop(name)
+                if isinstance(value, list) and name not in whole:
+                    value = [item for text in value for item in text.split(",") if item]
+                if value not in (None, []):
+                    given[name] = value
+            command(given=given, **arguments)
+
+        signature = inspect.signature(command)
+        own = [each for name, each in signature.parameters.items() if name != GIVEN]
+        options = [_option(setting, helps.get(setting.name)) for setting in settings.values()]
+        by_name = [each.replace(kind=each.KEYWORD_ONLY) for each in (*options, *own)]
+        called.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in by_name}
+        return called
+
+    return decorate
+
+
+def _option(setting: Setting, about: str | None) -> inspect.Parameter:
+    kind = setting.kind
+    names = [setting.option]
+    if kind.base is bool:
+        names = [f"{setting.option}/--no-{setting.option.removeprefix('--')}"]
+    more = " May be given several times." if kind.many else ""
+    info = typer.Option(
+        *names,
+        metavar=None if kind.base is bool else _metavar(kind),
+        help=(about or setting.text) + more,
+        show_default=kind.show(setting.default) or False,
+    )
+    value: Any = bool if kind.base is bool else list[str] if kind.many else str
+    return inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[value | None, info],
+    )
+
+
+def _metavar(kind: Kind) -> str:
+    if kind.choices:
+        return "|".join(kind.choices)
+    if kind.unit:
+        return "SIZE" if kind.unit == "bytes" else "DURATION"
+    return {int: "N", float: "X", str: "TEXT"}[kind.base]
+
+
+def begin(program: type[S], file: Path | None, given: dict[str, Any]) -> tuple[S, bytes | None]:
+    """Return the settings of a program that starts, and its secret; logs are written from here."""
+    from mooncake_store import config, logs
+    from mooncake_store._config_load import load_settings
+
+    loaded = load_settings(program, config.PROGRAMS, file=file, overrides=given)
+    settings: Any = loaded.value
+    logs.configure(settings.log_level, as_json=settings.log_json)
+    loaded.warn()
+    secret = config.read_secret(settings.secret_file).reveal() if settings.secret_file else None
+    return loaded.value, secret

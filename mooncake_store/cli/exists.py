@@ -5,7 +5,14 @@ from typing import Annotated
 import typer
 
 from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, key_of, text_of
+from mooncake_store.cli._client import (
+    SecretOption,
+    UrlOption,
+    connected,
+    key_of,
+    store_options,
+    text_of,
+)
 
 app = make_app()
 
@@ -16,6 +23,7 @@ app = make_app()
         ("mooncake exists a b c --json", "which of several do"),
     )
 )
+@store_options
 def exists(
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Names of objects.")],
     url: UrlOption = None,

@@ -13,6 +13,7 @@ from mooncake_store.cli._client import (
     UrlOption,
     connected,
     key_of,
+    store_options,
     text_of,
 )
 from mooncake_store.errors import InvalidArgumentError
@@ -26,6 +27,7 @@ app = make_app()
         ("mooncake get greeting hello.txt", "write it to a file"),
     )
 )
+@store_options
 def get(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Name of the object.")],
     target: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, text_of
+from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options, text_of
 
 app = make_app()
 
@@ -18,6 +18,7 @@ app = make_app()
         ("mooncake ls models/ -l", "those below models/, with size, age and copies"),
     ),
 )
+@store_options
 def ls(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="How the names begin.")] = "",
     long: Annotated[

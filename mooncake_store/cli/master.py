@@ -1,17 +1,13 @@
 """`mooncake master`: serve the metadata of a pool."""
 
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
-from mooncake_store.cli._program_options import (
-    ConfigOption,
-    InsecureOption,
-    PortFileOption,
-    SecretOption,
-)
+from mooncake_store.cli._program_options import ConfigOption, begin, setting_options
+from mooncake_store.config import MasterConfig
 
 app = make_app()
 
@@ -37,55 +33,24 @@ app = make_app()
         ),
     ),
 )
+@setting_options(MasterConfig)
 def master(
     context: typer.Context,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on.", show_default=False)
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default=False)
-    ] = None,
-    shards: Annotated[
-        int | None, typer.Option(help="Number of shard processes.", show_default=False)
-    ] = None,
-    quota: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAMESPACE=SIZE",
-            help="Most bytes of a namespace; may be given several times.",
-            show_default=False,
-        ),
-    ] = None,
-    secret_file: SecretOption = None,
-    insecure: InsecureOption = False,
-    port_file: PortFileOption = None,
+    given: dict[str, Any],
     file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the metadata of a pool until SIGTERM or Ctrl-C.
 
-    All settings can also stand in a file or the environment: see `mooncake config show`.
+    Each option can also stand in a file or the environment: see `mooncake config show`.
     """
-    from mooncake_store import config, logs
     from mooncake_store.garbage_collection import hold_garbage_collection
 
     hold_garbage_collection()
     from mooncake_store.master.running import run_master
 
-    flags = _flags_of_the_original(context.args)
-    given = {
-        "host": host,
-        "port": port,
-        "shards": shards,
-        "quotas": ",".join(quota) if quota else None,
-        "secret_file": secret_file,
-        "insecure": insecure or None,
-        "port_file": port_file,
-    }
-    given = flags | {name: value for name, value in given.items() if value is not None}
-    settings = config.load(config.MasterConfig, file=file, overrides=given).value
-    logs.configure(settings.log_level, as_json=settings.log_json)
-    secret = config.read_secret(settings.secret_file).reveal() if settings.secret_file else None
+    given = _flags_of_the_original(context.args) | given
+    settings, secret = begin(MasterConfig, file, given)
 
     def ready(facts: dict[str, Any]) -> None:
         count = len(facts["shards"])

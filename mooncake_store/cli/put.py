@@ -17,6 +17,7 @@ from mooncake_store.cli._client import (
     UrlOption,
     connected,
     key_of,
+    store_options,
     text_of,
 )
 
@@ -38,6 +39,7 @@ PIECE_BYTES = 64 << 20
         ("mooncake put model weights.bin --replicas 2 --hard-pin", "two copies, never evicted"),
     )
 )
+@store_options
 def put(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Name of the object.")],
     source: Annotated[str, typer.Argument(metavar="FILE", help="File to store; - for a pipe.")],

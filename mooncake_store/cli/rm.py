@@ -5,7 +5,14 @@ from typing import Annotated
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, key_of, text_of
+from mooncake_store.cli._client import (
+    SecretOption,
+    UrlOption,
+    connected,
+    key_of,
+    store_options,
+    text_of,
+)
 
 app = make_app()
 
@@ -17,6 +24,7 @@ app = make_app()
         ("mooncake rm --all", "remove every object of the namespace"),
     )
 )
+@store_options
 def rm(
     keys: Annotated[
         list[str] | None, typer.Argument(metavar="KEY", help="Names of objects.")

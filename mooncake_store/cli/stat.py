@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, key_of, text_of
+from mooncake_store.cli._client import (
+    SecretOption,
+    UrlOption,
+    connected,
+    key_of,
+    store_options,
+    text_of,
+)
 
 app = make_app()
 
@@ -14,6 +21,7 @@ app = make_app()
 @app.command(
     epilog=examples(("mooncake stat greeting", "size, checksum, lease, pins and replicas"))
 )
+@store_options
 def stat(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Name of the object.")],
     url: UrlOption = None,

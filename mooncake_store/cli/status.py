@@ -3,7 +3,7 @@
 from typing import Any
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected
+from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options
 
 app = make_app()
 
@@ -15,6 +15,7 @@ app = make_app()
         ("mooncake status --json", "the same for a program"),
     ),
 )
+@store_options
 def status(
     url: UrlOption = None, secret_file: SecretOption = None, as_json: JsonOption = False
 ) -> None:

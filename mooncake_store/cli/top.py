@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli._app import JsonOption, console, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected
+from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options
 
 if TYPE_CHECKING:
     from mooncake_store.client import Client
@@ -26,6 +26,7 @@ app = make_app()
         ("mooncake top --once --json", "one measurement for a program"),
     ),
 )
+@store_options
 def top(
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.1, max=3600)

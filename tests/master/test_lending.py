@@ -40,8 +40,8 @@ def test_a_place_that_is_no_absolute_path_is_refused():
 
 
 def test_the_command_line_sorts_memory_from_files():
-    assert _lent([]) == {}
-    assert _lent(["16GiB", "file:/a,b,1GiB", "/dev/dax0.0", "1GiB"]) == {
+    assert _lent({"files": ["/c:1GiB"]}) == {"files": ["/c:1GiB"]}
+    assert _lent({"segments": ["16GiB", "file:/a,b,1GiB", "/dev/dax0.0", "1GiB"]}) == {
         "segments": ["16GiB", "1GiB"],
         "files": ["/a,b:1GiB", "/dev/dax0.0"],
     }
