@@ -89,6 +89,8 @@ def put(
     def human() -> str:
         if result.already_present:
             return f"{name} exists already and was left alone; --replace replaces it"
+        if result.superseded:
+            return f"{name} was replaced by another program before it was complete"
         stored = f"stored {name}: {format_size(size)}"
         if replicas is not None and result.replicas < replicas:
             copies = f"{result.replicas} of {replicas} copies"

@@ -156,9 +156,12 @@ class Session:
         putting.until = until
         self.open = False
         yield from putting.end(np.zeros(1, np.int64))
-        if int(putting.cols[k.STATUS, 0]) != 0:
+        status = int(putting.cols[k.STATUS, 0])
+        if status not in (0, Status.SUPERSEDED):
             raise self._refusal()
         self.core.leases.forget(self._keys.words, np.zeros(1, np.int64), time.monotonic_ns())
+        if status:
+            return PutResult("superseded")
         return PutResult("stored", replicas=len(self._roads))
 
     def revoke(self) -> Steps[None]:

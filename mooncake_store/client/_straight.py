@@ -31,6 +31,7 @@ from mooncake_store.client._reads import MARGIN_NS, Answer, half_of
 from mooncake_store.client._steps import Move, Moves, fetch
 from mooncake_store.client._writes import Begun, patience_ms
 from mooncake_store.client.results import PutResult
+from mooncake_store.core.records import Status
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.wire.shard import (
     GET,
@@ -145,6 +146,8 @@ def put_one(
     counters.keys += 1
     name = outcome.transport
     counters.bytes_written[name] = counters.bytes_written.get(name, 0) + size
+    if status == Status.SUPERSEDED:
+        return PutResult("superseded")
     if status:
         error = error_of(status, key=label_of(key), operation="put")
         return PutResult("rejected", error=error)

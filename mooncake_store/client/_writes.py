@@ -163,7 +163,7 @@ class Putting:
         self.begun: Begun | None = None
 
     def statuses(self) -> NDArray[np.int16]:
-        """The final status of each key; ALREADY_EXISTS where it was present."""
+        """The final status of each key; ALREADY_EXISTS and SUPERSEDED are no failures."""
         statuses: NDArray[np.int16] = self.cols[k.STATUS].astype(np.int16)
         return statuses
 

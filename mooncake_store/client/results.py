@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 _ALREADY_EXISTS = -705  # AlreadyExistsError.code
+_SUPERSEDED = -750  # Status.SUPERSEDED
 
 
 class BatchResult:
@@ -135,9 +136,11 @@ class GetResult(BatchResult):
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """What became of one put: "stored", "already_present" or "rejected".
+    """What became of one put: "stored", "already_present", "superseded" or "rejected".
 
-    `replicas` counts the copies written; `error` says why it was rejected.
+    `replicas` counts the copies written; `error` says why it was rejected. A put is superseded
+    when another one of the same key, begun later, took its place before it was complete: as if
+    it had been stored and at once replaced. The value of the key is then for the other to decide.
     """
 
     outcome: str
@@ -154,14 +157,20 @@ class PutResult:
         """Whether the key named an object (or one being written) before, left as it was."""
         return self.outcome == "already_present"
 
+    @property
+    def superseded(self) -> bool:
+        """Whether a later put of the key took the place of this one."""
+        return self.outcome == "superseded"
+
 
 class PutManyResult(BatchResult):
     """`replicas`: copies written per key. A key that was present before has not failed.
 
-    Such keys are True in `already_present`; indexing gives the `PutResult` of one key.
+    Such keys are True in `already_present`, those that a later put replaced before they were
+    complete in `superseded`; indexing gives the `PutResult` of one key.
     """
 
-    __slots__ = ("already_present", "replicas")
+    __slots__ = ("already_present", "replicas", "superseded")
 
     def __init__(
         self,
@@ -171,8 +180,10 @@ class PutManyResult(BatchResult):
         replicas: NDArray[np.uint16],
     ) -> None:
         self.already_present = statuses == _ALREADY_EXISTS
-        if self.already_present.any():
-            statuses = np.where(self.already_present, np.int16(0), statuses)
+        self.superseded = statuses == _SUPERSEDED
+        settled = self.already_present | self.superseded
+        if settled.any():
+            statuses = np.where(settled, np.int16(0), statuses)
         super().__init__("put", keys, statuses, errors)
         self.replicas = replicas
 
@@ -181,6 +192,8 @@ class PutManyResult(BatchResult):
             raise IndexError(f"key {at} of {len(self)}")
         if self.already_present[at]:
             return PutResult("already_present")
+        if self.superseded[at]:
+            return PutResult("superseded")
         error = self.error(at)
         if error is not None:
             return PutResult("rejected", error=error)

@@ -246,7 +246,7 @@ class Base:
             options = {**options, "upsert": True}
         result = client.put_many(keys, values, **options)
         if self._doubts:
-            stored = (result.statuses == 0) & ~result.already_present
+            stored = (result.statuses == 0) & ~result.already_present & ~result.superseded
             self._doubts.clear(key for key, good in zip(keys, stored.tolist(), strict=True) if good)
         return result
 

@@ -40,6 +40,7 @@ _RENAMED = {
     OUT_OF_RANGE: INVALID_PARAMS,
     int(Status.INVALID_KEY): INVALID_PARAMS,
     int(Status.TOO_LARGE): int(Status.NO_SPACE),
+    int(Status.SUPERSEDED): OK,
 }
 
 

@@ -22,6 +22,7 @@ NOTE_INSERT, NOTE_REMOVE = 1 << 32, 2 << 32
 OK, NO_SPACE, INVALID_KEY, INVALID_PARAMS = 0, -200, -400, -600
 ILLEGAL_CLIENT, INVALID_WRITE, NOT_READY, NOT_FOUND = -601, -700, -703, -704
 ALREADY_EXISTS, HAS_LEASE, LEASE_EXPIRED, BUSY = -705, -706, -707, -708
+SUPERSEDED = -750
 RETRY, SWAP = 1, 2
 """Internal: clear the row away and ask again; a second generation is complete."""
 

@@ -37,6 +37,7 @@ from mooncake_store.core._codes import (
     SOFT_PIN,
     SOFT_PINNED,
     STORED,
+    SUPERSEDED,
     SWAP,
     TALLY_WORDS,
     TASK,
@@ -349,6 +350,18 @@ def put_reply(rows, overflow, found, status, answers, replicas):
     return m
 
 
+@njit(**KERNEL, inline="always")
+def passed(rows, cold, row, generation):
+    """Whether a put began the key anew after the one of this generation, which lost its place."""
+    newest = np.int64(rows[row].generation)
+    if newest == generation:
+        return False
+    if rows[row].state == READABLE and rows[row].flags & UPSERT:
+        newest = np.int64(rows[cold[row].twin - 1].generation)
+    # Generations count modulo 2**32.
+    return 0 < (newest - np.int64(generation)) & 0xFFFFFFFF < 0x80000000
+
+
 @njit(**KERNEL)
 def complete(context, now, client, digests, generations, checksums, status, done):
     """End puts; `done` lists the rows that became readable, and each is an event.
@@ -366,10 +379,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
     find(context, table_a, table_b, rows, digests, found)
     kept = context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
-    count = 0
-    pinned = 0
-    short = 0
-    special = False
+    count, pinned, short, special = 0, 0, 0, False
     for i in range(digests.shape[0]):
         row = found[i]
         if row < 0:
@@ -388,7 +398,9 @@ def complete(context, now, client, digests, generations, checksums, status, done
                     status[i] = SWAP
                     special = True
                 continue
-        if cold[row].owner != client:
+        if passed(rows, cold, row, generations[i]):
+            status[i] = SUPERSEDED
+        elif cold[row].owner != client:
             status[i] = ILLEGAL_CLIENT
         elif rows[row].generation != generations[i]:
             status[i] = INVALID_WRITE

@@ -98,19 +98,18 @@ def upsert_start(
     status[(sizes <= 0) | (sizes >= c.SIZE_MAX)] = c.INVALID_PARAMS
     if names is not None:
         status[names.lengths > c.NAME_BYTES_MAX] = c.INVALID_KEY
-    sound = np.flatnonzero(status == c.OK)
-    _, first = np.unique(words[sound], axis=0, return_index=True)
-    repeated = np.zeros(len(words), np.bool_)
-    repeated[sound] = True
-    repeated[sound[first]] = False
-    status[repeated] = c.ALREADY_EXISTS
+    # Of equal keys the last one is begun: the others would be pre-empted by it.
+    sound = np.flatnonzero(status == c.OK)[::-1]
+    _, last = np.unique(words[sound], axis=0, return_index=True)
+    passed = np.delete(sound, last)
+    status[passed] = c.SUPERSEDED
     _preempt(state, words, status)
     found = np.empty(len(words), np.int32)
     who = (client, tenant)
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     wish = options.replicas, 0
     _claim(state, who, words, sizes, lengths, wish, status, found)
-    beside = np.flatnonzero((status == c.ALREADY_EXISTS) & ~repeated)
+    beside = np.flatnonzero(status == c.ALREADY_EXISTS)
     _second_generations(state, who, sizes, options, status, found, beside)
     _fill(state, who, found, sizes, options, status)
     answers, replicas = np.empty(n, PUT_ROW), np.empty(n * options.replicas, REPLICA)

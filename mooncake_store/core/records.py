@@ -101,6 +101,7 @@ class Status(IntEnum):
     REPLICA_NOT_FOUND = -710
     REPLICA_ALREADY_EXISTS = -711
     REPLICA_IS_GONE = -712
+    SUPERSEDED = -750  # ours: a later put of the key took this one's place; the drop-in API says 0
     TASK_NOT_FOUND = -1400
     TASK_LIMIT = -1401
     JOB_NOT_FOUND = -1402

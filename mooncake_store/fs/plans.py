@@ -21,7 +21,7 @@ import numpy as np
 
 from mooncake_store.client._buffers import new_bytes
 from mooncake_store.client._failures import NOT_RENAMED
-from mooncake_store.errors import IllegalClientError, NoSpaceError, NotFoundError
+from mooncake_store.errors import NoSpaceError, NotFoundError
 from mooncake_store.fs.doing import Do, anew
 from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import MANIFEST_BYTES, Attributes, Manifest, is_manifest, needs_parts
@@ -50,6 +50,11 @@ def missing_error(path: str, why: str = "no such file or directory in the store"
 def exists_error(path: str) -> OSError:
     """What an exclusive create raises."""
     return FileExistsError(errno.EEXIST, "the file exists already", path)
+
+
+def contended_error(path: str) -> OSError:
+    """What a write raises that others of the same path overtook again and again."""
+    return OSError(errno.EBUSY, "others keep writing the file", path)
 
 
 class Plans:
@@ -236,18 +241,19 @@ class Plans:
             replaced = {} if exclusive else (yield from self.manifests(keys))
             values = [heads[at] for at in waiting]
             put = yield Do("put_many", (keys, values), {"upsert": not exclusive, **pins})
-            refused = np.flatnonzero(put.already_present | (put.statuses != 0)).tolist()
+            lost = put.already_present | put.superseded | (put.statuses != 0)
+            refused = np.flatnonzero(lost).tolist()
             kept = set(refused)
             yield from self.remove_parts(old for at, old in replaced.items() if at not in kept)
             if not refused:
                 return
-            error = put[refused[0]].error or exists_error(paths[waiting[refused[0]]])
+            path, error = paths[waiting[refused[0]]], put[refused[0]].error
             waiting = [waiting[at] for at in refused]
-            if not isinstance(error, IllegalClientError):
+            if exclusive or not put.superseded[refused[0]]:
                 break
             # Another writer began the same file meanwhile; the one who ends last has it.
         yield from self.remove_parts(fresh[at] for at in waiting if at in fresh)
-        raise anew(error)
+        raise anew(error or (exists_error(path) if exclusive else contended_error(path)))
 
     def _secure(self, parts: list[str], pins: dict[str, Any]) -> Plan[None]:
         """Pin the parts of finished files, or unpin them; raises if one was evicted meanwhile."""

@@ -1,5 +1,6 @@
 """What goes wrong elsewhere: lost owners, flipped bits, leases that end, a master that stops."""
 
+import threading
 import time
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 from mooncake_store import (
     ChecksumMismatchError,
     Client,
-    IllegalClientError,
     LeaseExpiredError,
     LocalCluster,
     NoSpaceError,
@@ -21,7 +21,7 @@ from mooncake_store import (
 from mooncake_store.client import _straight
 from mooncake_store.client._kernels import SET_WORDS, WAYS, WORDS
 from mooncake_store.units import MIB
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def corrupt(store, key, replica):
@@ -299,16 +299,72 @@ def test_a_single_put_that_cannot_be_written_goes_elsewhere(url, connect, monkey
     assert store.stats().resting_segments == [road["failed"].descriptor.name]
 
 
-def test_a_single_put_that_another_replaced_meanwhile_is_refused(store, connect, url, monkeypatch):
-    other = connect(url)
+@pytest.mark.parametrize("upsert", [False, True])
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_put_that_another_replaced_meanwhile_is_superseded(
+    store, connect, url, monkeypatch, own, there, upsert
+):
+    other = store if own else connect(url)
     store.put_many([f"open {n}" for n in range(256)], [b"x"] * 256)  # reach every segment
+    if there and upsert:
+        store.put("key", b"first")
     left = during_copies(monkeypatch, lambda: other.put("key", b"newer", upsert=True))
-    with pytest.raises(IllegalClientError, match="another client owns this put") as caught:
-        store.put("key", b"older")
+    SlowTransfers(store, lambda: left.pop()() if left else None)  # a batch is moved instead
+    put = store.put("key", b"older", **({"upsert": True} if upsert else {}))
     assert not left
-    assert (caught.value.key, caught.value.operation) == ("key", "put")
-    assert caught.value.elapsed_s > 0
+    assert (put.outcome, put.superseded, put.stored) == ("superseded", True, False)
+    assert put.error is None
     assert store.get("key") == b"newer"
+
+
+def test_a_batch_and_a_session_are_told_which_keys_were_superseded(store, connect, url):
+    other, left = connect(url), [1]
+
+    def between():
+        if left:
+            left.pop()
+            other.put("b", b"newer", upsert=True)
+
+    SlowTransfers(store, between)
+    put = store.put_many(["a", "b"], [b"older"] * 2, upsert=True)
+    assert put.ok
+    assert put.superseded.tolist() == [False, True]
+    assert [put[at].outcome for at in range(2)] == ["stored", "superseded"]
+    assert store.get_many(["a", "b"]).values == [b"older", b"newer"]
+    with store.writer("a", 4, upsert=True) as writer:
+        writer.write(0, b"late")
+        other.put("a", b"newest", upsert=True)
+    assert writer.result.superseded
+    assert store.get("a") == b"newest"
+
+
+def test_of_equal_keys_in_a_batch_of_upserts_the_last_is_stored(store):
+    keys, values = ["a", "b", "a", "a"], [b"1", b"2", b"3", b"4"]
+    for _ in range(2):  # a new key, then one that is there
+        put = store.put_many(keys, values, upsert=True)
+        assert put.ok
+        assert put.superseded.tolist() == [True, False, True, False]
+        assert put.replicas.tolist() == [0, 1, 0, 1]
+        assert store.get_many(["a", "b"]).values == [b"4", b"2"]
+
+
+def test_upserts_of_one_key_by_many_threads_are_stored_or_superseded(own_cluster, connect):
+    clients = [connect(own_cluster().url)] * 2
+    clients.append(connect(clients[0].config.url))
+    told, values = [[] for _ in clients], [bytes([n]) * 50_000 for n in range(len(clients))]
+
+    def upsert(n):
+        told[n] += [clients[n].put("key", values[n], upsert=True).outcome for _ in range(300)]
+
+    threads = [threading.Thread(target=upsert, args=(n,)) for n in range(len(clients))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [len(outcomes) for outcomes in told] == [300] * len(clients)
+    assert set().union(*told) == {"stored", "superseded"}
+    assert clients[0].get("key") in values
 
 
 def test_removed_under_a_cached_lease_by_somebody_else(store, connect, url):

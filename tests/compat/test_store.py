@@ -195,6 +195,19 @@ def test_upserts_replace(store):
     assert store.get_batch(["key", "new"]) == [b"1", b"2"]
 
 
+def test_an_upsert_that_another_overtook_is_a_success(make, buffer_of):
+    store, other = make(), make(segment=0)
+    buffer = buffer_of(store, 4096)
+    assert store.upsert_batch(["key", "key"], [b"1", b"2"]) == 0
+    assert store.get("key") == b"2"
+    assert store.batch_put_session_start(["late"], [1]) == [0]
+    at = buffer.ptr
+    assert store.batch_put_from_multi_buffer_ranges(["late"], [[at]], [[1]], [[0]]) == [1]
+    assert other.upsert("late", b"newer") == 0
+    assert store.batch_put_session_end(["late"]) == [0]
+    assert other.get("late") == b"newer"
+
+
 def test_a_buffer_is_memory(store):
     store.put("key", b"0123456789")
     handle = store.get_buffer("key")

@@ -246,9 +246,13 @@ class Checked(TaskCalls):
         upsert: bool,
     ) -> None:
         first: dict[int, Status] = {}
-        for key, size, status in zip(keys, sizes, statuses, strict=True):
+        asked = list(zip(keys, sizes, statuses, strict=True))
+        # Of equal keys the first is put, but the last is upserted.
+        for key, size, status in reversed(asked) if upsert else asked:
             if not self.model.valid_size(size) or not options.replicas:
                 allowed = {Status.INVALID_PARAMS}
+            elif key in first and upsert and client in self.model.clients:
+                allowed = {Status.SUPERSEDED}
             elif key in first:
                 allowed = {Status.ALREADY_EXISTS, first[key]} - {OK}
                 if first[key] in NO_ROOM:

@@ -412,6 +412,10 @@ class Reference:
                     return {OK}
                 return {OK, Status.NOT_FOUND, Status.REPLICA_IS_GONE}
             return {Status.INVALID_WRITE} if revoke else {OK}
+        newest = item.writing or item.current
+        assert newest is not None
+        if newest.generation > generation and not revoke:
+            return {Status.SUPERSEDED}
         owners = {version.owner for version in (item.writing, item.current) if version}
         answers = set()
         if client in owners:

@@ -123,13 +123,19 @@ def test_duplicate_keys_in_one_batch_first_wins() -> None:
     assert lab.stat(100).size == 4096
 
 
-def test_duplicate_keys_in_one_upsert_first_wins() -> None:
+def test_duplicate_keys_in_one_upsert_last_wins() -> None:
     lab = pool()
     rows, replicas = lab.start([1, 2, 1, 100, 100], [4096, 4096, 8192, 50, 60], upsert=True)
-    assert rows["status"].tolist() == [S.OK, S.OK, S.ALREADY_EXISTS, S.OK, S.ALREADY_EXISTS]
+    assert rows["status"].tolist() == [S.SUPERSEDED, S.OK, S.OK, S.SUPERSEDED, S.OK]
     assert len(replicas) == 3
-    assert lab.end([1, 2, 100], rows["generation"][[0, 1, 3]]) == [S.OK] * 3
-    assert lab.get([1, 2, 100])[0]["size"].tolist() == [4096, 4096, 50]
+    assert lab.end([2, 1, 100], rows["generation"][[1, 2, 4]]) == [S.OK] * 3
+    assert lab.get([1, 2, 100])[0]["size"].tolist() == [8192, 4096, 60]
+
+
+def test_a_duplicate_whose_last_is_refused_wins_among_upserts() -> None:
+    lab = pool()
+    rows, _ = lab.start([1, 1, 1], [100, 4096, 0], upsert=True)
+    assert rows["status"].tolist() == [S.SUPERSEDED, S.OK, S.INVALID_PARAMS]
 
 
 def test_a_duplicate_whose_first_is_refused_may_win() -> None:

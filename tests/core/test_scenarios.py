@@ -87,7 +87,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     ),
     "duplicate keys inside one batch": (
         "test_bad_input:test_duplicate_keys_in_one_batch_first_wins",
-        "test_bad_input:test_duplicate_keys_in_one_upsert_first_wins",
+        "test_bad_input:test_duplicate_keys_in_one_upsert_last_wins",
     ),
     "batch order preserved": ("test_bad_input:test_batch_order_is_preserved",),
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from mooncake_store.core import _codes as c
 from mooncake_store.core.records import Status
 from tests.core.lab import Lab, digests_of
 
@@ -285,7 +286,7 @@ def test_late_writer_finishes_unless_pre_empted() -> None:
     lab = made.lab
     rows, _ = lab.start([KEY], client=made.stranger)
     assert rows["status"][0] == OK
-    assert lab.end([KEY], [made.generation], client=made.owner) == [ILLEGAL]
+    assert lab.end([KEY], [made.generation], client=made.owner) == [S.SUPERSEDED]
     assert lab.get_status(KEY) == S.NOT_READY
     assert lab.end([KEY], rows["generation"], client=made.stranger) == [OK]
 
@@ -293,7 +294,7 @@ def test_late_writer_finishes_unless_pre_empted() -> None:
 def test_a_writer_pre_empted_by_itself_is_told_so() -> None:
     made = late()
     rows, _ = made.lab.start([KEY], client=made.owner)
-    assert made.lab.end([KEY], [made.generation], client=made.owner) == [S.INVALID_WRITE]
+    assert made.lab.end([KEY], [made.generation], client=made.owner) == [S.SUPERSEDED]
     assert made.lab.revoke([KEY], [made.generation], client=made.owner) == [S.INVALID_WRITE]
     assert made.lab.end([KEY], rows["generation"], client=made.owner) == [OK]
 
@@ -329,10 +330,27 @@ def test_upsert_over_a_running_upsert_pre_empts_it() -> None:
     lab = made.lab
     rows, _ = lab.start([KEY], client=made.stranger, upsert=True)
     assert rows["status"][0] == OK
-    assert lab.end([KEY], [made.generation], client=made.owner)[0] in (S.INVALID_WRITE, ILLEGAL)
+    assert lab.end([KEY], [made.generation], client=made.owner) == [S.SUPERSEDED]
     assert int(lab.get([KEY])[0]["generation"][0]) == made.old
     assert lab.end([KEY], rows["generation"], client=made.stranger) == [OK]
     assert lab.get([KEY])[0]["generation"][0] == rows["generation"][0]
+    assert lab.end([KEY], [made.generation], client=made.owner) == [S.SUPERSEDED]
+
+
+def test_the_end_of_an_older_generation_stays_a_repetition_while_an_upsert_runs() -> None:
+    made = upserting()
+    assert made.lab.end([KEY], [made.old], client=made.owner) == [OK]
+    assert made.lab.end([KEY], [made.old], client=made.stranger) == [ILLEGAL]
+
+
+def test_generations_are_told_older_from_newer_when_their_count_begins_anew() -> None:
+    lab = Lab()
+    lab.shard._state.tally[c.GENERATION] = 0xFFFFFFFE
+    first, _ = lab.start([KEY], upsert=True)
+    second, _ = lab.start([KEY], upsert=True)
+    assert (first["generation"][0], second["generation"][0]) == (0xFFFFFFFF, 0)
+    assert lab.end([KEY], first["generation"]) == [S.SUPERSEDED]
+    assert lab.end([KEY], second["generation"]) == [OK]
 
 
 @pytest.mark.parametrize("size", [4096, 100, 100_000])
