@@ -233,6 +233,14 @@ class TransferServer:
         """
         return self.desk.inbox.take(timeout_s)
 
+    @property
+    def sound(self) -> bool:
+        """Whether the threads that meet clients do so, as far as there are any."""
+        threads = [server.acceptor for server in self._listeners()]
+        if self._shm is not None:
+            threads.append(self._shm.thread)
+        return all(thread.sound for thread in threads)
+
     def _listeners(self) -> list[TcpServer]:
         first = [] if self._tcp is None else [self._tcp]
         return [*first, *(rail for _, rail in self._rails)]

@@ -22,6 +22,7 @@ import numpy as np
 from transfer_engine.base import REFUSED as REFUSED_STATUS
 from transfer_engine.base import UNKNOWN_SEGMENT, Access, Operation
 from transfer_engine.errors import AuthError, ConfigError, RemoteProtocolError, StoreError
+from transfer_engine.lasting import LastingThread
 from transfer_engine.transports.handover import (
     GRANTED,
     MAP,
@@ -78,23 +79,32 @@ class ShmServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._wake_read, self._wake_write = socket.socketpair()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="mooncake-shm", daemon=True)
-        self._thread.start()
+        self.thread = LastingThread("mooncake-shm", self._round)
+        self.thread.start()
 
-    def _run(self) -> None:
-        while not self._closing:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.data is not None:
-                    self._hear(key.data)
+    def _round(self) -> None:
+        """Hear everybody who has something to say, then accept who waits."""
+        waiting = False
+        for key, _ in self._selector.select():
+            if key.fileobj is self._listener:
+                waiting = True
+            elif key.data is not None:
+                self._hear(key.data)
+        if waiting and not self._closing:
+            self._accept()
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:
-            _log.warning("cannot accept a shared-memory client: %s", error)
-            return
+        except (BlockingIOError, ConnectionError):
+            return  # it waits no more
+        try:
+            self._admit(sock)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _admit(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         pid, uid = peer_credentials(sock)
         peer = f"uid {uid} pid {pid}"
@@ -108,9 +118,9 @@ class ShmServer:
         except AuthError as error:
             _log.warning("refused a shared-memory client: %s", error)
             client.refused = True  # it learns so when it asks: a closed socket would not say why
+        self._selector.register(sock, selectors.EVENT_READ, client)
         with self._lock:
             self._clients.add(client)
-        self._selector.register(sock, selectors.EVENT_READ, client)
 
     def _hear(self, client: _Client) -> None:
         try:
@@ -127,6 +137,9 @@ class ShmServer:
         except (OSError, StoreError) as error:
             _log.warning("dropped a shared-memory client: %s", error)
             self._drop(client)
+        except BaseException:
+            self._drop(client)
+            raise
 
     def _map(self, client: _Client, message: Message) -> None:
         uuid = message.uuid
@@ -201,8 +214,9 @@ class ShmServer:
         if self._closing:
             return
         self._closing = True
+        self.thread.stop()
         self._wake_write.send(b"x")
-        self._thread.join(timeout=_JOIN_S)
+        self.thread.join(timeout=_JOIN_S)
         if not self.address.startswith("@"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.address)

@@ -128,6 +128,7 @@ class Link:
 
     Used by one thread at a time; only `abort` may be called from another. Once `patience_s` is
     set the deadline moves on with every byte (a server waits for progress); until then it stands.
+    Raises PeerLostError, and closes the socket, when the peer is gone before it begins.
     """
 
     __slots__ = (
@@ -136,12 +137,12 @@ class Link:
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
-        sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if sock.getsockname()[0] == sock.getpeername()[0]:
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BYTES)
+        try:
+            _tune(sock)
+        except OSError as error:  # it ended already: nothing can be asked of such a socket
+            sock.close()
+            why = os.strerror(error.errno or 0)
+            raise PeerLostError(f"lost {peer} at once: {why}", peer=peer) from error
         self.sock = sock
         self.peer = peer
         self.deadline = 0.0
@@ -439,6 +440,15 @@ class Link:
 
     def _lost(self, why: str) -> PeerLostError:
         return PeerLostError(f"lost {self.peer}: {why}", peer=self.peer)
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sock.getsockname()[0] == sock.getpeername()[0]:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BYTES)
 
 
 def handshake_decoder() -> FrameDecoder:

@@ -13,7 +13,6 @@ Cost: about 10 us of Python a batch, for plain requests on memory only when the 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import socket
 import threading
@@ -26,11 +25,14 @@ from transfer_engine import _kernels
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Access, Operation
 from transfer_engine.errors import (
     ConfigError,
+    PeerLostError,
     RemoteProtocolError,
     StoreError,
     UnavailableError,
 )
+from transfer_engine.lasting import LastingThread
 from transfer_engine.memory import Mapping
+from transfer_engine.notify import QUESTION_BYTES_MAX
 from transfer_engine.transports import calling
 from transfer_engine.transports.rdma_wire import FEATURE
 from transfer_engine.transports.stream import (
@@ -70,6 +72,7 @@ _HANDSHAKE_S = 5.0
 _SINK_BYTES = 1 << 20
 _LINGER_S = 1.0
 _REPLY_BODY = REPLY.size - HEADER_BYTES
+_QUESTION_COUNT_MAX = QUESTION_BYTES_MAX // 16
 
 
 class TcpServer:
@@ -96,34 +99,31 @@ class TcpServer:
                 advice="choose another port, or 0 for any free one",
             ) from error
         self.port: int = self._listener.getsockname()[1]
-        self._acceptor = threading.Thread(
-            target=self._accept, name=f"mooncake-tcp-{self.port}", daemon=True
-        )
-        self._acceptor.start()
+        self.acceptor = LastingThread(f"mooncake-tcp-{self.port}", self._accept)
+        self.acceptor.start()
 
     def _accept(self) -> None:
-        while not self._closing:
-            try:
-                sock, address = self._listener.accept()
-            except OSError as error:
-                if self._closing or error.errno in (errno.EBADF, errno.EINVAL):
-                    return
-                # Out of descriptors, most likely: serving those there are frees some.
-                _log.warning("cannot accept data connections: %s", error)
-                time.sleep(0.1)
-                continue
-            peer = f"{address[0]}:{address[1]}"
-            with self._lock:
-                full = len(self._links) >= self._connections_max
-                if not full and not self._closing:
-                    link = Link(sock, peer)
-                    self._links.add(link)
-            if full or self._closing:
-                self._turn_away(sock, peer)
-                continue
+        sock, address = self._listener.accept()
+        peer = f"{address[0]}:{address[1]}"
+        if len(self._links) >= self._connections_max:
+            self._turn_away(sock, peer)
+            return
+        try:
+            link = Link(sock, peer)
+        except PeerLostError as error:
+            _log.debug("%s", error)
+            return
+        with self._lock:
+            self._links.add(link)
+        try:
             threading.Thread(
                 target=self._serve, args=(link,), name=f"mooncake-tcp-{peer}", daemon=True
             ).start()
+        except BaseException:  # there can be no more threads
+            self._forget(link)
+            raise
+        if self._closing:  # so `close` may have come too early to see it
+            link.abort()
 
     def _turn_away(self, sock: socket.socket, peer: str) -> None:
         _log.warning("refused %s: %d data connections are open", peer, self._connections_max)
@@ -149,10 +149,15 @@ class TcpServer:
                 _log.warning("dropped %s: %s", link.peer, error)
             else:
                 _log.debug("data connection of %s ended: %s", link.peer, error)
+        except Exception:
+            _log.exception("the data connection of %s failed", link.peer)
         finally:
-            with self._lock:
-                self._links.discard(link)
-            link.close()
+            self._forget(link)
+
+    def _forget(self, link: Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+        link.close()
 
     def _greet(self, link: Link) -> Session:
         link.deadline = time.monotonic() + _HANDSHAKE_S
@@ -207,11 +212,10 @@ class TcpServer:
             link.view, REQUEST_AT
         )
         check_header(magic, version, link)
-        if opcode == CALL and whole and not flags and 0 <= 16 * count - fence < 16:
-            self._call(link, fence)
-            return
+        question = opcode == CALL and 0 <= 16 * count - fence < 16
         operation = _OPERATIONS.get(opcode)
-        if operation is None or flags or count > COUNT_MAX:
+        count_max = _QUESTION_COUNT_MAX if question else COUNT_MAX if operation else -1
+        if flags or count > count_max:
             raise RemoteProtocolError(
                 f"no such request: opcode {opcode:#x}, flags {flags:#x}, {count} ranges"
             )
@@ -220,6 +224,9 @@ class TcpServer:
         if not whole:
             link.reserve(count)
             link.receive(link.view[COLUMNS_AT : COLUMNS_AT + 16 * count])
+        if operation is None:
+            self._call(link, fence)
+            return
         # Named before it is looked up, so that `quiesce` cannot miss it.
         link.naming[:] = np.frombuffer(uuid, dtype=np.int64)
         offsets, lengths = link.columns(count)
@@ -319,6 +326,7 @@ class TcpServer:
     def close(self) -> None:
         """Stop listening and cut all connections. Idempotent."""
         self._closing = True
+        self.acceptor.stop()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -326,8 +334,7 @@ class TcpServer:
             links = list(self._links)
         for link in links:
             link.abort()
-        if threading.current_thread() is not self._acceptor:
-            self._acceptor.join(timeout=_LINGER_S)
+        self.acceptor.join(timeout=_LINGER_S)
         deadline = time.monotonic() + _LINGER_S
         while self._links and time.monotonic() < deadline:
             time.sleep(0.001)

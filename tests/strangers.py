@@ -1,0 +1,31 @@
+"""Strangers at a port, and what a process holds: for tests of whoever accepts connections."""
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+
+
+def reset(host, port):
+    """Connect and be gone again without a word, as a port scan does."""
+    with socket.create_connection((host, port)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+
+
+@contextlib.contextmanager
+def stopped(*pids):
+    """Stop children of this process meanwhile: what connects is gone before they accept it."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def descriptors(pid="self"):
+    """How many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
