@@ -135,9 +135,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over an accepted socket."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=self._limits.write_bytes_max)
-        self._identify(transport.get_extra_info("socket"), transport.get_extra_info("peername"))
         self.admitted = self._server.admit(self)
+        try:
+            self._transport.set_write_buffer_limits(high=self._limits.write_bytes_max)
+            self._identify(transport.get_extra_info("socket"), transport.get_extra_info("peername"))
+        except OSError:  # it left before it was met
+            self._closing = True
+            self._transport.abort()
+            return
         if not self.admitted:
             maximum = self._limits.connections_max
             self._hang_up(
@@ -206,6 +211,8 @@ class Connection(asyncio.Protocol):
             self.peer = f"unix pid {self.credentials[0]}"
         else:
             tune(sock)
+            if peername is None:
+                raise ConnectionResetError("it has no address any more")
             self.peer = f"{peername[0]}:{peername[1]}"
 
     def _shake(self, frames: list[Frame]) -> None:
