@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import enum
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
@@ -26,6 +27,7 @@ import numpy as np
 
 from transfer_engine.errors import (
     AuthError,
+    ConfigError,
     InvalidArgumentError,
     NoSpaceError,
     NotFoundError,
@@ -35,6 +37,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     TruncatedError,
 )
+from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
     import threading
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CANCELLED",
     "COMPLETED",
+    "NAME",
     "PENDING",
     "WAITING",
     "Access",
@@ -88,6 +92,11 @@ _STATUS_NAMES = {
     CANCELLED: "cancelled",
     TIMED_OUT: "timeout",
 }
+
+NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+"""How a segment may be called."""
+_WAYS_MAX = 64
+_UNIX_BYTES_MAX = 107
 
 # A deadline nobody chose: patient enough for a loaded host, and for a slow link by the byte.
 _TIMEOUT_FLOOR_S = 5.0
@@ -163,11 +172,29 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
         """Return the descriptor that `encode` wrote; raises InvalidArgumentError otherwise."""
         try:
             found = msgspec.msgpack.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+            flaw = found._flaw()
+        except (msgspec.MsgspecError, RecursionError, ConfigError) as error:
             raise InvalidArgumentError(f"not a segment descriptor: {error}") from error
-        if len(found.uuid) != 16 or len(found.instance) != 16 or found.size <= 0:
-            raise InvalidArgumentError("not a segment descriptor: uuid, instance or size is wrong")
+        if flaw:
+            raise InvalidArgumentError(f"not a segment descriptor: its {flaw} is wrong")
         return found
+
+    def _flaw(self) -> str:
+        """Name what nobody could use of what a peer says; raises ConfigError for an address."""
+        if self.tcp_host or self.tcp_port:
+            Address(self.tcp_host, self.tcp_port)
+        unix, rails = self.unix_address, self.rails
+        bounds = {
+            "uuid": len(self.uuid) == 16,
+            "size": 0 < self.size < 1 << 62,
+            "name": NAME.fullmatch(self.name),
+            "instance": len(self.instance) == 16,
+            "transports": len(self.transports) <= _WAYS_MAX,
+            "unix_address": len(unix.encode(errors="replace")) <= _UNIX_BYTES_MAX
+            and "\0" not in unix,
+            "rails": len(rails) <= _WAYS_MAX and not any(Address.parse(r).path for r in rails),
+        }
+        return next((name for name, holds in bounds.items() if not holds), "")
 
     def __str__(self) -> str:
         where = f"{self.tcp_host}:{self.tcp_port}" if self.tcp_port else self.unix_address

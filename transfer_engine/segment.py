@@ -14,13 +14,13 @@ Cost: O(1) besides first touch.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from transfer_engine.base import NAME
 from transfer_engine.errors import InvalidArgumentError, NotFoundError
 from transfer_engine.geometry import measure
 from transfer_engine.memory import Mapping, Prefaulter, create_file, flush, map_file
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Segment", "find_segment"]
 
 UUID_BYTES = 16
-_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
 
 # Segments of this process by uuid, for the local transport. A forked child is another process:
 # its copies of wrapped buffers are not the owner's memory, so it starts with none.
@@ -286,5 +285,5 @@ def check_uuid(uuid: bytes | None) -> bytes:
 
 def check_name(name: str) -> None:
     """Raise InvalidArgumentError for a name that would garble listings."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise InvalidArgumentError(f"segment name {name!r}: use 1 to 128 printable characters")

@@ -23,7 +23,8 @@ from mooncake_store.logs import StateLog
 from mooncake_store.master.slices import slice_of
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
-from transfer_engine.errors import AuthError, UnavailableError
+from transfer_engine.base import SegmentDescriptor
+from transfer_engine.errors import AuthError, InvalidArgumentError, UnavailableError
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ class Cluster:
         if (
             len(spec.uuid) != 16
             or not 0 < len(spec.name) <= NAME_CHARS_MAX
-            or len(spec.descriptor) > DESCRIPTOR_BYTES_MAX
+            or not _reachable(spec.descriptor)
             or not 0 < spec.nbytes < 1 << 62
             or any(slice_of(spec.nbytes, i, shards)[1] <= 0 for i in range(shards))
         ):
@@ -489,6 +490,19 @@ def _no_segment(number: int) -> wire.DrainReply:
     return wire.DrainReply(
         int(Status.SEGMENT_NOT_FOUND), message=f"no segment has the number {number}"
     )
+
+
+def _reachable(descriptor: bytes) -> bool:
+    """Whether clients can make sense of this. Without a descriptor nobody is meant to."""
+    if not descriptor:
+        return True
+    if len(descriptor) > DESCRIPTOR_BYTES_MAX:
+        return False
+    try:
+        SegmentDescriptor.decode(descriptor)
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def _silent(segment: _Segment) -> bool:

@@ -9,11 +9,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from transfer_engine import FileSegment, Segment, TransferEngine, TransferServer
+from transfer_engine import (
+    FileSegment,
+    Segment,
+    SegmentDescriptor,
+    TransferEngine,
+    TransferServer,
+)
 from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import (
     AlreadyExistsError,
     AuthError,
+    InvalidArgumentError,
     NoSpaceError,
     PeerLostError,
     RemoteProtocolError,
@@ -79,6 +86,46 @@ def answering(data):
         thread.start()
         yield listener.getsockname()[1]
         thread.join(60)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tcp_host": "a" * 64},
+        {"tcp_host": "a..b"},
+        {"tcp_host": "\0"},
+        {"tcp_host": "h" * 10_000},
+        {"tcp_host": ""},
+        {"tcp_host": "a b"},
+        {"tcp_port": 65_536},
+        {"tcp_port": -1},
+        {"rails": ("nowhere",)},
+        {"rails": ("a" * 64 + ":1",)},
+        {"rails": ("unix:/tmp/x",)},
+        {"rails": ("127.0.0.1:1",) * 65},
+        {"unix_address": "@" + "a" * 108},
+        {"unix_address": "/a\0b"},
+        {"transports": ("tcp",) * 65},
+        {"name": ""},
+        {"name": "\x1b[2J"},
+        {"name": "n" * 129},
+        {"size": 0},
+        {"size": 1 << 63},
+        {"uuid": b"short"},
+        {"instance": b"short"},
+    ],
+    ids=lambda change: f"{next(iter(change))}={next(iter(change.values()))!r:.12}",
+)
+def test_a_descriptor_that_cannot_be_meant_is_refused_when_it_is_read(published, change):
+    assert SegmentDescriptor.decode(published.encode()) == published
+    with pytest.raises(InvalidArgumentError, match="not a segment descriptor"):
+        SegmentDescriptor.decode(msgspec.structs.replace(published, **change).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91" * 100_000, b"\x90", b"\x9b" + b"\xc0" * 11])
+def test_bytes_that_are_no_descriptor_are_refused(data):
+    with pytest.raises(InvalidArgumentError, match="not a segment descriptor"):
+        SegmentDescriptor.decode(data)
 
 
 @root_only

@@ -159,7 +159,8 @@ def test_nothing_listens_there():
 
 
 def test_an_address_that_is_none_is_refused():
-    for text in ("localhost", "host:", ":1", "host:http", "host:70000", "unix:"):
+    nowhere = ("a" * 64 + ":1", "a..b:1", "a b:1", "a\0b:1", "a" * 1000 + ":1")
+    for text in ("localhost", "host:", ":1", "host:http", "host:70000", "unix:", *nowhere):
         with pytest.raises(ConfigError, match="is not an address"):
             connect(text)
 
