@@ -209,7 +209,8 @@ class MooncakeStoreService:
         @web.middleware
         async def authorized(request: web.Request, handler: Handler) -> web.StreamResponse:
             given = request.headers.get("Authorization", "")
-            if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            known = given.encode("utf-8", "replace"), f"Bearer {token}".encode()
+            if token and not hmac.compare_digest(*known):
                 return _answer(401, error="a token is required")
             return await handler(request)
 

@@ -154,6 +154,10 @@ def test_a_directory_that_is_not_there_is_unavailable_and_named(scheme):
         ("etcd://", "etcd"),
         ("", "is not a directory"),
         ("redis://nowhere", "write host:port"),
+        ("http://nowhere", "write host:port"),
+        ("etcd://a:1,b", "write host:port"),
+        *((f"{scheme}://{'a' * 64}:1", "write host:port") for scheme in ("http", "etcd", "redis")),
+        ("http://host:65536", "write host:port"),
     ],
 )
 def test_a_wrong_url_is_refused(url, said):

@@ -55,6 +55,7 @@ def send(server, data):
         b"PUT /v1/names/a?ttl_ms=1e9 HTTP/1.1\r\nContent-Length: 1\r\n\r\nx",
         b"PUT /v1/names/a HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
         b"PATCH /v1/names/a HTTP/1.1\r\n\r\n",
+        b"GET /v1/names?a=1&b=2&c=3&d=4&e=5 HTTP/1.1\r\n\r\n",
         b"GET /v1/names/a HTTP/1.1\r\n" + b"x: y\r\n" * 5000 + b"\r\n",
     ],
 )
@@ -140,6 +141,30 @@ def test_a_server_that_does_not_prove_the_secret_is_not_believed(server):
     HttpDirectory(server.address).publish("a", b"poison")
     with pytest.raises(AuthError, match="does not prove"):
         HttpDirectory(server.address, secret=SECRET).lookup("a")
+
+
+def test_a_proof_that_is_no_text_of_ours_is_refused():
+    with HttpDirectoryServer(secret=SECRET) as server:
+        answer = send(server, b"GET /v1/names HTTP/1.1\r\nmooncake-proof: \xe4\xf6\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("proof", [b"", b"\xe4\xf6"])
+def test_an_answer_without_a_proof_of_ours_is_not_believed(proof):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(1 << 16)
+                head = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nmooncake-proof: " + proof
+                peer.sendall(head + b"\r\n\r\nx")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(AuthError, match="does not prove"):
+            HttpDirectory(f"127.0.0.1:{listener.getsockname()[1]}", secret=SECRET).lookup("a")
+        thread.join()
 
 
 def test_a_copied_request_is_worth_nothing(monkeypatch):

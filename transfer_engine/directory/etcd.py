@@ -13,17 +13,26 @@ Cost: one or two HTTP requests a call.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transfer_engine.directory.base import NAMES_MAX, Directory
 from transfer_engine.directory.http import exchange
-from transfer_engine.errors import RemoteProtocolError, UnavailableError
+from transfer_engine.errors import ConfigError, RemoteProtocolError, StoreError, UnavailableError
+from transfer_engine.rpc.address import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["EtcdDirectory"]
 
 PREFIX = "mooncake/segments/"
+
+
+def _bytes(value: Any) -> bytes:
+    return base64.b64decode(value, validate=True)
 
 
 def _text(value: str | bytes) -> str:
@@ -37,7 +46,9 @@ class EtcdDirectory(Directory):
     name: ClassVar[str] = "etcd"
 
     def __init__(self, endpoints: str, *, prefix: str = PREFIX) -> None:
-        self._endpoints = [part for part in endpoints.split(",") if part]
+        self._endpoints = [str(Address.parse(part)) for part in endpoints.split(",") if part]
+        if not self._endpoints:
+            raise ConfigError("no endpoint of etcd", advice="for example 127.0.0.1:2379")
         self._prefix = prefix
 
     def _publish(self, name: str, value: bytes, ttl_s: float | None, replace: bool) -> bool:
@@ -45,7 +56,8 @@ class EtcdDirectory(Directory):
         put: dict[str, Any] = {"key": key, "value": _text(value)}
         if ttl_s is not None:
             # etcd counts whole seconds; an entry may live longer than asked for, never shorter.
-            put["lease"] = self._ask("lease/grant", {"TTL": math.ceil(ttl_s)})["ID"]
+            with self._understood("a lease"):
+                put["lease"] = self._ask("lease/grant", {"TTL": math.ceil(ttl_s)})["ID"]
         request = [{"requestPut": put}]
         if replace:
             self._ask("kv/txn", {"success": request})
@@ -60,11 +72,13 @@ class EtcdDirectory(Directory):
 
     def _lookup(self, address: str) -> bytes | None:
         found = self._ask("kv/range", {"key": _text(self._prefix + address)}).get("kvs")
-        return self._bytes(found[0], "value") if found else None
+        with self._understood("a value"):
+            return _bytes(found[0]["value"]) if found else None
 
     def _withdraw(self, name: str) -> bool:
         answer = self._ask("kv/deleterange", {"key": _text(self._prefix + name)})
-        return int(answer.get("deleted", 0)) > 0
+        with self._understood("a number"):
+            return int(answer.get("deleted", 0)) > 0
 
     def _names(self, prefix: str) -> list[str]:
         first = (self._prefix + prefix).encode()
@@ -72,7 +86,8 @@ class EtcdDirectory(Directory):
         last = first[:-1] + bytes([first[-1] + 1])
         options = {"key": _text(first), "range_end": _text(last), "keys_only": True}
         answer = self._ask("kv/range", {**options, "limit": NAMES_MAX})
-        keys = (self._bytes(item, "key") for item in answer.get("kvs", ()))
+        with self._understood("keys"):
+            keys = [_bytes(item["key"]) for item in answer.get("kvs", ())]
         return [key.decode(errors="replace").removeprefix(self._prefix) for key in keys]
 
     def _ask(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -108,11 +123,14 @@ class EtcdDirectory(Directory):
             raise RemoteProtocolError("etcd answered no object", peer=str(self))
         return answer
 
-    def _bytes(self, item: Any, field: str) -> bytes:
+    @contextlib.contextmanager
+    def _understood(self, what: str) -> Iterator[None]:
         try:
-            return base64.b64decode(item[field], validate=True)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RemoteProtocolError(f"etcd sent no {field}: {error}", peer=str(self)) from error
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            if isinstance(error, StoreError):
+                raise
+            raise RemoteProtocolError(f"etcd sent no {what}: {error!r}", peer=str(self)) from error
 
     def __str__(self) -> str:
         return f"etcd at {','.join(self._endpoints)}"

@@ -25,6 +25,7 @@ from transfer_engine.errors import (
     StoreError,
     UnavailableError,
 )
+from transfer_engine.rpc.address import Address
 
 __all__ = ["HttpDirectory", "exchange"]
 
@@ -74,7 +75,7 @@ class HttpDirectory(Directory):
 
     def __init__(self, address: str, *, secret: bytes | None = None) -> None:
         check_secret(secret)
-        self._address = address
+        self._address = str(Address.parse(address))
         self._secret = secret
 
     def _publish(self, name: str, value: bytes, ttl_s: float | None, replace: bool) -> bool:
@@ -106,7 +107,7 @@ class HttpDirectory(Directory):
         status, told, proof = exchange(self._address, method, target, body, headers, str(self))
         if self._secret is not None:
             expected = prove(self._secret, nonce.encode(), str(status).encode(), told)
-            if not hmac.compare_digest(expected, proof):
+            if not hmac.compare_digest(expected.encode(), proof.encode()):
                 raise AuthError(
                     "the answer does not prove the shared secret",
                     peer=str(self),

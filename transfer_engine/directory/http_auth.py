@@ -53,7 +53,8 @@ class Guard:
         """Raise AuthError unless the headers prove these parts, now and for the first time."""
         time_s, nonce = headers.get(TIME, ""), headers.get(NONCE, "")
         expected = prove(self._secret, time_s.encode(), nonce.encode(), *parts)
-        if not hmac.compare_digest(expected, headers.get(PROOF, "")):
+        # As bytes: what is not ASCII cannot be compared as text.
+        if not hmac.compare_digest(expected.encode(), headers.get(PROOF, "").encode()):
             raise AuthError("the request does not prove the shared secret")
         # Only who knows the secret comes this far, so nonces cost nobody else's memory.
         if not re.fullmatch(r"[0-9]{1,12}", time_s) or abs(now_s - int(time_s)) > SKEW_S:

@@ -137,6 +137,8 @@ class HttpDirectoryServer:
                 await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # it left, or held us up: its connection ends, which is all there is to do
+        except Exception:
+            _log.exception("a connection of the directory failed")
         except asyncio.CancelledError:
             # Asked for by `close`; the task ends as if its peer had left.
             pass
@@ -170,7 +172,7 @@ class HttpDirectoryServer:
                 request.body,
             )
         path, _, query = request.target.partition("?")
-        options = {name: values[-1] for name, values in parse_qs(query, max_num_fields=4).items()}
+        options = _options(query)
         if path == ROOT and request.method == "GET":
             return "\n".join(self._names.names(options.get("prefix", ""))).encode()
         if not path.startswith(f"{ROOT}/"):
@@ -240,6 +242,13 @@ async def _receive(reader: asyncio.StreamReader) -> _Request:
     if int(length) > VALUE_BYTES_MAX:
         raise InvalidArgumentError(f"the body exceeds {VALUE_BYTES_MAX} bytes")
     return _Request(words[0], words[1], headers, await reader.readexactly(int(length)))
+
+
+def _options(query: str) -> dict[str, str]:
+    try:
+        return {name: values[-1] for name, values in parse_qs(query, max_num_fields=4).items()}
+    except ValueError as error:
+        raise InvalidArgumentError(f"too many options: {error}") from error
 
 
 def _milliseconds(text: str | None) -> float | None:
