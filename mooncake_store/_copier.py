@@ -102,7 +102,9 @@ class Copier:
         for number, parts in by_target.items():
             try:
                 statuses = self._copy(worker, numbers, number, parts)
-            except StoreError as error:
+            except Exception as error:  # a target must not keep the others from being copied to
+                if not isinstance(error, StoreError):
+                    log.exception("copying to segment %d failed", number)
                 self._drop(number)
                 failures |= {task.number: str(error) for task, _ in parts}
                 continue

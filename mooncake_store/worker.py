@@ -6,7 +6,10 @@
 Starting creates the segments, publishes them (`TransferServer`: shared memory and TCP) and mounts
 them at the master. From then on two threads work: one only says "alive" on the liveness service,
 so that nothing this process does delays it; the other mounts again when the master asks for it
-and runs the copies and moves whose source lies here.
+and runs the copies and moves whose source lies here. Neither ends by what it meets (`lasting`). A
+worker of which a part cannot go on, be it these or those that serve the memory, falls silent, and
+so is alive to nobody: others stop using what can no longer be reached, or trusted to be looked
+after.
 
 Stopping takes the segments back: the master hides their replicas at once (after moving them away,
 if time for that was granted) and says for how long readers may still hold leases; the memory stays
@@ -45,6 +48,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.transports.server import TransferServer
 
@@ -106,7 +110,9 @@ class Worker:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._remount = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[LastingThread] = []
+        self._pulse: BlockingConnection | None = None
+        self._pause_s = 0.0
         self._states = StateLog(log)
         self._closed = False
 
@@ -137,8 +143,9 @@ class Worker:
         except BaseException:
             self._release()
             raise
-        for name, body in (("ping", self._ping_forever), ("tasks", self._work_forever)):
-            thread = threading.Thread(target=body, name=f"mooncake-{name}", daemon=True)
+        self._pause_s = self._interval_s
+        for name, turn in (("tasks", self._work), ("ping", self._ping)):
+            thread = LastingThread(f"mooncake-{name}", turn)
             self._threads.append(thread)
             thread.start()
         # A program that ends without `stop` tells the master so, but waits for no reader.
@@ -246,6 +253,8 @@ class Worker:
             self._stopping.set()
             self._wake.set()
             for thread in self._threads:
+                thread.stop()
+            for thread in self._threads:
                 thread.join(JOIN_S)
             self._release()
 
@@ -276,8 +285,9 @@ class Worker:
         if self._server is not None:
             self._server.close()
         self._lending.close()
-        if self._cluster is not None:
-            self._cluster.close()
+        for connection in (self._cluster, self._pulse):
+            if connection is not None:
+                connection.close()
 
     def __enter__(self) -> Worker:
         self.start()
@@ -329,27 +339,39 @@ class Worker:
         assert self._map is not None
         return self._map.ping_interval_ms / 1000
 
-    def _ping_forever(self) -> None:
-        connection: BlockingConnection | None = None
+    @property
+    def sound(self) -> bool:
+        """Whether everything that this worker does for others still goes on."""
+        served = self._server is not None and self._server.sound
+        return served and all(thread.sound for thread in self._threads)
+
+    def _ping(self) -> None:
+        """Say after a while that this worker is alive, unless it cannot do what it is there for."""
+        if self._stopping.wait(self._interval_s):
+            return
+        sound = self.sound
+        self._states.change(
+            f"worker {self.name}", "sound" if sound else "silent: part of it cannot go on",
+            level=logging.INFO if sound else logging.ERROR,
+        )  # fmt: skip
+        if not sound:
+            return
+        assert self._map is not None
         body = wire.PING.request.pack(wire.Ping(self.uuid, self.epoch))
-        while not self._stopping.wait(self._interval_s):
-            assert self._map is not None
-            try:
-                if connection is None or connection.closed:
-                    connection = self._connect(self._map.liveness, wire.LIVENESS)
-                reply = connection.call(wire.PING, body, timeout_s=max(1.0, self._interval_s))
-                pong = wire.PING.reply.unpack(reply)
-            except StoreError as error:
-                self._failed(error)
-                # A master that was started anew may listen for pings elsewhere.
-                self._ask_to_mount()
-                continue
-            if pong.known and pong.master_epoch == self._map.epoch:
-                self._states.change(f"master {self.config.master}", "mounted")
-            else:
-                self._ask_to_mount()
-        if connection is not None:
-            connection.close()
+        try:
+            if self._pulse is None or self._pulse.closed:
+                self._pulse = self._connect(self._map.liveness, wire.LIVENESS)
+            reply = self._pulse.call(wire.PING, body, timeout_s=max(1.0, self._interval_s))
+            pong = wire.PING.reply.unpack(reply)
+        except StoreError as error:
+            self._failed(error)
+            # A master that was started anew may listen for pings elsewhere.
+            self._ask_to_mount()
+            return
+        if pong.known and pong.master_epoch == self._map.epoch:
+            self._states.change(f"master {self.config.master}", "mounted")
+        else:
+            self._ask_to_mount()
 
     def _failed(self, error: StoreError) -> None:
         """Tell, once, what the master does instead of answering."""
@@ -360,27 +382,26 @@ class Worker:
         self._remount.set()
         self._wake.set()
 
-    def _work_forever(self) -> None:
-        assert self._copier is not None
-        pause_s = self._interval_s
-        while not self._stopping.is_set():
-            self._wake.wait(pause_s)
-            self._wake.clear()
-            if self._stopping.is_set():
-                break
-            try:
-                if self._remount.is_set():
-                    self._remount.clear()
-                    with self._mounting:
-                        if not self._leaving:
-                            self._mount()
-                assert self._map is not None
-                worked = self._copier.work(self, self._map)
-            except StoreError as error:
-                self._failed(error)
-                worked = False
-            # Work seldom comes alone: look again soon, then less and less often.
-            pause_s = 0.005 if worked else min(self._interval_s, pause_s * 2)
+    def _work(self) -> None:
+        """Mount again if that was asked for, then run the tasks that wait."""
+        self._wake.wait(self._pause_s)
+        self._wake.clear()
+        if self._stopping.is_set():
+            return
+        try:
+            if self._remount.is_set():
+                self._remount.clear()
+                with self._mounting:
+                    if not self._leaving:
+                        self._mount()
+            assert self._copier is not None
+            assert self._map is not None
+            worked = self._copier.work(self, self._map)
+        except StoreError as error:
+            self._failed(error)
+            worked = False
+        # Work seldom comes alone: look again soon, then less and less often.
+        self._pause_s = 0.005 if worked else min(self._interval_s, self._pause_s * 2)
 
 
 def _bracketed(host: str, port: int) -> str:

@@ -14,12 +14,14 @@ Cost: O(workers) per interval, O(1) per ping.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mooncake_store.wire.cluster import LIVENESS, PING, Pong
 from transfer_engine.errors import AuthError
+from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.server import Server, run
 
 if TYPE_CHECKING:
@@ -53,7 +55,10 @@ class _Watched:
 
 
 class Liveness:
-    """Watches workers from a thread; `report(uuid, epoch, state)` is called on that thread."""
+    """Watches workers from a thread; `report(uuid, epoch, state)` is called on that thread.
+
+    When the thread cannot go on, `failed(error)` is called on the loop that started it.
+    """
 
     def __init__(
         self,
@@ -61,11 +66,13 @@ class Liveness:
         master_epoch: int,
         clock: Clock,
         report: Callable[[bytes, int, str], object],
+        failed: Callable[[Exception], object],
     ) -> None:
         self._times = times
         self._master_epoch = master_epoch
         self._now = clock.now_ns
         self._report = report
+        self._failed = failed
         self._lock = threading.Lock()
         self._watched: dict[bytes, _Watched] = {}
         self._checked_ns = 0
@@ -97,15 +104,17 @@ class Liveness:
         loop = asyncio.get_running_loop()
         started: asyncio.Future[Address] = loop.create_future()
 
-        def settle(address: Address | None, error: BaseException | None) -> None:
+        def settle(address: Address | None, error: Exception | None) -> None:
             if started.done():
+                if error is not None:
+                    self._failed(error)
                 return
             if error is not None or address is None:
                 started.set_exception(error or RuntimeError("the liveness thread ended"))
             else:
                 started.set_result(address)
 
-        def tell(address: Address | None, error: BaseException | None = None) -> None:
+        def tell(address: Address | None, error: Exception | None = None) -> None:
             loop.call_soon_threadsafe(settle, address, error)
 
         async def main() -> None:
@@ -114,7 +123,8 @@ class Liveness:
             self._stop = lambda: own_loop.call_soon_threadsafe(stop.set)
             async with Server(LIVENESS, self._handle, secret=secret, limits=limits) as server:
                 tell(await server.listen(host, 0, insecure=insecure))
-                checks = own_loop.create_task(self._check_forever())
+                self._checked_ns = self._now()
+                checks = own_loop.create_task(keep_going("looking for silent workers", self._check))
                 await stop.wait()
                 checks.cancel()
                 await server.stop(grace_s=0.5)
@@ -134,7 +144,8 @@ class Liveness:
         """End the thread. Idempotent."""
         stop, self._stop = self._stop, None
         if stop is not None and self._thread is not None:
-            stop()
+            with contextlib.suppress(RuntimeError):  # its loop ended by itself
+                stop()
             await asyncio.to_thread(self._thread.join, START_S)
 
     # -- on the thread
@@ -154,12 +165,9 @@ class Liveness:
             self._report(ping.uuid, ping.epoch, "alive")
         return PING.reply.pack(Pong(known, self._master_epoch))
 
-    async def _check_forever(self) -> None:
-        period_s = self._times.ping_interval_ns / CHECKS_PER_INTERVAL / 1e9
-        self._checked_ns = self._now()
-        while True:
-            await asyncio.sleep(period_s)
-            self.check()
+    async def _check(self) -> None:
+        await asyncio.sleep(self._times.ping_interval_ns / CHECKS_PER_INTERVAL / 1e9)
+        self.check()
 
     def check(self) -> None:
         """Look at everybody once."""

@@ -8,7 +8,7 @@
 The configured port is bound first, so that a port in use is noticed before anything else exists.
 With one shard everything runs on this event loop; with more, each shard is a process of its own
 (`supervisor`) and this one serves only what concerns the whole cluster. `failed` ends with the
-error when a shard breaks: a master without one of its shards must not go on.
+error when a shard breaks, or the liveness thread: a master without one of them must not go on.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
 from mooncake_store.wire.shard import SHARD
+from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Master:
                 self.epoch,
                 self._clock,
                 lambda *change: loop.call_soon_threadsafe(cluster.changed, *change),
+                self._liveness_failed,
             )
             pulse = await liveness.start(
                 config.host,
@@ -139,6 +141,15 @@ class Master:
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()
         return (address,), (LocalShard(service),)
+
+    def _liveness_failed(self, error: Exception) -> None:
+        if self.failed is not None and not self.failed.done():
+            self.failed.set_exception(
+                UnavailableError(
+                    f"the thread that watches the workers ended: {error!r}",
+                    advice="see the log; the master must be restarted",
+                )
+            )
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Accept no more, answer what was read, end threads and processes within `grace_s`."""

@@ -25,7 +25,11 @@ def watch():
     clock = ManualClock(now_ns=50 * SECOND)
     reports = []
     liveness = Liveness(
-        LivenessTimes(SECOND, 3 * SECOND, 10 * SECOND), 7, clock, lambda *r: reports.append(r)
+        LivenessTimes(SECOND, 3 * SECOND, 10 * SECOND),
+        7,
+        clock,
+        lambda *r: reports.append(r),
+        lambda error: None,
     )
     liveness.check()
     reports.clear()
