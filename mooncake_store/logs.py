@@ -21,12 +21,12 @@ import time
 from collections import OrderedDict
 from typing import TextIO
 
+from mooncake_store.printable import printable
+
 __all__ = ["PACKAGES", "StateLog", "configure"]
 
 PACKAGES = ("mooncake_store", "transfer_engine", "serving", "alloc", "eviction")
 """The import packages of this project, whose loggers follow the configured level."""
-
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {9: "\t", 10: "\\n", 13: "\\r"}
 
 
 class _OurHandler(logging.StreamHandler[TextIO]):
@@ -39,10 +39,8 @@ class HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the lines of the traceback where there is one."""
         seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        line = (
-            f"{seconds}.{int(record.msecs):03d} {record.levelname} {record.name}: "
-            f"{record.getMessage().translate(_ESCAPES)}"
-        )
+        message = printable(record.getMessage(), keep="\t")
+        line = f"{seconds}.{int(record.msecs):03d} {record.levelname} {record.name}: {message}"
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
