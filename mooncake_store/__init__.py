@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     )
     from mooncake_store.local_cluster import LocalCluster
 
+__version__ = "0.1.0"
+
 __all__ = [
     # Clients, and a pool to try them on.
     "AsyncClient",

@@ -17,9 +17,9 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING
 
+from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
 from mooncake_store.master.building import (
     build_service,
@@ -115,7 +115,7 @@ class Master:
             ClusterFacts(
                 cluster=secrets.token_hex(8),
                 epoch=self.epoch,
-                version=metadata.version("mooncake-store"),
+                version=__version__,
                 shards=shards,
                 liveness=pulse,
                 ping_interval_ms=max(1, config.ping_interval_ns // MILLISECOND_NS),
