@@ -6,7 +6,8 @@ chooses an exit code: it raises, and `guarded` turns what was raised into one se
 step on standard error and into one of the codes of `ExitCode`. So all commands fail alike.
 
 Text is for people and may change; `--json` is for programs: exactly one object on standard output,
-or one `{"error": ...}` object on standard error. Progress appears only on a terminal.
+or one `{"error": ...}` object on standard error. Progress appears only on a terminal. In text,
+control characters of names and messages show as escapes (`printable`), wherever it goes.
 
 Help is rendered as plain text (no markup mode): it starts in half the time and pipes cleanly.
 Only typer is imported with this module; rich is imported when something is drawn.
@@ -31,6 +32,7 @@ from mooncake_store.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -39,6 +41,7 @@ __all__ = [
     "EXIT_MEANINGS",
     "ExitCode",
     "JsonOption",
+    "agreed",
     "console",
     "emit",
     "examples",
@@ -72,7 +75,7 @@ EXIT_MEANINGS = {
     ExitCode.FAILED: "the operation failed",
     ExitCode.USAGE: "the command line is wrong",
     ExitCode.CONFIG: "the configuration is wrong",
-    ExitCode.UNAVAILABLE: "a service cannot be reached or does not answer in time",
+    ExitCode.UNAVAILABLE: "a service cannot be reached, does not answer in time, or is not ready",
     ExitCode.NOT_FOUND: "the key, or the thing named, does not exist",
     ExitCode.WARNINGS: "`mooncake doctor` found something that costs speed or room",
     ExitCode.PROBLEMS: "`mooncake doctor` found something that will fail",
@@ -121,14 +124,25 @@ def emit(
         return
     shown = human()
     if isinstance(shown, str):
-        sys.stdout.write(shown + "\n")
+        sys.stdout.write(printable(shown, keep="\n\t") + "\n")
     else:
         console().print(shown)
 
 
 def note(text: str) -> None:
     """Write one line for the person at the terminal to standard error."""
-    sys.stderr.write(f"note: {text}\n")
+    sys.stderr.write(f"note: {printable(text)}\n")
+
+
+def agreed(question: str, *, instead: str) -> bool:
+    """Ask the person at the terminal; without one, raise that the option `instead` says yes."""
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise InvalidArgumentError(
+            "there is no terminal to ask for consent at", advice=f"say {instead}"
+        )
+    sys.stderr.write(f"{printable(question)} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -157,7 +171,7 @@ def table(
         else:
             drawn.add_column(title, overflow="fold")
     for row in rows:
-        drawn.add_row(*row)
+        drawn.add_row(*map(printable, row))
     return drawn
 
 
@@ -167,8 +181,8 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _text: None
         return
-    with console(stderr=True).status(text) as status:
-        yield status.update
+    with console(stderr=True).status(printable(text)) as status:
+        yield lambda text: status.update(printable(text))
 
 
 def guarded(call: Callable[[], object], *, as_json: bool, debug: bool) -> int:
@@ -231,4 +245,4 @@ def _tell(failure: dict[str, Any], *, as_json: bool) -> None:
         return
     sys.stderr.write(failure.get("traceback", ""))
     step = f"; {failure['next_step']}" if failure["next_step"] else ""
-    sys.stderr.write(f"error: {failure['message']}{step}\n")
+    sys.stderr.write(printable(f"error: {failure['message']}{step}") + "\n")

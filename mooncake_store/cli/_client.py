@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from mooncake_store.cli._program_options import ConfigOption
+from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +33,9 @@ __all__ = [
     "client_settings",
     "connected",
     "key_of",
+    "shown",
     "store_options",
+    "store_url",
     "text_of",
 ]
 
@@ -40,7 +43,9 @@ UrlOption = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="The store, mooncake://host:port/namespace; else MOONCAKE_CLIENT_URL.",
+        "--master",
+        metavar="STORE",
+        help="The store: mooncake://host:port/namespace, or the address of its master.",
         show_default=False,
     ),
 ]
@@ -115,15 +120,20 @@ def client_settings(
     return found
 
 
+def store_url(named: str) -> str:
+    """The URL of a store that is named by its URL or by the address of its master."""
+    return named if "://" in named else f"mooncake://{named}"
+
+
 @contextmanager
-def connected(url: str | None, secret_file: str | None) -> Iterator[Client]:
-    """A client for the duration of one command."""
+def connected(url: str | None, secret_file: str | None, **more: Any) -> Iterator[Client]:
+    """A client for the duration of one command; `more` are settings the command decides."""
     from mooncake_store.client import Client
 
-    settings = dict(_settings.get({}))
+    settings = _settings.get({}) | more
     if secret_file is not None:
         settings["secret_file"] = secret_file
-    with Client(url, **settings) as store:
+    with Client(None if url is None else store_url(url), **settings) as store:
         yield store
 
 
@@ -155,5 +165,10 @@ def key_of(argument: str) -> str | bytes:
 
 
 def text_of(key: str | bytes) -> str:
-    """A key as people read it; bytes that are no text show as escapes."""
+    """A key as text, for programs; bytes that are no text show as escapes."""
     return key if isinstance(key, str) else key.decode(errors="backslashreplace")
+
+
+def shown(key: str | bytes) -> str:
+    """A key as people read it: on one line, whatever it holds."""
+    return printable(text_of(key))

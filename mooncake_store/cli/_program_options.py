@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from mooncake_store._setting import Kind, Setting, Settings
 
@@ -45,13 +45,18 @@ PortFileOption = Annotated[
 
 
 def setting_options(
-    program: type[Settings], *, whole: tuple[str, ...] = (), **helps: str
+    program: type[Settings],
+    *,
+    whole: tuple[str, ...] = (),
+    also: Mapping[str, str] | None = None,
+    **helps: str,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of `program`.
 
     The command gets a dictionary `given`: setting name to text, list of texts or bool, without
     those that were not given. A comma separates items of lists, but not of those in `whole`.
-    `helps` replaces the explanation of settings whose option says more here.
+    `also` gives options a second name, `helps` replaces the explanation of settings whose option
+    says more here.
     """
     from mooncake_store._setting import settings_of
 
@@ -71,7 +76,10 @@ def setting_options(
 
         signature = inspect.signature(command)
         own = [each for name, each in signature.parameters.items() if name != GIVEN]
-        options = [_option(setting, helps.get(setting.name)) for setting in settings.values()]
+        more = also or {}
+        options = [
+            _option(setting, helps.get(name), more.get(name)) for name, setting in settings.items()
+        ]
         by_name = [each.replace(kind=each.KEYWORD_ONLY) for each in (*options, *own)]
         called.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
         called.__annotations__ = {each.name: each.annotation for each in by_name}
@@ -80,11 +88,13 @@ def setting_options(
     return decorate
 
 
-def _option(setting: Setting, about: str | None) -> inspect.Parameter:
+def _option(setting: Setting, about: str | None, second: str | None) -> inspect.Parameter:
     kind = setting.kind
     names = [setting.option]
     if kind.base is bool:
         names = [f"{setting.option}/--no-{setting.option.removeprefix('--')}"]
+    if second is not None:
+        names.append(second)
     more = " May be given several times." if kind.many else ""
     info = typer.Option(
         *names,

@@ -7,6 +7,7 @@ store inside their functions, so that help, completion and `mooncake version` st
 """
 
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ __all__ = ["COMMANDS", "root", "run"]
 
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
-    "put", "get", "ls", "stat", "exists", "rm", "mount", "umount",
+    "put", "get", "sync", "ls", "stat", "exists", "rm", "mount", "umount",
     "serve", "chat", "doctor", "topology", "secret", "warmup", "bench",
 )  # fmt: skip
 ELSEWHERE = {"serve": "serving.cli", "chat": "serving.cli"}
@@ -53,14 +54,34 @@ _app = typer.Typer(
     cls=_LazyGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    # Subcommands inherit it.
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="A pooled store of immutable KV-cache blocks for LLM inference clusters.",
     epilog="\b\nExit codes:\n"
     + "\n".join(f"  {int(code):>3}  {meaning}" for code, meaning in EXIT_MEANINGS.items()),
 )
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from mooncake_store import __version__
+
+        sys.stdout.write(f"mooncake-store {__version__}\n")
+        raise typer.Exit
+
+
 @_app.callback()
 def _root_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_tell_version,
+            is_eager=True,
+            help="Show the version and end; `mooncake version` says more.",
+            show_default=False,
+        ),
+    ] = False,
     debug: Annotated[
         bool,
         typer.Option(

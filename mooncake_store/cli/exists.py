@@ -10,6 +10,7 @@ from mooncake_store.cli._client import (
     UrlOption,
     connected,
     key_of,
+    shown,
     store_options,
     text_of,
 )
@@ -38,7 +39,8 @@ def exists(
 
     def human() -> str:
         return "\n".join(
-            f"{name}: {'yes' if found else 'no'}" for name, found in zip(names, there, strict=True)
+            f"{shown(name)}: {'yes' if found else 'no'}"
+            for name, found in zip(names, there, strict=True)
         )
 
     emit(value, as_json=as_json, human=human)

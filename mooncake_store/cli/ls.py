@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options, text_of
+from mooncake_store.cli._client import (
+    SecretOption,
+    UrlOption,
+    connected,
+    shown,
+    store_options,
+    text_of,
+)
 
 app = make_app()
 
@@ -51,7 +58,7 @@ def ls(
 
     def human() -> Any:
         if not long:
-            return "\n".join(text_of(item.key) for item in found) or "no objects"
+            return "\n".join(shown(item.key) for item in found) or "no objects"
         now = time.time()
         columns = {"size": "right", "age": "right", "copies": "right", "key": "left"}
         rows = [

@@ -1,10 +1,10 @@
 """`mooncake rm`: remove objects."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+from mooncake_store.cli._app import ExitCode, JsonOption, agreed, emit, examples, make_app, note
 from mooncake_store.cli._client import (
     SecretOption,
     UrlOption,
@@ -13,6 +13,10 @@ from mooncake_store.cli._client import (
     store_options,
     text_of,
 )
+from mooncake_store.printable import printable
+
+if TYPE_CHECKING:
+    from mooncake_store.client import Client
 
 app = make_app()
 
@@ -21,7 +25,8 @@ app = make_app()
     epilog=examples(
         ("mooncake rm greeting farewell", "remove two objects"),
         ("mooncake rm --prefix models/old/", "remove all whose names begin so"),
-        ("mooncake rm --all", "remove every object of the namespace"),
+        ("mooncake rm --all", "remove every object of the namespace, after a question"),
+        ("mooncake rm --all --yes", "the same in a script"),
     )
 )
 @store_options
@@ -35,6 +40,9 @@ def rm(
     everything: Annotated[
         bool, typer.Option("--all", help="Remove all of the namespace.", show_default=False)
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --all: do not ask.", show_default=False)
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also what is being read.", show_default=False)
     ] = False,
@@ -42,7 +50,10 @@ def rm(
     secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Remove objects by key, by prefix, or all. Objects that are read just now need --force."""
+    """Remove objects by key, by prefix, or all. Objects that are read just now need --force.
+
+    --all asks at the terminal; without one, it needs --yes.
+    """
     from mooncake_store.errors import InvalidArgumentError, StoreError
 
     if bool(keys) + (prefix is not None) + everything != 1:
@@ -54,6 +65,9 @@ def rm(
         if prefix is not None:
             removed = store.remove_prefix(prefix, force=force)
         elif everything:
+            if not yes and not agreed(_question(store), instead="--yes"):
+                note("nothing was removed")
+                return ExitCode.FAILED
             removed = store.clear(force=force)
         else:
             result = store.remove_many([key_of(key) for key in keys or []], force=force)
@@ -65,7 +79,16 @@ def rm(
 
     def human() -> str:
         lines = [f"removed {removed} objects" if removed != 1 else "removed 1 object"]
-        return "\n".join([*lines, *(f"not removed: {error}" for _, error in failed)])
+        return "\n".join([*lines, *(printable(f"not removed: {error}") for _, error in failed)])
 
     emit(value, as_json=as_json, human=human)
-    return 1 if failed else 0
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _question(store: "Client") -> str:
+    from mooncake_store.units import format_size
+
+    figures = store.store_stats()
+    objects = sum(shard.tenant_objects for shard in figures)
+    size = format_size(sum(shard.tenant_bytes for shard in figures))
+    return f"remove all {objects:,} objects ({size}) of {store.config.url}?"

@@ -1,32 +1,90 @@
 """`mooncake status`: the health of the cluster."""
 
-from typing import Any
+from __future__ import annotations
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, table
 from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options
+from mooncake_store.errors import InvalidArgumentError, StoreError
+
+if TYPE_CHECKING:
+    from mooncake_store.wire.cluster import ClusterStatus
 
 app = make_app()
+
+WAIT = "60s"
+"""How long `--wait` waits unless it is told."""
+PAUSE_S = 0.1
+"""Between two looks: nothing announces to a stranger that a pool became ready."""
 
 
 @app.command(
     no_args_is_help=False,
     epilog=examples(
-        ("mooncake status", "shards, workers and segments"),
+        ("mooncake status", "shards, workers and segments; ends with 4 unless the pool is ready"),
+        ("mooncake status --wait 2m", "wait until it is ready, for at most two minutes"),
         ("mooncake status --json", "the same for a program"),
     ),
 )
 @store_options
 def status(
-    url: UrlOption = None, secret_file: SecretOption = None, as_json: JsonOption = False
-) -> None:
-    """Show whether the cluster takes puts, who lends memory to it, and how full that is."""
-    from mooncake_store.core.records import SegmentState
-    from mooncake_store.units import format_duration, format_size
+    patience: Annotated[
+        str | None,
+        typer.Argument(metavar="DURATION", help=f"How long --wait waits; {WAIT} without it."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the pool is ready.", show_default=False)
+    ] = False,
+    url: UrlOption = None,
+    secret_file: SecretOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show whether the cluster takes puts, who lends memory to it, and how full that is.
 
-    with connected(url, secret_file) as store:
-        found = store.status()
-    workers = {worker.name: worker for worker in found.workers}
-    value = {
+    Ends with 4 unless it takes puts: while no master answers, and while no worker lends memory.
+    """
+    from mooncake_store.units import parse_duration
+
+    if patience is not None and not wait:
+        raise InvalidArgumentError("a duration says how long --wait waits", advice="say --wait")
+    patience_s = parse_duration(patience or WAIT) if wait else 0.0
+    found = _look(url, secret_file, time.monotonic() + patience_s)
+    emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
+    return ExitCode.OK if found.ready else ExitCode.UNAVAILABLE
+
+
+def _look(url: str | None, secret_file: str | None, until: float) -> ClusterStatus:
+    """The status once it is ready, or when the time is up; raises what the last look raised."""
+    while True:
+        try:
+            with connected(url, secret_file) as store:
+                found = store.status()
+                while not found.ready and _rested(until):
+                    found = store.status()
+                return found
+        except StoreError as error:
+            if not error.retryable or not _rested(until):
+                raise
+
+
+def _rested(until: float) -> bool:
+    """Pause before the next look; False when there is no time for one."""
+    left = until - time.monotonic()
+    if left <= 0:
+        return False
+    threading.Event().wait(min(PAUSE_S, left))
+    return True
+
+
+def _value(found: ClusterStatus) -> dict[str, Any]:
+    from mooncake_store.core.records import SegmentState
+
+    return {
         "ready": found.ready,
         "version": found.version,
         "pid": found.pid,
@@ -50,39 +108,42 @@ def status(
         ],
     }
 
-    def human() -> Any:
-        from rich.console import Group
 
-        ready = "ready" if found.ready else "not ready: no worker lends memory"
-        shards = "1 shard" if len(found.shards) == 1 else f"{len(found.shards)} shards"
-        first = (
-            f"{ready}; version {found.version}, {shards}, up "
-            f"{format_duration(round(found.uptime_ms / 1e3))}"
-        )
-        columns = {
-            "segment": "left",
-            "worker": "left",
-            "host": "left",
-            "state": "left",
-            "used": "right",
-            "of": "right",
-        }
-        rows = []
-        for segment in found.segments:
-            owner = workers.get(segment.worker)
-            state = SegmentState(segment.state).name.lower()
-            if owner is not None and owner.state != "alive":
-                state = f"{state}, worker {owner.state}"
-            rows.append(
-                (
-                    segment.name,
-                    segment.worker,
-                    segment.host,
-                    state,
-                    format_size(segment.used_bytes),
-                    format_size(segment.nbytes),
-                )
+def _drawn(found: ClusterStatus) -> Any:
+    from rich.console import Group
+
+    from mooncake_store.core.records import SegmentState
+    from mooncake_store.units import format_duration, format_size
+
+    workers = {worker.name: worker for worker in found.workers}
+    ready = "ready" if found.ready else "not ready: no worker lends memory"
+    shards = "1 shard" if len(found.shards) == 1 else f"{len(found.shards)} shards"
+    first = (
+        f"{ready}; version {found.version}, {shards}, up "
+        f"{format_duration(round(found.uptime_ms / 1e3))}"
+    )
+    columns = {
+        "segment": "left",
+        "worker": "left",
+        "host": "left",
+        "state": "left",
+        "used": "right",
+        "of": "right",
+    }
+    rows = []
+    for segment in found.segments:
+        owner = workers.get(segment.worker)
+        state = SegmentState(segment.state).name.lower()
+        if owner is not None and owner.state != "alive":
+            state = f"{state}, worker {owner.state}"
+        rows.append(
+            (
+                segment.name,
+                segment.worker,
+                segment.host,
+                state,
+                format_size(segment.used_bytes),
+                format_size(segment.nbytes),
             )
-        return Group(first, table(columns, rows)) if rows else first
-
-    emit(value, as_json=as_json, human=human)
+        )
+    return Group(first, table(columns, rows)) if rows else first

@@ -19,6 +19,8 @@ def version(as_json: JsonOption = False) -> None:
     """Show the installed version and those of its main dependencies."""
     from importlib import metadata
 
+    from mooncake_store import __version__
+
     def installed(distribution: str) -> str | None:
         try:
             return metadata.version(distribution)
@@ -26,7 +28,7 @@ def version(as_json: JsonOption = False) -> None:
             return None
 
     value = {
-        "version": installed("mooncake-store"),
+        "version": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "dependencies": {name: installed(name) for name in SHOWN},

@@ -27,6 +27,17 @@ def _lent(given: dict[str, Any]) -> dict[str, Any]:
     return given | {"segments": sizes, "files": given.get("files", []) + places}
 
 
+def _addressed(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the address out of the URL of a store that `--master` may be."""
+    from mooncake_store.config import split_url
+
+    if "://" not in given.get("master", ""):
+        return given
+    found = split_url(given["master"])
+    host = f"[{found.host}]" if ":" in found.host else found.host
+    return given | {"master": f"{host}:{found.port}"}
+
+
 def _sentence(facts: dict[str, Any]) -> str:
     from mooncake_store.units import format_size
 
@@ -51,6 +62,8 @@ def _sentence(facts: dict[str, Any]) -> str:
 @setting_options(
     WorkerConfig,
     whole=("segments", "files"),
+    also={"master": "--url"},
+    master="The master: its address, or the URL of a store.",
     segments="Size of a segment of memory, or file:PATH,SIZE.",
 )
 def worker(
@@ -73,7 +86,7 @@ def worker(
     from mooncake_store.worker_program import run_worker
 
     drain_s = parse_duration(drain)
-    settings, secret = begin(WorkerConfig, file, _lent(given))
+    settings, secret = begin(WorkerConfig, file, _lent(_addressed(given)))
 
     def ready(facts: dict[str, Any]) -> None:
         emit({"ready": True, **facts}, as_json=as_json, human=lambda: _sentence(facts))

@@ -11,9 +11,12 @@ import sys
 import pytest
 import typer
 
+import mooncake_store
 from mooncake_store.cli import _app
+from mooncake_store.cli._client import store_url
 from mooncake_store.cli._tree import COMMANDS, root
 from mooncake_store.cli.main import main
+from mooncake_store.config import split_url
 from mooncake_store.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -22,6 +25,7 @@ from mooncake_store.errors import (
     StoreError,
     UnavailableError,
 )
+from mooncake_store.printable import printable
 
 
 def every_command(command=None, path=("mooncake",)):
@@ -117,6 +121,66 @@ def test_version_says_what_is_installed(capsys):
     assert value["dependencies"]["numba"]
     assert main(["version"]) == 0
     assert capsys.readouterr().out.startswith(f"mooncake-store {value['version']}\n")
+
+
+def test_the_version_is_one_number_wherever_it_is_asked_for(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mooncake-store {mooncake_store.__version__}\n"
+    assert main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == mooncake_store.__version__
+
+
+@pytest.mark.parametrize("path", [path for path, _ in every_command()], ids=" ".join)
+def test_h_is_help_everywhere(capsys, path):
+    assert main([*path[1:], "-h"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: {' '.join(path)} ")
+    assert "-h, --help" in shown
+
+
+# What talks to a store takes its name alike: as a URL or as the address of its master.
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"], ["top"], ["put", "k", "f"], ["get", "k"], ["sync", "d", "pool:p"], ["ls"],
+        ["stat", "k"], ["exists", "k"], ["rm", "k"], ["worker"],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_every_command_takes_a_store_by_url_and_by_address(words):
+    command = root().get_command(typer.Context(root()), words[0])
+    for option in ("--url", "--master"):
+        for store in ("mooncake://10.0.0.5:50051/team", "10.0.0.5:50051"):
+            context = command.make_context(words[0], [*words[1:], option, store])
+            assert store in (context.params.get("url"), context.params.get("master"))
+
+
+@pytest.mark.parametrize(
+    ("named", "url"),
+    [
+        ("10.0.0.5:50051", "mooncake://10.0.0.5:50051/default"),
+        ("mooncake://10.0.0.5/team", "mooncake://10.0.0.5:50051/team"),
+        ("[::1]:1", "mooncake://[::1]:1/default"),
+        ("host", "mooncake://host:50051/default"),
+    ],
+)
+def test_a_store_is_named_by_its_url_or_its_master(named, url):
+    assert split_url(store_url(named)) == split_url(url)
+
+
+def test_what_others_wrote_is_shown_with_escapes():
+    names = "a\tb\nc\x1b[31m\x7f\x85\x9b\u202e\u2066\u200f\ud800 é 日本"
+    shown = r"a\tb\nc\x1b[31m\x7f\x85\x9b\u202e\u2066\u200f\ud800 é 日本"
+    assert printable(names) == shown
+    assert printable("a\nb\tc", keep="\n\t") == "a\nb\tc"
+
+
+def test_an_error_and_a_note_do_not_steer_the_terminal(failing, capsys):
+    _app.note("peer \x1b]0;x")
+    assert failing(StoreError("the peer says \x9b31m\nerror: other")) == 1
+    assert capsys.readouterr().err == (
+        "note: peer \\x1b]0;x\nerror: the peer says \\x9b31m\\nerror: other\n"
+    )
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest(capsys):

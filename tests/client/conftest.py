@@ -1,10 +1,13 @@
 """A cluster of real processes for each module; a namespace for each test."""
 
+import io
 import itertools
+import sys
 
 import pytest
 
 from mooncake_store import Client, LocalCluster
+from mooncake_store.cli._tree import run
 
 _numbers = itertools.count()
 
@@ -59,3 +62,17 @@ def connect():
 @pytest.fixture
 def store(url, connect):
     return connect(url)
+
+
+@pytest.fixture
+def mooncake(url, monkeypatch, capfd):
+    """Run a command line; returns (exit code, standard output, standard error)."""
+    monkeypatch.setenv("MOONCAKE_CLIENT_URL", url)
+
+    def call(*words, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = run(words)
+        out, err = capfd.readouterr()
+        return int(code), out, err
+
+    return call

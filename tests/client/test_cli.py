@@ -1,31 +1,14 @@
 """The commands that talk to a store."""
 
 import contextlib
-import io
 import json
 import os
 import re
-import sys
 
 import numpy as np
-import pytest
 
 from mooncake_store.cli import put
 from mooncake_store.cli._tree import run
-
-
-@pytest.fixture
-def mooncake(url, monkeypatch, capfd):
-    """Run a command line; returns (exit code, standard output, standard error)."""
-    monkeypatch.setenv("MOONCAKE_CLIENT_URL", url)
-
-    def call(*words, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = run(words)
-        out, err = capfd.readouterr()
-        return int(code), out, err
-
-    return call
 
 
 def test_put_get_and_rm(mooncake, tmp_path):
@@ -98,7 +81,7 @@ def test_a_large_file_is_stored_piece_by_piece_and_one_sees_it_go(mooncake, tmp_
 def test_keys_that_are_no_text(mooncake, tmp_path):
     key = os.fsdecode(b"\xff\x01key")  # as a shell passes it
     shown = "\\xff\x01key"
-    assert shown in mooncake("put", key, "-", stdin=b"value")[1]
+    assert "stored \\xff\\x01key:" in mooncake("put", key, "-", stdin=b"value")[1]
     assert json.loads(mooncake("ls", "--json")[1])["objects"][0]["key"] == shown
     assert mooncake("get", key)[1] == "value"
     assert json.loads(mooncake("exists", key, "--json")[1]) == {"exists": {shown: True}}
@@ -116,7 +99,11 @@ def test_rm_wants_to_know_exactly(mooncake):
     mooncake("put", "key", "-", stdin=b"x")
     for words in (["rm"], ["rm", "key", "--all"], ["rm", "--prefix", ""]):
         assert mooncake(*words)[0] == 2
-    code, out, _ = mooncake("rm", "--all", "--json")
+    code, _, err = mooncake("rm", "--all")  # no terminal to ask at
+    assert code == 2
+    assert "--yes" in err
+    assert mooncake("exists", "key")[0] == 0
+    code, out, _ = mooncake("rm", "--all", "--yes", "--json")
     assert (code, json.loads(out)) == (0, {"removed": 1, "failed": {}})
 
 
