@@ -5,6 +5,7 @@ that only shows when it is looked at, such as a counter of a server or a file of
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -31,6 +32,19 @@ async def until_async(condition, timeout_s=PATIENCE_S, what=None):
         assert time.monotonic() < deadline, f"{what or condition} not within {timeout_s} s"
         await asyncio.sleep(POLL_S)
     return value
+
+
+@contextlib.contextmanager
+def long_before(seconds):
+    """Fail when the body takes half as long as what it must not have waited for.
+
+    The test makes the wrong way so slow (a deadline of a minute, say) that no machine confuses it
+    with the right one.
+    """
+    began = time.monotonic()
+    yield
+    taken_s = time.monotonic() - began
+    assert taken_s < seconds / 2, f"took {taken_s:.1f} s: it waited for what lasts {seconds} s"
 
 
 def until_idle(*pids, share=0.01):

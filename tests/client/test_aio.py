@@ -1,7 +1,6 @@
 """The asyncio client: the same operations, many at once, cancellable."""
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from mooncake_store import (
 )
 from mooncake_store.client.blocking import Client
 from mooncake_store.units import MIB
-from tests.waiting import until_async
+from tests.waiting import long_before, until_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -142,16 +141,14 @@ async def test_errors_of_connecting_and_closing(free_port, url):
 
 async def test_a_stopped_master_costs_no_more_than_the_deadline(own_cluster):
     cluster = await asyncio.to_thread(own_cluster, workers=1)
-    async with AsyncClient(cluster.url) as store:
+    async with AsyncClient(cluster.url, deadline="60s") as store:
         await store.put("key", b"value")
         cluster.stop_master()
-        started = time.monotonic()
         try:
-            with pytest.raises(TransferTimeoutError):
+            with long_before(60), pytest.raises(TransferTimeoutError):
                 await store.exists("key", deadline=0.3)
         finally:
             cluster.resume_master()
-        assert time.monotonic() - started < 2
         assert await store.get("key") == b"value"
 
 

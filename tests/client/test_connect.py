@@ -16,24 +16,24 @@ from mooncake_store import (
     UnavailableError,
 )
 from mooncake_store.client import _setup
+from tests.waiting import long_before
 from transfer_engine.rpc import blocking
 from transfer_engine.wire.frame import VersionRange
 
 
 def test_nothing_listens(free_port):
-    started = time.monotonic()
-    with pytest.raises(UnavailableError, match=f"nothing listens there.*127.0.0.1:{free_port}"):
-        Client(f"mooncake://127.0.0.1:{free_port}")
-    assert time.monotonic() - started < 2
+    said = f"nothing listens there.*127.0.0.1:{free_port}"
+    with long_before(60), pytest.raises(UnavailableError, match=said):
+        Client(f"mooncake://127.0.0.1:{free_port}", connect_timeout="60s", deadline="60s")
 
 
-def test_something_listens_and_says_nothing():
+def test_something_listens_and_says_nothing(monkeypatch):
+    monkeypatch.setenv("MOONCAKE_CLIENT_CONNECT_TIMEOUT", "30s")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        started = time.monotonic()
-        with pytest.raises(UnavailableError, match=f"nothing answered in time.*{port}"):
+        said = f"nothing answered in time.*{port}"
+        with long_before(60), pytest.raises(UnavailableError, match=said):
             Client(f"mooncake://127.0.0.1:{port}", connect_timeout="300ms")
-        assert time.monotonic() - started < 2
 
 
 def test_something_else_listens():
@@ -52,7 +52,7 @@ def test_something_else_listens():
         thread.start()
         with pytest.raises(RemoteProtocolError, match="mooncake"):
             Client(f"mooncake://127.0.0.1:{server.getsockname()[1]}")
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_shard_is_no_cluster(cluster):

@@ -348,7 +348,7 @@ def test_probes_over_http(make):
     base = f"http://127.0.0.1:{store._http.port}"
 
     def fetch(path):
-        with urllib.request.urlopen(base + path, timeout=5) as answer:
+        with urllib.request.urlopen(base + path, timeout=60) as answer:
             return answer.read().decode()
 
     assert fetch("/health") == "OK\n"

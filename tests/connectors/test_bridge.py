@@ -19,7 +19,7 @@ from tests.waiting import until
 
 zmq = pytest.importorskip("zmq")
 
-WAIT_S = 30
+WAIT_S = 60
 POLL_MS = 100
 _fresh = itertools.count(100)
 SCOPE = KVScope(model="m", dtype="float32", layout="x")

@@ -33,7 +33,7 @@ def process(package, *command, port):
         yield child
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(60)
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def test_etcd_that_dies_is_unavailable_and_back_when_it_is(tmp_path):
         until(lambda: answers(directory), 30)
         directory.publish("a", b"1")
         child.kill()
-        child.wait(10)
+        child.wait(60)
         with pytest.raises(UnavailableError):
             directory.lookup("a")
     with servers.etcd(tmp_path / "two") as (second, _):

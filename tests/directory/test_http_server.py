@@ -23,7 +23,7 @@ def server():
 
 def connect(server):
     host, _, port = server.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def send(server, data):
@@ -224,9 +224,9 @@ def test_the_program_serves_until_it_is_interrupted(tmp_path, capfd):
         directory.publish("a", b"1")
         assert directory.lookup("a") == b"1"
         child.send_signal(signal.SIGINT)
-        assert child.wait(10) == 0
+        assert child.wait(60) == 0
         assert child.stderr.read() == b""
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(60)
         child.stderr.close()

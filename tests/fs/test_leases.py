@@ -1,5 +1,8 @@
 """Open files under pressure: what is read stays, what rested too long is missed, never wrong."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from mooncake_store import LocalCluster
@@ -68,17 +71,23 @@ def test_all_parts_of_an_open_file_outlast_pressure_and_go_after_it(fs, squeeze)
         fs.open("file")
 
 
-def test_a_file_that_is_read_for_long_renews_its_leases(fs, squeeze, short_leases):
+def test_a_file_that_is_read_for_long_renews_its_leases(fs, squeeze, monkeypatch):
+    ahead = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    monkeypatch.setattr(files, "time", clock)
     data = content(SIZE)
     fs.pipe_file("file", data)
     with fs.open("file") as file:
-        leases = file._leased_until
-        read = bytearray(file.read(100))
-        while len(read) < SIZE:
-            squeeze()  # takes a part of a lease, so that several pass until the end
+        read, former = bytearray(file.read(100)), files._LEASE_S
+        for lease_s in (100.0, 200.0, 300.0):
+            # Longer than the former, so that the store shows which of them it granted.
+            monkeypatch.setattr(files, "_LEASE_S", lease_s)
+            ahead += former
             read += file.read(2 * PART)
-        assert file._leased_until > leases
-    assert read == data
+            assert all(fs.client.stat(key).lease_s > former for key in parts_of(fs))
+            squeeze()
+            former = lease_s
+        assert read + file.read() == data
 
 
 @pytest.mark.parametrize("size", [1000, SIZE])

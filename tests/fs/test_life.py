@@ -8,12 +8,12 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from mooncake_store.errors import UnavailableError
 from mooncake_store.fs import MooncakeFileSystem
+from tests.waiting import long_before
 
 
 def read_in_child(fs, path, results):
@@ -95,12 +95,15 @@ def test_coroutines_do_the_same(url):
     asyncio.run(work())
 
 
-def test_nothing_there_is_said_within_two_seconds(free_port):
-    fs = MooncakeFileSystem(f"mooncake://127.0.0.1:{free_port}/ns", skip_instance_cache=True)
-    began = time.monotonic()
-    with pytest.raises(UnavailableError, match=str(free_port)):
+def test_nothing_there_is_said_at_once(free_port):
+    fs = MooncakeFileSystem(
+        f"mooncake://127.0.0.1:{free_port}/ns",
+        connect_timeout="60s",
+        deadline="60s",
+        skip_instance_cache=True,
+    )
+    with long_before(60), pytest.raises(UnavailableError, match=str(free_port)):
         fs.ls("")
-    assert time.monotonic() - began < 2.5
 
 
 def test_misspelt_options_are_named_at_once(url):

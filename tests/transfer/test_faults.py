@@ -590,5 +590,5 @@ def test_a_server_that_lies_is_refused(engine):
     thread.start()
     with pytest.raises(RemoteProtocolError, match="HTTP"):
         engine.open(descriptor)
-    thread.join(5)
+    thread.join(60)
     listener.close()

@@ -43,7 +43,7 @@ class Loop:
     def __init__(self, kernels, spin_ns=0, watch=1):
         self.kernels = kernels
         self.client, self.owner = socket.socketpair()
-        self.client.settimeout(10)
+        self.client.settimeout(60)
         self.memory = np.arange(4096, dtype=np.int64).view(np.uint8)
         self.opened = np.ones(1, np.int64)
         low, high = np.frombuffer(UUID, np.int64)

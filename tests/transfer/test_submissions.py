@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import threading
 import time
 
@@ -83,7 +84,7 @@ def test_cancelling_the_task_cancels_the_batch(engine):
 
         with pytest.raises(TimeoutError):
             asyncio.run(main())
-        assert submission.wait(5).tolist() == [CANCELLED]
+        assert submission.wait(60).tolist() == [CANCELLED]
     finally:
         owner.close()
 
@@ -195,10 +196,11 @@ def test_engines_of_one_process_do_not_share_what_is_registered(setting):
 def test_registering_does_not_touch_memory(engine):
     """Eight gigabytes of address space, in no time and no memory."""
     memory = np.zeros(8 << 30, np.uint8)
-    started = time.monotonic()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     region = engine.register(memory)
     engine.unregister(region)
-    assert time.monotonic() - started < 1.0
+    # Touched with the largest pages there are, it would be 4096 of them.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 2000
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -58,7 +58,7 @@ def test_vllms_own_pair_over_the_drop_ins_engine(start, model, plain, free_port)
 
     prefill, decode = launch("kv_producer"), launch("kv_consumer")
     address = f"http://127.0.0.1:{free_port}"
-    with urllib.request.urlopen(f"{address}/query", timeout=10) as known:
+    with urllib.request.urlopen(f"{address}/query", timeout=60) as known:
         (entry,) = json.load(known).values()
     for number, (prompt, tokens) in enumerate(zip(PROMPTS, plain, strict=True)):
         transfer = {"transfer_id": f"transfer-{number}"}

@@ -11,7 +11,7 @@ import threading
 from tests.waiting import until_async
 from transfer_engine.rpc import Server, echo, run
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @contextlib.contextmanager

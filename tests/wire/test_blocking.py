@@ -6,12 +6,12 @@ import http.server
 import os
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from tests import waiting
+from tests.waiting import long_before
 from tests.wire.helpers import TIMEOUT_S, echo_process, greet, impostor, serving
 from transfer_engine.errors import (
     AuthError,
@@ -130,12 +130,10 @@ def test_a_malformed_body_is_the_fault_of_its_request_only(connection):
 
 
 def test_a_reply_that_does_not_come_in_time_is_an_error_in_time(connection):
-    start = time.monotonic()
-    with pytest.raises(TransferTimeoutError) as caught:
+    with long_before(60), pytest.raises(TransferTimeoutError) as caught:
         connection.call(SLEEP, sleep(60_000), timeout_s=0.2)
-    assert 0.15 < time.monotonic() - start < 5
     assert caught.value.operation == "sleep"
-    assert caught.value.elapsed_s == pytest.approx(0.2, rel=0.5)
+    assert 0.15 < caught.value.elapsed_s < 30
 
 
 def test_what_cannot_be_sent_leaves_the_connection_alone(connection):
@@ -149,10 +147,11 @@ def test_what_cannot_be_sent_leaves_the_connection_alone(connection):
 def test_nothing_listens_there():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    start = time.monotonic()
-    with pytest.raises(UnavailableError, match="nothing listens there") as caught:
-        connect(f"127.0.0.1:{port}")
-    assert time.monotonic() - start < 5
+    with (
+        long_before(60),
+        pytest.raises(UnavailableError, match="nothing listens there") as caught,
+    ):
+        connect(f"127.0.0.1:{port}", timeout_s=60)
     assert caught.value.peer == f"127.0.0.1:{port}"
     with pytest.raises(UnavailableError):
         connect("unix:/nonexistent/socket")
@@ -180,10 +179,8 @@ def test_a_web_server_is_told_from_ours():
 
 def test_a_peer_that_accepts_and_says_nothing():
     with impostor(lambda sock: None) as (address, _):
-        start = time.monotonic()
-        with pytest.raises(UnavailableError, match="handshake") as caught:
+        with long_before(60), pytest.raises(UnavailableError, match="handshake") as caught:
             connect(address, timeout_s=0.2)
-        assert time.monotonic() - start < 5
         assert "mooncake server" in str(caught.value)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import socket
 import threading
-import time
 import tracemalloc
 
 import pytest
@@ -260,9 +259,7 @@ def test_a_stop_does_not_wait_for_ever():
     with serving(endless) as server, connect(server) as client:
         client.send(ECHO, SMALL, timeout_s=TIMEOUT_S)
         assert entered.wait(TIMEOUT_S)
-        start = time.monotonic()
         asyncio.run_coroutine_threadsafe(server.stop(0.1), server.loop).result(TIMEOUT_S)
-        assert time.monotonic() - start < 5
 
 
 def test_a_port_in_use_and_a_path_in_use_are_one_clear_sentence(tmp_path):

@@ -23,7 +23,7 @@ from tests.serving.workers.support import (
     prompts,
     tokens_of,
 )
-from tests.waiting import until_async
+from tests.waiting import PATIENCE_S, long_before, until_async
 from transfer_engine.errors import ConfigError, StoreError, UnavailableError
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(180)]
@@ -116,7 +116,7 @@ async def test_a_worker_killed_at_any_stage_is_an_error_soon(trio, store):
 
 async def until_async_load(client):
     """Wait until a worker has given all its blocks back."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (load := await client.load()).kv_blocks_used or load.pending_puts:
             pass
 
@@ -133,14 +133,14 @@ async def test_a_worker_that_stands_still_is_an_error_by_the_deadline(trio):
         os.kill(trio.children[2].pid, signal.SIGSTOP)
         last, seconds = await outcome(stream)
         assert isinstance(last, p.Failed)
-        assert seconds < 15
+        assert seconds < SOON_S
         await until_async_load(first)
         os.kill(trio.children[0].pid, signal.SIGSTOP)
         last, seconds = await outcome(
             first.generate(p.Generate(new_id(), p.pack_tokens(LONG), p.Sampling(), 5, 2_000))
         )
         assert isinstance(last, StoreError)
-        assert seconds < 20
+        assert seconds < SOON_S
     finally:
         for child in trio.children:
             child.signal(signal.SIGCONT)
@@ -175,13 +175,12 @@ async def test_a_slow_store_is_not_waited_for():
     prompt = LONG[:300]
     with LocalCluster(workers=1, segment="64MB") as cluster:
         async with fleet() as running:
-            client = await running.add(pool_url=cluster.url, store_deadline_ms=1000)
+            client = await running.add(pool_url=cluster.url, store_deadline_ms=60_000)
             expected = tokens_of(await prefill(client, prompt))
             cluster.stop_master()
             try:
-                began = time.monotonic()
-                events = await prefill(client, prompt, fetch_deadline_ms=300, store=False)
-                assert time.monotonic() - began < 10
+                with long_before(60):
+                    events = await prefill(client, prompt, fetch_deadline_ms=300, store=False)
                 assert tokens_of(events) == expected
                 assert events[-1].cached_tokens == 0
             finally:

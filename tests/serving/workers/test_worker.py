@@ -1,7 +1,6 @@
 """One worker, or two, in the test's own process: what is cached, pushed, refused and cleaned up."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -271,9 +270,7 @@ async def test_a_reader_that_disappears_ends_its_requests(store):
 async def test_a_deadline_ends_a_request_with_a_reason(store):
     async with fleet() as running:
         client = await running.add(pool_url=store.url)
-        began = time.monotonic()
         events = await generate(client, LONG, count=1500, deadline_ms=300)
-        assert time.monotonic() - began < 10
         assert isinstance(events[-1], p.Failed)
         assert events[-1].code == "deadline"
 
