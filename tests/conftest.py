@@ -8,6 +8,7 @@ kernel may compile it.
 import contextlib
 import gc
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -48,6 +49,16 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         kernels.forget_stale_caches()
+
+
+def pytest_collection_modifyitems(items):
+    """Shuffle modules, and the tests of each, by the number in MOONCAKE_TEST_SHUFFLE."""
+    seed = os.environ.get("MOONCAKE_TEST_SHUFFLE")
+    if seed:
+        chance = random.Random(seed)
+        chance.shuffle(items)
+        modules = {item.path: chance.random() for item in items}
+        items.sort(key=lambda item: modules[item.path])
 
 
 @pytest.fixture

@@ -10,7 +10,11 @@ from serving.workers.worker import Worker
 from tests.serving.engine.support import prompts
 from tests.waiting import until_async
 
-NANO = {"model": "nano", "block_tokens": 16, "chunk_tokens": 64, "kv_blocks": 256}
+# What the pool is given is no part of what most tests say: a slow machine needs more than usual.
+NANO = {
+    "model": "nano", "block_tokens": 16, "chunk_tokens": 64, "kv_blocks": 256,
+    "fetch_deadline_ms": 30_000, "store_deadline_ms": 30_000,
+}  # fmt: skip
 GREEDY = p.Sampling()
 DEADLINE_MS = 60_000
 
@@ -96,6 +100,12 @@ class Fleet:
         self.workers.append(worker)
         self.clients.append(WorkerClient(await worker.start()))
         return self.clients[-1]
+
+    async def stored(self):
+        """Wait until all that was computed is in the pool."""
+        for client in self.clients:
+            while (await client.load()).pending_puts:
+                pass
 
     def engine(self, at):
         return self.workers[at].parts.computing.engine

@@ -1,6 +1,7 @@
 """One worker, or two, in the test's own process: what is cached, pushed, refused and cleaned up."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -96,6 +97,7 @@ async def test_a_lost_layer_is_computed_again(store, layer):
         assert tokens_of(events) == expected
         assert events[-1].cached_tokens == 0
         # It was stored again on the way.
+        await running.stored()
         assert (await generate(one, LONG))[-1].cached_tokens == 496
 
 
@@ -267,9 +269,13 @@ async def test_a_reader_that_disappears_ends_its_requests(store):
             await drain(stream)  # what had been fetched by then comes first
 
 
-async def test_a_deadline_ends_a_request_with_a_reason(store):
+async def test_a_deadline_ends_a_request_with_a_reason(store, monkeypatch):
     async with fleet() as running:
         client = await running.add(pool_url=store.url)
+        engine = running.engine(0)
+        plain, never = engine.step, threading.Event()
+        # No machine is so quick that it answers in time.
+        monkeypatch.setattr(engine, "step", lambda: never.wait(0.01) or plain())
         events = await generate(client, LONG, count=1500, deadline_ms=300)
         assert isinstance(events[-1], p.Failed)
         assert events[-1].code == "deadline"
@@ -416,6 +422,7 @@ async def test_load_says_what_a_conductor_fits(store):
     async with fleet() as running:
         client = await running.add(pool_url=store.url)
         await generate(client, LONG)
+        await running.stored()
         await generate(client, LONG)
         load = await client.load()
         assert [(computed, cached) for computed, cached, _ in load.prefills] == [
