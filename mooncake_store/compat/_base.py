@@ -185,6 +185,17 @@ class Base:
             raise Unset("the store is not set up", advice="call setup()")
         return self._client
 
+    def _require_local_buffer(self) -> None:
+        """Refuse a value that is no registered memory where the original could not stage it.
+
+        Nothing is staged here. Programs that ask for no buffer rely on such puts to fail.
+        """
+        if not self._wanted.local_buffer_size:
+            raise InvalidArgumentError(
+                "the store was set up without a local buffer, which values need",
+                advice="give setup() a local_buffer_size, or put from registered memory",
+            )
+
     def _failed(self, what: str, error: Exception) -> int:
         """Log a failure, seldom; return its number."""
         number = code_of(error) if isinstance(error, StoreError) else INVALID_PARAMS

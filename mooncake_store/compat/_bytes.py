@@ -84,6 +84,7 @@ class BytesCalls(Base):
     ) -> list[int]:
         sizes = [_bytes_of(value) for value in values]
         try:
+            self._require_local_buffer()
             options = self._options(config, len(keys), sum(sizes), upsert=upsert)
             return self._tell(what, self._put(keys, values, options))
         except StoreError as error:
@@ -113,6 +114,7 @@ class BytesCalls(Base):
             keep=parts,
         )
         try:
+            self._require_local_buffer()
             options = self._options(config, 1, nbytes, upsert=upsert)
             return self._tell(what, self._put([key], pieces, options))[0]
         except StoreError as error:

@@ -358,6 +358,7 @@ class TensorCalls(PointerCalls, BytesCalls):
             keep=parts,
         )
         try:
+            self._require_local_buffer()
             options = self._options(config, len(keys), int(pieces.totals.sum()), upsert=upsert)
             return self._tell("put_tensor", self._put(list(keys), pieces, options))
         except StoreError as error:

@@ -173,6 +173,19 @@ def test_one_request_for_a_batch(store):
         assert requests() - before == cost
 
 
+def test_without_a_local_buffer_values_are_refused_and_registered_memory_is_not(make, buffer_of):
+    store, other = make(local_buffer_size=0), make()
+    assert store.put("key", b"value") == -600
+    assert store.put_batch(["key"], [b"value"]) == -600
+    assert store.put_parts("key", b"value") == -600
+    assert store.upsert("key", b"value") == -600
+    assert store.is_exist("key") == 0
+    memory = buffer_of(store, 4096)
+    memory.write(b"value")
+    assert store.put_from("key", memory.ptr, 5) == 0
+    assert store.get("key") == other.get("key") == b"value"
+
+
 def test_parts(store):
     assert store.put_parts("parts", b"ab", bytearray(b"cd"), memoryview(b"ef")) == 0
     assert store.get("parts") == b"abcdef"

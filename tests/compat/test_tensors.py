@@ -75,6 +75,17 @@ def test_batches_and_what_is_no_tensor(store):
     assert torch.equal(store.get_tensor("c"), tensors[1])
 
 
+def test_a_store_without_a_local_buffer_takes_registered_tensors_only(make, buffer_of):
+    store = make(local_buffer_size=0)
+    assert store.put_tensor("t", numbers(4)) == -600
+    memory = buffer_of(store, 4096)
+    layout, _ = tensor_format.describe(numbers(4))
+    packed = layout.pack() + numbers(4).numpy().tobytes()
+    memory.write(packed)
+    assert store.put_tensor_from("t", memory.ptr, len(packed)) == 0
+    assert torch.equal(store.get_tensor("t"), numbers(4))
+
+
 def test_publishing_wants_a_segment_for_each_replica(store):
     config = ReplicateConfig()
     assert store.pub_tensor("t", numbers(2), config) == 0
