@@ -102,9 +102,17 @@ class Tasks:
     def submit(
         self, kind: TaskKind, digest: NDArray[np.uint64], source: int | None, targets: list[int]
     ) -> tuple[Status, int]:
-        """Queue a task for the owner of the source replica; it starts when that fetches it."""
+        """Queue a task for the owner of the source replica; it starts when that fetches it.
+
+        A copy to where copies lie already is done at once.
+        """
         targets = list(dict.fromkeys(targets))
         status, row, chosen = self._check(digest, source, targets)
+        if status == Status.REPLICA_ALREADY_EXISTS and kind == TaskKind.COPY:
+            status, number = self._new(kind, row, targets[0], targets, 0)
+            if status == Status.OK:
+                self._close(self._tasks[number], TaskState.SUCCESS, "it lies there already")
+            return status, number
         if status != Status.OK:
             return status, 0
         segment = self._state.space.get(chosen)

@@ -53,6 +53,19 @@ def test_submitting_for_what_is_not_there() -> None:
     assert lab.shard.submit_move(lab.now, digests_of([9])[0], target)[0] == S.NOT_FOUND
 
 
+def test_a_copy_to_where_copies_lie_is_done_at_once() -> None:
+    lab, workers = crew()
+    status, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[:1])
+    assert status == S.OK
+    task = lab.shard.task(number)
+    assert task is not None
+    assert task.state.name == "SUCCESS"
+    assert work(lab, workers) == 0
+    assert where(lab, 1) == {lab.segments[0]}
+    moved = lab.shard.submit_move(lab.now, digests_of([1])[0], lab.segments[0])
+    assert moved[0] == S.REPLICA_ALREADY_EXISTS
+
+
 def test_tasks_are_bounded() -> None:
     lab = Lab(segments=2, tasks_max=10)
     lab.put(range(20), preferred=("segment0",))
