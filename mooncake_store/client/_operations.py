@@ -39,6 +39,7 @@ from mooncake_store.client.results import (
     QueryResult,
 )
 from mooncake_store.core.options import SoftPin
+from mooncake_store.core.records import REPLICAS_REMOVED_MAX
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.units import parse_duration
 from mooncake_store.wire.shard import (
@@ -49,6 +50,7 @@ from mooncake_store.wire.shard import (
     PIN,
     RELEASE,
     REMOVE,
+    REMOVE_REPLICAS,
     PutOne,
 )
 
@@ -419,6 +421,21 @@ class Operations:
             )
         )
 
+    def remove_replicas(self, keys: Keys, segment: int, options: CallOptions) -> Steps[BatchResult]:
+        """Remove what lies on one segment of a batch."""
+        batch = KeyBatch.of(keys, self.core.seed)
+        return (
+            yield from self._change(
+                "remove_replicas",
+                batch,
+                REMOVE_REPLICAS,
+                {"segment": segment},
+                self.core.until(options),
+                give_back=True,
+                keys_max=REPLICAS_REMOVED_MAX,
+            )
+        )
+
     def rename(
         self, key: Key, target: Key, overwrite: bool, force: bool, options: CallOptions
     ) -> Steps[None]:
@@ -476,12 +493,13 @@ class Operations:
         until: float,
         *,
         give_back: bool = False,
+        keys_max: int = BATCH_MAX,
     ) -> Steps[BatchResult]:
         """Send digests, get statuses; leases of ours are given back first if asked for."""
         core = self.core
         core.counters.keys += len(keys)
         index = np.flatnonzero(keys.statuses() == 0) if keys.refused else every(len(keys))
-        split = parts(keys, index, core.shards, BATCH_MAX) if len(index) else []
+        split = parts(keys, index, core.shards, keys_max) if len(index) else []
         calls = []
         positions: list[Column | None] = []
         for shard, some in split:

@@ -25,20 +25,23 @@ from mooncake_store.compat.values import (
     TaskType,
 )
 from mooncake_store.core.records import SegmentState, Status
-from mooncake_store.errors import StoreError
+from mooncake_store.errors import NotFoundError, StoreError
 from mooncake_store.wire.cluster import SEGMENTS, SegmentsRequest
 from mooncake_store.wire.shard import SUBMIT_TASK, TASK, SubmitTask, TaskRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
-    from mooncake_store.client.results import ObjectInfo
+    from mooncake_store.client.results import BatchResult, ObjectInfo
 
 __all__ = ["PlacementCalls"]
 
 _TASK_NOT_FOUND = int(Status.TASK_NOT_FOUND)
 _NO_TASK = (0, 0)
 _FILE_NOT_FOUND = -1100
+_TAKING = (SegmentState.OK, SegmentState.SUSPECT)
+"""States of segments that objects may be copied to."""
+_MOUNTED = (*_TAKING, SegmentState.DRAINING, SegmentState.DRAINED)
 
 
 class PlacementCalls(Base):
@@ -66,23 +69,28 @@ class PlacementCalls(Base):
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
         """Remove objects nobody reads; the keys of those that went.
 
-        With a segment named only objects that lie there alone are removed: one replica of several
-        is moved with `create_move_task` instead.
+        With a segment named only what lies there goes: an object that has replicas elsewhere stays.
         """
         keys = require_keys(keys)
-        if segment_name:
-            lying = self.batch_get_replica_desc(keys)
-            keys = [key for key in keys if _lies_only(lying.get(key, []), segment_name)]
         if not keys:
             return []
         try:
-            result = self._require().remove_many(keys)
+            result = self._cleared(keys, require_text(segment_name))
         except StoreError as error:
             self._failed("batch_replica_clear", error)
             return []
         return [
             key for key, status in zip(keys, result.statuses.tolist(), strict=True) if not status
         ]
+
+    def _cleared(self, keys: list[str], segment_name: str) -> BatchResult:
+        client = self._require()
+        if not segment_name:
+            return client.remove_many(keys)
+        number = self._segment_numbers(_MOUNTED).get(segment_name)
+        if number is None:
+            raise NotFoundError(f"no segment is named {segment_name!r}")
+        return client._run(client._operations.remove_replicas(keys, number, {}))
 
     # -- tasks
 
@@ -102,7 +110,7 @@ class PlacementCalls(Base):
             client = self._require()
             if not client.exists(key):
                 return _NO_TASK, NOT_FOUND
-            numbers = self._segment_numbers()
+            numbers = self._segment_numbers(_TAKING)
             if not targets or any(name not in numbers for name in targets):
                 return _NO_TASK, INVALID_PARAMS
             if source is not None and (source not in numbers or source in targets):
@@ -150,16 +158,12 @@ class PlacementCalls(Base):
         )
         return response, OK
 
-    def _segment_numbers(self) -> dict[str, int]:
-        """Numbers of the segments that take objects, by name."""
+    def _segment_numbers(self, states: Container[int]) -> dict[str, int]:
+        """Numbers of the segments in one of these states, by name."""
         client = self._require()
         body = SEGMENTS.request.pack(SegmentsRequest())
         reply = client._run(ask_one(CLUSTER, SEGMENTS, body, client._core.until({})))
-        return {
-            entry.name: entry.number
-            for entry in reply.segments
-            if entry.state in (SegmentState.OK, SegmentState.SUSPECT)
-        }
+        return {entry.name: entry.number for entry in reply.segments if entry.state in states}
 
     # -- segments
 
@@ -234,8 +238,3 @@ def _described(info: ObjectInfo) -> list[ReplicaDescriptor]:
         )
         for replica in info.replicas
     ]
-
-
-def _lies_only(replicas: list[ReplicaDescriptor], segment: str) -> bool:
-    names = {r.get_memory_descriptor().buffer_descriptor.transport_endpoint for r in replicas}
-    return names == {segment}

@@ -18,6 +18,7 @@ __all__ = [
     "BATCH_MAX",
     "RENAMES_MAX",
     "REPLICAS_MAX",
+    "REPLICAS_REMOVED_MAX",
     "SEGMENT_BYTES_MAX",
     "COLD",
     "EVENT",
@@ -41,6 +42,8 @@ BATCH_MAX = 65_536
 """Most keys in one request."""
 RENAMES_MAX = 512
 """Most pairs in one request of renames: what a shard does in a few milliseconds."""
+REPLICAS_REMOVED_MAX = 512
+"""Most keys in one request to remove single replicas, for the same reason."""
 REPLICAS_MAX = 64
 """Most replicas of one object, those that a copy adds included; a row counts them in one byte."""
 SEGMENT_BYTES_MAX = 1 << 47

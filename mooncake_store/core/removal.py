@@ -1,4 +1,4 @@
-"""Removal by key and by name, and changes of pins."""
+"""Removal by key and by name, of whole objects or of single replicas, and changes of pins."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from mooncake_store.core import context as places
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.patterns import compile_pattern
-from mooncake_store.core.records import BATCH_MAX, Flag, State, Status
+from mooncake_store.core.reads import replicas_of
+from mooncake_store.core.records import BATCH_MAX, REPLICAS_REMOVED_MAX, Flag, State, Status
 from mooncake_store.core.state import ShardState, as_words
+from mooncake_store.core.tasks import drop_replica
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["pin", "remove", "remove_matching", "set_hard_pin"]
+__all__ = ["pin", "remove", "remove_matching", "remove_replicas", "set_hard_pin"]
 
 KINDS = ("prefix", "glob", "regex", "all")
 
@@ -35,6 +37,43 @@ def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArr
     if total < 0:
         state.dispose_with_care(doomed[:count], flags)
     return status
+
+
+def remove_replicas(
+    state: ShardState, digests: NDArray[np.uint64], segment: int
+) -> NDArray[np.int16]:
+    """Remove what lies on one segment of objects that nobody reads; an object goes with its last.
+
+    One replica fewer is wanted afterwards, or the repair would make the same again. Cold path: some
+    microseconds of Python per key.
+    """
+    if len(digests) > REPLICAS_REMOVED_MAX:
+        return np.full(len(digests), Status.INVALID_PARAMS, np.int16)
+    found, status = _readable(state, digests)
+    for at in np.flatnonzero(status == Status.OK):
+        status[at] = _remove_replica(state, int(found[at]), digests[at : at + 1], segment)
+    return status
+
+
+def _remove_replica(
+    state: ShardState, row: int, digest: NDArray[np.uint64], segment: int
+) -> Status:
+    if state.rows["state"][row] != State.READABLE:
+        return Status.NOT_FOUND  # the same key came earlier in the batch
+    living = {s for s, _, _ in replicas_of(state, row) if state.space.alive[s]}
+    if segment not in living:
+        return Status.REPLICA_NOT_FOUND
+    flags = int(state.rows["flags"][row])
+    if living == {segment} or flags & (c.TASK | c.UPSERT):
+        return Status(int(remove(state, digest, force=False)[0]))
+    if state.rows["lease_end"][row] > state.now:
+        return Status.HAS_LEASE
+    wanted, left = int(state.cold["wanted"][row]), int(state.rows["replicas"][row]) - 1
+    drop_replica(state, row, segment, 0)
+    if wanted > left:
+        state.cold["wanted"][row] = wanted - 1
+        state.tally[c.MISSING] -= 1
+    return Status.OK
 
 
 def _remove_rows(state: ShardState, rows: NDArray[np.int32], force: bool) -> NDArray[np.int16]:

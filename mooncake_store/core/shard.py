@@ -350,6 +350,13 @@ class Shard:
         self._checked()
         return out
 
+    def remove_replicas(self, now: int, digests: Digests, segment: int) -> NDArray[np.int16]:
+        """Remove what lies on one segment of objects that nobody reads."""
+        self._state.advance(now)
+        out = removal.remove_replicas(self._state, digests, segment)
+        self._checked()
+        return out
+
     def rename(
         self,
         now: int,

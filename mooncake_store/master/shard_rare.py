@@ -49,6 +49,7 @@ class RareOperations:
         """Return the handler of each opcode."""
         return {
             wire.REMOVE.opcode: self.remove,
+            wire.REMOVE_REPLICAS.opcode: self.remove_replicas,
             wire.RENAME.opcode: self.rename,
             wire.PIN.opcode: self.pin,
             wire.LIST.opcode: self.list_objects,
@@ -70,6 +71,14 @@ class RareOperations:
         self._service.keys += len(digests)
         return wire.REMOVE.reply.pack(
             statuses=self._shard.remove(self._now(), digests, bool(force))
+        )
+
+    def remove_replicas(self, peer: Peer, frame: Frame) -> bytes:
+        """Remove what lies on one segment."""
+        segment, digests = wire.REMOVE_REPLICAS.request.unpack(frame.body)
+        self._service.keys += len(digests)
+        return wire.REMOVE_REPLICAS.reply.pack(
+            statuses=self._shard.remove_replicas(self._now(), digests, segment)
         )
 
     def rename(self, peer: Peer, frame: Frame) -> bytes:

@@ -71,7 +71,8 @@ _CHANGES = frozenset(
     operation.opcode
     for operation in (
         wire.PUT_START, wire.PUT_END, wire.PUT_REVOKE, wire.REMOVE, wire.RENAME, wire.PIN,
-        wire.REMOVE_MATCHING, wire.SUBMIT_TASK, wire.FETCH_TASKS, wire.FINISH_TASK,
+        wire.REMOVE_MATCHING, wire.REMOVE_REPLICAS, wire.SUBMIT_TASK, wire.FETCH_TASKS,
+        wire.FINISH_TASK,
     )
 )  # fmt: skip
 _EVENTS, _EVENTS_REPLY = wire.EVENTS.request, wire.EVENTS.reply

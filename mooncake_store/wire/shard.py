@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mooncake_store.core.records import RENAMES_MAX
+from mooncake_store.core.records import RENAMES_MAX, REPLICAS_REMOVED_MAX
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 from transfer_engine.wire.schema import Column, Packed
@@ -38,6 +38,7 @@ __all__ = [
     "RELEASE",
     "REMOVE",
     "REMOVE_MATCHING",
+    "REMOVE_REPLICAS",
     "RENAME",
     "RENEW",
     "SHARD",
@@ -325,6 +326,13 @@ RELEASE = Operation(
 REMOVE = Operation(
     "remove", 0x29, _packed([("force", "u1")], _DIGESTS), _STATUSES, "removes objects"
 )
+REMOVE_REPLICAS = Operation(
+    "remove_replicas",
+    0x2F,
+    _packed([("segment", "u4")], _DIGESTS, rows=REPLICAS_REMOVED_MAX),
+    _STATUSES,
+    "removes what lies on one segment, and objects that lie nowhere else",
+)
 RENAME = Operation(
     "rename",
     0x2E,
@@ -452,6 +460,7 @@ SHARD = Registry(
         RENEW,
         RELEASE,
         REMOVE,
+        REMOVE_REPLICAS,
         RENAME,
         PIN,
         LIST,

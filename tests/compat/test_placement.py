@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooncake_store.compat.values import ReplicaStatus, TaskStatus, TaskType
+from mooncake_store.compat.values import ReplicaStatus, ReplicateConfig, TaskStatus, TaskType
 from tests.waiting import until
 
 MIB = 1 << 20
@@ -54,7 +54,10 @@ def test_copies_and_moves(make):
     assert (done.status, done.type, done.id) == (TaskStatus.SUCCESS, TaskType.REPLICA_COPY, task)
     assert done.created_at_ms_epoch <= done.last_updated_at_ms_epoch
     assert segments(one, "key") == set(names)
-    assert one.create_copy_task("key", [away]) == ((0, 0), -711)
+    task, status = one.create_copy_task("key", [away])  # nothing is left to do
+    assert status == 0
+    assert finished(one, task).status is TaskStatus.SUCCESS
+    assert segments(one, "key") == set(names)
 
     one.put("moving", b"abc")
     (home,) = segments(one, "moving")
@@ -86,6 +89,25 @@ def test_clearing_replicas(make):
     assert one.batch_replica_clear(["a", "b", "none"], "elsewhere:1") == []
     assert one.batch_replica_clear(["a", "b", "none"], one.get_hostname()) == ["a"]
     assert one.batch_replica_clear(["b"]) == []  # it is being read
+
+
+def test_clearing_what_lies_on_one_segment(make):
+    one, other, reader = make(), make(), make(segment=0)
+    here, there = one.get_hostname(), other.get_hostname()
+    config = ReplicateConfig()
+    config.replica_num = 2
+    for key in ("kept", "read"):
+        assert one.put(key, b"value", config) == 0
+    assert reader.is_exist("read") == 1
+    assert one.batch_replica_clear(["kept", "read", "none"], here) == ["kept"]
+    assert segments(one, "kept") == {there}
+    assert segments(one, "read") == {here, there}
+    assert reader.get("kept") == b"value"
+    assert one.batch_replica_clear(["kept"], here) == []  # nothing lies there any more
+    reader.close()
+    assert one.get("kept") == b"value"  # a lease of one's own is given back
+    assert one.batch_replica_clear(["kept"], there) == ["kept"]
+    assert one.is_exist("kept") == 0
 
 
 def test_memory_can_be_lent_and_taken_back(make):
