@@ -65,6 +65,18 @@ def test_what_is_no_request_is_refused_and_its_connection_ends(server, data):
 
 
 @pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:80", 200),
+        ("evil.example", 400), ("evil.example:80", 400), ("10.0.0.5:80", 400),
+    ],
+)  # fmt: skip
+def test_a_server_on_loopback_answers_to_names_of_loopback_only(server, host, status):
+    told = send(server, f"GET /v1/names HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+    assert told.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.parametrize(
     "data", [b"", b"GET /v1", b"PUT /v1/names/a HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"]
 )
 def test_who_stalls_is_dropped(server, data):

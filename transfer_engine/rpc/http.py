@@ -1,0 +1,250 @@
+"""A small HTTP/1.1 server with bounds: what a few programs poll, not what data moves over.
+
+    class Hello(HttpServer):
+        async def answer(self, request):
+            return HttpReply(200, b"hello")
+
+    with Hello("127.0.0.1", 8080): ...
+
+Bytes from the network are believed only within limits: head, body, connections, seconds; a request
+that breaks one costs its connection. Bodies come with their length. A connection carries many
+requests, one after the other. A server on loopback answers only those who call it by a name of
+loopback: a page whose own name was made to lead there does not.
+
+An asyncio server of its own rather than `http.server`: that reads up to 6 MB of headers a
+connection before anybody can object, and a thread a connection invites slow clients to hold many.
+It runs in a thread of its own, so that whoever starts it need not have a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from transfer_engine.errors import ConfigError, InvalidArgumentError
+from transfer_engine.rpc.address import Address, is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+__all__ = ["BINARY", "JSON", "TEXT", "HttpReply", "HttpRequest", "HttpServer"]
+
+_log = logging.getLogger(__name__)
+
+BINARY = "application/octet-stream"
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json; charset=utf-8"
+CLOSE_S = 5.0
+_TARGET = re.compile(r"/[\x21-\x7e]*")
+
+
+class HttpRequest(NamedTuple):
+    """One request; header names are in lower case."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    is_last: bool
+    """Whether the peer asks to have the connection closed afterwards, or is too old to keep it."""
+
+
+class HttpReply(NamedTuple):
+    """What a request is answered with; a body of unknown length comes in pieces."""
+
+    status: int
+    body: bytes | AsyncIterator[bytes] = b""
+    kind: str = BINARY
+    headers: tuple[str, ...] = ()
+    """Further lines."""
+    is_last: bool = False
+    """Whether what follows on this connection may not be a request, so that it ends."""
+
+
+class HttpServer:
+    """Answers requests until it is closed. `address` is "host:port"."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        connections_max: int = 256,
+        patience_s: float = 5.0,
+        head_bytes_max: int = 8 << 10,
+        body_bytes_max: int = 64 << 10,
+        name: str = "mooncake-http",
+    ) -> None:
+        self._connections_max = connections_max
+        self._patience_s = patience_s
+        self._head_bytes_max = head_bytes_max
+        self._body_bytes_max = body_bytes_max
+        self._is_local = is_loopback(host)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        try:
+            self._server = self._loop.run_until_complete(
+                asyncio.start_server(self._connected, host, port, limit=head_bytes_max)
+            )
+        except OSError as error:
+            self._loop.close()
+            raise ConfigError(
+                f"cannot listen on {Address(host, port)}: {error.strerror}",
+                advice="choose another port",
+            ) from error
+        self.address = str(Address(*self._server.sockets[0].getsockname()[:2]))
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """Answer a request; it may take as long as the server has patience."""
+        raise NotImplementedError
+
+    def refuse(self, error: InvalidArgumentError) -> HttpReply:
+        """Answer what is no request within the limits; the connection ends."""
+        return HttpReply(400, str(error).encode(errors="replace"), TEXT)
+
+    async def ended(self) -> None:
+        """Let go of what belongs to the loop; no request follows."""
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._end())
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.ended()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if len(self._tasks) <= self._connections_max:
+                while await self._serve(reader, writer):
+                    pass
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # it left, or held us up: its connection ends, which is all there is to do
+        except asyncio.CancelledError:
+            # Asked for by `close`; the task ends as if its peer had left.
+            pass
+        except Exception:
+            _log.exception("an answer broke off")
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; whether another may follow."""
+        async with asyncio.timeout(self._patience_s):
+            try:
+                request = await self._receive(reader)
+            except InvalidArgumentError as error:
+                reply, is_last = self.refuse(error), True
+            else:
+                reply = await self._answered(request)
+                is_last = request.is_last or reply.is_last
+            writer.write(_head(reply, is_last))
+            if isinstance(reply.body, bytes):
+                writer.write(reply.body)
+            await writer.drain()
+        if not isinstance(reply.body, bytes):
+            await self._send_pieces(reply.body, writer)
+        return not is_last
+
+    async def _answered(self, request: HttpRequest) -> HttpReply:
+        try:
+            return await self.answer(request)
+        except Exception:
+            _log.exception("%s %.100s could not be answered", request.method[:16], request.target)
+            return HttpReply(500, b"internal error", TEXT)
+
+    async def _send_pieces(
+        self, pieces: AsyncIterator[bytes], writer: asyncio.StreamWriter
+    ) -> None:
+        """Send a body whose end is marked, so that one that broke off is seen to have."""
+        while True:
+            async with asyncio.timeout(self._patience_s):
+                piece = await anext(pieces, b"")
+                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                await writer.drain()
+            if not piece:
+                return
+
+    async def _receive(self, reader: asyncio.StreamReader) -> HttpRequest:
+        """Read one request within the limits; raises InvalidArgumentError for anything else."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            raise InvalidArgumentError(f"the head exceeds {self._head_bytes_max} bytes") from None
+        lines = head.decode("latin-1").split("\r\n")
+        words = lines[0].split(" ")
+        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
+            raise InvalidArgumentError("not an HTTP request")
+        if not _TARGET.fullmatch(words[1]):
+            raise InvalidArgumentError("the target of the request is not a path")
+        headers: dict[str, str] = {}
+        for line in lines[1:-2]:
+            name, colon, value = line.partition(":")
+            if not colon or name.strip() != name or name.lower() in headers:
+                raise InvalidArgumentError("a malformed or repeated header")
+            headers[name.lower()] = value.strip()
+        if self._is_local and not _names_loopback(headers.get("host", "")):
+            raise InvalidArgumentError("the Host of the request is not this machine")
+        length = headers.get("content-length", "0")
+        if "transfer-encoding" in headers or not re.fullmatch(r"[0-9]{1,9}", length):
+            raise InvalidArgumentError("a body needs its length in Content-Length")
+        if int(length) > self._body_bytes_max:
+            raise InvalidArgumentError(f"the body exceeds {self._body_bytes_max} bytes")
+        wish = headers.get("connection", "").lower()
+        is_last = wish == "close" or (words[2] == "HTTP/1.0" and wish != "keep-alive")
+        body = await reader.readexactly(int(length))
+        return HttpRequest(words[0], words[1], headers, body, is_last)
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        with suppress(RuntimeError):  # closed already
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=CLOSE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _head(reply: HttpReply, is_last: bool) -> bytes:
+    lines = [
+        f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}",
+        f"Content-Type: {reply.kind}",
+        f"Content-Length: {len(reply.body)}"
+        if isinstance(reply.body, bytes)
+        else "Transfer-Encoding: chunked",
+        *reply.headers,
+    ]
+    if is_last:
+        lines.append("Connection: close")
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def _names_loopback(host: str) -> bool:
+    """Whether a Host header means this machine, or there is none."""
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return not host or is_loopback(name.strip("[]"))
