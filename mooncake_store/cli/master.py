@@ -1,13 +1,18 @@
 """`mooncake master`: serve the metadata of a pool."""
 
 import sys
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
 from mooncake_store.cli._program_options import ConfigOption, begin, setting_options
 from mooncake_store.config import MasterConfig
+
+if TYPE_CHECKING:
+    from mooncake_store.compat.control import Control
+    from mooncake_store.compat.master_flags import Flags
 
 app = make_app()
 
@@ -49,10 +54,12 @@ def master(
     hold_garbage_collection()
     from mooncake_store.master.running import run_master
 
-    given = _flags_of_the_original(context.args) | given
-    settings, secret = begin(MasterConfig, file, given)
+    flags = _flags_of_the_original(context.args)
+    settings, secret = begin(MasterConfig, file, flags.settings | given)
 
     def ready(facts: dict[str, Any]) -> None:
+        if control is not None:
+            control.serve(facts["address"])
         count = len(facts["shards"])
         plural = "" if count == 1 else "s"
         emit(
@@ -62,16 +69,34 @@ def master(
         )
         sys.stdout.flush()
 
-    run_master(settings, secret, ready)
+    with ExitStack() as ports:
+        control = _open_ports(flags, settings, ports)
+        run_master(settings, secret, ready)
 
 
-def _flags_of_the_original(arguments: list[str]) -> dict[str, Any]:
-    """Settings that flags of the original's master stand for; what they cannot do is told."""
-    if not arguments:
-        return {}
+def _flags_of_the_original(arguments: list[str]) -> "Flags":
+    """What flags of the original's master stand for; what they cannot do is told."""
     from mooncake_store.compat.master_flags import translate
 
-    settings, notes = translate(arguments)
-    for text in notes:
+    flags = translate(arguments)
+    for text in flags.notes:
         note(text)
-    return dict(settings)
+    return flags
+
+
+def _open_ports(flags: "Flags", settings: MasterConfig, ports: ExitStack) -> "Control | None":
+    """Open the HTTP ports of the original that flags ask for, before anything else starts."""
+    control = None
+    if flags.control:
+        from mooncake_store.compat.control import Control
+
+        host, port = flags.control
+        control = Control(host, port, secret_file=settings.secret_file, insecure=settings.insecure)
+        ports.enter_context(control)
+        note(f"the original's control port is at http://{control.address}")
+    if flags.metadata:
+        from mooncake_store.compat.metadata import Metadata
+
+        metadata = ports.enter_context(Metadata(*flags.metadata))
+        note(f"the original's metadata server is at http://{metadata.address}/metadata")
+    return control

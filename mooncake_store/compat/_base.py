@@ -98,9 +98,9 @@ class Base:
             self._registry = Registry(unchecked=wanted.unchecked_pointers)
             self._worker, self._hostname = lend(wanted, self._client)
             if wanted.http_port is not None:
-                from mooncake_store.compat._http import serve
+                from mooncake_store.compat._http import Endpoint
 
-                self._http = serve(self.health_check, self._stats, wanted.http_port)
+                self._http = Endpoint(self.health_check, self._stats, wanted.http_port)
         except (StoreError, ValueError, OSError) as error:
             log.error("setup failed: %s", error)
             self.close()

@@ -1,22 +1,24 @@
 """The small HTTP endpoints of a client: /health, /metrics, /metrics/summary; read only, loopback.
 
-For probes of orchestrators that were written for the original. Plain threads of the standard
-library; a request costs what `health_check` costs.
+For probes of orchestrators that were written for the original. A request costs what `health_check`
+costs.
 """
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import asyncio
 from typing import TYPE_CHECKING
+
+from transfer_engine.rpc.http import TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mooncake_store.client._core import ClientStats
 
-__all__ = ["Endpoint", "serve"]
+__all__ = ["Endpoint"]
 
+CONNECTIONS_MAX = 16
 _COUNTERS = (
     ("requests", "Requests sent to the store."),
     ("keys", "Keys in them."),
@@ -26,54 +28,31 @@ _COUNTERS = (
 )
 
 
-class Endpoint:
-    """A running server."""
+class Endpoint(HttpServer):
+    """Tells the health and the counters of a store; raises ConfigError when the port is taken."""
 
-    def __init__(self, server: ThreadingHTTPServer) -> None:
-        self._server = server
-        self.port = int(server.server_address[1])
-        self._thread = threading.Thread(
-            target=server.serve_forever, name="mooncake-client-http", daemon=True
+    def __init__(
+        self, health: Callable[[], int], stats: Callable[[], ClientStats | None], port: int
+    ) -> None:
+        self._health = health
+        self._stats = stats
+        super().__init__(
+            "127.0.0.1", port, connections_max=CONNECTIONS_MAX, name="mooncake-client-http"
         )
-        self._thread.start()
 
-    def close(self) -> None:
-        """Stop it."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5.0)
-
-
-def serve(
-    health: Callable[[], int], stats: Callable[[], ClientStats | None], port: int
-) -> Endpoint:
-    """Serve the health and the counters of a store; raises OSError when the port is taken."""
-
-    class Handler(BaseHTTPRequestHandler):
-        """Answers with what the two calls say at the time."""
-
-        def do_GET(self) -> None:
-            """Answer one request."""
-            if self.path == "/health":
-                healthy = health() == 0
-                self._answer(200 if healthy else 503, "OK\n" if healthy else "unhealthy\n")
-            elif self.path in ("/metrics", "/metrics/summary"):
-                self._answer(200, _metrics(stats(), short=self.path.endswith("summary")))
-            else:
-                self._answer(404, "not found\n")
-
-        def _answer(self, status: int, text: str) -> None:
-            body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "text/plain; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: probes come every second."""
-
-    return Endpoint(ThreadingHTTPServer(("127.0.0.1", port), Handler))
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """Answer one request with what the two calls say at the time."""
+        if request.method != "GET":
+            return HttpReply(404, b"not found\n", TEXT)
+        if request.target == "/health":
+            loop = asyncio.get_running_loop()
+            if await loop.run_in_executor(None, self._health) == 0:
+                return HttpReply(200, b"OK\n", TEXT)
+            return HttpReply(503, b"unhealthy\n", TEXT)
+        if request.target in ("/metrics", "/metrics/summary"):
+            short = request.target.endswith("summary")
+            return HttpReply(200, _metrics(self._stats(), short=short).encode(), TEXT)
+        return HttpReply(404, b"not found\n", TEXT)
 
 
 def _metrics(stats: ClientStats | None, *, short: bool) -> str:

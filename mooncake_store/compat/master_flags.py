@@ -4,8 +4,12 @@
 
 Underscores and dashes, `--flag=value`, `--flag value`, and `--flag` or `--noflag` for switches are
 understood, and `--config_path` of a JSON file with the same names. A flag that means something
-here becomes a setting; one whose job is done otherwise, or not at all, is named in a note so that
-a start script does not lose it silently; an unknown flag is an error.
+here becomes a setting, or opens one of the original's HTTP ports; one whose job is done otherwise,
+or not at all, is named in a note so that a start script does not lose it silently; an unknown flag
+is an error.
+
+The original opens its control port always and both ports to every network. Here a port is open
+when a flag speaks of it, and on loopback unless a flag names another address.
 """
 
 from __future__ import annotations
@@ -23,10 +27,14 @@ __all__ = ["Flags", "translate"]
 
 
 class Flags(NamedTuple):
-    """What a command line says: settings by name, and what is worth telling."""
+    """What a command line says: settings by name, what is worth telling, and ports to open."""
 
     settings: dict[str, str]
     notes: list[str]
+    control: tuple[str, int] | None = None
+    """Where the control port is to be; see `control.py`."""
+    metadata: tuple[str, int] | None = None
+    """Where the metadata server is to be; see `metadata.py`."""
 
 
 def _plain(value: str) -> str:
@@ -69,6 +77,13 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], str]]] = {
     ),
 }  # fmt: skip
 
+_HOST = "127.0.0.1"
+_CONTROL = {"metrics_host": _HOST, "metrics_port": "9003"}
+_METADATA = {"http_metadata_server_host": _HOST, "http_metadata_server_port": "8080"}
+"""Flags of the two ports, and what they are where only one is given."""
+_METADATA_SWITCH = "enable_http_metadata_server"
+_TRUE = ("true", "t", "1", "yes", "y")
+
 _SWITCHES = (
     "allow_evict_soft_pinned_objects enable_metric_reporting rpc_enable_tcp_no_delay enable_ha "
     "enable_offload offload_on_evict offload_force_evict promotion_on_hit enable_kv_events "
@@ -81,10 +96,7 @@ _IS_SWITCH = frozenset(_SWITCHES.split())
 
 _ELSEWHERE = {
     "there are no threads to choose; see shards": "max_threads rpc_thread_num",
-    "peers are found through the master itself": (
-        "enable_http_metadata_server http_metadata_server_port http_metadata_server_host "
-        "enable_metadata_cleanup_on_timeout"
-    ),
+    "metadata stay until they are deleted": "enable_metadata_cleanup_on_timeout",
     "connections are kept as they are": (
         "rpc_conn_timeout_seconds rpc_enable_tcp_no_delay rpc_interface"
     ),
@@ -96,7 +108,7 @@ _ELSEWHERE = {
         "logtostderr alsologtostderr log_dir minloglevel v stderrthreshold"
     ),
     "this master does not do it, or is told by settings of its own": (
-        "enable_metric_reporting metrics_port metrics_host enable_ha ha_backend_type "
+        "enable_metric_reporting enable_ha ha_backend_type "
         "ha_backend_connstring etcd_endpoints cluster_id enable_oplog oplog_poll_interval_ms "
         "oplog_batch_max_entries batch_oplog_retry_timeout_sec root_fs_dir "
         "global_file_segment_size enable_disk_eviction quota_bytes enable_offload "
@@ -133,6 +145,14 @@ def translate(arguments: Sequence[str]) -> Flags:
         given = dict(_file(path)) | given
     settings: dict[str, str] = {}
     notes: list[str] = []
+    control = _place(given, _CONTROL)
+    metadata = _place(given, _METADATA)
+    if given.pop(_METADATA_SWITCH, "false").lower() not in _TRUE:
+        if metadata:
+            notes.append(f"there is no metadata server without --{_METADATA_SWITCH}")
+        metadata = None
+    elif metadata is None:
+        metadata = _place(dict(_METADATA), _METADATA)
     for name, value in given.items():
         if name in _SETTINGS:
             setting, convert = _SETTINGS[name]
@@ -144,7 +164,18 @@ def translate(arguments: Sequence[str]) -> Flags:
                 raise ConfigError(f"--{name}: {error.what}") from None
         else:
             notes.append(f"--{name} has no effect: {_NOTES[name]}")
-    return Flags(settings, notes)
+    return Flags(settings, notes, control, metadata)
+
+
+def _place(given: dict[str, str], names: dict[str, str]) -> tuple[str, int] | None:
+    """Take the flags of a port out of those that are given; None if there are none."""
+    if not names.keys() & given.keys():
+        return None
+    (host_name, host), (port_name, port) = names.items()
+    host, port = given.pop(host_name, host), given.pop(port_name, port)
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--{port_name}: {port!r} is not a port", advice="use 0 to 65535")
+    return host, int(port)
 
 
 def _pairs(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
@@ -169,11 +200,12 @@ def _pairs(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 
 def _known(name: str) -> None:
-    if name in _SETTINGS or name in _NOTES or name == "config_path":
+    known = {*_SETTINGS, *_NOTES, *_CONTROL, *_METADATA, _METADATA_SWITCH, "config_path"}
+    if name in known:
         return
     import difflib
 
-    close = difflib.get_close_matches(name, [*_SETTINGS, *_NOTES], n=1)
+    close = difflib.get_close_matches(name, sorted(known), n=1)
     advice = f"did you mean --{close[0]}?" if close else "see `mooncake master --help`"
     raise InvalidArgumentError(f"there is no option --{name}", advice=advice)
 

@@ -10,7 +10,7 @@ from mooncake_store.errors import ConfigError, InvalidArgumentError
 
 
 def test_flags_become_settings_in_every_form():
-    settings, notes = translate(
+    settings, notes, *ports = translate(
         [
             "--rpc_port=50077",
             "--default-kv-lease-ttl",
@@ -33,21 +33,51 @@ def test_flags_become_settings_in_every_form():
     assert (config.allocator, config.placement) == ("slab", "free_ratio")
     assert config.put_discard_ns == 10 * 10**9
     assert config.soft_pin_ttl_max_ns == 3600 * 10**9
-    assert notes == []
+    assert (notes, ports) == ([], [None, None])  # nothing is opened unasked
 
 
 def test_what_has_no_effect_is_told():
-    settings, notes = translate(["--enable_ha=true", "--metrics_port", "9003", "--logtostderr"])
+    settings, notes, *_ = translate(["--enable_ha=true", "--pod_name", "x", "--logtostderr"])
     assert settings == {}
     assert [text.partition(" ")[0] for text in notes] == [
         "--enable_ha",
-        "--metrics_port",
+        "--pod_name",
         "--logtostderr",
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "control", "metadata"),
+    [
+        (["--metrics_port=9005"], ("127.0.0.1", 9005), None),
+        (["--metrics_host=0.0.0.0"], ("0.0.0.0", 9003), None),
+        (["--enable_http_metadata_server"], None, ("127.0.0.1", 8080)),
+        (
+            [
+                "--enable_http_metadata_server=true",
+                "--http_metadata_server_port=1",
+                "--http_metadata_server_host=10.0.0.5",
+            ],
+            None,
+            ("10.0.0.5", 1),
+        ),
+        (["--enable_http_metadata_server=false", "--http_metadata_server_port=1"], None, None),
+    ],
+)
+def test_flags_of_http_ports(arguments, control, metadata):
+    found = translate(arguments)
+    assert (found.settings, found.control, found.metadata) == ({}, control, metadata)
+
+
+def test_a_port_without_its_server_is_told():
+    (note,) = translate(["--http_metadata_server_port=1"]).notes
+    assert "--enable_http_metadata_server" in note
+
+
 def test_flags_of_quotas_lead_to_the_option_that_sets_them():
-    settings, notes = translate(["--tenant_quota_connector_type=file", "--enable_multi_tenants"])
+    settings, notes, *_ = translate(
+        ["--tenant_quota_connector_type=file", "--enable_multi_tenants"]
+    )
     assert settings == {}
     assert "--quota" in notes[0]
     assert "--quota" not in notes[1]
@@ -73,6 +103,8 @@ def test_a_switch_takes_its_value_in_both_ways():
         (["--port"], InvalidArgumentError, "needs a value"),
         (["--memory_allocator=jemalloc"], ConfigError, "offset, cachelib"),
         (["--config_path=/no/such/file"], ConfigError, "/no/such/file"),
+        (["--metrics_port=http"], ConfigError, "--metrics_port"),
+        (["--metrics_prt=1"], InvalidArgumentError, "--metrics_port"),
     ],
 )
 def test_nonsense_is_an_error_that_names_it(arguments, kind, said):
@@ -83,7 +115,7 @@ def test_nonsense_is_an_error_that_names_it(arguments, kind, said):
 def test_a_file_of_flags_yields_to_the_command_line(tmp_path):
     path = tmp_path / "master.json"
     path.write_text(json.dumps({"rpc_port": 1, "allow_evict_soft_pinned_objects": False}))
-    settings, _ = translate([f"--config_path={path}", "--rpc_port=2"])
+    settings, *_ = translate([f"--config_path={path}", "--rpc_port=2"])
     assert settings == {"port": "2", "evict_soft_pinned": "false"}
 
 

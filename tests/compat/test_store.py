@@ -358,7 +358,7 @@ def test_probes_over_http(make):
 
     store = make(enable_client_http_server="true", client_http_port=0)
     store.put("key", b"value")
-    base = f"http://127.0.0.1:{store._http.port}"
+    base = f"http://{store._http.address}"
 
     def fetch(path):
         with urllib.request.urlopen(base + path, timeout=60) as answer:

@@ -1,0 +1,75 @@
+"""Totals of a store under the names that dashboards of the original know, and in one line.
+
+Only what means the same is told; the original's counters of single requests are not kept here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mooncake_store.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mooncake_store.wire.cluster import ClusterStatus
+    from mooncake_store.wire.shard import ShardFigures
+
+__all__ = ["metrics", "summary"]
+
+_TOTALS = (
+    ("master_allocated_bytes", "gauge", "bytes_allocated", "Bytes of segments in use."),
+    ("master_total_capacity_bytes", "gauge", "bytes_total", "Bytes of all segments."),
+    ("master_key_count", "gauge", "objects", "Readable objects."),
+    ("master_soft_pin_key_count", "gauge", "soft_pinned", "Objects with a soft pin."),
+    ("master_evicted_key_count", "counter", "evicted_objects", "Objects that were evicted."),
+    ("master_evicted_size_bytes", "counter", "evicted_bytes", "Bytes that were evicted."),
+)
+
+
+def metrics(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
+    """The figures in the text format of Prometheus."""
+    lines: list[str] = []
+    for name, kind, field, text in _TOTALS:
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        lines.append(f"{name} {_total(shards, field)}")
+    lines += [
+        "# HELP master_active_clients Workers that answer.",
+        "# TYPE master_active_clients gauge",
+        f"master_active_clients {_alive(status)}",
+    ]
+    for name, field, text in (
+        ("segment_allocated_bytes", "used_bytes", "Bytes of a segment in use."),
+        ("segment_total_capacity_bytes", "nbytes", "Bytes of a segment."),
+    ):
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+        for entry in status.segments:
+            lines.append(f'{name}{{segment="{_label(entry.name)}"}} {getattr(entry, field)}')
+    return "\n".join(lines) + "\n"
+
+
+def summary(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
+    """The same in a line for people."""
+    used, total = _total(shards, "bytes_allocated"), _total(shards, "bytes_total")
+    ready = "true" if status.ready else "false"
+    return (
+        f"role=leader, state=serving, service_ready={ready}, master={{"
+        f"Mem Storage: {format_size(used)} / {format_size(total)}"
+        f"{f' ({100 * used / total:.1f}%)' if total else ''}"
+        f" | Keys: {_total(shards, 'objects')} (soft-pinned: {_total(shards, 'soft_pinned')})"
+        f" | Clients: {_alive(status)}"
+        f" | Eviction: keys={_total(shards, 'evicted_objects')}, "
+        f"size={format_size(_total(shards, 'evicted_bytes'))}}}"
+    )
+
+
+def _total(shards: Sequence[ShardFigures], field: str) -> int:
+    return sum(int(getattr(shard, field)) for shard in shards)
+
+
+def _alive(status: ClusterStatus) -> int:
+    return sum(worker.state == "alive" for worker in status.workers)
+
+
+def _label(name: str) -> str:
+    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,334 @@
+"""The control port of the original's master: what orchestrators and dashboards poll.
+
+    with Control("127.0.0.1", 9003) as control:
+        control.serve("127.0.0.1:50051")
+
+Paths, statuses and field names are the original's; what is not kept here is left out or 0. It is
+a client of the master like any other, in a thread of its own: a slow poll delays no put. Before
+`serve` names the master, `/health` says that it is not ready and everything else answers 503.
+
+Reading is open to whoever reaches the port, as in the original. Changing (drains, `remove_all`)
+is refused with 403 to pages of a browser, and on an address that others can reach unless the
+master is insecure by its settings: the pool may have a secret that such a request does not prove.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import parse_qs
+
+from mooncake_store._endpoint import is_loopback
+from mooncake_store.compat._drains import DrainRefused, Drains
+from mooncake_store.compat._figures import metrics, summary
+from mooncake_store.core.records import SegmentState
+from mooncake_store.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StoreError,
+    UnavailableError,
+)
+from transfer_engine.rpc.http import JSON, TEXT, HttpReply, HttpRequest, HttpServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from mooncake_store.client.aio import AsyncClient
+    from mooncake_store.client.results import ObjectInfo
+    from mooncake_store.wire.cluster import SegmentEntry
+
+    Query: TypeAlias = dict[str, str]
+    Handler: TypeAlias = Callable[[AsyncClient, Query, bytes], Awaitable[HttpReply]]
+
+__all__ = ["Control"]
+
+HEAD_BYTES_MAX = 64 << 10
+"""Keys to look up come in the path."""
+BODY_BYTES_MAX = 1 << 20
+CONNECTIONS_MAX = 64
+PATIENCE_S = 10.0
+DEADLINE_S = 5.0
+LISTED = 4096
+FIELDS_MAX = 16
+
+_NAMES = {
+    -101: "SEGMENT_NOT_FOUND",
+    -600: "INVALID_PARAMS",
+    -704: "OBJECT_NOT_FOUND",
+    -1010: "UNAVAILABLE_IN_CURRENT_STATUS",
+    -1402: "JOB_NOT_FOUND",
+}
+# OK, SUSPECT (it may come back), DRAINING, DRAINED, and one that is being taken away.
+_STATES = {
+    SegmentState.OK: (1, "OK"),
+    SegmentState.SUSPECT: (1, "OK"),
+    SegmentState.DRAINING: (2, "DRAINING"),
+    SegmentState.DRAINED: (3, "DRAINED"),
+    SegmentState.GONE: (5, "UNMOUNTING"),
+}
+
+
+def _json(content: Any, status: int = 200) -> HttpReply:
+    return HttpReply(status, json.dumps(content, separators=(",", ":")).encode(), JSON)
+
+
+def _text(content: str, status: int = 200) -> HttpReply:
+    return HttpReply(status, content.encode("utf-8", "surrogateescape"), TEXT)
+
+
+def _refused(status: int, number: int, message: str = "") -> HttpReply:
+    said = message or _NAMES.get(number, "INTERNAL_ERROR")
+    return _json({"success": False, "error_code": number, "error_message": said}, status)
+
+
+class Control(HttpServer):
+    """Serves until it is closed; raises ConfigError when the port is taken."""
+
+    def __init__(
+        self, host: str, port: int, *, secret_file: str = "", insecure: bool = False
+    ) -> None:
+        self._may_change = insecure or is_loopback(host)
+        self._secret_file = secret_file
+        self._master = ""
+        self._client: AsyncClient | None = None
+        self._connecting = asyncio.Lock()
+        self._drains = Drains()
+        self._reads: dict[str, Handler] = {
+            "/metrics": self._metrics,
+            "/metrics/summary": self._summary,
+            "/query_key": self._query_key,
+            "/batch_query_keys": self._query_keys,
+            "/get_all_keys": self._all_keys,
+            "/get_all_segments": self._all_segments,
+            "/get_segments_detail": self._segments_detail,
+            "/query_segment": self._query_segment,
+            "/api/v1/segments/status": self._segment_status,
+            "/api/v1/drain_jobs/query": self._drain_status,
+        }
+        self._changes: dict[str, Handler] = {
+            "/api/v1/drain_jobs": self._drain,
+            "/api/v1/drain_jobs/cancel": self._cancel_drain,
+            "/api/v1/remove_all": self._remove_all,
+        }
+        super().__init__(
+            host,
+            port,
+            connections_max=CONNECTIONS_MAX,
+            patience_s=PATIENCE_S,
+            head_bytes_max=HEAD_BYTES_MAX,
+            body_bytes_max=BODY_BYTES_MAX,
+            name="mooncake-control",
+        )
+
+    def serve(self, master: str) -> None:
+        """Answer for this master from now on."""
+        self._master = master
+
+    # -- requests
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """Answer a request."""
+        path, _, query = request.target.partition("?")
+        fixed = self._fixed(request.method, path)
+        if fixed is not None:
+            return fixed
+        changing = request.method == "POST"
+        handler = (self._changes if changing else self._reads).get(path)
+        if handler is None or request.method not in ("GET", "POST"):
+            return _text("404 Not Found", 404)
+        if changing and ("origin" in request.headers or not self._may_change):
+            return _refused(403, -600, "changes are not taken here; start with --insecure")
+        try:
+            fields = parse_qs(query, keep_blank_values=True, max_num_fields=FIELDS_MAX)
+        except ValueError as error:
+            return _refused(400, -600, str(error))
+        try:
+            client = await self._connected_client()
+            given = {name: values[0] for name, values in fields.items()}
+            return await handler(client, given, request.body)
+        except DrainRefused as error:
+            return _refused(error.status, error.number)
+        except (InvalidArgumentError, NotFoundError) as error:
+            return _refused(404 if error.code == -704 else 400, error.code)
+        except StoreError as error:
+            return _refused(503, error.code, str(error))
+
+    def _fixed(self, method: str, path: str) -> HttpReply | None:
+        """What needs no store to be asked: this master is always the one that serves."""
+        if method != "GET":
+            return None
+        no_leader = {"leader_address": None, "view_version": None}
+        if path == "/health":
+            life = {"status": "ok", "role": "leader", "ha_state": "serving"}
+            return _json({**life, "service_ready": bool(self._master), **no_leader})
+        if path == "/role":
+            return _text("leader")
+        if path == "/ha_status":
+            return _text("serving" if self._master else "starting")
+        if path == "/leader":
+            return _json({"present": False, **no_leader})
+        return None
+
+    async def _connected_client(self) -> AsyncClient:
+        async with self._connecting:
+            if self._client is None:
+                if not self._master:
+                    raise UnavailableError("the master has only just begun to start")
+                # Kernels may have to be loaded, which no other request has to wait for.
+                loop = asyncio.get_running_loop()
+                client = await loop.run_in_executor(None, self._new_client)
+                self._client = await client.connect()
+            return self._client
+
+    def _new_client(self) -> AsyncClient:
+        from mooncake_store.client.aio import AsyncClient
+
+        return AsyncClient(
+            f"mooncake://{self._master}",
+            secret_file=self._secret_file,
+            segment=0,
+            deadline=DEADLINE_S,
+        )
+
+    async def ended(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            await self._client.close()
+
+    # -- figures
+
+    async def _metrics(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        return _text(metrics(await client.store_stats(), await client.status()))
+
+    async def _summary(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        return _text(summary(await client.store_stats(), await client.status()))
+
+    # -- objects
+
+    async def _query_key(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        info = await client.query(query.get("key", ""))
+        return _json({"success": True, "data": _places(info)})
+
+    async def _query_keys(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        given = query.get("keys", "")
+        if not given:
+            return _json({"success": False, "error": "name keys: ?keys=key1,key2"}, 400)
+        keys = given.split(",")
+        found = await client.query_many(keys)
+        nothing = {"disk_values": None, "local_disk_values": None, "nof_values": None}
+        data = {}
+        for key, info in zip(keys, found.infos, strict=True):
+            there = info is not None
+            data[key] = {
+                "ok": there,
+                "error": None if there else _NAMES[-704],
+                "values": None if info is None else _places(info),
+                **nothing,
+            }
+        return _json({"success": True, "data": data})
+
+    async def _all_keys(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        objects, after = await client.list_page(limit=LISTED)
+
+        async def pages() -> AsyncIterator[bytes]:
+            page, following = objects, after
+            while True:
+                if page:
+                    yield b"".join(_line(found.key) for found in page)
+                if not following:
+                    return
+                page, following = await client.list_page(limit=LISTED, after=following)
+
+        return HttpReply(200, pages(), TEXT)
+
+    async def _remove_all(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        if query.get("tenant_id", "default") not in ("", "default"):
+            return _refused(400, -600, "other tenants are cleared by a client of theirs")
+        count = await client.clear(force=query.get("force") in ("true", "1"))
+        return _json({"success": True, "removed_count": count})
+
+    # -- segments
+
+    async def _all_segments(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        status = await client.status()
+        return _text("".join(f"{entry.name}\n" for entry in status.segments))
+
+    async def _segments_detail(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        segments = (await client.status()).segments
+        return _json(
+            {"total_segments": len(segments), "segments": [_detail(entry) for entry in segments]}
+        )
+
+    async def _query_segment(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        entry = await self._segment(client, query.get("segment", ""))
+        if entry is None:
+            return _text("Failed to query segment", 500)  # the original's status, and words
+        return _text(
+            f"{entry.name}\nUsed(bytes): {entry.used_bytes}\nCapacity(bytes) : {entry.nbytes}\n"
+        )
+
+    async def _segment_status(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        name = query.get("segment", "")
+        if not name:
+            return _refused(400, -600, "name a segment: ?segment=")
+        entry = await self._segment(client, name)
+        if entry is None:
+            return _refused(404, -101)
+        number, word = _STATES[SegmentState(entry.state)]
+        return _json(
+            {"success": True, "segment": name, "status": number, "status_name": word,
+             "error_code": 0, "error_message": ""}
+        )  # fmt: skip
+
+    async def _segment(self, client: AsyncClient, name: str) -> SegmentEntry | None:
+        segments = (await client.status()).segments
+        return next((entry for entry in segments if entry.name == name), None)
+
+    # -- drains
+
+    async def _drain(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        job = await self._drains.start(client, body)
+        return _json(_job_answer(job, "CREATED"))
+
+    async def _drain_status(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        return _json(await self._drains.status(client, query.get("job_id", "")))
+
+    async def _cancel_drain(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
+        job = await self._drains.cancel(client, query.get("job_id", ""))
+        return _json(_job_answer(job, "CANCELED"))
+
+
+def _job_answer(job: str, status: str) -> dict[str, Any]:
+    return {"success": True, "job_id": job, "status": status, "error_code": 0, "error_message": ""}
+
+
+def _line(key: str | bytes) -> bytes:
+    return (key.encode() if isinstance(key, str) else key) + b"\n"
+
+
+def _places(info: ObjectInfo) -> list[dict[str, Any]]:
+    """Replicas as the original describes them; an address is the offset in its segment."""
+    return [
+        {"size_": info.size, "buffer_address_": replica.offset, "protocol_": "tcp",
+         "transport_endpoint_": replica.segment}
+        for replica in info.replicas
+    ]  # fmt: skip
+
+
+def _detail(entry: SegmentEntry) -> dict[str, Any]:
+    high, low = (int.from_bytes(entry.uuid[at : at + 8]) for at in (0, 8))
+    return {
+        "segment_name": entry.name,
+        "segment_id": f"{high}-{low}",
+        "client_id": entry.worker,
+        "base_address": "0x0",  # no address of another process leaves it
+        "size_bytes": entry.nbytes,
+        "size_human": f"{entry.nbytes / (1 << 30):g} GiB",
+        "te_endpoint": entry.name,
+        "protocol": "tcp",
+        "status": _STATES[SegmentState(entry.state)][1],
+        "allocator_used_bytes": entry.used_bytes,
+        "allocator_capacity_bytes": entry.nbytes,
+        "allocator_usage_percent": 100 * entry.used_bytes / entry.nbytes if entry.nbytes else 0.0,
+    }
