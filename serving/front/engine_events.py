@@ -11,13 +11,12 @@ an index with a hole would promise blocks that are gone. Needs `pyzmq` to receiv
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mooncake_store.errors import ConfigError, RemoteProtocolError
+from mooncake_store.errors import ConfigError, InvalidArgumentError, RemoteProtocolError
 from serving.front.indexer import Cleared, Removed, Stored
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def read_batch(frames: Sequence[bytes]) -> tuple[int, list[Event]]:
     number = int.from_bytes(frames[-2], "big", signed=True)
     try:
         content = msgspec.msgpack.decode(frames[-1]) if frames[-1] else [0, []]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"a batch of events is no MessagePack: {error}") from error
     if not isinstance(content, list) or len(content) < 2 or not isinstance(content[1], list):
         raise RemoteProtocolError("a batch of events has no list of events")
@@ -95,7 +94,11 @@ def _tokens(raw: Any) -> tuple[int, ...]:
 
 
 class Subscription:
-    """Follows one publisher until it is closed."""
+    """Follows one publisher until it is closed.
+
+    Raises ConfigError without pyzmq, InvalidArgumentError for an endpoint that is none. What goes
+    wrong later empties the source and is logged; it ends nothing but this.
+    """
 
     def __init__(self, source: Source) -> None:
         try:
@@ -109,24 +112,40 @@ class Subscription:
         self._source = source
         self._next = 0
         self._context: Any = zmq.asyncio.Context()
-        self._task = asyncio.get_running_loop().create_task(self._run())
         self.gaps = 0
+        try:
+            self._socket = self._connected(zmq.SUB, source.registration.endpoint)
+            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+            if source.registration.replay_endpoint:
+                self._connected(zmq.DEALER, source.registration.replay_endpoint).close(linger=0)
+        except InvalidArgumentError:
+            self._context.destroy(linger=0)
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _connected(self, kind: int, endpoint: str) -> Any:
+        """A socket that has begun to connect."""
+        socket = self._context.socket(kind)
+        try:
+            socket.connect(endpoint)
+        except (self._zmq.ZMQError, ValueError, UnicodeError) as error:
+            socket.close(linger=0)
+            raise InvalidArgumentError(
+                f"{endpoint!r} is no endpoint of a publisher: {error}",
+                advice="write one such as tcp://10.0.0.5:5557",
+            ) from error
+        return socket
 
     async def close(self) -> None:
         """End. Idempotent."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
         self._context.destroy(linger=0)
 
     async def _run(self) -> None:
-        zmq = self._zmq
-        socket = self._context.socket(zmq.SUB)
-        socket.setsockopt(zmq.SUBSCRIBE, b"")
-        socket.connect(self._source.registration.endpoint)
         try:
             while True:
-                frames = await socket.recv_multipart()
+                frames = await self._socket.recv_multipart()
                 try:
                     number, events = read_batch(frames)
                 except RemoteProtocolError as error:
@@ -138,8 +157,11 @@ class Subscription:
                     # The publisher was started anew: what it held before is gone.
                     self._source.clear()
                 self._apply(number, events)
+        except self._zmq.ZMQError as error:
+            log.error("%s is followed no longer: %s", self._source.registration.name, error)
+            self._source.clear()
         finally:
-            socket.close(linger=0)
+            self._socket.close(linger=0)
 
     def _apply(self, number: int, events: list[Event]) -> None:
         for event in events:
@@ -158,9 +180,7 @@ class Subscription:
         self._source.clear()
 
     async def _replayed(self, upto: int) -> bool:
-        zmq = self._zmq
-        socket = self._context.socket(zmq.DEALER)
-        socket.connect(self._source.registration.replay_endpoint)
+        socket = self._connected(self._zmq.DEALER, self._source.registration.replay_endpoint)
         try:
             async with asyncio.timeout(REPLAY_S):
                 await socket.send_multipart([b"", self._next.to_bytes(8, "big")])

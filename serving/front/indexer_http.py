@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from mooncake_store.errors import ConfigError
+from mooncake_store.errors import ConfigError, InvalidArgumentError
 from serving.front.app import BODY_BYTES_MAX, guard, read_json
 from serving.front.engine_events import Subscription
 from serving.front.indexer import EngineIndex, Registration
@@ -44,9 +44,10 @@ class Indexer:
         if registration.endpoint:
             try:
                 self._subscriptions[registration.name] = Subscription(source)
-            except ConfigError as error:
+            except (ConfigError, InvalidArgumentError) as error:
                 self.index.unregister(registration.name)
-                raise BadRequestError(str(error), status=501) from error
+                status = 400 if isinstance(error, InvalidArgumentError) else 501
+                raise BadRequestError(str(error), status=status) from error
 
     async def unregister(self, names: list[str]) -> list[str]:
         """Forget engines by their full names; returns those that were there."""

@@ -10,6 +10,7 @@ from serving.connectors.publisher import BlockStored, Publisher
 from serving.front.engine_events import read_batch
 from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, Stored
 from serving.front.indexer_http import Indexer, indexer_application
+from serving.front.openai import BadRequestError
 from tests.serving.front.conftest import listening
 from tests.waiting import until_async
 
@@ -212,3 +213,26 @@ async def test_events_over_zeromq_and_a_gap(replay):
     finally:
         await indexer.close()
         await publisher.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "endpoint", ["nonsense", "tcp://", "tcp://a:b", "pigeon://x:1", "tcp://\0:1"]
+)
+@pytest.mark.parametrize("field", ["endpoint", "replay_endpoint"])
+async def test_an_endpoint_that_is_none_is_refused_and_ends_nothing(endpoint, field):
+    pytest.importorskip("zmq")
+    indexer = Indexer()
+    good = "tcp://127.0.0.1:1"
+    fields = {"endpoint": good, "replay_endpoint": good} | {field: endpoint}
+    with pytest.raises(BadRequestError, match="no endpoint") as caught:
+        await indexer.register(Registration("a", MODEL, 4, **fields))
+    assert caught.value.status == 400
+    assert not indexer.index.sources
+    await indexer.register(Registration("a", MODEL, 4, endpoint=good))
+    await indexer.close()
+
+
+def test_a_batch_that_is_nested_without_end_is_no_batch():
+    with pytest.raises(RemoteProtocolError, match="MessagePack"):
+        read_batch([b"", bytes(8), b"\x91" * 100_000])
