@@ -1,4 +1,4 @@
-"""Text to tokens and back: a checkpoint's own tokenizer, or bytes for random models.
+"""Text to tokens and back: a checkpoint's own tokenizer, or a made-up one for random models.
 
 No torch, so that a front can use it without loading a model. Text of an answer that arrives token
 by token is cut where characters end (`Detokenizer`): a token may hold half of one.
@@ -7,6 +7,7 @@ by token is cut where characters end (`Detokenizer`): a token may hold half of o
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,9 +16,18 @@ from transfer_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ByteTokenizer", "Detokenizer", "FileTokenizer", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "ByteTokenizer",
+    "Detokenizer",
+    "FileTokenizer",
+    "Tokenizer",
+    "WordTokenizer",
+    "load_tokenizer",
+]
 
 _BOS, _EOS = 256, 257
+_WORDS = resources.files(__package__).joinpath("words.txt").read_text(encoding="utf-8").split()
+"""As many as there are bytes."""
 _UNFINISHED = "\ufffd"
 """What stands where bytes make no character, yet."""
 _PENDING_MAX = 16
@@ -55,6 +65,21 @@ class ByteTokenizer:
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Tokens of a conversation: a line with the role before each message."""
         return self.encode(_plain(messages))
+
+
+class WordTokenizer(ByteTokenizer):
+    """Bytes in, words out: what a random model answers can be read, though it means nothing.
+
+    Such a model knows no language, so which text a number of its stands for is free. A prompt has a
+    token for each byte, an answer a word for each token. An answer that is sent back as a part of
+    the next prompt is therefore other tokens than it was.
+    """
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The words of an answer, each after a space."""
+        return "".join(
+            " " + _WORDS[token % len(_WORDS)] for token in tokens if token not in (_BOS, _EOS)
+        )
 
 
 class FileTokenizer:
@@ -120,8 +145,8 @@ class FileTokenizer:
 
 
 def load_tokenizer(directory: str, eos: tuple[int, ...] = ()) -> Tokenizer:
-    """The tokenizer of a checkpoint, or bytes where there is no directory (a random model)."""
-    return FileTokenizer(Path(directory), eos) if directory else ByteTokenizer()
+    """The tokenizer of a checkpoint, or words where there is no directory (a random model)."""
+    return FileTokenizer(Path(directory), eos) if directory else WordTokenizer()
 
 
 class Detokenizer:

@@ -7,6 +7,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from serving.conductor.conductor import Conductor
+from serving.engine.tokenizer import ByteTokenizer
 from serving.front.app import Front, front_application
 from serving.front.board import ConductorBoard
 from tests.serving.fakes import Fleet
@@ -30,6 +31,7 @@ async def serving(fleet, **settings):
     """(base URL, conductor) of a front."""
     conductor = Conductor(connect=fleet.connect)
     await conductor.start(fleet.addresses)
+    settings = {"tokenizer": ByteTokenizer()} | settings
     front = Front(ConductorBoard(conductor), conductor.submit, lambda: conductor.card, **settings)
     try:
         async with listening(front_application(front)) as url:
