@@ -8,6 +8,7 @@ import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
 from mooncake_store.errors import StoreError, UnavailableError
+from mooncake_store.printable import printable
 
 app = make_app()
 
@@ -38,7 +39,7 @@ def chat(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Talk to a model; an empty line or Ctrl-D ends the conversation.
+    """Talk to a model; an empty line or Ctrl-D ends the conversation, Ctrl-C an answer.
 
     Each answer is followed by its times, and by how much of the conversation the server had kept.
     """
@@ -57,7 +58,11 @@ def chat(
         emit(answer, as_json=as_json, human=lambda: _figures(answer))
         return
     while (asked := _line()) is not None:
-        answer = talk.ask(asked, tell=sys.stdout)
+        try:
+            answer = talk.ask(asked, tell=sys.stdout)
+        except KeyboardInterrupt:
+            note("stopped; Ctrl-C at the prompt, an empty line or Ctrl-D ends the conversation")
+            continue
         note(_figures(answer))
 
 
@@ -113,9 +118,7 @@ class _Talk:
                 for piece in _pieces(answer):
                     figures["ttft_s"] = figures["ttft_s"] or time.monotonic() - began
                     told.append(_text(piece, figures))
-                    if tell is not None:
-                        tell.write(told[-1])
-                        tell.flush()
+                    _tell(tell, told[-1])
         except urllib.error.HTTPError as error:
             raise StoreError(f"{self.url} answers {error.code}: {_reason(error)}") from error
         except (OSError, ValueError) as error:
@@ -123,11 +126,18 @@ class _Talk:
                 f"{self.url} does not answer: {error}",
                 advice="start `mooncake serve`, or name another server with --url",
             ) from error
-        if tell is not None:
-            tell.write("\n")
-        text = "".join(told)
-        self.messages.append({"role": "assistant", "content": text})
-        return {"answer": text, "total_s": time.monotonic() - began, **figures}
+        finally:
+            # An answer that was stopped is part of the conversation as far as it came.
+            self.messages.append({"role": "assistant", "content": "".join(told)})
+            _tell(tell, "\n")
+        return {"answer": "".join(told), "total_s": time.monotonic() - began, **figures}
+
+
+def _tell(stream: Any, text: str) -> None:
+    """Write a piece of an answer, if anybody is told; at a terminal, nothing that steers it."""
+    if stream is not None:
+        stream.write(printable(text, keep="\n\t") if stream.isatty() else text)
+        stream.flush()
 
 
 def _pieces(answer: Any) -> Any:
