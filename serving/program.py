@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.errors import ConfigError
 from mooncake_store.port_file import remove_port_file, write_port_file
 from serving.front.external import ExternalFront, external_application
-from serving.system import ServingSystem, SystemSettings, serve_http
+from serving.system import ServingSystem, SystemSettings, listen, serve_http
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,8 +57,7 @@ async def _system(
     system = await starting
     try:
         what = f"{settings.model}, {settings.prefill} prefill, {settings.decode} decode"
-        assert system.store is not None
-        facts = {"url": system.url, "what": what, "store": system.store.url}
+        facts = {"url": system.url, "what": what, "store": system.store_url}
         await _until_stopped(stop, facts, ready, port_file)
     finally:
         await system.close()
@@ -74,7 +73,8 @@ async def _external(
     application = external_application(
         ExternalFront(engines, deadline_s=settings.deadline_s), settings.token
     )
-    runner, url = await serve_http(application, settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
+    runner, url = await serve_http(application, settings.host, listener)
     try:
         facts = {"url": url, "what": f"{len(engines)} engines"}
         await _until_stopped(stop, facts, ready, port_file)

@@ -15,12 +15,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from mooncake_store import AsyncClient
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.local_cluster import LocalCluster
 from serving.conductor.admission import AtDecode, ByForecast, ByLoad
@@ -30,6 +32,7 @@ from serving.conductor.placement import CacheCentric
 from serving.conductor.roles import RoleBalancer
 from serving.conductor.scheduler import Policies, Scheduler
 from serving.conductor.views import Slo
+from serving.engine.loading import check_model
 from serving.front.app import Front, front_application
 from serving.front.board import ConductorBoard
 from serving.workers.local import LocalWorkers
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
     from serving.conductor.admission import AdmissionPolicy
 
-__all__ = ["ADMISSIONS", "ServingSystem", "SystemSettings", "serve_http"]
+__all__ = ["ADMISSIONS", "ServingSystem", "SystemSettings", "listen", "serve_http"]
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,10 @@ class SystemSettings:
     port: int = 8000
     token: str = ""
     insecure: bool = False
+    store_url: str = ""
+    """A pool that runs already; empty starts one of its own."""
+    store_secret: str = ""
+    """The file with that pool's secret."""
     segment: str = "1GiB"
     store_workers: int = 1
     admission: str = "forecast"
@@ -93,6 +100,7 @@ class SystemSettings:
                 advice=f"one of {', '.join(ADMISSIONS)}",
             )
         settings_from({"model": self.model, **self.worker})
+        check_model(self.model)
         if not is_loopback(self.host) and not self.token and not self.insecure:
             raise ConfigError(
                 f"{self.host} can be reached from other machines",
@@ -117,10 +125,12 @@ class ServingSystem:
         self.store: LocalCluster | None = None
         self.workers: LocalWorkers | None = None
         self.conductor = Conductor(requests_max=settings.requests_max)
+        self._listener: socket.socket | None = None
         self._runner: web.AppRunner | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._replacing: set[asyncio.Task[None]] = set()
         self.url = ""
+        self.store_url = ""
         self.replaced = 0
 
     async def start(self) -> ServingSystem:
@@ -134,17 +144,25 @@ class ServingSystem:
 
     async def _start(self) -> None:
         settings = self.settings
-        self.store = LocalCluster(workers=settings.store_workers, segment=settings.segment)
-        await asyncio.to_thread(self.store.start)
+        # What is quick to see comes before what takes seconds to start.
+        self._listener = listen(settings.host, settings.port)
+        pool = {"secret_file": settings.store_secret} if settings.store_secret else {}
+        if settings.store_url:
+            async with AsyncClient(settings.store_url, **pool):
+                self.store_url = settings.store_url
+        else:
+            self.store = LocalCluster(workers=settings.store_workers, segment=settings.segment)
+            await asyncio.to_thread(self.store.start)
+            self.store_url = self.store.url
+        worker = {"model": settings.model, "pool_url": self.store_url, "pool": pool}
         self.workers = LocalWorkers(
-            prefill=settings.prefill,
-            decode=settings.decode,
-            **{"model": settings.model, "pool_url": self.store.url, **settings.worker},
+            prefill=settings.prefill, decode=settings.decode, **(worker | settings.worker)
         )
         await asyncio.to_thread(self.workers.start)
         self.conductor = Conductor(
             self._scheduler,
-            pool_url=self.store.url,
+            pool_url=self.store_url,
+            pool=pool,
             requests_max=settings.requests_max,
             push=settings.push,
         )
@@ -159,14 +177,17 @@ class ServingSystem:
             deadline_s=settings.deadline_s,
         )
         self._runner, self.url = await serve_http(
-            front_application(front), settings.host, settings.port
+            front_application(front), settings.host, self._listener
         )
 
     async def close(self) -> None:
         """End everything: no new requests first, the store last. Idempotent."""
         runner, self._runner = self._runner, None
+        listener, self._listener = self._listener, None
         if runner is not None:
             await runner.cleanup()
+        if listener is not None:
+            listener.close()
         for task in (self._supervisor, *self._replacing):
             if task is not None:
                 task.cancel()
@@ -231,25 +252,32 @@ def _forget(numbers: set[int], number: int, _: asyncio.Task[None]) -> None:
     numbers.discard(number)
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Take a port; who connects waits until it is served. Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, address = found[0][0], found[0][4]
+        return socket.create_server((str(address[0]), port), family=family)
+    except OSError as error:
+        # asyncio and the resolver word it anew, with the address once more.
+        known = error.errno and not isinstance(error, socket.gaierror)
+        reason = os.strerror(error.errno or 0) if known else error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {reason}",
+            advice="another program may be using the port: choose another one with --port",
+        ) from error
+
+
 async def serve_http(
-    application: web.Application, host: str, port: int
+    application: web.Application, host: str, listener: socket.socket
 ) -> tuple[web.AppRunner, str]:
-    """Serve an application; returns its runner and its URL. Raises ConfigError."""
+    """Serve an application on a port of `listen`; returns its runner and its URL."""
     # A client that goes away has to cancel its request, wherever it is.
     runner = web.AppRunner(
         application, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S
     )
     await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        await runner.cleanup()
-        # asyncio words it anew, with the address once more.
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}",
-            advice="another program may be using the port: choose another one with --port",
-        ) from error
-    bound = runner.addresses[0][1]
+    await web.SockSite(runner, listener).start()
+    bound = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     return runner, f"http://{shown}:{bound}"

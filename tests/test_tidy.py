@@ -68,6 +68,7 @@ PROSE = re.compile(
 # (package, private module of another one) -> why it may be used there.
 SHARED = {
     ("serving", "mooncake_store.cli._app"): "commands of serving are commands like all others",
+    ("serving", "mooncake_store.cli._client"): "the same",
     ("serving", "mooncake_store.cli._program_options"): "the same",
     ("mooncake_store", "transfer_engine._kernels_xxh3"): "keys are hashed as blocks are",
 }

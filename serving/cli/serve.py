@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+from mooncake_store.cli._client import SecretOption, store_url
 from mooncake_store.cli._program_options import InsecureOption, PortFileOption
 from mooncake_store.errors import ConfigError, StoreError
 
@@ -30,7 +31,18 @@ BackendOption = Annotated[
         show_default=False,
     ),
 ]
-SegmentOption = Annotated[str, typer.Option(help="Memory for KV blocks in the store.")]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        "--url",
+        "--master",
+        metavar="STORE",
+        help="Use this running pool, by URL or its master's address; without it one is started.",
+        show_default=False,
+    ),
+]
+SegmentOption = Annotated[str, typer.Option(help="Memory for KV blocks, of a pool it starts.")]
 AdmissionOption = Annotated[
     str, typer.Option(help="Whom to refuse under load: forecast, load or at-decode.")
 ]
@@ -65,6 +77,10 @@ LogLevelOption = Annotated[str, typer.Option(help="debug, info, warning or error
             "a checkpoint of the Llama or Qwen2 family",
         ),
         (
+            "mooncake serve --store mooncake://10.0.0.5:50051/kv",
+            "with a pool that runs already, which others may share",
+        ),
+        (
             "mooncake serve --backend a=http://10.0.0.5:8000 --backend b=http://10.0.0.6:8000",
             "a front for vLLM servers, each request to the one that has most of its prompt",
         ),
@@ -78,6 +94,8 @@ def serve(
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
     backend: BackendOption = None,
+    store: StoreOption = None,
+    secret_file: SecretOption = None,
     segment: SegmentOption = "1GiB",
     admission: AdmissionOption = "forecast",
     ttft: TtftOption = "30s",
@@ -94,7 +112,8 @@ def serve(
 ) -> None:
     """Serve a model with OpenAI's API until SIGTERM or Ctrl-C.
 
-    Store, workers and front start on this machine and end with this command, however it ends.
+    Store, workers and front start on this machine and end with this command, however it ends; a
+    pool named by --store was there before and stays.
     """
     try:
         from serving.program import run_external, run_system
@@ -118,6 +137,8 @@ def serve(
         port=port,
         token=token,
         insecure=insecure,
+        store_url=store_url(store) if store else "",
+        store_secret=secret_file or "",
         segment=segment,
         admission=admission,
         ttft_s=parse_duration(ttft),

@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import StoreError
 from serving.conductor.fleet import Fleet
@@ -36,7 +36,7 @@ from serving.workers.client import WorkerClient
 from serving.workers.naming import PoolNames
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 
     from serving.conductor.requests import Outcome, Request
     from serving.workers.protocol import Hello, ModelCard
@@ -57,6 +57,7 @@ class Conductor:
         scheduler: Scheduler | None = None,
         *,
         pool_url: str = "",
+        pool: Mapping[str, Any] | None = None,
         requests_max: int = 256,
         push: bool = True,
         connect: Callable[[str], WorkerClient] = WorkerClient,
@@ -68,7 +69,7 @@ class Conductor:
         self.index = PrefixIndex()
         self.fleet = Fleet(self.scheduler, clock, connect)
         self.names: PoolNames | None = None
-        self.pool = PoolWatch(pool_url, self.index) if pool_url else None
+        self.pool = PoolWatch(pool_url, self.index, **(pool or {})) if pool_url else None
         self.requests_max = requests_max
         self.push = push
         self._under_way = 0

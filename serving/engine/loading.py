@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from serving.connectors.fingerprint import fingerprint
 from serving.engine.config import ModelConfig, is_random
+from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from serving.engine.decoder import Decoder
 
-__all__ = ["LoadedModel", "load_model", "model_revision"]
+__all__ = ["LoadedModel", "check_model", "load_model", "model_revision"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,23 @@ class LoadedModel:
     def config(self) -> ModelConfig:
         """The model's shape."""
         return self.decoder.config
+
+
+def check_model(model: str) -> None:
+    """Raise ConfigError for a model that `load_model` could not load, without loading it.
+
+    Cheap: a name, or the settings of a checkpoint and which files lie beside them.
+    """
+    if is_random(model) or not Path(model).is_dir():
+        ModelConfig.random(model)
+        return
+    ModelConfig.read(Path(model))
+    for pattern, advice in (
+        ("*.safetensors", "convert the weights to safetensors"),
+        ("tokenizer.json", "convert the tokenizer, or copy it"),
+    ):
+        if not any(Path(model).glob(pattern)):
+            raise ConfigError(f"{model} has no {pattern}", advice=advice)
 
 
 def model_revision(model: str, config: ModelConfig) -> str:

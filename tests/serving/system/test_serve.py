@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_store import Client, LocalCluster
+from mooncake_store.cli.main import main
 from tests.serving.system.conftest import started
+from tests.terminal import Terminal
 from tests.waiting import until
 
 openai = pytest.importorskip("openai")
@@ -178,6 +182,27 @@ def test_chat_talks_and_says_what_was_reused(server):
     assert "mooncake serve" in done.stderr
 
 
+def test_an_answer_of_the_random_model_is_words(client):
+    asked = {"model": "tiny", "prompt": WORDS, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    for temperature in (0, 1):
+        text = client.completions.create(**asked, temperature=temperature).choices[0].text
+        assert re.fullmatch(r"( [a-z]+)+", text), text
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_chat(server):
+    with Terminal("chat", "--url", server["url"], "--max-tokens", "5000") as terminal:
+        terminal.wait_for("> ")
+        terminal.type("Hello\n")
+        until(lambda: stats(server)["under_way"])
+        terminal.type("\x03")
+        terminal.wait_for("> ", times=2)
+        # The request is cancelled wherever it was, and the conversation goes on.
+        until(lambda: not stats(server)["under_way"])
+        assert "stopped" in terminal.text
+        terminal.type("\n")
+        assert terminal.wait() == 0
+
+
 def test_a_killed_worker_is_replaced_and_requests_go_on(start_program, tmp_path):
     program, facts = started(start_program, tmp_path)
     body = json.dumps({"prompt": WORDS, "max_tokens": 4, "temperature": 0}).encode()
@@ -244,18 +269,67 @@ def test_what_is_configured_wrong_fails_at_start(options, code, said):
     assert said in done.stderr
 
 
-def test_a_port_in_use_is_one_sentence():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "mooncake_store", "serve",
-                "--port", port, "--backend", "a=http://127.0.0.1:1",
-            ],
-            capture_output=True, text=True, timeout=100,
-        )  # fmt: skip
-    assert done.returncode == 3, done.stderr
-    assert done.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in")
-    assert done.stderr.count(port) == 1
+@pytest.fixture
+def taken():
+    """A port that somebody listens on."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Fail a test that starts a process."""
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@pytest.mark.parametrize("options", [[], ["--backend", "a=http://127.0.0.1:1"]])
+def test_a_port_in_use_is_told_before_anything_starts(taken, options, nothing_starts, capsys):
+    assert main(["serve", "--port", str(taken), *options]) == 3
+    assert re.fullmatch(
+        rf"error: cannot listen on 127.0.0.1:{taken}: Address already in use; [^\n]+\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_a_wrong_model_is_told_before_anything_starts(tmp_path, nothing_starts, capsys):
+    def told(model):
+        assert main(["serve", "--port", "0", "--model", str(model)]) == 3
+        return capsys.readouterr().err
+
+    assert "there is no model 'tyni'" in told("tyni")
+    assert "config.json cannot be read" in told(tmp_path)
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 300,
+        "intermediate_size": 64, "num_hidden_layers": 1, "max_position_embeddings": 128,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt9"}))
+    assert "'gpt9' are not supported" in told(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "safetensors" in told(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    assert "tokenizer.json" in told(tmp_path)
+
+
+def test_a_pool_that_is_not_there_is_told_before_anything_starts(free_port, nothing_starts, capsys):
+    assert main(["serve", "--port", "0", "--store", f"127.0.0.1:{free_port}"]) == 4
+    assert str(free_port) in capsys.readouterr().err
+
+
+def test_a_running_pool_is_used_and_stays(start_program, tmp_path):
+    body = json.dumps({"prompt": WORDS * 20, "max_tokens": 4, "temperature": 0}).encode()
+    with LocalCluster(workers=1, segment="64MB") as cluster:
+        program, facts = started(start_program, tmp_path, "--store", cluster.address)
+        assert facts["store"] == f"mooncake://{cluster.address}"
+        request = urllib.request.Request(facts["url"] + "/v1/completions", body)
+        urllib.request.urlopen(request, timeout=60).close()
+        with Client(cluster.url) as store:
+            until(lambda: sum(shard.objects for shard in store.store_stats()))
+            program.signal(signal.SIGTERM)
+            assert program.wait() == 0
+            assert store.status().ready
