@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from mooncake_store.core import _codes as c
 from mooncake_store.core import integrity, pressure, puts, reads, removal, renames
+from mooncake_store.core.figures import ShardStats, totals
 from mooncake_store.core.janitor import DrainJob, Janitor, TickReport
 from mooncake_store.core.options import DEFAULTS, PutOptions, ShardConfig, SoftPin
 from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status
@@ -53,30 +54,6 @@ class SegmentInfo:
     owner: int
     lease_until: int
     """When the last lease on it ends: its memory must not be reused before."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardStats:
-    """Totals of a shard."""
-
-    objects: int
-    writing: int
-    bytes_used: int
-    """Bytes of all replicas, as asked for."""
-    bytes_allocated: int
-    """Bytes that are not free: replicas as the allocator rounds them, and quarantine."""
-    bytes_total: int
-    quarantined_bytes: int
-    soft_pinned: int
-    hard_pinned_bytes: int
-    evicted_objects: int
-    evicted_bytes: int
-    expired_puts: int
-    lost_objects: int
-    tasks_unfinished: int
-    replicas_missing: int
-    """Of readable objects, compared with what they were put for; begun copies count as there."""
-    table_slots: int
 
 
 class Shard:
@@ -557,24 +534,7 @@ class Shard:
 
     def stats(self) -> ShardStats:
         """Return totals; cheap."""
-        state = self._state
-        return ShardStats(
-            objects=self.objects,
-            writing=int(state.tally[c.UNFINISHED]),
-            bytes_used=int(state.tally[c.BYTES]),
-            bytes_allocated=state.space.used_bytes(),
-            bytes_total=state.space.total_bytes(),
-            quarantined_bytes=sum(s.quarantined for s in state.space.all()),
-            soft_pinned=int(state.tally[c.SOFT_PINNED]),
-            hard_pinned_bytes=int(state.tally[c.HARD_BYTES]),
-            evicted_objects=state.totals.evicted_objects,
-            evicted_bytes=state.totals.evicted_bytes,
-            expired_puts=state.totals.expired_puts,
-            lost_objects=state.totals.lost_objects,
-            tasks_unfinished=self._tasks.count(),
-            replicas_missing=int(state.tally[c.MISSING]),
-            table_slots=state.table.slots,
-        )
+        return totals(self._state, self._tasks.count())
 
     def tenant_bytes(self, tenant: int) -> int:
         """Return the bytes a tenant's objects occupy."""

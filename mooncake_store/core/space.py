@@ -322,6 +322,15 @@ class Space:
         sizes = [s.nbytes for s in self._segments.values() if s.state != SegmentState.GONE]
         return max(sizes, default=SIZE_MAX)
 
+    def watermark_bytes(self) -> int:
+        """Bytes that objects can keep: above the high watermark what was just put is evicted again.
+
+        Segments that drain will take nothing any more; one that is suspect may come back.
+        """
+        takes = (SegmentState.OK, SegmentState.SUSPECT)
+        share = self._config.high_watermark
+        return sum(int(share * s.nbytes) for s in self._segments.values() if s.state in takes)
+
     def used_bytes(self) -> int:
         """Bytes of them that are not free."""
         self.settle()

@@ -185,6 +185,8 @@ class RareOperations:
         """Return the totals of the shard and of the asking tenant."""
         wire.STATS.request.unpack(frame.body)
         found = self._shard.stats()
+        quota = self._shard.tenant_quota(peer.tenant)
+        room = found.room_bytes if quota is None else min(found.room_bytes, quota)
         return wire.STATS.reply.pack(
             wire.ShardFigures(
                 objects=found.objects,
@@ -203,13 +205,15 @@ class RareOperations:
                 replicas_missing=found.replicas_missing,
                 tenant_objects=self._shard.tenant_objects(peer.tenant),
                 tenant_bytes=self._shard.tenant_bytes(peer.tenant),
-                tenant_quota=self._shard.tenant_quota(peer.tenant) or 0,
+                tenant_quota=quota or 0,
                 requests=self._service.requests,
                 keys=self._service.keys,
                 clients=len(self._service.clients),
                 cpu_s=time.process_time(),
                 rss_bytes=_rss_bytes(),
                 event_number=self._service.next_event(),
+                room_bytes=room,
+                pinnable_bytes=min(room, found.pinnable_bytes),
             )
         )
 

@@ -148,7 +148,11 @@ class StatsRequest(msgspec.Struct, frozen=True, array_like=True, tag="stats?"):
 
 
 class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """Totals of a shard, and of this connection's tenant; its quota is 0 where it has none."""
+    """Totals of a shard, and of this connection's tenant; its quota is 0 where it has none.
+
+    `room_bytes` is what its further objects could keep, were all evicted that ever may be;
+    `pinnable_bytes` how much of that could be pinned hard.
+    """
 
     objects: int
     writing: int
@@ -173,6 +177,8 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     cpu_s: float
     rss_bytes: int
     event_number: int
+    room_bytes: int
+    pinnable_bytes: int
 
 
 class SubmitTask(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

@@ -296,3 +296,22 @@ def test_eviction_reclaims_late_puts_and_keeps_their_space_quarantined() -> None
     lab.sleep(600)
     lab.tick()
     assert lab.shard.stats().quarantined_bytes == 0
+
+
+def test_the_room_told_is_what_pins_and_segments_leave() -> None:
+    """What a put may count on were all evicted; leases and unfinished puts end, pins do not."""
+    lab = Lab(segments=2, nbytes=16 * MIB, high_watermark=0.75, hard_pin_share=0.5)
+    assert lab.shard.stats().room_bytes == 24 * MIB
+    assert lab.shard.stats().pinnable_bytes == 16 * MIB
+    lab.put([1], 4 * MIB, hard_pin=True)
+    lab.put([2], 4 * MIB, soft_pin=SoftPin.ENABLE)
+    lab.put([3], 4 * MIB)
+    lab.get([3])
+    lab.start([4], 4 * MIB)
+    assert lab.shard.stats().room_bytes == 20 * MIB
+    assert lab.shard.stats().pinnable_bytes == 12 * MIB
+    lab.shard.unmount(lab.now, lab.client, lab.uuid(1))
+    lab.tick()
+    lost = 4 * MIB - lab.shard.stats().hard_pinned_bytes  # the pinned one may have lain there
+    assert lab.shard.stats().room_bytes == 8 * MIB + lost
+    assert lab.shard.stats().pinnable_bytes == 4 * MIB + lost

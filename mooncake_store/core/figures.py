@@ -1,0 +1,70 @@
+"""The totals of a shard, read from what is counted anyway: O(segments), whatever the objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mooncake_store.core import _codes as c
+
+if TYPE_CHECKING:
+    from mooncake_store.core.state import ShardState
+
+__all__ = ["ShardStats", "totals"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStats:
+    """Totals of a shard."""
+
+    objects: int
+    writing: int
+    bytes_used: int
+    """Bytes of all replicas, as asked for."""
+    bytes_allocated: int
+    """Bytes that are not free: replicas as the allocator rounds them, and quarantine."""
+    bytes_total: int
+    quarantined_bytes: int
+    soft_pinned: int
+    hard_pinned_bytes: int
+    evicted_objects: int
+    evicted_bytes: int
+    expired_puts: int
+    lost_objects: int
+    tasks_unfinished: int
+    replicas_missing: int
+    """Of readable objects, compared with what they were put for; begun copies count as there."""
+    table_slots: int
+    room_bytes: int
+    """The most that further objects could keep, were all evicted that ever may be.
+
+    Leases and unfinished puts end, so they do not count; hard pins do.
+    """
+    pinnable_bytes: int
+    """How much of that could be pinned hard."""
+
+
+def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
+    """Return the totals of a shard as they stand."""
+    config, space, tally = state.config, state.space, state.tally
+    total, hard = space.total_bytes(), int(tally[c.HARD_BYTES])
+    room = max(0, space.watermark_bytes() - hard)
+    return ShardStats(
+        objects=int(tally[c.OBJECTS]),
+        writing=int(tally[c.UNFINISHED]),
+        bytes_used=int(tally[c.BYTES]),
+        bytes_allocated=space.used_bytes(),
+        bytes_total=total,
+        quarantined_bytes=sum(s.quarantined for s in space.all()),
+        soft_pinned=int(tally[c.SOFT_PINNED]),
+        hard_pinned_bytes=hard,
+        evicted_objects=state.totals.evicted_objects,
+        evicted_bytes=state.totals.evicted_bytes,
+        expired_puts=state.totals.expired_puts,
+        lost_objects=state.totals.lost_objects,
+        tasks_unfinished=tasks_unfinished,
+        replicas_missing=int(tally[c.MISSING]),
+        table_slots=state.table.slots,
+        room_bytes=room,
+        pinnable_bytes=max(0, min(room, int(config.hard_pin_share * total) - hard)),
+    )
