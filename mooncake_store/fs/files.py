@@ -8,8 +8,10 @@ longer than its lease, the next read asks the store whether the objects are stil
 raises FileNotFoundError if they are not. It never returns other bytes.
 
 A writer collects one part at a time and stores it; nothing is visible before `close`, which puts
-the object that carries the name. Leaving a `with` block by an exception gives the file up, and so
-does the garbage collector: only `close` (or the end of a transaction) stores a file.
+the object that carries the name. It stops where the file has become larger than the store could
+hold, and where later parts took the place of the first. Leaving a `with` block by an exception
+gives the file up, and so does the garbage collector: only `close` (or the end of a transaction)
+stores a file.
 """
 
 from __future__ import annotations
@@ -21,18 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client._buffers import new_bytes
 from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
-from mooncake_store.fs.doing import anew, run
+from mooncake_store.fs.doing import Do, anew, run
 from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest, needs_parts
 from mooncake_store.fs.paths import key_of
-from mooncake_store.fs.plans import missing_error
+from mooncake_store.fs.plans import evicted_error, missing_error
 from transfer_engine.checksum import address_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mooncake_store.client import Client, View
-    from mooncake_store.fs.plans import Plans
+    from mooncake_store.client import View
+    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.filesystem import MooncakeFileSystem
 
 __all__ = ["PoolReader", "PoolWriter"]
 
@@ -47,12 +50,17 @@ _BATCH_BYTES = 64 << 20
 class PoolReader(io.BufferedIOBase):
     """A file open for reading; seekable. Made by `MooncakeFileSystem.open`."""
 
-    def __init__(self, client: Client, plans: Plans, path: str) -> None:
+    closed = False  # not a property as elsewhere: caches of fsspec set it
+    cache: Any = None
+    """Where reads go instead, if fsspec put something here: blocks on a local disk."""
+
+    def __init__(self, fs: MooncakeFileSystem, path: str) -> None:
+        self.fs = fs
         self.path = path
         self.mode = "rb"
-        self.blocksize = plans.part_bytes
-        self._client = client
-        self._plans = plans
+        self.blocksize = fs.plans.part_bytes
+        self._client = client = fs.client
+        self._plans = plans = fs.plans
         self._position = 0
         self._view: View | None = None
         self._number = -1
@@ -169,7 +177,9 @@ class PoolReader(io.BufferedIOBase):
         self._check_open()
         target = memoryview(buffer).cast("B")
         wanted = max(0, min(len(target), self.size - self._position))
-        if wanted:
+        if self.cache is not None:
+            target[:wanted] = self.read(wanted)
+        elif wanted:
             self._fill(target[:wanted], address_of(target, writable=True)[0])
         return wanted
 
@@ -220,6 +230,14 @@ class PoolReader(io.BufferedIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         if not wanted:
             return b""
+        if self.cache is None:
+            return self._read(wanted)
+        cached = bytes(self.cache._fetch(self._position, self._position + wanted))
+        self._position += wanted
+        return cached
+
+    def _read(self, wanted: int) -> bytes:
+        """Read that many bytes, which are there, from the store."""
         if self._whole_part(wanted) is None:
             window = self._window()
             if wanted <= len(window):
@@ -232,6 +250,14 @@ class PoolReader(io.BufferedIOBase):
         self._fill(memoryview(content).cast("B"), address)
         return data
 
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        """Bytes from the store for a cache of fsspec, wherever the position is."""
+        place, self._position = self._position, start
+        try:
+            return self._read(min(end, self.size) - start)
+        finally:
+            self._position = place
+
     def read1(self, size: int = -1) -> bytes:
         """Read what is at hand, at most `size` bytes."""
         return self.read(_PEEK_BYTES if size < 0 else size)
@@ -241,6 +267,9 @@ class PoolReader(io.BufferedIOBase):
         self._check_open()
         if self._position >= self.size:
             return b""
+        if self.cache is not None:
+            last = min(self.size, self._position + max(size, _PEEK_BYTES))
+            return bytes(self.cache._fetch(self._position, last))
         data = bytes(self._window()[: max(size, _PEEK_BYTES)])
         self._still_good()
         return data
@@ -256,10 +285,15 @@ class PoolReader(io.BufferedIOBase):
                 pass  # leases end by themselves when the store cannot be told
             finally:
                 super().close()
+                self.closed = True
 
     def _check_open(self) -> None:
         if self.closed:
             raise ValueError("I/O operation on closed file")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Open the path anew where it is unpickled, and go on from the same position."""
+        return _reopen, (self.fs, self.path, self._position)
 
     def __del__(self) -> None:
         """Do nothing: a lease that nobody gives back ends by itself."""
@@ -268,13 +302,18 @@ class PoolReader(io.BufferedIOBase):
         return f"<PoolReader {self.path!r}, {self.size} bytes>"
 
 
+def _reopen(fs: MooncakeFileSystem, path: str, position: int) -> PoolReader:
+    reader = PoolReader(fs, path)
+    reader.seek(position)
+    return reader
+
+
 class PoolWriter(io.BufferedIOBase):
     """A file being written, from its beginning to its end. Made by `MooncakeFileSystem.open`."""
 
     def __init__(
         self,
-        client: Client,
-        plans: Plans,
+        fs: MooncakeFileSystem,
         path: str,
         *,
         exclusive: bool = False,
@@ -285,10 +324,10 @@ class PoolWriter(io.BufferedIOBase):
         self.path = path
         self.mode = "xb" if exclusive else "wb"
         self.autocommit = autocommit
-        self.blocksize = plans.part_bytes
+        self.blocksize = fs.plans.part_bytes
         self.size = 0
-        self._client = client
-        self._plans = plans
+        self._client = fs.client
+        self._plans = plans = fs.plans
         self._exclusive = exclusive
         self._pins = plans.pins if pins is None else pins
         self._buffer = bytearray()
@@ -308,8 +347,12 @@ class PoolWriter(io.BufferedIOBase):
         """Append to the file; large writes are stored from where they lie."""
         if self.closed:
             raise ValueError("I/O operation on closed file")
+        if self._settled:
+            raise ValueError("the file was given up, or is complete")
         view = memoryview(data).cast("B")
         part, done = self.blocksize, 0
+        if len(self._buffer) + len(view) >= part:
+            self._do(self._fitting(self.size + len(view)))
         while done < len(view):
             if not self._buffer and len(view) - done >= part:
                 count = min((len(view) - done) // part, max(1, _BATCH_BYTES // part))
@@ -330,12 +373,23 @@ class PoolWriter(io.BufferedIOBase):
 
     def _store(self, values: list[Any]) -> None:
         keys = [self._manifest.key(self._stored + at) for at in range(len(values))]
+        self._do(self._plans.put_parts(keys, values))
+        self._stored += len(values)
+
+    def _do(self, plan: Plan[None]) -> None:
         try:
-            run(self._client, self._plans.put_parts(keys, values))
+            run(self._client, plan)
         except BaseException:
             self.discard()
             raise
-        self._stored += len(values)
+
+    def _fitting(self, size: int) -> Plan[None]:
+        """Raise NoSpaceError when the file cannot have this size, or has begun to evict itself."""
+        large = yield from self._plans.room.require_growth(size, self.path, self._pins)
+        if large and self._stored and not (yield Do("exists", (self._manifest.key(0),))):
+            raise evicted_error(
+                f"the beginning of the file was evicted while its byte {self.size} was written"
+            )
 
     def flush(self) -> None:
         """Do nothing: a part is stored when it is full, the file when it is closed."""
@@ -407,6 +461,10 @@ class PoolWriter(io.BufferedIOBase):
         if error is not None:
             self.discard()
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Raise TypeError: nobody else can go on with a file that is being written."""
+        raise TypeError(f"{self!r} cannot be pickled: it is being written; close it first")
 
     def __del__(self) -> None:
         """Do nothing: a file that nobody closed was not finished. Its parts are unpinned."""

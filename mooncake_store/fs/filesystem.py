@@ -27,7 +27,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.compression import compr
 from fsspec.core import get_compression
 from fsspec.spec import AbstractFileSystem
-from fsspec.utils import isfilelike, stringify_path
+from fsspec.utils import isfilelike, other_paths, stringify_path
 
 from mooncake_store.client import Client
 from mooncake_store.config import load_client
@@ -45,7 +45,7 @@ from mooncake_store.fs.coroutines import Coroutines
 from mooncake_store.fs.doing import run
 from mooncake_store.fs.files import PoolReader, PoolWriter
 from mooncake_store.fs.paths import PROTOCOL, clean, options_of
-from mooncake_store.fs.plans import Plans, exists_error
+from mooncake_store.fs.plans import Plans, exists_error, missing_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -280,6 +280,22 @@ class MooncakeFileSystem(Coroutines):
         files = path if isinstance(path, dict) else {path: value}
         self._do(piping(self.plans, self._strip_protocol, files, mode, pin, ttl))
 
+    def put_file(
+        self,
+        lpath: Any,
+        rpath: str,
+        callback: Any = DEFAULT_CALLBACK,
+        mode: str = "overwrite",
+        **kwargs: Any,
+    ) -> None:
+        """Copy a file from the local disk; refused at once when the store could not hold it."""
+        if os.path.isfile(lpath):
+            pins = pins_of_call(self.plans, kwargs.get("pin", "default"), kwargs.get("ttl"))
+            size, path = os.path.getsize(lpath), self._strip_protocol(rpath)
+            if size > self.plans.part_bytes:
+                self._do(self.plans.room.require(size, path, pins))
+        super().put_file(lpath, rpath, callback=callback, mode=mode, **kwargs)
+
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Copy a file within the store."""
         self._do(self.plans.copy(self._strip_protocol(path1), self._strip_protocol(path2)))
@@ -292,16 +308,52 @@ class MooncakeFileSystem(Coroutines):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Rename a file, or with `recursive` a directory. The bytes of large files stay."""
+        """Rename a file, with `recursive` a directory, or what is chosen as in `cp`.
+
+        No bytes move within a shard.
+        """
         one, other = self._strip_protocol(path1), self._strip_protocol(path2)
+        whole = isinstance(one, str) and isinstance(other, str) and not has_magic(one)
         if one == other:
             return
-        if recursive or not isinstance(one, str) or not self.isfile(one):
-            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+        if not whole or maxdepth is not None:
+            chosen = self._chosen(path1, path2, recursive, maxdepth)
+            self._do(self.plans.move(chosen))
             return
-        if stringify_path(path2).endswith("/") or self.isdir(other):
+        a_file = self.isfile(one)
+        a_tree = recursive and self.isdir(one)
+        if not a_file and not a_tree:
+            raise missing_error(one)
+        content_only = a_tree and stringify_path(path1).endswith("/")
+        into = stringify_path(path2).endswith("/") or self.isdir(other)
+        if into and not content_only:
             other = f"{other}/{one.rpartition('/')[2]}".lstrip("/")
-        self._do(self.plans.move([(one, other)]))
+        if a_file:
+            self._do(self.plans.move([(one, other)]))
+        if a_tree and one != other:
+            self._do(self.plans.move_tree(one, other))
+
+    def _chosen(
+        self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None
+    ) -> list[tuple[str, str]]:
+        """The files that a list or pattern chooses, each with its new name."""
+        found = self.expand_path(path1, recursive=recursive, maxdepth=maxdepth)
+        if isinstance(path2, list):
+            pairs = list(zip(self._strip_protocol(path1), self._strip_protocol(path2), strict=True))
+        else:
+            into = stringify_path(path2).endswith("/") or self.isdir(path2)
+            one_match = isinstance(path1, str) and has_magic(path1) and len(found) == 1
+            names = other_paths(found, path2, exists=isinstance(path1, str) and (into or one_match))
+            pairs = list(zip(found, self._strip_protocol(names), strict=True))
+        files = set(self._do(listing.files_among([source for source, _ in pairs])))
+        return [pair for pair in pairs if pair[0] in files]
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        """Make an empty file, or with truncate=False give one that exists the date of now."""
+        if truncate or not self.exists(path):
+            super().touch(path, truncate=True, **kwargs)
+        elif self.isfile(path):
+            self._do(self.plans.touch(self._strip_protocol(path)))
 
     def rm_file(self, path: str) -> None:
         """Remove a file. Whoever reads it just then goes on until the lease ends."""
@@ -354,7 +406,7 @@ class MooncakeFileSystem(Coroutines):
     ) -> PoolReader | PoolWriter:
         path = self._strip_protocol(path)
         if mode == "rb":
-            return PoolReader(self.client, self.plans, path)
+            return PoolReader(self, path)
         if mode not in ("wb", "xb"):
             raise ValueError(
                 f"mode {mode!r} is not possible: objects are written once; "
@@ -364,8 +416,7 @@ class MooncakeFileSystem(Coroutines):
         if exclusive and self.isfile(path):
             raise exists_error(path)
         return PoolWriter(
-            self.client,
-            self.plans,
+            self,
             path,
             exclusive=exclusive,
             pins=pins_of_call(self.plans, pin, ttl),

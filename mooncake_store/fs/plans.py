@@ -21,18 +21,19 @@ import numpy as np
 
 from mooncake_store.client._buffers import new_bytes
 from mooncake_store.client._failures import NOT_RENAMED
-from mooncake_store.errors import NoSpaceError, NotFoundError
+from mooncake_store.errors import InvalidArgumentError, NoSpaceError, NotFoundError
 from mooncake_store.fs.doing import Do, anew
 from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import MANIFEST_BYTES, Attributes, Manifest, is_manifest, needs_parts
 from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
+from mooncake_store.fs.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mooncake_store.fs.doing import Plan
 
-__all__ = ["Plans", "exists_error", "missing_error"]
+__all__ = ["Plans", "evicted_error", "exists_error", "missing_error"]
 
 COMMIT_ATTEMPTS = 100
 """How often a file is put again while other writers of the same path keep cutting in."""
@@ -57,12 +58,22 @@ def contended_error(path: str) -> OSError:
     return OSError(errno.EBUSY, "others keep writing the file", path)
 
 
+def evicted_error(what: str) -> NoSpaceError:
+    """What a writer raises whose parts had to go before the file was complete."""
+    return NoSpaceError(
+        what,
+        operation="write",
+        advice="add a segment, remove or unpin other objects, or write a smaller file",
+    )
+
+
 class Plans:
     """The plans of one filesystem. `pins` are the put options of finished files."""
 
     def __init__(self, part_bytes: int, pins: dict[str, Any]) -> None:
         self.part_bytes = part_bytes
         self.pins = pins
+        self.room = Room()
         self.readers: dict[bytes, set[int]] = {}
         """Who has files in parts open, by the parts' name: the last one gives the leases back."""
 
@@ -197,6 +208,9 @@ class Plans:
         """Store files, each at once and whole. Raises for the first one that could not be."""
         pins = self.pins if pins is None else pins
         paths = list(files)
+        size = sum(memoryview(value).nbytes for value in files.values())
+        if size > self.part_bytes:
+            yield from self.room.require(size, paths[0], pins)
         heads: list[Any] = []
         fresh: dict[int, Manifest] = {}
         part_keys: list[str] = []
@@ -266,10 +280,8 @@ class Plans:
         missing = len(pinned.failed)
         if missing:
             yield Do("remove_many", (parts,), {"force": True})
-            raise NoSpaceError(
-                f"{missing} of {len(parts)} parts were evicted before the file was complete",
-                operation="write",
-                advice="add a segment, remove or unpin other objects, or write a smaller file",
+            raise evicted_error(
+                f"{missing} of {len(parts)} parts were evicted before the file was complete"
             )
 
     def dress(self, path: str, attributes: Attributes) -> Plan[None]:
@@ -289,6 +301,18 @@ class Plans:
         yield from self.commit(
             [path], [fresh.encode()], {0: fresh}, exclusive=False, pins=self.pins
         )
+
+    def touch(self, path: str) -> Plan[None]:
+        """Give a file the date of now; the parts of a large one stay where they are."""
+        _, manifest = yield from self.manifest(path)
+        if manifest is not None:
+            yield from self.dress(path, manifest.attributes._replace(mtime_ns=None))
+            return
+        try:
+            value = yield Do("get", (key_of(path),))
+        except NotFoundError:
+            raise missing_error(path) from None
+        yield from self.commit([path], [value], {}, exclusive=False, pins=self.pins)
 
     def remove_parts(self, manifests: Iterable[Manifest]) -> Plan[None]:
         """Remove the parts of files that are no more."""
@@ -330,6 +354,19 @@ class Plans:
         sources, targets = ([key_of(pair[side]) for pair in pairs] for side in (0, 1))
         yield from self.move_keys(sources, targets)
 
+    def move_tree(self, source: str, target: str) -> Plan[None]:
+        """Give all below a directory, marks of empty ones too, names below another one."""
+        prefix, other = prefix_of(source), prefix_of(target)
+        if other.startswith(prefix):
+            raise InvalidArgumentError(
+                f"{source!r} cannot be moved into itself, to {target!r}", operation="move"
+            )
+        listed = (yield Do("list_columns", (prefix,))).keys
+        if not listed:
+            raise missing_error(source)
+        keys = [key.encode() if isinstance(key, str) else key for key in listed]
+        yield from self.move_keys(keys, [other + key[len(prefix) :] for key in keys])
+
     def move_keys(self, sources: Sequence[bytes], targets: Sequence[bytes]) -> Plan[None]:
         """Give objects other keys; raises for the first that could not be, after all others.
 
@@ -370,14 +407,17 @@ class Plans:
             first = last
 
     def copy(self, source: str, target: str) -> Plan[None]:
-        """Copy one file, a bounded piece at a time."""
+        """Copy one file, a bounded piece at a time; a directory needs no copy of itself."""
         (value,) = (yield Do("get_many", ([key_of(source)],), {"copy": False})).values
         if value is None:
+            if (yield Do("list", (prefix_of(source),), {"limit": 1})):
+                return
             raise missing_error(source)
         if not is_manifest(value):
             yield from self.commit([target], [value], {}, exclusive=False, pins=self.pins)
             return
         old = Manifest.decode(value, source)
+        yield from self.room.require(old.size, target, self.pins)
         new = Manifest.make(old.size, old.part_bytes, old.attributes)
         step = max(1, COPY_BYTES // old.part_bytes)
         done = 0

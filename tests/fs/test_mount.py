@@ -275,6 +275,108 @@ def test_what_the_last_handle_cannot_store_is_told_and_frees_it(operations, fs, 
         operations.getattr("/file")
 
 
+@pytest.fixture
+def tight(tmp_path):
+    """A mounted pool of 64 MiB with a file worth keeping, and its filesystem."""
+    directory = tmp_path / "tight"
+    directory.mkdir()
+    with LocalCluster(2, "32MiB", in_process=True) as running:
+        fs = MooncakeFileSystem(running.url, skip_instance_cache=True)
+        done = mooncake("mount", running.url, str(directory))
+        assert done.returncode == 0, done.stderr
+        (directory / "kept").write_bytes(b"k" * 1_000_000)
+        yield directory, fs
+        subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False, timeout=30)
+        fs.close()
+
+
+def evicted(fs):
+    return sum(shard.evicted_objects for shard in fs.client.store_stats())
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_cp_of_what_cannot_fit_fails_while_it_writes_and_evicts_nothing(tight, tmp_path, before):
+    directory, fs = tight
+    source = tmp_path / "source"
+    source.write_bytes(bytes(100 << 20))
+    if before is not None:
+        (directory / "copy").write_bytes(before)
+    copy = ["cp", "--sparse=never", str(source), str(directory / "copy")]
+    done = subprocess.run(copy, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "error writing" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert evicted(fs) == 0
+    names = [".", "..", "kept"] if before is None else [".", "..", "copy", "kept"]
+    # The kernel tells of the last handle a moment after `cp` closed it.
+    until(lambda: (directory / "copy").exists() == (before is not None))
+    listed = subprocess.run(["ls", "-a", str(directory)], capture_output=True, text=True)
+    assert listed.stdout.split() == names
+    assert (directory / "kept").read_bytes() == b"k" * 1_000_000
+    if before is not None:
+        until(lambda: (directory / "copy").stat().st_size == len(before))
+        assert (directory / "copy").read_bytes() == before
+
+
+def test_a_file_that_was_refused_is_good_again_once_it_is_cut(tight):
+    directory, fs = tight
+    with (directory / "file").open("wb", buffering=0) as file:
+        file.write(b"start")
+        with pytest.raises(OSError, match="No space") as caught:
+            os.truncate(file.fileno(), 1 << 30)
+        assert caught.value.errno == errno.ENOSPC
+        with pytest.raises(OSError, match="No space"):
+            os.pwrite(file.fileno(), b"x", 10)
+        os.truncate(file.fileno(), 3)
+    assert (directory / "file").read_bytes() == b"sta"
+    with pytest.raises(OSError, match="No space"):
+        os.truncate(directory / "kept", 1 << 40)
+    assert evicted(fs) == 0
+
+
+def test_inodes_are_not_counted(mounted):
+    (mounted / "file").write_bytes(b"x")
+    shown = os.statvfs(mounted)
+    assert (shown.f_files, shown.f_ffree) == (0, 0)  # `df -i` shows "-" as it does for btrfs
+
+
+def test_a_store_that_is_away_is_a_host_that_is_down(tmp_path):
+    directory = tmp_path / "pool"
+    directory.mkdir()
+    with LocalCluster(1, "32MiB", in_process=True) as running:
+        done = mooncake("mount", running.url, str(directory))
+        assert done.returncode == 0, done.stderr
+        (directory / "file").write_bytes(b"x")
+    try:
+        for use in (os.listdir, os.statvfs, lambda path: (path / "file").stat()):
+            with pytest.raises(OSError, match="down") as caught:
+                use(directory)
+            assert caught.value.errno == errno.EHOSTDOWN
+    finally:
+        subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False, timeout=30)
+
+
+def test_a_mount_whose_process_died_is_told_and_can_be_ended(url, tmp_path):
+    directory = tmp_path / "pool"
+    directory.mkdir()
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "mooncake_store", "mount", url, str(directory), "--foreground"],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with serving:
+            until(lambda: os.path.ismount(directory))
+            serving.kill()
+        again = mooncake("mount", url, str(directory))
+        assert again.returncode == 2
+        assert "a mount whose process has ended" in again.stderr
+        assert f"`mooncake umount {directory}`" in again.stderr
+        assert mooncake("umount", str(directory)).returncode == 0
+        assert os.listdir(directory) == []
+    finally:
+        subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False, timeout=30)
+
+
 def test_unmounting_and_signals_leave_nothing(url, tmp_path, fs):
     directory = tmp_path / "pool"
     directory.mkdir()

@@ -7,11 +7,16 @@ reports errors), on fsync, before a rename, and with the last handle: the kernel
 some time after `close` returned, and what was changed by path in between is stored then. Nobody
 outside sees half of a file.
 
+A change that makes a file larger than the store could hold is refused when it is made, and the
+file is not stored any more: whoever closes it is told again, and what had its name before stays.
+Cutting it to a size that fits makes it good again.
+
 A node whose name was removed is detached: its handles go on, nothing is stored.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import tempfile
@@ -19,6 +24,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from mooncake_store.errors import NoSpaceError, StoreError
+from mooncake_store.fs.doing import run
 from mooncake_store.fs.files import PoolReader, PoolWriter
 from mooncake_store.fs.parts import ORDINARY, Attributes
 
@@ -26,6 +33,8 @@ if TYPE_CHECKING:
     from mooncake_store.fs.filesystem import MooncakeFileSystem
 
 __all__ = ["Node", "Nodes"]
+
+log = logging.getLogger(__name__)
 
 _COPY_BYTES = 8 << 20
 
@@ -48,6 +57,7 @@ class Node:
         self._fd = -1
         self._size = 0
         self._dirty = False
+        self._refusal: NoSpaceError | None = None
 
     @property
     def unsaved(self) -> bool:
@@ -60,6 +70,11 @@ class Node:
         return self._fd >= 0
 
     @property
+    def refused(self) -> bool:
+        """Whether the file became larger than the store could hold, so that nobody will see it."""
+        return self._refusal is not None
+
+    @property
     def size(self) -> int:
         """The size of the file as its handles see it."""
         with self._lock:
@@ -67,7 +82,7 @@ class Node:
 
     def _opened(self) -> PoolReader:
         if self._reader is None:
-            self._reader = PoolReader(self._fs.client, self._fs.plans, self.path)
+            self._reader = PoolReader(self._fs, self.path)
         return self._reader
 
     def prepare(self) -> None:
@@ -118,10 +133,28 @@ class Node:
             reader.seek(offset)
             return reader.read(size)
 
+    def _make_fit(self, size: int) -> None:
+        """Raise NoSpaceError, and remember it, if the store could not hold a file of this size."""
+        if self._refusal is not None:
+            raise self._refusal.again()
+        plans = self._fs.plans
+        if size <= plans.part_bytes:
+            return
+        try:
+            run(self._fs.client, plans.room.require_growth(size, self.path, plans.pins))
+        except NoSpaceError as error:
+            self._refusal = error.again()
+            raise
+        except StoreError as error:
+            # Whoever closes the file is told, if the store is still away then.
+            log.debug("nobody could say whether %s fits: %s", self.path, error)
+
     def write(self, data: bytes, offset: int) -> int:
         """Write at an offset; a gap reads as zeros."""
         with self._lock:
             self.stage()
+            if offset + len(data) > self._size:
+                self._make_fit(offset + len(data))
             done = 0
             while done < len(data):
                 done += os.pwrite(self._fd, memoryview(data)[done:], offset + done)
@@ -133,6 +166,8 @@ class Node:
         """Cut or extend."""
         with self._lock:
             self.stage(empty=size == 0 and not self.staged)
+            self._refusal = None
+            self._make_fit(size)
             os.ftruncate(self._fd, size)
             self._size = size
             self._change()
@@ -149,10 +184,10 @@ class Node:
         with self._lock:
             if not self.unsaved:
                 return False
+            if self._refusal is not None:
+                raise self._refusal.again()
             # Changes that come while this runs wait for the lock, so none is overlooked.
-            writer = PoolWriter(
-                self._fs.client, self._fs.plans, self.path, attributes=self.attributes
-            )
+            writer = PoolWriter(self._fs, self.path, attributes=self.attributes)
             with writer:
                 if self._size:
                     with (
@@ -288,4 +323,7 @@ class Nodes:
         with self._lock:
             nodes = list(self._by_path.values())
         for node in nodes:
-            node.save()
+            try:
+                node.save()
+            except (StoreError, OSError) as error:  # the others are still to be stored
+                log.error("%s could not be stored: %s", node.path, error)

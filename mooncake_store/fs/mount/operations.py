@@ -33,7 +33,7 @@ from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest
 from mooncake_store.fs.paths import prefix_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mooncake_store.fs.filesystem import MooncakeFileSystem
 
@@ -57,6 +57,21 @@ class Known(NamedTuple):
     attributes: Attributes = ORDINARY
 
 
+_NUMBERS: tuple[tuple[type[Exception], int], ...] = (
+    (TimeoutError, errno.ETIMEDOUT),
+    (ConnectionError, errno.EHOSTDOWN),
+    (PermissionError, errno.EACCES),
+    (ValueError, errno.EINVAL),
+)
+
+
+def _number_of(error: StoreError) -> int:
+    known = getattr(error, "errno", None)
+    if known is not None:
+        return int(known)
+    return next((number for kind, number in _NUMBERS if isinstance(error, kind)), errno.EIO)
+
+
 def _answered(operation: Callable[..., Any]) -> Callable[..., Any]:
     """Let errors of the store reach the kernel as numbers it knows."""
 
@@ -65,9 +80,7 @@ def _answered(operation: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return operation(*args, **kwargs)
         except StoreError as error:
-            number = getattr(error, "errno", None)
-            if number is None:
-                number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO
+            number = _number_of(error)
             log.warning("%s failed: %s", operation.__name__, error)
             raise OSError(number, os.strerror(number)) from error
 
@@ -205,14 +218,15 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
             "f_blocks": total // _BLOCK,
             "f_bfree": free,
             "f_bavail": free,
-            "f_files": sum(shard.objects for shard in shards),
+            "f_files": 0,  # there is no table of files that could be full
+            "f_ffree": 0,
             "f_namemax": 255,
         }
 
     # Directories.
 
-    def readdir(self, path: str, fh: int) -> Iterator[Any]:
-        """The entries of a directory."""
+    def readdir(self, path: str, fh: int) -> list[Any]:
+        """The entries of a directory; all of them are known before the first is told."""
         path = path.strip("/")
         entries: dict[str, Known] = {}
         try:
@@ -234,12 +248,14 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         )
         for node in self._nodes.below(lead):
             name = node.path[skip:]
-            if "/" not in name and node.staged and not name.startswith(_HIDDEN):
-                entries[name] = _of_node(node)
-        yield "."
-        yield ".."
-        for name, known in entries.items():
-            yield name, {"st_mode": self._stat(known)["st_mode"]}, 0
+            shown = node.staged and not node.refused and not name.startswith(_HIDDEN)
+            if shown and "/" not in name:
+                with contextlib.suppress(FileNotFoundError):  # it was closed just now, unstored
+                    entries[name] = _of_node(node)
+        told = [
+            (name, {"st_mode": self._stat(known)["st_mode"]}, 0) for name, known in entries.items()
+        ]
+        return [".", "..", *told]
 
     def mkdir(self, path: str, mode: int) -> int:
         """Make a directory, that is, its mark."""
@@ -398,12 +414,8 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
             pass
         self._keep_parent(old)
         self._keep_parent(new + "/x")
-        # Files and the marks of directories alike: names that begin with the old one.
-        below = self._fs.client.list_columns(prefix_of(old)).keys
-        keys = [key.encode() if isinstance(key, str) else key for key in below]
-        skip = len(prefix_of(old))
-        targets = [prefix_of(new) + key[skip:] for key in keys]
-        run(self._fs.client, self._fs.plans.move_keys(keys, targets))
+        with contextlib.suppress(FileNotFoundError):  # nothing in it was stored so far
+            run(self._fs.client, self._fs.plans.move_tree(old, new))
         self._marked = {path for path in self._marked if not (path + "/").startswith(old + "/")}
         for node in self._nodes.below(old + "/"):
             self._nodes.rename(node.path, new + node.path[len(old) :])
@@ -451,13 +463,7 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
     def symlink(self, target: str, source: str) -> int:
         """Make a symbolic link at `target` that leads to `source`."""
         path = target.strip("/")
-        link = PoolWriter(
-            self._fs.client,
-            self._fs.plans,
-            path,
-            exclusive=True,
-            attributes=Attributes(link=True),
-        )
+        link = PoolWriter(self._fs, path, exclusive=True, attributes=Attributes(link=True))
         with link:
             link.write(source.encode("utf-8", "surrogateescape"))
         self._forget(path)
