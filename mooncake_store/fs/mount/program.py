@@ -8,6 +8,7 @@ what kept it from that.
 from __future__ import annotations
 
 import ctypes.util
+import errno
 import os
 import select
 import shutil
@@ -49,6 +50,12 @@ def check_machine(directory: str, staging: str | None) -> None:
             operation="mount",
             advice="pip install 'mooncake-store[fuse]'",
         ) from None
+    if _is_dead(directory):
+        raise InvalidArgumentError(
+            f"{directory} is a mount whose process has ended",
+            operation="mount",
+            advice=f"`mooncake umount {directory}`, then mount again",
+        )
     if not os.path.isdir(directory):
         raise InvalidArgumentError(
             f"{directory} is not a directory", operation="mount", advice="make it first"
@@ -65,6 +72,15 @@ def check_machine(directory: str, staging: str | None) -> None:
             operation="mount",
             advice=f"`mooncake umount {directory}`, or name another directory",
         )
+
+
+def _is_dead(directory: str) -> bool:
+    """Whether a directory is a mount of FUSE that nobody serves any more."""
+    try:
+        os.statvfs(directory)  # the kernel answers a plain stat from memory for a while
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
 
 
 def mount(
@@ -206,7 +222,7 @@ def unmount(directory: str, *, lazy: bool = False) -> None:
     )
     if done.returncode:
         reason = done.stderr.strip() or f"{command[0]} answered {done.returncode}"
-        mounted = os.path.ismount(directory)
+        mounted = os.path.ismount(directory) or _is_dead(directory)
         raise StoreError(
             f"cannot unmount {directory}: {reason}",
             operation="umount",
