@@ -1,6 +1,7 @@
 # Everything a developer runs. `make setup` happens by itself where it is needed.
 PY := .venv/bin/python
 SEED ?= 1
+MINUTES ?= 10
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
 .PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
@@ -52,8 +53,8 @@ fuzz: setup      ## feed the wire codec hostile bytes for ten minutes
 soak: setup      ## the shard core against its model, 100,000 steps of SEED
 	@$(PY) -m tests.soak.core --seed $(SEED)
 
-soak-store: setup ## a running store under load, kills and stops, for ten minutes
-	@$(PY) -m tests.soak.store --minutes 10 --seed $(SEED)
+soak-store: setup ## a running store under load, kills and stops, for MINUTES (10)
+	@$(PY) -m tests.soak.store --minutes $(MINUTES) --seed $(SEED)
 
 soak-serving: setup-test ## workers of a serving system, killed 20 times under load
 	@$(PY) -m tests.soak.serving --kills 20 --seed $(SEED)

@@ -139,18 +139,21 @@ class LocalCluster:
             worker.start()
 
     def _start_processes(self) -> None:
-        message = {
-            "program": "master",
-            "settings": self._master_settings,
-            "secret": self._secret,
-        }
-        self._master = Child(_PROGRAM, message, name="the master")
-        self._facts = self._master.wait_ready()
+        self._start_master({})
         for index in range(self._workers_wanted):
             self._workers.append(self._new_worker(index))
         for child in self._workers:
             assert isinstance(child, Child)
             child.wait_ready()
+
+    def _start_master(self, overrides: dict[str, Any]) -> None:
+        message = {
+            "program": "master",
+            "settings": {**self._master_settings, **overrides},
+            "secret": self._secret,
+        }
+        self._master = master = Child(_PROGRAM, message, name="the master")
+        self._facts = master.wait_ready()
 
     def _new_worker(self, index: int) -> Child:
         message = {
@@ -227,6 +230,12 @@ class LocalCluster:
     def kill_master(self) -> None:
         """End the master with SIGKILL."""
         self._master_process().kill()
+
+    def restart_master(self) -> None:
+        """Kill the master and start another one at its address, with nothing in its store."""
+        port = int(self.address.rpartition(":")[2])
+        self._master_process().kill()
+        self._start_master({"port": port})
 
     def _worker(self, index: int) -> Child:
         worker = self._workers[index]

@@ -413,3 +413,15 @@ def test_store_started_anew_at_the_same_address_is_used_like_a_new_one(free_port
             client.get("before")
         assert client.put("after", b"y" * 100).stored
         assert client.get("after") == b"y" * 100
+
+
+def test_a_master_that_is_started_anew_has_the_same_address(own_cluster, connect):
+    cluster = own_cluster(workers=1)
+    url, store = cluster.url, connect(cluster.url)
+    assert store.put("key", b"value").stored
+    cluster.restart_master()
+    assert cluster.url == url
+    until(lambda: [worker.state for worker in store.status().workers] == ["alive"])
+    assert not store.exists("key")
+    assert store.put("key", b"new").stored
+    assert connect(url).get("key") == b"new"

@@ -1,11 +1,11 @@
 """Soak of a running store: `python -m tests.soak.store [--minutes 10] [--seed N]`.
 
-One master, three workers, four client processes. Clients put, read, probe and remove objects of
-mixed sizes, more than the pool holds; meanwhile workers are killed and replaced, or stopped for a
-while, once for half a minute. The content of an object follows from its key, so every byte read is
-compared. It fails on a wrong byte, on a call that outlasts its deadline by more than SLACK_S, on an
-error a client should not see, on a client that makes no progress, and when the memory of any
-process keeps growing.
+One master, three workers, four client processes. Clients put, read, view, probe, upsert and remove
+objects of mixed sizes, more than the pool holds; meanwhile each of these processes but one client
+is killed and replaced, or stopped for a while, a worker once for half a minute. Every byte read is
+compared. It fails on a wrong byte, on bytes older than a lease allows, on a call that outlasts its
+deadline by more than SLACK_S, on an error that a client should not see or that misdescribes its
+cause, on a client that makes no progress, and when memory or descriptors of a process keep growing.
 """
 
 from __future__ import annotations
@@ -13,163 +13,190 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mooncake_store.client.blocking import Client
-from mooncake_store.errors import StoreError
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.units import parse_size
+from tests.soak.board import CLIENTS, Board
+from tests.soak.player import DEADLINE_S, Player
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CLIENTS = 4
 WORKERS = 3
 SEGMENT = "96MiB"
-KEYS = 4000
-SIZES = (64, 1000, 4096, 65_536, 262_144, 1_048_576)
-DEADLINE_S = 10.0
 SLACK_S = 5.0
 GROWTH_BYTES_MAX = 64 << 20
 """What a process may grow by, from the least of its first third to the least of its last."""
+GROWTH_DESCRIPTORS_MAX = 16
+SHARED_BYTES_MAX = (WORKERS + 1) * parse_size(SEGMENT)
+"""Memory of the pool that a client may have mapped: all that there is, and one that is leaving."""
 LONG_STOP_S = 30.0
 LONG_STOP_MINUTES = 2.0
 """Runs of at least this long stop a worker for LONG_STOP_S once."""
+FORBIDDEN = ("IllegalClientError", "ProtocolError", "ChecksumMismatchError", " StoreError")
+"""Errors that nothing which happens here explains."""
 
 
-def content(key: int) -> np.ndarray:
-    """The bytes of an object: size and content follow from the key."""
-    size = SIZES[key % len(SIZES)]
-    words = np.arange(-(-size // 8), dtype=np.uint64)
-    return ((words + np.uint64(key)) * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8)[:size]
-
-
-class Player:
-    """One client: random operations until the time is over."""
-
-    def __init__(self, url: str, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.client = Client(url, deadline=DEADLINE_S, lease_ttl=2.0)
-        self.counts: Counter[str] = Counter()
-        self.worst_s = 0.0
-
-    def play(self, seconds: float) -> dict[str, object]:
-        """Play; returns what happened."""
-        end = time.monotonic() + seconds
-        actions = [self.put] * 4 + [self.get] * 5 + [self.exists, self.remove, self.get_one]
-        while time.monotonic() < end:
-            count = self.random.choice((1, 4, 16, 32))
-            keys = self.random.sample(range(KEYS), count)
-            started = time.monotonic()
-            try:
-                self.random.choice(actions)(keys)
-            except StoreError as error:
-                self.counts[f"raised {type(error).__name__}"] += 1
-            self.worst_s = max(self.worst_s, time.monotonic() - started)
-        self.client.close()
-        return {"counts": dict(self.counts), "worst_s": self.worst_s}
-
-    def names(self, keys: list[int]) -> list[str]:
-        """The keys as the store knows them."""
-        return [f"soak/{key:05d}" for key in keys]
-
-    def put(self, keys: list[int]) -> None:
-        """Put a batch, some with two replicas."""
-        result = self.client.put_many(
-            self.names(keys),
-            [content(key) for key in keys],
-            replicas=self.random.choice((1, 1, 2)),
-        )
-        self.count("put", result)
-
-    def get(self, keys: list[int]) -> None:
-        """Read a batch and compare every byte."""
-        buffers = [np.zeros(SIZES[key % len(SIZES)], np.uint8) for key in keys]
-        result = self.client.get_into_many(self.names(keys), buffers)
-        failed = set(result.failed.tolist())
-        for at, key in enumerate(keys):
-            if at not in failed and not np.array_equal(buffers[at], content(key)):
-                self.counts["WRONG BYTES"] += 1
-        self.count("get", result)
-
-    def get_one(self, keys: list[int]) -> None:
-        """Read one object as bytes."""
-        if self.client.get(self.names(keys)[0]) != content(keys[0]).tobytes():
-            self.counts["WRONG BYTES"] += 1
-        self.counts["get_one ok"] += 1
-
-    def exists(self, keys: list[int]) -> None:
-        """Probe a batch."""
-        self.counts["exists true"] += int(self.client.exists_many(self.names(keys)).sum())
-
-    def remove(self, keys: list[int]) -> None:
-        """Remove a batch."""
-        self.count("remove", self.client.remove_many(self.names(keys)))
-
-    def count(self, what: str, result: object) -> None:
-        """Count outcomes by error."""
-        failed = result.failed.tolist()
-        self.counts[f"{what} ok"] += len(result) - len(failed)
-        for at in failed:
-            self.counts[f"{what} {type(result.error(at)).__name__}"] += 1
-
-
-class Memories:
-    """Samples of what processes keep for themselves: shared segments are not counted."""
+class Sizes:
+    """Samples of what processes keep: memory of their own, memory of the pool, descriptors."""
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[str, int], list[int]] = {}
+        self._samples: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
 
     def sample(self, pids: dict[str, int]) -> None:
         """Take a sample of each process by name; one that has ended is left out."""
         for name, pid in pids.items():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, KeyError):
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-                kept = [int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")]
-                self._samples.setdefault((name, pid), []).extend(kept)
+                kept = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines
+                        if line.startswith(("RssAnon", "RssShmem"))}  # fmt: skip
+                descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+                taken = (kept["RssAnon"], kept["RssShmem"], descriptors)
+                self._samples.setdefault((name, pid), []).append(taken)
 
     def complaints(self) -> list[str]:
-        """Print how much processes that lived long enough have grown; say which grew too much."""
+        """Print how processes that lived long enough have grown; say which grew too much."""
         complaints = []
         for (name, pid), taken in self._samples.items():
-            if len(taken) < 6:
+            if len(taken) < 9:
                 continue
             third = len(taken) // 3
             # Buffers of the moment come and go; what leaks raises the least.
-            growth = min(taken[-third:]) - min(taken[:third])
-            print(f"  {name} ({pid}): {taken[-1] >> 20} MiB, least {growth >> 10:+} KiB")
-            if growth > GROWTH_BYTES_MAX:
-                complaints.append(f"{name} ({pid}) grew by {growth >> 20} MiB")
+            first, last = (
+                [min(column) for column in zip(*part, strict=True)]
+                for part in (taken[:third], taken[-third:])
+            )
+            own, descriptors = last[0] - first[0], last[2] - first[2]
+            print(
+                f"  {name} ({pid}): {last[0] >> 20} MiB, {own >> 10:+} KiB; of the pool"
+                f" {first[1] >> 20} to {last[1] >> 20} MiB; {last[2]} descriptors, {descriptors:+}"
+            )
+            if own > GROWTH_BYTES_MAX:
+                complaints.append(f"{name} ({pid}) grew by {own >> 20} MiB")
+            if last[1] > SHARED_BYTES_MAX and name.startswith("client"):
+                complaints.append(f"{name} ({pid}) has {last[1] >> 20} MiB of the pool mapped")
+            if descriptors > GROWTH_DESCRIPTORS_MAX:
+                complaints.append(f"{name} ({pid}) has {descriptors} descriptors more")
         return complaints
 
 
-def torment(cluster: LocalCluster, seconds: float, seed: int, watch: Callable[[], None]) -> None:
-    """Kill, replace, stop and resume workers; calls `watch` after each time."""
-    chance = random.Random(seed)
-    end = time.monotonic() + seconds
-    long_stop = time.monotonic() + seconds / 2 if seconds >= LONG_STOP_MINUTES * 60 else end
-    while time.monotonic() < end - 8:
-        let_time_pass(chance.uniform(2, 6))
-        index = chance.randrange(WORKERS)
-        if chance.random() < 0.5:
-            cluster.restart_worker(index)
-        else:
-            cluster.stop_worker(index)
+class Players:
+    """The client processes. The first lives from beginning to end; the others may be replaced."""
+
+    def __init__(self, url: str, seed: int, seconds: float, directory: Path) -> None:
+        self._end = time.monotonic() + seconds
+        self._url, self._seed, self._directory = url, seed, directory
+        self._processes = [self._start(number) for number in range(CLIENTS)]
+
+    def _start(self, number: int) -> subprocess.Popen[str]:
+        self._seed += 1
+        left_s = max(1.0, self._end - time.monotonic())
+        command = [sys.executable, "-m", "tests.soak.store", "--play", self._url]
+        command += ["--number", str(number), "--seed", str(self._seed)]
+        command += ["--minutes", str(left_s / 60), "--directory", str(self._directory)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes by name."""
+        return {f"client {n}": process.pid for n, process in enumerate(self._processes)}
+
+    def replace(self, number: int) -> None:
+        """Kill one and start another."""
+        process = self._processes[number]
+        process.kill()
+        process.communicate()
+        self._processes[number] = self._start(number)
+
+    def signal(self, number: int, kind: int) -> None:
+        """Stop one, or let it go on."""
+        self._processes[number].send_signal(kind)
+
+    def reports(self) -> tuple[list[dict[str, object]], list[str]]:
+        """What those that live to the end report, and complaints about those that do not."""
+        reports, complaints = [], []
+        for number, process in enumerate(self._processes):
+            try:
+                out, _ = process.communicate(timeout=DEADLINE_S + 60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                complaints.append(f"client {number} hangs")
+                continue
+            if process.returncode:
+                complaints.append(f"client {number} ended with {process.returncode}")
+                continue
+            reports.append(json.loads(out) | {"number": number})
+        return reports, complaints
+
+
+class Torment:
+    """Kills, replaces, stops and resumes processes at random, one after the other."""
+
+    def __init__(self, cluster: LocalCluster, players: Players, seed: int) -> None:
+        self._cluster, self._players = cluster, players
+        self._chance = random.Random(seed)
+        self.done: Counter[str] = Counter()
+
+    def run(self, seconds: float, watch: Callable[[], None]) -> None:
+        """Go on for so long; calls `watch` after each act."""
+        end = time.monotonic() + seconds
+        long_stop = end - seconds / 2 if seconds >= LONG_STOP_MINUTES * 60 else end
+        acts = [self.kill_worker] * 4 + [self.stop_worker] * 3 + [self.stop_master] * 2
+        acts += [self.kill_client, self.stop_client, self.kill_master]
+        while time.monotonic() < end - 10:
+            let_time_pass(self._chance.uniform(1, 4))
             if time.monotonic() > long_stop:
-                let_time_pass(LONG_STOP_S)
                 long_stop = end
-            let_time_pass(chance.uniform(0.5, 6))
-            cluster.resume_worker(index)
-        watch()
-    let_time_pass(max(0.0, end - time.monotonic()))
+                self.stop_worker(LONG_STOP_S)
+                continue
+            act = self._chance.choice(acts)
+            act()
+            self.done[act.__name__] += 1
+            watch()
+        let_time_pass(max(0.0, end - time.monotonic()))
+
+    def kill_worker(self) -> None:
+        """Kill a worker; another takes its place with empty memory."""
+        self._cluster.restart_worker(self._chance.randrange(WORKERS))
+
+    def stop_worker(self, seconds: float = 0.0) -> None:
+        """Stop a worker for a while, sometimes for longer than it may be silent."""
+        index = self._chance.randrange(WORKERS)
+        self._cluster.stop_worker(index)
+        let_time_pass(seconds or self._chance.uniform(0.5, 6))
+        self._cluster.resume_worker(index)
+
+    def stop_master(self) -> None:
+        """Stop the master for a while, sometimes for longer than workers may be silent."""
+        self._cluster.stop_master()
+        let_time_pass(self._chance.uniform(0.2, 8))
+        self._cluster.resume_master()
+
+    def kill_master(self) -> None:
+        """Kill the master; another one begins with nothing."""
+        self._cluster.restart_master()
+
+    def kill_client(self) -> None:
+        """Kill any client but the first; another takes its place."""
+        self._players.replace(self._chance.randrange(1, CLIENTS))
+
+    def stop_client(self) -> None:
+        """Stop a client for longer than its leases last."""
+        number = self._chance.randrange(1, CLIENTS)
+        self._players.signal(number, signal.SIGSTOP)
+        let_time_pass(self._chance.uniform(0.5, 6))
+        self._players.signal(number, signal.SIGCONT)
 
 
 def let_time_pass(seconds: float) -> None:
@@ -177,66 +204,51 @@ def let_time_pass(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def player_command(url: str, seed: int, minutes: float) -> list[str]:
-    """The command line of one client."""
-    command = [sys.executable, "-m", "tests.soak.store", "--play", url]
-    return [*command, "--seed", str(seed), "--minutes", str(minutes)]
-
-
-def soak(minutes: float, seed: int) -> list[str]:
+def soak(minutes: float, seed: int, directory: Path) -> list[str]:
     """Run; returns the complaints."""
     seconds = minutes * 60
-    complaints = []
     with LocalCluster(
         workers=WORKERS,
         segment=SEGMENT,
         master={"client_ttl": "4s", "ping_interval": "500ms"},
     ) as cluster:
-        players = [
-            subprocess.Popen(
-                player_command(cluster.url, seed * 100 + n, minutes),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for n in range(CLIENTS)
-        ]
-        memories = Memories()
+        board = Board(directory)
+        players = Players(cluster.url, seed * 100_000, seconds, directory)
+        sizes = Sizes()
 
         def watch() -> None:
             master, *workers = cluster.pids
             named = {f"worker {n}": pid for n, pid in enumerate(workers)}
-            named |= {f"client {n}": player.pid for n, player in enumerate(players)}
-            memories.sample({"master": master} | named)
+            sizes.sample({"master": master} | named | players.pids)
 
-        torment(cluster, seconds, seed, watch)
-        total: Counter[str] = Counter()
-        for n, player in enumerate(players):
-            try:
-                out, _ = player.communicate(timeout=DEADLINE_S + 60)
-            except subprocess.TimeoutExpired:
-                player.kill()
-                complaints.append(f"client {n} hangs")
-                continue
-            if player.returncode:
-                complaints.append(f"client {n} ended with {player.returncode}")
-                continue
-            report = json.loads(out)
-            total.update(report["counts"])
-            print(f"client {n}: worst call {report['worst_s']:.1f} s")
-            if report["worst_s"] > DEADLINE_S + SLACK_S:
-                complaints.append(f"client {n}: a call took {report['worst_s']:.1f} s")
+        torment = Torment(cluster, players, seed)
+        torment.run(seconds, watch)
+        reports, complaints = players.reports()
+    print("  " + ", ".join(f"{what} {count}" for what, count in sorted(torment.done.items())))
+    total: Counter[str] = Counter()
+    samples: dict[str, str] = {}
+    for report in reports:
+        worst_s = report["worst_s"]
+        print(f"client {report['number']}: worst call {worst_s:.1f} s")
+        # Being stopped is no fault of the call that was under way.
+        if worst_s > DEADLINE_S + SLACK_S + 6:
+            complaints.append(f"client {report['number']}: a call took {worst_s:.1f} s")
+        total.update(report["counts"])
+        samples |= report["samples"]
     for what, count in sorted(total.items()):
-        print(f"  {what:32} {count}")
-    return complaints + judge(total) + memories.complaints()
+        print(f"  {what:36} {count:8}  {samples.get(what, '')[:200]}")
+    return complaints + board.complaints() + judge(total) + sizes.complaints()
 
 
 def judge(total: Counter[str]) -> list[str]:
     """Say which counts are not as they must be."""
-    complaints = []
-    if total["WRONG BYTES"]:
-        complaints.append(f"{total['WRONG BYTES']} objects had wrong bytes")
-    needed = ("put ok", "get ok", "exists true")
-    complaints += [f"no progress: {what} is 0" for what in needed if not total[what]]
+    needed = ("put ok", "get ok", "exists true", "upsert ok", "get live ok", "view ok", "race ok")
+    complaints = [f"no progress: {what} is 0" for what in needed if not total[what]]
+    complaints += [
+        f"{count} times {what}"
+        for what, count in total.items()
+        if any(what.endswith(error) for error in FORBIDDEN)
+    ]
     return complaints
 
 
@@ -246,13 +258,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--play", metavar="URL", help="be one of the clients")
+    parser.add_argument("--number", type=int, default=0, help="which of them")
+    parser.add_argument("--directory", type=Path, help="what clients share")
     options = parser.parse_args()
     if options.play:
-        report = Player(options.play, options.seed).play(options.minutes * 60)
-        print(json.dumps(report))
+        player = Player(options.play, options.number, options.seed, options.directory)
+        print(json.dumps(player.play(options.minutes * 60)))
         return 0
     print(f"seed {options.seed}, {options.minutes:g} minutes")
-    complaints = soak(options.minutes, options.seed)
+    with tempfile.TemporaryDirectory() as directory:
+        complaints = soak(options.minutes, options.seed, Path(directory))
     for complaint in complaints:
         print(f"FAILED: {complaint}")
     if not complaints:
