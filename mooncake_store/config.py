@@ -116,6 +116,13 @@ Strict = Annotated[
         extra={"general": ("", "strict")},
     ),
 ]
+Overcommit = Annotated[
+    bool,
+    Meta(
+        description="Lend memory even if there is less than that, by the machine, its control "
+        "groups or a tmpfs."
+    ),
+]
 PortFile = Annotated[
     str,
     Meta(description="Write the port in use to this file once ready. Empty: do not."),
@@ -293,6 +300,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         Literal["auto", "never", "require"],
         Meta(description="Back segments by huge pages: where available, not at all, or else fail."),
     ] = "auto"
+    overcommit: Overcommit = False
     numa: Annotated[
         int,
         Meta(ge=-1, description="NUMA node the segments belong to; -1 leaves it to the system."),
@@ -398,6 +406,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             description="Size of a segment that this client lends to the pool; 0: none.",
         ),
     ] = 0
+    overcommit: Overcommit = False
     replicas: Annotated[
         int,
         Meta(ge=1, le=16, description="Copies of an object that a put asks for."),

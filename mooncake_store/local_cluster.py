@@ -22,6 +22,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store import config
+from mooncake_store._capacity import check_room
 from mooncake_store._orderly_exit import end_at_exit, ended
 from mooncake_store.children import START_S, Child
 from mooncake_store.units import parse_size
@@ -113,6 +114,9 @@ class LocalCluster:
         """Start everything, or nothing; return self. Does nothing when it runs."""
         if self._facts:
             return self
+        # Of all workers at once: each of them alone would find the room of the others free.
+        lent = config.load(config.WorkerConfig, environ={}, overrides=self._worker_settings).value
+        check_room(lent, workers=self._workers_wanted)
         try:
             if self._in_process:
                 end_at_exit(self, self.close)

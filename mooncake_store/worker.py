@@ -32,6 +32,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from mooncake_store._capacity import check_room
 from mooncake_store._endpoint import split_address, split_rail
 from mooncake_store._lending import Lending
 from mooncake_store._orderly_exit import end_at_exit, ended
@@ -132,9 +133,11 @@ class Worker:
     def start(self, *, timeout_s: float = 30.0) -> None:
         """Create, publish and mount the segments, or nothing at all.
 
-        Raises what kept it from the master when that lasted longer than `timeout_s`; a master that
-        answers, but still compiles its kernels, has START_S more.
+        Raises ConfigError for more memory than there is, before it touches any, and what kept it
+        from the master when that lasted longer than `timeout_s`; a master that answers, but still
+        compiles its kernels, has START_S more.
         """
+        check_room(self.config)
         try:
             self._serve()
             self._lending.make()

@@ -75,6 +75,7 @@ class SystemSettings:
     store_secret: str = ""
     """The file with that pool's secret."""
     segment: str = "1GiB"
+    overcommit: bool = False
     store_workers: int = 1
     admission: str = "forecast"
     balancing: float = 1.5
@@ -151,7 +152,11 @@ class ServingSystem:
             async with AsyncClient(settings.store_url, **pool):
                 self.store_url = settings.store_url
         else:
-            self.store = LocalCluster(workers=settings.store_workers, segment=settings.segment)
+            self.store = LocalCluster(
+                workers=settings.store_workers,
+                segment=settings.segment,
+                worker={"overcommit": settings.overcommit},
+            )
             await asyncio.to_thread(self.store.start)
             self.store_url = self.store.url
         worker = {"model": settings.model, "pool_url": self.store_url, "pool": pool}

@@ -25,6 +25,7 @@ def start_cluster(setup: Setup) -> LocalCluster:
         segment=setup.config.segment_bytes or _SEGMENT_BYTES,
         in_process=True,
         namespace=setup.namespace,
+        worker={"overcommit": setup.config.overcommit},
     )
     return cluster.start()
 
@@ -34,6 +35,7 @@ def start_worker(setup: Setup) -> Worker:
     overrides = {
         "master": str(setup.address()),
         "segments": str(setup.config.segment_bytes),
+        "overcommit": setup.config.overcommit,
         "secret_file": setup.config.secret_file or None,
     }
     worker = Worker(load(WorkerConfig, environ={}, overrides=overrides).value, secret=setup.secret)

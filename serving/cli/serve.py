@@ -43,6 +43,12 @@ StoreOption = Annotated[
     ),
 ]
 SegmentOption = Annotated[str, typer.Option(help="Memory for KV blocks, of a pool it starts.")]
+OvercommitOption = Annotated[
+    bool,
+    typer.Option(
+        "--overcommit", help="Lend that memory even if there is less.", show_default=False
+    ),
+]
 AdmissionOption = Annotated[
     str, typer.Option(help="Whom to refuse under load: forecast, load or at-decode.")
 ]
@@ -97,6 +103,7 @@ def serve(
     store: StoreOption = None,
     secret_file: SecretOption = None,
     segment: SegmentOption = "1GiB",
+    overcommit: OvercommitOption = False,
     admission: AdmissionOption = "forecast",
     ttft: TtftOption = "30s",
     tbt: TbtOption = "500ms",
@@ -140,6 +147,7 @@ def serve(
         store_url=store_url(store) if store else "",
         store_secret=secret_file or "",
         segment=segment,
+        overcommit=overcommit,
         admission=admission,
         ttft_s=parse_duration(ttft),
         tbt_s=parse_duration(tbt),
