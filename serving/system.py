@@ -100,6 +100,11 @@ class SystemSettings:
                 f"there is no admission policy {self.admission!r}",
                 advice=f"one of {', '.join(ADMISSIONS)}",
             )
+        if self.balancing < 1:
+            raise ConfigError(
+                f"balancing is {self.balancing}, and a worker's own prefix is never worth less",
+                advice="1 or more (--balancing)",
+            )
         settings_from({"model": self.model, **self.worker})
         check_model(self.model)
         if not is_loopback(self.host) and not self.token and not self.insecure:

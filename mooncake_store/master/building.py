@@ -11,6 +11,7 @@ from mooncake_store.config import split_quota
 from mooncake_store.core.options import Placement, ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.master.cluster import SEGMENT_NUMBERS
+from mooncake_store.master.liveness import LivenessTimes
 from mooncake_store.master.shard_service import ShardPlace, ShardService, ShardTimes
 from mooncake_store.master.slices import slice_of
 from mooncake_store.wire.shard import REMOVE
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "build_service",
     "fail_with",
+    "liveness_times",
     "load_kernels",
     "server_limits",
     "shard_config",
@@ -57,6 +59,15 @@ def shard_config(config: MasterConfig, shard: int) -> ShardConfig:
         events_kept=config.events_kept,
         seed=shard,
         debug_integrity=config.debug_integrity,
+    )
+
+
+def liveness_times(config: MasterConfig) -> LivenessTimes:
+    """Return after how much silence of a worker something is done about it."""
+    return LivenessTimes(
+        config.ping_interval_ns,
+        config.suspect_after_pings * config.ping_interval_ns,
+        config.client_ttl_ns,
     )
 
 

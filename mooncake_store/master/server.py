@@ -24,12 +24,13 @@ from mooncake_store.clock import SystemClock
 from mooncake_store.master.building import (
     build_service,
     fail_with,
+    liveness_times,
     load_kernels,
     server_limits,
     shard_limits,
 )
 from mooncake_store.master.cluster import Cluster, ClusterFacts
-from mooncake_store.master.liveness import Liveness, LivenessTimes
+from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.shard_service import ShardPlace
 from mooncake_store.master.slices import LocalShard
 from mooncake_store.master.supervisor import Supervisor
@@ -92,11 +93,7 @@ class Master:
             shards, links = await self._start_shards()
             loop = asyncio.get_running_loop()
             liveness = self._liveness = Liveness(
-                LivenessTimes(
-                    config.ping_interval_ns,
-                    config.suspect_after_pings * config.ping_interval_ns,
-                    config.client_ttl_ns,
-                ),
+                liveness_times(config),
                 self.epoch,
                 self._clock,
                 lambda *change: loop.call_soon_threadsafe(cluster.changed, *change),

@@ -52,6 +52,10 @@ OvercommitOption = Annotated[
 AdmissionOption = Annotated[
     str, typer.Option(help="Whom to refuse under load: forecast, load or at-decode.")
 ]
+BalancingOption = Annotated[
+    float,
+    typer.Option(help="Pull a prefix that is so many times longer than the worker's own, or more."),
+]
 TtftOption = Annotated[str, typer.Option(help="How long a first token may take.")]
 TbtOption = Annotated[str, typer.Option(help="How long a further token may take.")]
 DeadlineOption = Annotated[str, typer.Option(help="How long a request may take.")]
@@ -105,6 +109,7 @@ def serve(
     segment: SegmentOption = "1GiB",
     overcommit: OvercommitOption = False,
     admission: AdmissionOption = "forecast",
+    balancing: BalancingOption = 1.5,
     ttft: TtftOption = "30s",
     tbt: TbtOption = "500ms",
     deadline: DeadlineOption = "300s",
@@ -149,6 +154,7 @@ def serve(
         segment=segment,
         overcommit=overcommit,
         admission=admission,
+        balancing=balancing,
         ttft_s=parse_duration(ttft),
         tbt_s=parse_duration(tbt),
         deadline_s=parse_duration(deadline),

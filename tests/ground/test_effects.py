@@ -1,0 +1,562 @@
+"""Every setting does something: each is changed where it is used, and what is seen there differs.
+
+`OBSERVED` has an entry for each setting of each program: overrides that change it, and a function
+that starts the part concerned with given overrides and returns what a user could see of it. A
+setting without an entry fails, and so does one whose observation is the same as with the default.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from mooncake_store import Client, LocalCluster, _capacity, logs
+from mooncake_store._capacity import Machine
+from mooncake_store.cli._program_options import begin
+from mooncake_store.client._setup import Setup
+from mooncake_store.clock import ManualClock
+from mooncake_store.config import PROGRAMS, ClientConfig, MasterConfig, WorkerConfig, describe, load
+from mooncake_store.errors import StoreError
+from mooncake_store.master.building import build_service, liveness_times, shard_config
+from mooncake_store.master.liveness import Liveness
+from mooncake_store.master.running import serve_master
+from mooncake_store.master.shard_service import ShardPlace
+from mooncake_store.worker import Worker
+from mooncake_store.worker_program import run_worker
+from serving.conductor.views import Demand, PrefillView
+from serving.system import ServingSystem, SystemSettings
+from tests.core.lab import Lab
+from tests.master.wires import ClusterWire
+from tests.serving.conductor.test_placement import costs
+from transfer_engine import SegmentDescriptor
+
+MIB = 1 << 20
+GIB = 1 << 30
+SECOND = 1_000_000_000
+
+
+class Observation(NamedTuple):
+    """Overrides that change one setting, what they are compared with, and what is looked at."""
+
+    changed: dict
+    observe: object
+    base: dict = MappingProxyType({})
+
+
+def core(given, **options):
+    """A shard with the settings of a master, a clock of its own, and small segments."""
+    config = load(MasterConfig, environ={}, overrides={"objects_max": 4096, **given}).value
+    return Lab(**(dataclasses.asdict(shard_config(config, 0)) | {"segments_max": 64}), **options)
+
+
+def statuses(given, count=100):
+    rows, _ = core(given).start(range(count), 64)
+    return rows["status"].tolist()
+
+
+def longest_lease(given):
+    lab = core(given)
+    lab.put([1])
+    lab.get([1], ttl=10_000)
+    return lab.stat(1).lease_ns
+
+
+def replaced_after_20_s(given):
+    lab = core(given)
+    lab.start([1])
+    lab.sleep(20)
+    return lab.start([1], client=lab.open(2))[0]["status"].tolist()
+
+
+def room_after_100_s(given):
+    lab = core(given)
+    lab.start([1], 12 * MIB)
+    lab.sleep(100)
+    for _ in range(10):
+        lab.tick()
+    return lab.start([2], 12 * MIB)[0]["status"].tolist()
+
+
+def pinned_for(given, ttl_ns=None):
+    lab = core(given)
+    lab.put([1], soft_pin=1, soft_pin_ttl_ns=ttl_ns)
+    return lab.stat(1).soft_pin_ns
+
+
+def pinned_beyond_reason(given):
+    return pinned_for(given, 1000 * 3600 * SECOND)
+
+
+def hard_pins(given):
+    return core(given).start(range(14), MIB, hard_pin=True)[0]["status"].tolist()
+
+
+def left_after_a_tick(given):
+    lab = core(given)
+    lab.put(range(60), 256 * 1024)  # 15 of 16 MiB
+    lab.tick()
+    return sum(lab.exists(range(60)))
+
+
+def evicted_first(given):
+    lab = core(given)
+    lab.put(range(8), MIB)
+    for key in range(4):
+        lab.get([key])
+    lab.evict(0.25)
+    return lab.exists(range(8))
+
+
+def pinned_under_pressure(given):
+    lab = core(given)
+    lab.put(range(8), MIB, soft_pin=1)
+    lab.evict(1.0)
+    return lab.exists(range(8))
+
+
+def offsets(given):
+    _, replicas = core(given).start(range(20), 5000)
+    return sorted(replicas["offset"].ravel().tolist())
+
+
+def spread(given):
+    lab = core(given, segments=2, nbytes=64 * MIB)
+    return [lab.start([key], MIB)[1]["segment"].ravel().tolist() for key in range(20)]
+
+
+def events_that_are_left(given):
+    lab = core(given)
+    lab.put(range(200), 64)
+    _, rows, lost = lab.shard.events_since(0)
+    return len(rows), lost
+
+
+def checks(given):
+    lab = core(given)
+    with mock.patch("mooncake_store.core.integrity.check") as check:
+        lab.shard.remove(lab.now, np.ones((1, 2), np.uint64))
+        return check.called
+
+
+def room_of_a_namespace(given):
+    """How many objects of 1 MiB a namespace may begin in a shard as the master builds it."""
+
+    async def build():
+        config = load(MasterConfig, environ={}, overrides={"objects_max": 4096, **given}).value
+        return build_service(config, ShardPlace(), ManualClock()).shard
+
+    lab = core({})
+    lab.shard = asyncio.run(build())
+    lab.client = lab.open(1)
+    lab.mount(0)
+    rows, _ = lab.start(range(8), MIB, tenant=lab.shard.tenant("a"))
+    return rows["status"].tolist()
+
+
+def states_of_a_silent_worker(given):
+    """When a worker that says nothing becomes what."""
+    clock, states = ManualClock(), []
+    times = liveness_times(load(MasterConfig, environ={}, overrides=given).value)
+    liveness = Liveness(
+        times, 1, clock, lambda _, __, state: states.append((clock.now_ns(), state))
+    )
+    liveness.watch(b"w" * 16, 1)
+    for _ in range(60):
+        clock.advance(SECOND // 2)
+        liveness.check()
+    return states
+
+
+@contextlib.contextmanager
+def master(given):
+    with LocalCluster(0, in_process=True, master=given) as cluster:
+        wire = ClusterWire(cluster.address)
+        try:
+            yield cluster, wire
+        finally:
+            wire.close()
+
+
+def address(given):
+    with master(given) as (cluster, _):
+        return cluster.address
+
+
+def cluster_map(given):
+    with master(given) as (_, wire):
+        found = wire.map()
+        return len(found.shards), found.ping_interval_ms
+
+
+def granted(given):
+    with master(given) as (_, wire):
+        return wire.shard().opened.lease_ttl_ms
+
+
+def connected(given):
+    with master(given) as (cluster, _), contextlib.ExitStack() as stack:
+        answers = 0
+        for _ in range(4):
+            with contextlib.suppress(StoreError, OSError):
+                wire = stack.enter_context(contextlib.closing(ClusterWire(cluster.address)))
+                wire.status()
+                answers += 1
+        return answers
+
+
+class Parent:
+    """What a program started by a `LocalCluster` is told by."""
+
+    def watch(self, ended):
+        self.end = ended
+
+
+def run_program(program, given):
+    """Run master or worker in this process until it is ready; whether its port file was there."""
+    parent, seen = Parent(), []
+
+    def ready(_facts):
+        seen.append(bool(config.port_file) and os.path.exists(config.port_file))
+        parent.end()
+
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        if program is MasterConfig:
+            config = load(program, environ={}, overrides={"port": 0, **given}).value
+            asyncio.run(serve_master(config, None, ready, parent))
+        else:
+            with master({}) as (cluster, _):
+                own = {"master": cluster.address, "segments": "1MiB"}
+                config = load(program, environ={}, overrides=own | given).value
+                run_worker(config, None, ready, leases_s=0.0, parent=parent)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    return seen
+
+
+def started(program):
+    """How a program begins: its secret, and what it logs."""
+
+    def observe(given):
+        text = io.StringIO()
+        root = logging.getLogger()
+        levels = {name: logging.getLogger(name).level for name in (*logs.PACKAGES, None)}
+        handlers = root.handlers[:]
+        try:
+            with contextlib.redirect_stderr(text):
+                _, secret = begin(program, None, {"port": 0, **given})
+                logging.getLogger("mooncake_store.test").info("a line")
+        except StoreError as error:
+            return str(error)
+        finally:
+            root.handlers[:] = handlers
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+        return secret, text.getvalue().lstrip("0123456789-:. ")
+
+    return observe
+
+
+def refused(program, **given):
+    """Whether these settings are refused."""
+
+    def observe(changed):
+        try:
+            load(program, environ={}, overrides=given | changed)
+        except StoreError:
+            return True
+        return False
+
+    return observe
+
+
+def beside_a_typo(program):
+    """What becomes of an unknown variable."""
+
+    def observe(given):
+        try:
+            return load(program, environ={"MOONCAKE_LOG_LEVLE": "1"}, overrides=given).unknown
+        except StoreError as error:
+            return str(error)
+
+    return observe
+
+
+def lent(given):
+    """What others see of a worker, or why there is none."""
+    with master({}) as (cluster, wire):
+        own = {"master": cluster.address, "segments": "1MiB", "name": "w"}
+        worker = Worker(load(WorkerConfig, environ={}, overrides=own | given).value)
+        try:
+            worker.start()
+            entries = wire.segments(*worker.numbers)
+            found = [SegmentDescriptor.decode(entry.descriptor) for entry in entries]
+            seen = [
+                (each.name, each.size, each.transports, len(each.rails), segment.page_kind)
+                for each, segment in zip(found, worker.segments, strict=True)
+            ]
+            host, _, port = worker.address.rpartition(":")
+            return seen, host, port if "port" in given else ""
+        except StoreError as error:
+            return error.what
+        finally:
+            worker.stop(leases_s=0.0)
+
+
+def named_master(given):
+    config = load(WorkerConfig, environ={}, overrides={"segments": "1MiB", **given}).value
+    try:
+        Worker(config).start(timeout_s=0.01)
+    except StoreError as error:
+        return str(error.peer)
+    return "reached"
+
+
+def without_shared_huge_pages(given):
+    with mock.patch("transfer_engine.memory.thp_policy", return_value="never"):
+        return lent(given)
+
+
+def without_memory(observe):
+    def observed(given):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "proc").mkdir()
+            (Path(folder) / "proc" / "meminfo").write_text("MemAvailable: 0 kB")
+            with mock.patch.object(_capacity, "MACHINE", Machine(Path(folder))):
+                return observe(given)
+
+    return observed
+
+
+@contextlib.contextmanager
+def client(given, **options):
+    """A client with these settings, and the cluster it is connected to."""
+    with LocalCluster(2, "4MiB", in_process=True) as cluster:
+        url = given.get("url", "default")
+        rest = {name: value for name, value in given.items() if name != "url"}
+        with Client(f"mooncake://{cluster.address}/{url}", **rest, **options) as found:
+            yield found, cluster
+
+
+def namespace(given):
+    with client(given) as (found, _):
+        return found.namespace
+
+
+def secret(given):
+    setup = Setup("mooncake://127.0.0.1:1", dict(given))
+    setup.engine.close()
+    return setup.secret
+
+
+def patience_with_connections(given):
+    """How long the first connection is waited for."""
+    with mock.patch(
+        "transfer_engine.rpc.blocking.BlockingConnection.connect", side_effect=StoreError("no")
+    ) as connect:
+        with contextlib.suppress(StoreError):
+            Client("mooncake://127.0.0.1:1", deadline=1000, **given)
+        return round(connect.call_args.kwargs["timeout_s"], 1)
+
+
+def patience(given):
+    """The deadline of an operation that names none, in hundreds of seconds."""
+    with client(given) as (found, _):
+        return round((found._core.until({}) - time.monotonic()) / 100)
+
+
+def lease_after_a_get(given):
+    with client(given) as (found, _):
+        found.put("a", b"1")
+        found.get("a")
+        return found.stat("a").lease_s > 60
+
+
+def a_damaged_read(given):
+    with client(given) as (found, cluster):
+        found.put("a", bytes(4096))
+        for worker in cluster._workers:
+            for segment in worker.segments:
+                segment.buffer[:] = bytes([1]) * segment.size
+        try:
+            return found.get("a") == bytes([1]) * 4096
+        except StoreError as error:
+            return type(error).__name__
+
+
+def reads_without_a_request(given):
+    with client(given) as (found, _):
+        keys = [f"key{number}" for number in range(64)]
+        for key in keys:
+            found.put(key, b"1")
+        for key in keys + keys:
+            found.get(key)
+        return found._core.counters.lease_cache_hits
+
+
+def stored(given):
+    with client(given, deadline=3.0) as (found, _):
+        try:
+            found.put("a", b"1")
+        except StoreError as error:
+            return type(error).__name__
+        return len(found.stat("a").replicas)
+
+
+def threads_of_the_engine(given):
+    with mock.patch("mooncake_store.client._setup.TransferEngine") as engine:
+        Setup("mooncake://127.0.0.1:1", dict(given))
+        return engine.call_args.kwargs["threads"]
+
+
+def segments_of_the_pool(given):
+    with client({}) as (found, cluster):
+        try:
+            with Client(cluster.url, **given):
+                return len(found.status().segments)
+        except StoreError as error:
+            return error.what
+
+
+def own_segment(given):
+    """Whether a client can lend memory to a pool without any of its own."""
+    with LocalCluster(0, in_process=True) as cluster:
+        try:
+            with Client(cluster.url, **given) as found:
+                return len(found.status().segments)
+        except StoreError as error:
+            return error.what
+
+
+PORT = 20_000 + os.getpid() % 10_000
+FREE = {"port": PORT}
+SECRET, PORT_FILE, LENT_FILE = "<secret>", "<port file>", "<file>"
+
+OBSERVED = {
+    "master.host": Observation({"host": "127.0.0.2"}, lambda g: address(g).rpartition(":")[0]),
+    "master.port": Observation(FREE, lambda g: address(g).endswith(f":{PORT}")),
+    "master.shards": Observation({"shards": 2}, lambda g: cluster_map(g)[0]),
+    "master.secret_file": Observation({"secret_file": SECRET}, started(MasterConfig)),
+    "master.insecure": Observation({"insecure": True}, refused(MasterConfig, host="0.0.0.0")),
+    "master.port_file": Observation(
+        {"port_file": PORT_FILE}, lambda g: run_program(MasterConfig, g)
+    ),
+    "master.objects_max": Observation({"objects_max": 64}, statuses),
+    "master.default_lease_ttl": Observation({"default_lease_ttl": "1s"}, granted),
+    "master.lease_ttl_max": Observation({"lease_ttl_max": "1m"}, longest_lease),
+    "master.put_discard": Observation({"put_discard": "10s"}, replaced_after_20_s),
+    "master.put_release": Observation({"put_release": "60s"}, room_after_100_s),
+    "master.client_ttl": Observation({"client_ttl": "20s"}, states_of_a_silent_worker),
+    "master.ping_interval": Observation({"ping_interval": "500ms"}, lambda g: cluster_map(g)[1]),
+    "master.suspect_after_pings": Observation(
+        {"suspect_after_pings": 5}, states_of_a_silent_worker
+    ),
+    "master.soft_pin_ttl": Observation({"soft_pin_ttl": "1m"}, pinned_for),
+    "master.soft_pin_ttl_max": Observation({"soft_pin_ttl_max": "2h"}, pinned_beyond_reason),
+    "master.hard_pin_share": Observation({"hard_pin_share": 0.75}, hard_pins),
+    "master.high_watermark": Observation({"high_watermark": 0.5}, left_after_a_tick),
+    "master.eviction_ratio": Observation({"eviction_ratio": 0.5}, left_after_a_tick),
+    "master.eviction_policy": Observation({"eviction_policy": "fifo"}, evicted_first),
+    "master.evict_soft_pinned": Observation({"evict_soft_pinned": False}, pinned_under_pressure),
+    "master.quotas": Observation({"quotas": "a=2MiB"}, room_of_a_namespace),
+    "master.allocator": Observation({"allocator": "offset"}, offsets),
+    "master.placement": Observation({"placement": "free_ratio"}, spread),
+    "master.log_level": Observation({"log_level": "error"}, started(MasterConfig)),
+    "master.log_json": Observation({"log_json": True}, started(MasterConfig)),
+    "master.debug_integrity": Observation({"debug_integrity": True}, checks),
+    "master.events_kept": Observation({"events_kept": 16}, events_that_are_left),
+    "master.connections_max": Observation({"connections_max": 2}, connected),
+    "master.strict": Observation({"strict": True}, beside_a_typo(MasterConfig)),
+    "worker.master": Observation(
+        {"master": "127.0.0.1:2"}, named_master, {"master": "127.0.0.1:1"}
+    ),
+    "worker.name": Observation({"name": "other"}, lent),
+    "worker.host": Observation({"host": "127.0.0.2"}, lent),
+    "worker.port": Observation(FREE, lent, {"port": PORT + 1}),
+    "worker.segments": Observation({"segments": "2MiB"}, lent),
+    "worker.files": Observation({"files": f"{LENT_FILE}:1MiB"}, lent),
+    "worker.hugepages": Observation({"hugepages": "require"}, without_shared_huge_pages),
+    "worker.overcommit": Observation({"overcommit": True}, without_memory(lent)),
+    "worker.numa": Observation({"numa": 4095}, lent),
+    "worker.transports": Observation({"transports": "tcp"}, lent),
+    "worker.rails": Observation({"rails": "127.0.0.2"}, lent),
+    "worker.secret_file": Observation({"secret_file": SECRET}, started(WorkerConfig)),
+    "worker.insecure": Observation({"insecure": True}, refused(WorkerConfig, host="0.0.0.0")),
+    "worker.port_file": Observation(
+        {"port_file": PORT_FILE}, lambda g: run_program(WorkerConfig, g)
+    ),
+    "worker.log_level": Observation({"log_level": "error"}, started(WorkerConfig)),
+    "worker.log_json": Observation({"log_json": True}, started(WorkerConfig)),
+    "worker.strict": Observation({"strict": True}, beside_a_typo(WorkerConfig)),
+    "client.url": Observation({"url": "other"}, namespace),
+    "client.secret_file": Observation({"secret_file": SECRET}, secret),
+    "client.connect_timeout": Observation({"connect_timeout": 500.0}, patience_with_connections),
+    "client.deadline": Observation({"deadline": 900.0}, patience),
+    "client.lease_ttl": Observation({"lease_ttl": 200.0}, lease_after_a_get),
+    "client.verify": Observation({"verify": False}, a_damaged_read, {"lease_cache": True}),
+    "client.lease_cache": Observation({"lease_cache": False}, reads_without_a_request),
+    "client.lease_cache_entries": Observation({"lease_cache_entries": 8}, reads_without_a_request),
+    "client.transports": Observation({"transports": "rdma"}, stored),
+    "client.copy_threads": Observation({"copy_threads": 5}, threads_of_the_engine),
+    "client.segment": Observation({"segment": "4MiB"}, segments_of_the_pool),
+    "client.overcommit": Observation(
+        {"overcommit": True, "segment": "4MiB"},
+        without_memory(own_segment),
+        {"segment": "4MiB"},
+    ),
+    "client.replicas": Observation({"replicas": 2}, stored),
+    "client.strict": Observation({"strict": True}, beside_a_typo(ClientConfig)),
+}
+
+SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in describe(program)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_changes_what_is_seen(setting, tmp_path):
+    assert setting in OBSERVED, f"{setting}: nothing observes that it has an effect"
+    places = {SECRET: tmp_path / "secret", PORT_FILE: tmp_path / "port", LENT_FILE: tmp_path / "f"}
+    places[SECRET].write_text("x" * 32)
+    places[SECRET].chmod(0o600)
+
+    def filled(given):
+        for name, place in places.items():
+            given = {
+                key: value.replace(name, str(place)) if isinstance(value, str) else value
+                for key, value in given.items()
+            }
+        return given
+
+    observation = OBSERVED[setting]
+    assert setting.partition(".")[2] in observation.changed
+    before = observation.observe(filled(observation.base))
+    after = observation.observe(filled({**observation.base, **observation.changed}))
+    assert before != after
+
+
+def test_nothing_is_observed_that_is_no_setting():
+    assert set(OBSERVED) == set(SETTINGS)
+
+
+def test_the_threshold_of_serving_decides_where_a_prefix_comes_from():
+    def pulled(**given):
+        system = ServingSystem(SystemSettings(**given))
+        found = system._scheduler.policies.placement.place(
+            Demand(1000, {"p0": 100, "pool": 160}), [PrefillView("p0")], costs()
+        )
+        return found.pulled
+
+    assert (pulled(), pulled(balancing=2.0)) == (60, 0)
+    with pytest.raises(StoreError, match="balancing is 0"):
+        ServingSystem(SystemSettings(balancing=0.5))
