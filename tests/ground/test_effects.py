@@ -169,9 +169,11 @@ def states_of_a_silent_worker(given):
     """When a worker that says nothing becomes what."""
     clock, states = ManualClock(), []
     times = liveness_times(load(MasterConfig, environ={}, overrides=given).value)
-    liveness = Liveness(
-        times, 1, clock, lambda _, __, state: states.append((clock.now_ns(), state))
-    )
+
+    def became(_uuid, _epoch, state):
+        states.append((clock.now_ns(), state))
+
+    liveness = Liveness(times, 1, clock, became, pytest.fail)
     liveness.watch(b"w" * 16, 1)
     for _ in range(60):
         clock.advance(SECOND // 2)
