@@ -45,8 +45,8 @@ class Remote:
 
     def __init__(self, store: Client, prefix: str, **options: Any) -> None:
         self.prefix = clean(prefix)
-        self._store = store
-        self._plans = Plans(PART_BYTES, options)
+        self.client = store
+        self.plans = Plans(PART_BYTES, options)
 
     def files(self) -> dict[str, int]:
         """The size of every file by its name; raises NotFoundError where there is none."""
@@ -57,7 +57,7 @@ class Remote:
 
     def files_so_far(self) -> dict[str, int]:
         """The same, where nothing may be there yet."""
-        entries = run(self._store, listing.find(self._plans, self.prefix, None, withdirs=False))
+        entries = run(self.client, listing.find(self.plans, self.prefix, None, withdirs=False))
         if list(entries) == [self.prefix] and self.prefix:
             raise InvalidArgumentError(
                 f"{self.prefix!r} is an object, nothing lies below it",
@@ -73,27 +73,27 @@ class Remote:
     def write(self, files: Mapping[str, bytes]) -> None:
         """Store a batch of small files."""
         named = {self.path(name): data for name, data in files.items()}
-        run(self._store, self._plans.write_many(named, exclusive=False))
+        run(self.client, self.plans.write_many(named, exclusive=False))
 
     def writer(self, name: str) -> PoolWriter:
         """A file to be written piece by piece."""
-        return PoolWriter(self._store, self._plans, self.path(name))
+        return PoolWriter(self, self.path(name))
 
     def read(self, names: Sequence[str]) -> list[bytes | Exception]:
         """A batch of small files, or why not."""
-        return run(self._store, self._plans.read_many([self.path(name) for name in names]))
+        return run(self.client, self.plans.read_many([self.path(name) for name in names]))
 
     def reader(self, name: str) -> PoolReader:
         """A file to be read piece by piece."""
-        return PoolReader(self._store, self._plans, self.path(name))
+        return PoolReader(self, self.path(name))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that are gone already do not matter."""
-        run(self._store, self._plans.remove([self.path(name) for name in names], strict=False))
+        run(self.client, self.plans.remove([self.path(name) for name in names], strict=False))
 
     def sums(self, names: Sequence[str]) -> list[list[Span] | None]:
         """The checksums of files, by spans."""
-        return run(self._store, sums(self._plans, [self.path(name) for name in names]))
+        return run(self.client, sums(self.plans, [self.path(name) for name in names]))
 
 
 def send(

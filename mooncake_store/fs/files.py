@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import io
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mooncake_store.client._buffers import new_bytes
 from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
@@ -33,11 +33,11 @@ from transfer_engine.checksum import address_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mooncake_store.client import View
+    from mooncake_store.client import Client, View
     from mooncake_store.fs.doing import Plan
-    from mooncake_store.fs.filesystem import MooncakeFileSystem
+    from mooncake_store.fs.plans import Plans
 
-__all__ = ["PoolReader", "PoolWriter"]
+__all__ = ["Files", "PoolReader", "PoolWriter"]
 
 _PEEK_BYTES = 64 << 10
 _LEASE_S = 30.0
@@ -47,6 +47,18 @@ _RENEW_BELOW_S = _LEASE_S / 3
 _BATCH_BYTES = 64 << 20
 
 
+class Files(Protocol):
+    """What open files belong to: a filesystem, or who does without one."""
+
+    @property
+    def client(self) -> Client:
+        """Who moves their bytes."""
+
+    @property
+    def plans(self) -> Plans:
+        """How they are stored."""
+
+
 class PoolReader(io.BufferedIOBase):
     """A file open for reading; seekable. Made by `MooncakeFileSystem.open`."""
 
@@ -54,7 +66,7 @@ class PoolReader(io.BufferedIOBase):
     cache: Any = None
     """Where reads go instead, if fsspec put something here: blocks on a local disk."""
 
-    def __init__(self, fs: MooncakeFileSystem, path: str) -> None:
+    def __init__(self, fs: Files, path: str) -> None:
         self.fs = fs
         self.path = path
         self.mode = "rb"
@@ -302,7 +314,7 @@ class PoolReader(io.BufferedIOBase):
         return f"<PoolReader {self.path!r}, {self.size} bytes>"
 
 
-def _reopen(fs: MooncakeFileSystem, path: str, position: int) -> PoolReader:
+def _reopen(fs: Files, path: str, position: int) -> PoolReader:
     reader = PoolReader(fs, path)
     reader.seek(position)
     return reader
@@ -313,7 +325,7 @@ class PoolWriter(io.BufferedIOBase):
 
     def __init__(
         self,
-        fs: MooncakeFileSystem,
+        fs: Files,
         path: str,
         *,
         exclusive: bool = False,
