@@ -72,6 +72,8 @@ class Task:
     generation: int = 0
     state: TaskState = TaskState.PENDING
     message: str = ""
+    fetched: bool = False
+    """Whether it was begun by a fetch; else its worker was told of it when it was asked for."""
     repair: bool = False
     """Whether it makes a missing replica anew: while one is missing, in spare room and quota."""
     replicas: NDArray[Any] = field(default_factory=lambda: np.empty(0, REPLICA))
@@ -151,14 +153,21 @@ class Tasks:
         return status, 0, np.empty(0, REPLICA)
 
     def fetch(self, client: int, limit: int) -> list[Task]:
-        """Begin up to `limit` pending tasks of this worker and return them."""
-        out: list[Task] = []
-        for task in self.unfinished():
+        """Return up to `limit` tasks of this worker, which runs none while it asks.
+
+        So what it was told before and has not finished is told again: the answer was lost, or the
+        report. Carrying a task out twice writes the same bytes to the same place. Other tasks
+        are pending and begin now.
+        """
+        mine = [task for task in self.unfinished() if task.worker == client]
+        out = [task for task in mine if task.fetched and task.state == TaskState.PROCESSING][:limit]
+        for task in mine:
             if len(out) >= limit:
                 break
-            if task.worker == client and task.state == TaskState.PENDING:
+            if task.state == TaskState.PENDING:
                 status = self._begin(task)
                 if status == Status.OK:
+                    task.fetched = True
                     out.append(task)
                 else:
                     self._close(task, TaskState.FAILED, status.name)

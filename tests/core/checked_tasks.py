@@ -82,7 +82,13 @@ class TaskCalls:
         """A worker takes its tasks: submitted ones, and those that replace lost replicas."""
         self.note("fetch", client)
         by_digest = {digest_of(key): key for key in keys}
-        tasks = self.shard.fetch_tasks(self.now, client, 3)
+        told = self.shard.fetch_tasks(self.now, client, 3)
+        tasks = [task for task in told if task.number not in self.model.tasks]
+        for task in told[: len(told) - len(tasks)]:
+            begun = self.model.tasks[task.number]
+            places = [(int(r["segment"]), int(r["offset"])) for r in task.replicas]
+            expect(begun.client == client, f"task {task.number} of {begun.client} told to {client}")
+            expect(places == [(e.segment, e.offset) for e in begun.targets], f"{task} moved")
         self._check_repairs(tasks)
         for task in tasks:
             key = by_digest[task.digest]

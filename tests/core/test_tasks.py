@@ -6,6 +6,7 @@ import pytest
 
 from mooncake_store.core.janitor import DRAINS_KEPT, DrainState
 from mooncake_store.core.records import SegmentState, Status
+from mooncake_store.core.tasks import TaskState
 from tests.core.lab import SECOND, Lab, digests_of
 
 S = Status
@@ -38,11 +39,50 @@ def test_tasks_are_fetched_by_their_worker_only() -> None:
     assert list(lab.shard.fetch_tasks(lab.now, workers[1], 10)) == []
     mine = list(lab.shard.fetch_tasks(lab.now, workers[0], 10))
     assert len(mine) == 1
-    assert list(lab.shard.fetch_tasks(lab.now, workers[0], 10)) == []
     wrong = lab.shard.finish_task(lab.now, workers[1], task, True, "")
     assert wrong == S.ILLEGAL_CLIENT
     assert lab.shard.task(task) is not None
     lab.check()
+
+
+def test_a_task_whose_worker_never_heard_of_it_is_told_again() -> None:
+    lab, (worker, _) = crew()
+    lab.put([2], preferred=("segment0",))
+    for key in (1, 2):
+        assert lab.shard.submit_copy(lab.now, digests_of([key])[0], lab.segments[1:])[0] == S.OK
+    (first,) = lab.shard.fetch_tasks(lab.now, worker, 1)
+    lab.sleep(1)
+    both = lab.shard.fetch_tasks(lab.now, worker, 10)
+    assert [task.number for task in both] == [first.number, first.number + 1]
+    assert both[0].replicas.tolist() == first.replicas.tolist()
+    for task in both:
+        assert lab.shard.finish_task(lab.now, worker, task.number, True) == S.OK
+    assert lab.shard.fetch_tasks(lab.now, worker, 10) == []
+    assert where(lab, 1) == where(lab, 2) == set(lab.segments)
+    assert lab.remove([1, 2], force=True) == [S.OK] * 2
+
+
+def test_a_task_that_is_told_again_and_again_still_ends() -> None:
+    lab, (worker, _) = crew()
+    _, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
+    for _ in range(100):
+        lab.shard.fetch_tasks(lab.now, worker, 10)
+        lab.sleep(1)
+        lab.tick()
+    found = lab.shard.task(number)
+    assert found is not None
+    assert found.state == TaskState.FAILED
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_a_task_that_its_asker_runs_is_not_told_to_who_fetches() -> None:
+    lab, (worker, _) = crew()
+    status, number, _ = lab.shard.copy_start(
+        lab.now, worker, digests_of([1])[0], None, lab.segments[1:]
+    )
+    assert status == S.OK
+    assert lab.shard.fetch_tasks(lab.now, worker, 10) == []
+    assert lab.shard.finish_task(lab.now, worker, number, True) == S.OK
 
 
 def test_submitting_for_what_is_not_there() -> None:
