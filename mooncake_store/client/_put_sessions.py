@@ -80,7 +80,7 @@ class PutSessions(Putting):
         index = np.flatnonzero(self.cols[k.STATUS] == 0)
         self.core.counters.keys += len(index)
         if len(index):
-            yield from self.begin(index, patient=True)
+            yield from self.begin(index)
             self._replicas_most = int(self.cols[k.TRIED, 0])
 
     def is_open(self, at: int) -> bool:

@@ -59,7 +59,16 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64]
 
-__all__ = ["Answer", "BytesSink", "MemorySink", "Plan", "Reading", "half_of", "learn_segments"]
+__all__ = [
+    "Answer",
+    "BytesSink",
+    "MemorySink",
+    "Plan",
+    "Reading",
+    "copied",
+    "half_of",
+    "learn_segments",
+]
 
 # A lease that ends sooner than this is not worth starting a transfer under.
 MARGIN_NS = 2_000_000
@@ -369,7 +378,7 @@ class Reading:
     def _move_all(self, roads: list[tuple[Road, Column]]) -> Steps[None]:
         moves = [self._move(road, some) for road, some in roads]
         until = self.until
-        if not all(_copied(road) for road, _ in roads):
+        if not all(copied(road) for road, _ in roads):
             until = min(self._attempt_until(some) for _, some in roads)
         outcomes = yield Moves(moves, until)
         now = time.monotonic_ns()
@@ -537,8 +546,8 @@ def half_of(until: float) -> float:
     return now + max(0.0, until - now) / 2
 
 
-def _copied(road: Road) -> bool:
-    """Whether a read is a copy of memory, which no silent owner can hold up."""
+def copied(road: Road) -> bool:
+    """Whether a transfer is a copy of memory, which no silent owner can hold up."""
     return road.handle is not None and road.handle.transport in ("local", "shm")
 
 

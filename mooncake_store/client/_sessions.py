@@ -74,7 +74,7 @@ class Session:
     def begin(self) -> Steps[None]:
         """Ask for room and reach the segments; raises AlreadyExistsError among others."""
         core, putting = self.core, self._putting
-        yield from putting.begin(np.zeros(1, np.int64), patient=True)
+        yield from putting.begin(np.zeros(1, np.int64))
         status = int(putting.cols[k.STATUS, 0])
         if status != k.FOUND:
             raise self._refusal()
@@ -170,7 +170,7 @@ class Session:
             return
         self.open = False
         generation = self._putting.cols[k.GENERATION, :1].astype(np.uint32)
-        body = PUT_REVOKE.request.pack(digests=self._keys.digests, generations=generation)
+        body = PUT_REVOKE.request.pack(late=0, digests=self._keys.digests, generations=generation)
         shard = self.core.shard_of(self._keys)
         yield from ask([(shard, PUT_REVOKE, body)], time.monotonic() + self.core.config.deadline_s)
 

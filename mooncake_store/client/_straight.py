@@ -29,7 +29,7 @@ from mooncake_store.client._failures import error_of
 from mooncake_store.client._keys import Digests, label_of, name_of
 from mooncake_store.client._reads import MARGIN_NS, Answer, half_of
 from mooncake_store.client._steps import Move, Moves, fetch
-from mooncake_store.client._writes import Begun, patience_ms
+from mooncake_store.client._writes import Begun, attempt_until, patience_ms
 from mooncake_store.client.results import PutResult
 from mooncake_store.core.records import Status
 from mooncake_store.errors import InvalidArgumentError, StoreError
@@ -215,7 +215,9 @@ def _write(
     except StoreError as error:
         return error.again()
     if shared is None:
-        outcome = yield from _move(road, Direction.WRITE, offset, memory, True, until)
+        # What follows a failure tries other segments, and needs time for that.
+        limit = attempt_until(until, size)
+        outcome = yield from _move(road, Direction.WRITE, offset, memory, True, limit)
         if isinstance(outcome, StoreError) or outcome.statuses[0]:
             return outcome
         return _Written(int(outcome.checksums[0]), outcome.transport)

@@ -5,9 +5,11 @@
     2. One batch per segment writes the bytes; the checksum is computed as they pass.
     3. One request per shard makes what was written readable, with its checksum.
 
-A key whose replica could not be written is given up and begun anew elsewhere, twice at most, if it
-is certain that nothing of the failed write can still arrive. After a timeout it is not: then the
-put is left to its deadline at the store, which frees its space only when no late write can hurt.
+A key whose replica could not be written is given up and begun anew elsewhere, until the deadline.
+Where no other segment has room, the shard waits for some, and after a pause that doubles up to 2 s
+those that failed may be tried again: their owner may be back. An owner over the network has 2 s and
+a time by the bytes to take a write, so one that stands still does not use up the deadline. After
+such a timeout something of the write may still arrive: the space is given up as a late writer's.
 
 A whole object alone takes the same steps without the columns, in `_straight.py`, which leaves
 everything unusual to this.
@@ -25,7 +27,7 @@ import numpy as np
 
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._core import every, parts
-from mooncake_store.client._reads import learn_segments
+from mooncake_store.client._reads import copied, learn_segments
 from mooncake_store.client._steps import Move, Moves, Opens, ask, ask_one
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import REPLICAS_MAX, Status
@@ -62,9 +64,17 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64]
 
-__all__ = ["Begun", "Putting", "Wishes", "patience_ms"]
+__all__ = ["Begun", "Putting", "Wishes", "attempt_until", "patience_ms"]
 
-_ATTEMPTS = 3
+_FRUITLESS_MAX = 3
+"""Attempts that failed without naming a segment that could be avoided next time."""
+_PAUSE_S = 0.25
+_PAUSE_MAX_S = 2.0
+_STANDSTILL_S = 2.0
+_SLOWEST_BYTES_PER_S = 4_000_000
+"""An owner that takes less is given up, as far as there is time to try others."""
+_REVOKE_S = 0.5
+"""What giving up may take beyond the deadline: others would wait far longer for the key."""
 # The longest key is 4 KiB: a request of this many keys cannot pass the limit of its names.
 _NAMED_MAX = NAME_BLOB_MAX // 4096
 _NO_REPLICAS = np.empty((0, 2), np.int64)
@@ -126,6 +136,20 @@ def patience_ms(until: float) -> int:
     return max(0, left_ms - max(50, left_ms // 10))
 
 
+def attempt_until(until: float, nbytes: int) -> float:
+    """When to give a write over the network up: never after `until`."""
+    now = time.monotonic()
+    enough_s = min(_STANDSTILL_S, (until - now) / 2) + nbytes / _SLOWEST_BYTES_PER_S
+    return min(until, now + enough_s)
+
+
+def _passing(error: StoreError) -> bool:
+    """Whether a segment that failed like this may be well again in a while."""
+    if isinstance(error, UnavailableError):
+        return error.operation == "connect"
+    return isinstance(error, PeerLostError | TransferTimeoutError | NotFoundError)
+
+
 def _names(names: Any, option: str) -> list[bytes]:
     if isinstance(names, str):
         raise InvalidArgumentError(f"{option} is a list of segment names, not one name")
@@ -159,6 +183,12 @@ class Putting:
         self.checksums: NDArray[np.uint64] = np.zeros(n, np.uint64)
         self._replicas: Column = _NO_REPLICAS
         self._tried: dict[int, str] = {}
+        # Keys of which something may still arrive where it was written to.
+        self._late: set[int] = set()
+        # Segments that failed, by name, and whether they may be well again in a while.
+        self._avoided: dict[bytes, bool] = {}
+        self._pause_s = _PAUSE_S
+        self._fruitless = 0
         # What was done for the only key already.
         self.begun: Begun | None = None
 
@@ -180,40 +210,67 @@ class Putting:
         index = every(len(self.keys))
         if self.keys.refused:
             index = np.flatnonzero(cols[k.STATUS] == 0)
-        for attempt in range(_ATTEMPTS):
-            if not len(index):
-                break
-            yield from self.begin(index, patient=not attempt)
-            index = yield from self._write(index)
+        while len(index):
+            started, avoided = time.monotonic(), len(self._avoided)
+            yield from self.begin(index)
+            failed = yield from self._write(index)
             self.begun = None
-            yield from self._give_up(index)
-            if time.monotonic() >= self.until or attempt == _ATTEMPTS - 1:
+            try:
+                yield from self._give_up(failed)
+            except (TransferTimeoutError, PeerLostError, UnavailableError):
+                break  # what was begun is in the way of another attempt
+            if time.monotonic() >= self.until:
                 break
-        self._tell_tried(index)
+            index = self._once_more(index, failed, started, avoided)
+        self._tell_tried()
         if self.wishes.upsert:
             core.leases.forget(self.keys.words, every(len(self.keys)), time.monotonic_ns())
         if (cols[k.STATUS] == Status.NO_SPACE).any():
             yield from self._explain_no_space()
 
-    def _tell_tried(self, index: Column) -> None:
+    def _once_more(self, index: Column, failed: Column, started: float, avoided: int) -> Column:
+        """Return what of an attempt on `index` is worth another one.
+
+        Of what found no room that is what was not given all the time there is, because a segment
+        was avoided; and when nothing but that is left, segments may have become well again.
+        """
+        if not avoided:
+            self._fruitless += len(failed) > 0 and not self._avoided
+            return failed if self._fruitless < _FRUITLESS_MAX else failed[:0]
+        waiting = index[self.cols[k.STATUS, index] == Status.NO_SPACE]
+        if len(failed):
+            self._fruitless += len(self._avoided) == avoided
+            again: Column = np.union1d(failed, waiting)
+            return again if self._fruitless < _FRUITLESS_MAX else failed[:0]
+        passing = [name for name, may_be_well in self._avoided.items() if may_be_well]
+        if not passing or time.monotonic() - started < self._pause_s / 2:
+            return failed  # nothing would change, or the shard lets nobody wait
+        for name in passing:
+            del self._avoided[name]
+        self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
+        return waiting
+
+    def _tell_tried(self) -> None:
         """Say of keys that failed what was tried, also where that left no segment to try."""
-        status = self.cols[k.STATUS]
-        nowhere = [at for at in self._tried if status[at] == Status.NO_SPACE]
-        for at in (*index.tolist(), *nowhere):
-            status[at] = self.cols[k.CHECKSUM, at]
-            self.errors[at] = f"tried {self._tried[at]}"
+        status, cause = self.cols[k.STATUS], self.cols[k.CHECKSUM]
+        for at, tried in self._tried.items():
+            if status[at] == Status.NO_SPACE:
+                status[at] = cause[at]
+                self.errors[at] = f"tried {tried}; no other segment had room"
+            elif status[at] == cause[at]:
+                self.errors[at] = f"tried {tried}"
 
     # Beginning.
 
-    def begin(self, index: Column, *, patient: bool) -> Steps[None]:
-        """Ask the shards for room, and to wait for it if patient; accepted keys become FOUND."""
+    def begin(self, index: Column) -> Steps[None]:
+        """Ask the shards for room, and to wait for it; accepted keys become FOUND."""
         keys, cols = self.keys, self.cols
         batch = BATCH_MAX if len(index) <= _NAMED_MAX else _NAMED_MAX
         split = parts(keys, index, self.core.shards, batch)
         if self.begun is not None:
             replies = [self.begun.reply]
         else:
-            calls = [(shard, PUT_START, self._request(some, patient)) for shard, some in split]
+            calls = [(shard, PUT_START, self._request(some)) for shard, some in split]
             replies = yield from ask(calls, self.until)
         most = 0
         self._replicas = _NO_REPLICAS
@@ -237,18 +294,20 @@ class Putting:
         rows = self._replicas[first : first + count]
         return [(int(row[1]) & 0xFFFF_FFFF, int(row[0])) for row in rows]
 
-    def _request(self, some: Column, patient: bool) -> bytes:
-        wishes, keys = self.wishes, self.keys
+    def _request(self, some: Column) -> bytes:
+        wishes, keys, until = self.wishes, self.keys, self.until
+        if self._avoided:
+            until = min(until, time.monotonic() + self._pause_s)
         everything = len(some) == len(keys)
         groups = wishes.groups
         if groups and not everything:
             groups = [groups[at] for at in some.tolist()]
         return PUT_START.request.pack(
-            wait_ms=patience_ms(self.until) if patient else 0,
+            wait_ms=patience_ms(until),
             digests=keys.digests if everything else keys.digests[some],
             sizes=self.memory.sizes if everything else self.memory.sizes[some],
             names=keys.names(None if everything else some),
-            **wishes.fields() | {"groups": groups},
+            **wishes.fields() | {"groups": groups, "excluded": [*wishes.excluded, *self._avoided]},
         )
 
     def _blame(self, index: Column, error: StoreError) -> None:
@@ -293,7 +352,7 @@ class Putting:
         for number, some in groups:
             road = core.directory.get(number)
             if road is None:
-                self._fail(some, UnavailableError(f"segment {number} is unknown"), "", clean=True)
+                self._fail(some, UnavailableError(f"segment {number} is unknown"), "")
             else:
                 roads.append((road, some))
         roads = yield from self._reached(roads)
@@ -303,7 +362,7 @@ class Putting:
             outcomes = [self.begun.outcome]
         else:
             moves = [self._move(road, some, nth) for road, some in roads]
-            outcomes = yield Moves(moves, self.until)
+            outcomes = yield Moves(moves, self._attempt_until(roads))
         for (road, some), outcome in zip(roads, outcomes, strict=True):
             self._judge(road, some, outcome, nth)
 
@@ -312,7 +371,7 @@ class Putting:
         closed = [road for road, _ in roads if road.handle is None]
         if not closed:
             return roads
-        outcome = yield Opens(closed, self.until)
+        outcome = yield Opens(closed, attempt_until(self.until, 0))
         failures = {road.number: error for road, error in zip(closed, outcome, strict=True)}
         reached = []
         for road, some in roads:
@@ -321,9 +380,15 @@ class Putting:
                 reached.append((road, some))
                 continue
             self.core.directory.failed(road, time.monotonic_ns())
-            self._fail(some, error, road.label, clean=True)
-            self._exclude(road)
+            self._fail(some, error, road.label)
+            self._avoid(road, error)
         return reached
+
+    def _attempt_until(self, roads: list[tuple[Road, Column]]) -> float:
+        """When to give a write up; a copy of memory cannot be held up by a silent owner."""
+        if all(copied(road) for road, _ in roads):
+            return self.until
+        return attempt_until(self.until, max(self._moved(some) for _, some in roads))
 
     def _move(self, road: Road, index: Column, nth: int) -> Move:
         everything = len(index) == len(self.keys)
@@ -341,9 +406,10 @@ class Putting:
         core = self.core
         if isinstance(outcome, StoreError):
             core.directory.failed(road, time.monotonic_ns())
-            clean = not isinstance(outcome, TransferTimeoutError) or outcome.operation == "connect"
-            self._fail(index, outcome, road.label, clean=clean)
-            self._exclude(road)
+            self._fail(index, outcome, road.label)
+            if isinstance(outcome, TransferTimeoutError) and outcome.operation != "connect":
+                self._late.update(index.tolist())
+            self._avoid(road, outcome)
             return
         if outcome.checksums is not None:
             self.checksums[index] = outcome.checksums
@@ -355,33 +421,29 @@ class Putting:
             return
         core.directory.failed(road, time.monotonic_ns())
         for j in np.flatnonzero(outcome.statuses).tolist():
+            if outcome.statuses[j] == TransferTimeoutError.code:
+                self._late.add(int(index[j]))
             error = transfer_error(int(outcome.statuses[j]), operation="put", peer=road.label)
-            self._fail(index[j : j + 1], error, road.label, clean=True)
-        self._exclude(road)
+            self._fail(index[j : j + 1], error, road.label)
+            self._avoid(road, error)
 
     def _moved(self, index: Column) -> int:
         """Bytes that one write of these keys moves."""
         return int(self.memory.sizes[index].sum())
 
-    def _exclude(self, road: Road) -> None:
-        """Begin anew elsewhere; and meet the segment anew should it be named again."""
-        name = road.entry.name.encode()
-        if name not in self.wishes.excluded:
-            self.wishes.excluded.append(name)
+    def _avoid(self, road: Road, error: StoreError) -> None:
+        """Begin anew elsewhere."""
+        self._avoided[road.entry.name.encode()] = _passing(error)
 
-    def _fail(self, index: Column, error: StoreError, label: str, *, clean: bool) -> None:
-        """Note a replica that was not written. Unclean: something of it may still arrive."""
+    def _fail(self, index: Column, error: StoreError, label: str) -> None:
+        """Note a replica that was not written."""
         what = f"{label}: {error.what}" if label else error.what
         code = UnavailableError.code if isinstance(error, NotFoundError) else error.code
         for at in index.tolist():
-            before = self._tried.get(at)
-            self._tried[at] = f"{before}; {what}" if before else what
-            if clean and self.cols[k.STATUS, at] in (k.FOUND, k.FAILED):
-                self.cols[k.STATUS, at] = k.FAILED
-                self.cols[k.CHECKSUM, at] = code
-            else:
-                self.cols[k.STATUS, at] = code
-                self.errors[at] = f"tried {self._tried[at]}"
+            before = self._tried.get(at, what)
+            self._tried[at] = before if what in before else f"{before}; {what}"
+        self.cols[k.STATUS, index] = k.FAILED
+        self.cols[k.CHECKSUM, index] = code
 
     # Ending.
 
@@ -406,24 +468,28 @@ class Putting:
                 cols[k.STATUS, some] = reply.statuses
 
     def _give_up(self, index: Column) -> Steps[None]:
-        """Revoke keys that were not written, so that their space returns at once."""
+        """Revoke keys that were not written, so that others may put them and space returns."""
         keys, cols = self.keys, self.cols
         if not len(index):
             return
-        split = parts(keys, index, self.core.shards, BATCH_MAX)
+        cols[k.STATUS, index] = cols[k.CHECKSUM, index]
+        late = np.isin(index, list(self._late))
+        self._late.clear()
         calls = [
             (
                 shard,
                 PUT_REVOKE,
                 PUT_REVOKE.request.pack(
+                    late=is_late,
                     digests=keys.digests[some],
                     generations=cols[k.GENERATION, some].astype(np.uint32),
                 ),
             )
-            for shard, some in split
+            for is_late, chosen in ((0, index[~late]), (1, index[late]))
+            for shard, some in parts(keys, chosen, self.core.shards, BATCH_MAX)
+            if len(some)
         ]
-        yield from ask(calls, self.until)
-        cols[k.STATUS, index] = cols[k.CHECKSUM, index]
+        yield from ask(calls, max(self.until, time.monotonic() + _REVOKE_S))
 
     def _explain_no_space(self) -> Steps[None]:
         """Say with the error what holds the space."""

@@ -525,9 +525,14 @@ def continue_alone(state: ShardState, old: int) -> None:
 
 
 def put_revoke(
-    state: ShardState, client: int, digests: NDArray[np.uint64], generations: NDArray[np.uint32]
+    state: ShardState,
+    client: int,
+    digests: NDArray[np.uint64],
+    generations: NDArray[np.uint32],
+    *,
+    late: bool = False,
 ) -> NDArray[np.int16]:
-    """Give up own unfinished puts; their space returns at once."""
+    """Give up own unfinished puts; their space returns at once, or as that of a late writer."""
     n = len(digests)
     if n > BATCH_MAX or len(generations) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
@@ -538,5 +543,5 @@ def put_revoke(
     count = k.revoke(
         state.rows, state.cold, found, as_column(generations, UINT32), client, status, doomed
     )
-    state.dispose(doomed[:count], writer_done=True)
+    state.dispose(doomed[:count], writer_done=not late)
     return status

@@ -276,11 +276,17 @@ class Shard:
         return out
 
     def put_revoke(
-        self, now: int, client: int, digests: Digests, generations: NDArray[np.uint32]
+        self,
+        now: int,
+        client: int,
+        digests: Digests,
+        generations: NDArray[np.uint32],
+        *,
+        late: bool = False,
     ) -> NDArray[np.int16]:
-        """Give up unfinished puts; the caller promises to write no more."""
+        """Give up unfinished puts; the caller writes no more, unless some of it may come `late`."""
         self._state.advance(now)
-        out = puts.put_revoke(self._state, client, digests, generations)
+        out = puts.put_revoke(self._state, client, digests, generations, late=late)
         self._checked()
         return out
 
@@ -454,7 +460,7 @@ class Shard:
         return self._tasks.submit(TaskKind.MOVE, digest, source, [target])
 
     def fetch_tasks(self, now: int, client: int, limit: int = 16) -> list[Task]:
-        """Begin pending tasks assigned to this client and return them."""
+        """Return tasks of this client, begun now or before: it runs none while it asks."""
         self._state.advance(now)
         out = self._tasks.fetch(client, limit)
         self._checked()

@@ -62,7 +62,7 @@ REPLY_MARGIN_MS = (20, 500)
 
 _PUT, _PUT_REPLY = wire.PUT_START.request, wire.PUT_START.reply
 _END, _STATUSES = wire.PUT_END.request, wire.PUT_END.reply
-_REVOKE = wire.PUT_REVOKE.request
+_REVOKE, _RELEASE = wire.PUT_REVOKE.request, wire.RELEASE.request
 _GET, _GET_REPLY = wire.GET.request, wire.GET.reply
 _EXISTS, _EXISTS_REPLY = wire.EXISTS.request, wire.EXISTS.reply
 _PREFIX, _PREFIX_REPLY = wire.FIND_PREFIX.request, wire.FIND_PREFIX.reply
@@ -284,10 +284,12 @@ class ShardService:
         )
 
     def _put_revoke(self, peer: Peer, frame: Frame) -> bytes:
-        digests, generations = _REVOKE.unpack(frame.body)
+        late, digests, generations = _REVOKE.unpack(frame.body)
         self.keys += len(digests)
         return _STATUSES.pack(
-            statuses=self.shard.put_revoke(self.now(), peer.handle, digests, generations)
+            statuses=self.shard.put_revoke(
+                self.now(), peer.handle, digests, generations, late=bool(late)
+            )
         )
 
     def _get(self, peer: Peer, frame: Frame) -> bytes:
@@ -317,7 +319,7 @@ class ShardService:
         return _RENEW_REPLY.pack(statuses=statuses, remaining_ns=remaining)
 
     def _release(self, peer: Peer, frame: Frame) -> bytes:
-        digests, generations = _REVOKE.unpack(frame.body)
+        digests, generations = _RELEASE.unpack(frame.body)
         self.keys += len(digests)
         return _STATUSES.pack(statuses=self.shard.release(self.now(), digests, generations))
 

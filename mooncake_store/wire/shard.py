@@ -290,7 +290,12 @@ PUT_END = Operation(
     "makes written objects readable",
 )
 PUT_REVOKE = Operation(
-    "put_revoke", 0x23, _packed([], _DIGESTS, _GENERATIONS), _STATUSES, "gives unfinished puts up"
+    "put_revoke",
+    0x23,
+    # `late` 1: something of what was written may still arrive.
+    _packed([("late", "u1")], _DIGESTS, _GENERATIONS),
+    _STATUSES,
+    "gives unfinished puts up",
 )
 GET = Operation(
     "get",

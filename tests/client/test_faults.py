@@ -389,6 +389,64 @@ def test_a_pool_full_of_leased_objects_waits_and_then_says_so(own_cluster, conne
     assert store.put("new", bytes(4 * MIB), deadline=60).stored  # once leases have ended
 
 
+def test_a_put_whose_owner_died_waits_for_room_elsewhere(own_cluster, connect):
+    cluster = own_cluster(segment="16MB")
+    store = connect(cluster.url)
+    keys = [f"key-{i}" for i in range(13)]
+    assert store.put_many(keys, [bytes(MIB)] * len(keys), excluded=["worker-0"]).ok
+    assert store.get_many(keys, ttl="3s").ok  # nothing here may be evicted until then
+    cluster.kill_worker(0)
+    put = store.put("new", bytes(4 * MIB), preferred=["worker-0"], deadline=PATIENCE_S)
+    assert put.stored
+    assert store.query("new").replicas[0].segment == "worker-1"
+
+
+def test_a_put_outlives_the_death_of_all_owners_but_one(own_cluster, connect):
+    cluster = own_cluster(workers=5)
+    store = connect(cluster.url)
+    dead = [f"worker-{n}" for n in range(4)]
+    assert store.put_many([f"open-{n}" for n in range(512)], [b"x"] * 512).ok
+    for n in range(4):
+        cluster.kill_worker(n)
+    assert store.put("key", b"value", preferred=dead, deadline=PATIENCE_S).stored
+    assert store.put_many(["a", "b"], [b"1", b"2"], preferred=dead, deadline=PATIENCE_S).ok
+    assert store.get_many(["key", "a", "b"]).values == [b"value", b"1", b"2"]
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_put_to_an_owner_that_stands_still_goes_elsewhere(own_cluster, connect, met):
+    cluster = own_cluster()
+    store = connect(cluster.url, transports=["tcp"])
+    if met:
+        assert store.put_many(["a", "b"], [b"x"] * 2, preferred=["worker-0"]).ok
+    cluster.stop_worker(0)
+    try:
+        put = store.put("key", b"value", preferred=["worker-0"], deadline=PATIENCE_S)
+        assert put.stored
+        assert store.query("key").replicas[0].segment == "worker-1"
+    finally:
+        cluster.resume_worker(0)
+    assert store.get("key") == b"value"
+
+
+def test_a_put_whose_time_goes_into_connecting_names_the_owner_and_leaves_nothing(
+    own_cluster, connect
+):
+    cluster = own_cluster(workers=1)
+    store, other = connect(cluster.url, transports=["tcp"]), connect(cluster.url)
+    assert other.put("open", b"x").stored  # from now on it needs nothing of the worker
+    cluster.stop_worker(0)
+    try:
+        with pytest.raises(StoreError, match="worker-0") as caught:
+            store.put("key", b"value", deadline=0.5)
+        assert (caught.value.key, caught.value.operation) == ("key", "put")
+        with pytest.raises(NotFoundError):  # neither half written nor present for others
+            other.get("key")
+        assert other.put("key", b"other").stored
+    finally:
+        cluster.resume_worker(0)
+
+
 def test_refused_addresses_never_reach_a_transfer(store):
     """A store that answers with places outside of its segments gets errors, no crash."""
     store.put("key", b"value" * 10)

@@ -121,12 +121,15 @@ class Lab:
         self.check()
         return [int(status) for status in out]
 
-    def revoke(self, keys: Sequence[int], generations: Any, *, client: int = -1) -> list[int]:
+    def revoke(
+        self, keys: Sequence[int], generations: Any, *, client: int = -1, late: bool = False
+    ) -> list[int]:
         out = self.shard.put_revoke(
             self.now,
             self.client if client < 0 else client,
             digests_of(keys),
             np.asarray(generations, np.uint32),
+            late=late,
         )
         self.check()
         return [int(status) for status in out]

@@ -516,3 +516,22 @@ def test_an_object_whose_name_finds_no_room_is_refused(upsert: bool) -> None:
     assert lab.remove(kept[:1]) == [S.OK]
     assert lab.shard.rename(lab.now, digests[:1], digests[1:], long).tolist() == [S.OK]
     assert lab.stat(2000).name == b"m" * 4003
+
+
+def test_a_put_given_up_while_its_write_may_still_arrive_frees_the_key_but_not_the_space() -> None:
+    lab = Lab(put_discard_ns=30 * SECOND, put_release_ns=600 * SECOND)
+    for there in (False, True):
+        if there:
+            lab.put([1])
+        rows, replicas = lab.start([1], upsert=there)
+        before = lab.shard.stats().quarantined_bytes
+        assert lab.revoke([1], rows["generation"], late=True) == [S.OK]
+        assert lab.shard.stats().quarantined_bytes - before == 4096
+        again, others = lab.start([1], upsert=there)
+        assert again["status"].tolist() == [S.OK]
+        assert others["offset"][0] != replicas["offset"][0]
+        assert lab.end([1], again["generation"]) == [S.OK]
+        lab.remove([1])
+    lab.sleep(601)
+    lab.tick()
+    assert lab.shard.stats().quarantined_bytes == 0
