@@ -143,6 +143,7 @@ class Worker:
             self._lending.make()
             self._lend()
             self._mount_within(timeout_s)
+            self._say_alive()
         except BaseException:
             self._release()
             raise
@@ -357,8 +358,11 @@ class Worker:
             f"worker {self.name}", "sound" if sound else "silent: part of it cannot go on",
             level=logging.INFO if sound else logging.ERROR,
         )  # fmt: skip
-        if not sound:
-            return
+        if sound:
+            self._say_alive()
+
+    def _say_alive(self) -> None:
+        """The connection stays open, so that the master sees it close when this process ends."""
         assert self._map is not None
         body = wire.PING.request.pack(wire.Ping(self.uuid, self.epoch))
         try:

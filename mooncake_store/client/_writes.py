@@ -234,17 +234,15 @@ class Putting:
         Of what found no room that is what was not given all the time there is, because a segment
         was avoided; and when nothing but that is left, segments may have become well again.
         """
-        if not avoided:
-            self._fruitless += len(failed) > 0 and not self._avoided
-            return failed if self._fruitless < _FRUITLESS_MAX else failed[:0]
-        waiting = index[self.cols[k.STATUS, index] == Status.NO_SPACE]
+        waiting: Column = index[self.cols[k.STATUS, index] == Status.NO_SPACE]
+        nothing: Column = index[:0]
         if len(failed):
             self._fruitless += len(self._avoided) == avoided
-            again: Column = np.union1d(failed, waiting)
-            return again if self._fruitless < _FRUITLESS_MAX else failed[:0]
+            again: Column = np.union1d(failed, waiting) if avoided else failed
+            return again if self._fruitless < _FRUITLESS_MAX else nothing
         passing = [name for name, may_be_well in self._avoided.items() if may_be_well]
         if not passing or time.monotonic() - started < self._pause_s / 2:
-            return failed  # nothing would change, or the shard lets nobody wait
+            return nothing  # that changes anything, or the shard lets nobody wait
         for name in passing:
             del self._avoided[name]
         self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)

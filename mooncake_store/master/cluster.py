@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.logs import StateLog
+from mooncake_store.master.doors import doors_of
 from mooncake_store.master.slices import slice_of
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
@@ -269,7 +270,7 @@ class Cluster:
             if request.segments and not worker.numbers:
                 del self._workers[worker.uuid]  # nothing of it was accepted
             else:
-                self._known[1].watch(worker.uuid, worker.epoch)
+                self._known[1].watch(worker.uuid, worker.epoch, doors_of(request.segments))
                 numbers = ", ".join(map(str, sorted(worker.numbers)))
                 self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")
             self._drop_old_workers()
@@ -429,8 +430,10 @@ class Cluster:
             worker = self._workers.get(uuid)
             if worker is None or worker.epoch != epoch or worker.state == "gone":
                 return
-            worker.state = state
             why = f"silent for {self._known[0].client_ttl_ms} ms" if state == "gone" else ""
+            if state == "ended":
+                state, why = "gone", "its process ended"
+            worker.state = state
             level = logging.INFO if state == "alive" else logging.WARNING
             self._states.change(f"worker {worker.name}", state, why, level)
             for number in sorted(worker.numbers):

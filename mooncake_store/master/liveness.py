@@ -4,6 +4,9 @@ A worker that was silent for some pings is suspect (its segments take no new obj
 `client_ttl` it is gone (its segments are unmounted). Answering here never waits for data work:
 while the master's loop is busy with a long request, pings are answered and counted.
 
+A worker whose connection closed, and whose address refuses although it answered before, has ended:
+it is gone at once (`doors`). All else that can be behind a closed connection waits for silence.
+
 Nor does a master that stood still blame its workers: when the check comes late by more than an
 interval, everybody's last sign of life is moved forward by the time lost (invariant 8).
 
@@ -17,17 +20,19 @@ import asyncio
 import contextlib
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mooncake_store.master.doors import answering, refused
 from mooncake_store.wire.cluster import LIVENESS, PING, Pong
 from transfer_engine.errors import AuthError
 from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.server import Server, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from mooncake_store.clock import Clock
+    from mooncake_store.master.doors import Door
     from transfer_engine.rpc.address import Address
     from transfer_engine.rpc.serving import Connection, ServerLimits
     from transfer_engine.wire.frame import Frame
@@ -52,11 +57,16 @@ class _Watched:
     epoch: int
     seen_ns: int
     state: str = "alive"
+    doors: tuple[Door, ...] = ()
+    """Where it listened when it came."""
+    doubted: bool = False
+    """Whether these are being looked at because a connection of it closed."""
 
 
 class Liveness:
     """Watches workers from a thread; `report(uuid, epoch, state)` is called on that thread.
 
+    States are "alive", "suspect", and, each the last of its run, "gone" and "ended".
     When the thread cannot go on, `failed(error)` is called on the loop that started it.
     """
 
@@ -78,13 +88,20 @@ class Liveness:
         self._checked_ns = 0
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking: set[asyncio.Task[None]] = set()
 
     # -- from any thread
 
-    def watch(self, uuid: bytes, epoch: int) -> None:
-        """Count a run of a worker as alive from now on."""
+    def watch(self, uuid: bytes, epoch: int, doors: tuple[Door, ...] = ()) -> None:
+        """Count a run of a worker as alive from now on; it listens at `doors`."""
+        watched = _Watched(epoch, self._now())
         with self._lock:
-            self._watched[uuid] = _Watched(epoch, self._now())
+            self._watched[uuid] = watched
+        loop = self._loop
+        if doors and loop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop ended meanwhile
+                loop.call_soon_threadsafe(lambda: self._look(self._meet(watched, doors)))
 
     def forget(self, uuid: bytes) -> None:
         """Watch a worker no more: it left."""
@@ -121,12 +138,15 @@ class Liveness:
             stop = asyncio.Event()
             own_loop = asyncio.get_running_loop()
             self._stop = lambda: own_loop.call_soon_threadsafe(stop.set)
+            self._loop = own_loop
             async with Server(LIVENESS, self._handle, secret=secret, limits=limits) as server:
                 tell(await server.listen(host, 0, insecure=insecure))
                 self._checked_ns = self._now()
                 checks = own_loop.create_task(keep_going("looking for silent workers", self._check))
                 await stop.wait()
-                checks.cancel()
+                self._loop = None  # from now on it is this side that closes connections
+                for task in (checks, *self._looking):
+                    task.cancel()
                 await server.stop(grace_s=0.5)
 
         def body() -> None:
@@ -161,6 +181,9 @@ class Liveness:
             if watched is not None and known:
                 watched.seen_ns = self._now()
                 returned, watched.state = watched.state != "alive", "alive"
+                if connection.context is None:
+                    connection.context = ping.uuid
+                    connection.on_close(lambda: self._closed(ping.uuid, ping.epoch))
         if returned:
             self._report(ping.uuid, ping.epoch, "alive")
         return PING.reply.pack(Pong(known, self._master_epoch))
@@ -168,6 +191,40 @@ class Liveness:
     async def _check(self) -> None:
         await asyncio.sleep(self._times.ping_interval_ns / CHECKS_PER_INTERVAL / 1e9)
         self.check()
+
+    def _look(self, looking: Coroutine[Any, Any, None]) -> None:
+        if self._loop is None:
+            looking.close()
+            return
+        task = self._loop.create_task(looking)
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+    async def _meet(self, watched: _Watched, doors: tuple[Door, ...]) -> None:
+        """Remember the addresses that answer: only such can refuse with a meaning."""
+        watched.doors = await answering(doors)
+
+    def _closed(self, uuid: bytes, epoch: int) -> None:
+        """A connection that pings came on is gone; perhaps its worker is as well."""
+        with self._lock:
+            watched = self._watched.get(uuid)
+        if watched is None or watched.epoch != epoch:
+            return
+        if watched.doors and not watched.doubted:
+            self._look(self._doubt(uuid, watched))
+
+    async def _doubt(self, uuid: bytes, watched: _Watched) -> None:
+        watched.doubted, seen_ns = True, watched.seen_ns
+        try:
+            ended = await refused(watched.doors)
+        finally:
+            watched.doubted = False
+        with self._lock:
+            silent = self._watched.get(uuid) is watched and watched.seen_ns == seen_ns
+            if ended and silent:
+                del self._watched[uuid]
+        if ended and silent:
+            self._report(uuid, watched.epoch, "ended")
 
     def check(self) -> None:
         """Look at everybody once."""

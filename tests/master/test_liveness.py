@@ -2,6 +2,7 @@
 
 import secrets
 import signal
+import socket
 import threading
 import time
 
@@ -9,10 +10,11 @@ import pytest
 
 from mooncake_store.clock import ManualClock
 from mooncake_store.core.records import SegmentState, Status
+from mooncake_store.master.doors import ATTEMPTS
 from mooncake_store.master.liveness import Liveness, LivenessTimes
 from mooncake_store.wire.cluster import MAP, MapRequest
 from tests.master.wires import PingWire, numbered
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -83,7 +85,7 @@ def wait_for_state(cluster, name, state):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_suspect_then_gone_with_its_objects(start_cluster, wire_to):
+def test_a_stopped_worker_is_suspect_then_gone_with_its_objects(start_cluster, wire_to):
     running = start_cluster(2, in_process=False, master={"client_ttl": "6s"})
     cluster = wire_to(running)
     shard = cluster.shard()
@@ -92,7 +94,7 @@ def test_a_killed_worker_is_suspect_then_gone_with_its_objects(start_cluster, wi
     number = next(s.number for s in cluster.segments() if s.worker == "worker-1")
     lost = (replicas["segment"] == number).tolist()
     assert {True, False} == set(lost)
-    running.kill_worker(1)
+    running.stop_worker(1)
     wait_for_state(cluster, "worker-1", "suspect")
     assert next(s.state for s in cluster.segments() if s.number == number) == SegmentState.SUSPECT
     # A suspect takes nothing new, but what it has is not given up yet.
@@ -106,6 +108,45 @@ def test_a_killed_worker_is_suspect_then_gone_with_its_objects(start_cluster, wi
     assert shard.stats().lost_objects == sum(lost)
     until(lambda: cluster.worker_states() == {"worker-0": "alive", "worker-1": "gone"})
     shard.close()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_gone_at_once_with_its_objects(start_cluster, wire_to):
+    """However long silence is suffered: its address refuses."""
+    running = start_cluster(2, in_process=False, master={"client_ttl": "1h"})
+    cluster = wire_to(running)
+    shard = cluster.shard()
+    names = numbered(b"k", 400)
+    _, replicas = shard.put(names, 1000)
+    number = next(s.number for s in cluster.segments() if s.worker == "worker-1")
+    lost = (replicas["segment"] == number).tolist()
+    running.kill_worker(1)
+    wait_for_state(cluster, "worker-1", "gone")
+    until(lambda: [not there for there in shard.exists(names)] == lost)
+    assert cluster.worker_states()["worker-0"] == "alive"
+    shard.close()
+
+
+def test_a_connection_that_closes_is_no_death(start_cluster, wire_to):
+    """Only with an address that answered before, and refuses now, is it one."""
+    cluster = wire_to(start_cluster(0, master={"client_ttl": "1h"}))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_server(("127.0.0.1", 0)) as s,
+    ):
+        shut = s.getsockname()[1]
+        s.close()
+        ends = {"listens": door.getsockname()[1], "never listened": shut, "has no address": 0}
+        for name, port in ends.items():
+            uuid = secrets.token_bytes(16)
+            cluster.mount((secrets.token_bytes(16), name, MIB), uuid=uuid, name=name, tcp_port=port)
+            pings = PingWire(cluster.map().liveness)
+            assert pings.ping(uuid).known
+            pings.close()
+        door.settimeout(PATIENCE_S)
+        for _ in range(ATTEMPTS + 1):  # once when it came, then until it is believed
+            door.accept()[0].close()
+        assert set(cluster.worker_states().values()) == {"alive"}
 
 
 @pytest.mark.slow

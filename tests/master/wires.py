@@ -8,6 +8,7 @@ from mooncake_store import ids
 from mooncake_store.core.records import EVENT, GET_ROW, LISTED, PUT_ROW, REPLICA
 from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.wire import shard as shard_wire
+from transfer_engine.base import SegmentDescriptor
 from transfer_engine.rpc.blocking import BlockingConnection
 
 TIMEOUT_S = 60
@@ -20,6 +21,14 @@ def digests(*names):
 
 def numbered(prefix, count):
     return [b"%s-%d" % (prefix, index) for index in range(count)]
+
+
+def descriptor(uuid, name, nbytes, tcp_port):
+    """What a worker at this port of this machine says of a segment."""
+    found = SegmentDescriptor(
+        uuid, nbytes, name, True, "host", bytes(16), 0, 0, ("tcp",), "", "127.0.0.1", tcp_port
+    )
+    return found.encode()
 
 
 class ClusterWire:
@@ -47,9 +56,12 @@ class ClusterWire:
     def worker_states(self):
         return {worker.name: worker.state for worker in self.status().workers}
 
-    def mount(self, *segments, uuid=None, epoch=1, name="w", host="h"):
+    def mount(self, *segments, uuid=None, epoch=1, name="w", host="h", tcp_port=0):
         """Mount segments given as (uuid, name, bytes), without any memory behind them."""
-        specs = tuple(cluster_wire.SegmentSpec(u, n, b, b"") for u, n, b in segments)
+        specs = tuple(
+            cluster_wire.SegmentSpec(u, n, b, descriptor(u, n, b, tcp_port) if tcp_port else b"")
+            for u, n, b in segments
+        )
         uuid = uuid or secrets.token_bytes(16)
         return self.ask(cluster_wire.MOUNT, cluster_wire.Mount(uuid, epoch, name, host, specs))
 
