@@ -139,7 +139,10 @@ class Conductor:
     async def _rebalance(self) -> None:
         while True:
             await asyncio.sleep(REBALANCE_S)
-            found = self.scheduler.rebalance(self.clock())
+            now = self.clock()
+            loads = self.scheduler.loads(now)
+            self.stats.loads.append((now, loads.prefill, loads.decode))
+            found = self.scheduler.rebalance(now)
             if found is not None:
                 address, change = found
                 log.info("%s takes the role %s: %s", address, change.to, change.reason)

@@ -16,6 +16,8 @@ __all__ = ["Histogram", "RequestLine", "Stats"]
 TTFT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TBT_BOUNDS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 RECENT = 256
+HISTORY = 600
+"""Samples of the load that are kept: five minutes, two a second."""
 
 
 class Histogram:
@@ -73,6 +75,8 @@ class Stats:
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS_S))
     tbt: Histogram = field(default_factory=lambda: Histogram(TBT_BOUNDS_S))
     lines: deque[RequestLine] = field(default_factory=lambda: deque(maxlen=64))
+    loads: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    """When, and the load of prefill and decode then."""
 
     def arrive(self, line: RequestLine) -> RequestLine:
         """A request is there."""
@@ -94,6 +98,13 @@ class Stats:
             self.prompt_tokens += line.prompt_tokens
             self.cached_tokens += line.cached_tokens
             self.generated_tokens += line.generated_tokens
+
+    def history(self, now: float) -> list[dict[str, float]]:
+        """The load of the last minutes, oldest first."""
+        return [
+            {"age_s": now - at, "prefill": prefill, "decode": decode}
+            for at, prefill, decode in self.loads
+        ]
 
     def recent(self, now: float) -> list[dict[str, Any]]:
         """The last requests, newest first, with their age instead of a time of no meaning."""

@@ -153,6 +153,7 @@ class ConductorBoard:
             "ttft_s": _quantiles(stats.ttft),
             "tbt_s": _quantiles(stats.tbt),
             "loads": {"prefill": loads.prefill, "decode": loads.decode},
+            "history": stats.history(now),
             "pool_blocks": conductor.index.holders.get("pool", 0),
             "workers": [self._worker(member) for member in conductor.fleet.members.values()],
             "requests": stats.recent(now),

@@ -139,26 +139,46 @@ def test_metrics_and_health(server, client):
     assert health == {"serving": True, "workers": {"prefill": 1, "decode": 1}, "store": "up"}
 
 
-def test_the_page_shows_requests(server, client, chromium, tmp_path):
-    client.completions.create(model="tiny", prompt=WORDS, max_tokens=4)
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    common = [chromium, "--headless", "--no-sandbox", "--disable-gpu", profile]
-    common += ["--virtual-time-budget=4000", "--window-size=1100,900"]
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--hide-scrollbars",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "size"), [("phone", "500,1000"), ("desk", "1200,900")])
+def test_the_page_shows_requests_in_a_browser(server, client, chromium, tmp_path, device, size):
+    for _ in range(2):
+        client.completions.create(model="tiny", prompt=WORDS, max_tokens=4)
+    # A narrow window of its own: headless windows are no narrower than 500 pixels.
+    common = [
+        chromium, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={size}",
+        "--virtual-time-budget=4000",
+    ]  # fmt: skip
     page = subprocess.run(
         [*common, "--dump-dom", server["url"] + "/"],
         capture_output=True, text=True, timeout=100, check=True,
     ).stdout  # fmt: skip
     assert 'data-shown="yes"' in page
-    assert "cmpl-" in page
+    assert re.search(r'title="cmpl-[0-9a-f]{24}">…[0-9a-f]{6}<', page)
     assert "worker-0" in page
+    # Axes with units: times up, and how long ago across.
+    assert re.search(r"<text [^>]*>[\d.]+ m?s</text>", page)
+    assert re.search(r"<text [^>]*>(now|[\d.]+ s ago)</text>", page)
     picture = tmp_path / "page.png"
     subprocess.run(
         [*common, f"--screenshot={picture}", server["url"] + "/"],
         capture_output=True, timeout=100, check=True,
     )  # fmt: skip
     assert picture.stat().st_size > 10_000
-    if kept := os.environ.get("MOONCAKE_KEEP_PICTURE"):
-        Path(kept).write_bytes(picture.read_bytes())
+    if kept := os.environ.get("MOONCAKE_KEEP_PICTURES"):
+        Path(kept, f"{device}.png").write_bytes(picture.read_bytes())
+
+
+def test_the_page_has_a_history_from_before_it_was_opened(server):
+    until(lambda: len(stats(server)["history"]) >= 2)
+    ages = [sample["age_s"] for sample in stats(server)["history"]]
+    assert ages == sorted(ages, reverse=True)
 
 
 def test_chat_talks_and_says_what_was_reused(server):
