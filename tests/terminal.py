@@ -56,6 +56,11 @@ class Terminal:
             )
         return self.text
 
+    def look(self):
+        """Take in what was shown meanwhile."""
+        while self._read(0):
+            pass
+
     def _read(self, timeout_s):
         readable, _, _ = select.select([self.master], [], [], timeout_s)
         if readable:
@@ -72,8 +77,7 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"did not end, showed:\n{self.shown}"
             self._read(0.05)
-        while self._read(0):
-            pass
+        self.look()
         return self.process.returncode
 
     def __enter__(self):

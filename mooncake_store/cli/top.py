@@ -11,6 +11,8 @@ import typer
 
 from mooncake_store.cli._app import JsonOption, console, emit, examples, make_app, table
 from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options
+from mooncake_store.cli._keys import pressed
+from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from mooncake_store.client import Client
@@ -18,11 +20,14 @@ if TYPE_CHECKING:
 
 app = make_app()
 
+WIDE = 90
+"""Columns of a terminal from which on all figures are shown; those on all terminals fit 50."""
+
 
 @app.command(
     no_args_is_help=False,
     epilog=examples(
-        ("mooncake top", "refresh every second until Ctrl-C"),
+        ("mooncake top", "refresh every second until q or Ctrl-C"),
         ("mooncake top --once --json", "one measurement for a program"),
     ),
 )
@@ -38,24 +43,34 @@ def top(
     secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show requests, keys and evictions a second, processor time and memory of each shard.
+    """Show keys and bytes a second, the share of keys that gets find, and how full each shard is.
 
-    Below them, what the namespace of the URL holds, and its quota if it has one.
-
-    Refreshes on a terminal; elsewhere, with --once or with --json it measures once.
+    Bytes and hits are those that a master hears of: what a client reads again under a lease it
+    holds asks nobody. Below, what the namespace of the URL holds, and its quota if it has one.
+    Refreshes on a terminal until q or Ctrl-C; elsewhere, with --once or --json it measures once.
     """
     with connected(url, secret_file) as store:
         if once or as_json or not sys.stdout.isatty():
-            value = _measure(store, _look(store), interval)[0]
-            emit(value, as_json=as_json, human=lambda: _drawn(value))
+            before = _look(store)
+            threading.Event().wait(interval)
+            value = _rates(store, before, _look(store))
+            emit(value, as_json=as_json, human=lambda: _drawn(value, console().width))
             return
-        from rich.live import Live
+        _follow(store, interval)
 
+
+def _follow(store: Client, interval: float) -> None:
+    """Draw anew after every interval, until q is pressed."""
+    from rich.live import Live
+
+    screen = console()
+    with pressed() as wait, Live(console=screen, transient=True) as live:
+        live.update(printable(f"{store.config.url}: measuring; q ends"))
         before = _look(store)
-        with Live(console=console(), transient=True) as live:
-            while True:
-                value, before = _measure(store, before, interval)
-                live.update(_drawn(value))
+        while wait(interval) not in ("q", "Q"):
+            after = _look(store)
+            live.update(_drawn(_rates(store, before, after), screen.width))
+            before = after
 
 
 def _look(store: Client) -> tuple[float, list[ShardFigures]]:
@@ -63,13 +78,11 @@ def _look(store: Client) -> tuple[float, list[ShardFigures]]:
     return time.monotonic(), figures
 
 
-def _measure(
-    store: Client, before: tuple[float, list[ShardFigures]], interval: float
-) -> tuple[dict[str, Any], tuple[float, list[ShardFigures]]]:
-    """Rates between an earlier look and one `interval` later, which is returned too."""
-    threading.Event().wait(interval)
-    after = _look(store)
-    passed_s = after[0] - before[0]
+def _rates(
+    store: Client, before: tuple[float, list[ShardFigures]], after: tuple[float, list[ShardFigures]]
+) -> dict[str, Any]:
+    """Rates between two looks, totals of the later one."""
+    passed_s = max(after[0] - before[0], 1e-9)
 
     def rate(old: float, new: float) -> float:
         # A shard that was restarted counts from 0 again.
@@ -80,6 +93,9 @@ def _measure(
             "shard": number,
             "requests_per_s": rate(old.requests, new.requests),
             "keys_per_s": rate(old.keys, new.keys),
+            "read_bytes_per_s": rate(old.read_bytes, new.read_bytes),
+            "written_bytes_per_s": rate(old.written_bytes, new.written_bytes),
+            "hit_rate": _share(new.hits - old.hits, new.misses - old.misses),
             "evicted_per_s": rate(old.evicted_objects, new.evicted_objects),
             "cpu": rate(old.cpu_s, new.cpu_s),
             "rss_bytes": new.rss_bytes,
@@ -99,36 +115,61 @@ def _measure(
         # 0: none.
         "quota": sum(figures.tenant_quota for figures in after[1]),
     }
-    return {"interval_s": passed_s, "shards": shards, "namespace": namespace}, after
+    return {
+        "url": store.config.url,
+        "interval_s": passed_s,
+        "shards": shards,
+        "namespace": namespace,
+    }
 
 
-def _drawn(value: dict[str, Any]) -> Any:
+def _share(hits: int, misses: int) -> float | None:
+    """The share of hits; None where nobody asked, or a shard was started anew."""
+    return hits / (hits + misses) if hits >= 0 and misses >= 0 and hits + misses else None
+
+
+def _drawn(value: dict[str, Any], width: int) -> Any:
     from rich.console import Group
 
     from mooncake_store.units import format_size
 
-    columns = {
-        # Short enough for 80 columns.
-        "shard": "right", "req/s": "right", "keys/s": "right", "evict/s": "right",
-        "cpu": "right", "rss": "right", "objects": "right", "used": "right",
-    }  # fmt: skip
-    rows = [
-        (
+    columns = dict.fromkeys(("shard", "req/s", "keys/s", "hits", "GB/s", "full"), "right")
+    wide = dict.fromkeys(("evict/s", "cpu", "rss", "objects", "used"), "right")
+    rows = []
+    for shard in value["shards"]:
+        moved = shard["read_bytes_per_s"] + shard["written_bytes_per_s"]
+        used, total = shard["bytes_used"], shard["bytes_total"]
+        narrow = (
             str(shard["shard"]),
-            f"{shard['requests_per_s']:,.0f}",
-            f"{shard['keys_per_s']:,.0f}",
-            f"{shard['evicted_per_s']:,.0f}",
+            _short(shard["requests_per_s"]),
+            _short(shard["keys_per_s"]),
+            "-" if shard["hit_rate"] is None else f"{shard['hit_rate']:.0%}",
+            f"{moved / 1e9:.2f}",
+            f"{used / total:.0%}" if total else "-",
+        )
+        more = (
+            _short(shard["evicted_per_s"]),
             f"{shard['cpu']:.0%}",
             format_size(shard["rss_bytes"]),
-            f"{shard['objects']:,}",
-            f"{format_size(shard['bytes_used'])} of {format_size(shard['bytes_total'])}",
+            _short(shard["objects"]),
+            f"{format_size(used)} of {format_size(total)}",
         )
-        for shard in value["shards"]
-    ]
+        rows.append(narrow + more if width >= WIDE else narrow)
     mine = value["namespace"]
     quota = f" of its quota of {format_size(mine['quota'])}" if mine["quota"] else ""
     held = f"{mine['objects']:,} objects, {format_size(mine['bytes_used'])}{quota}"
-    told = f"namespace {mine['name']}: {held}"
+    told = [printable(f"namespace {mine['name']}: {held}")]
     missing = sum(shard["replicas_missing"] for shard in value["shards"])
-    lines = [told, f"missing replicas: {missing:,}"] if missing else [told]
-    return Group(table(columns, rows), *lines)
+    if missing:
+        told.append(f"missing replicas: {missing:,}")
+    shown = columns | wide if width >= WIDE else columns
+    return Group(printable(value["url"]), table(shown, rows), *told)
+
+
+def _short(number: float) -> str:
+    """A count in at most five characters: 999, 1.2k, 345k, 6.7M."""
+    for unit in ("", "k", "M", "G"):
+        if number < 999.5:
+            return f"{number:.1f}{unit}" if unit and number < 99.5 else f"{number:.0f}{unit}"
+        number /= 1000
+    return f"{number:.0f}T"

@@ -29,6 +29,8 @@ RETRY, SWAP = 1, 2
 OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, HOT, SINK = 0, 1, 2, 3, 4, 5, 6, 7
 MISSING = 8
 """Replicas that readable objects have fewer than they were put for; begun copies count as there."""
+HITS, MISSES, READ_BYTES, WRITTEN_BYTES = 9, 10, 11, 12
+"""Counters that only grow: keys gets found and did not find, bytes of the former, bytes put."""
 TALLY_WORDS = 16
 
 HOLDERS_MAX = 255

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from mooncake_store.core._codes import (
+    HITS,
     HOLDERS_MAX,
     HOT,
     HOT_COUNT_BITS,
@@ -17,9 +18,11 @@ from mooncake_store.core._codes import (
     HOT_WINDOWS,
     KERNEL,
     LEASE_EXPIRED,
+    MISSES,
     NOT_FOUND,
     NOT_READY,
     OK,
+    READ_BYTES,
     READABLE,
 )
 from mooncake_store.core._kernels_columns import column
@@ -109,6 +112,7 @@ def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
     if hot_hits > 0:
         window = ((now // context[HOT_WINDOW_NS]) & HOT_WINDOWS) << HOT_COUNT_BITS
     m, hot = 0, 0
+    hits, misses, nbytes = 0, 0, 0
     count = context[NOTED]
     missed = False
     for i in range(digests.shape[0]):
@@ -127,8 +131,11 @@ def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
             answers[i].lease_ns = 0
             answers[i].generation = 0
             answers[i].status = status
+            misses += not missed
             missed = missed or stop_at_miss != 0
             continue
+        hits += 1
+        nbytes += rows[row].size
         answers[i].size = rows[row].size
         answers[i].checksum = rows[row].checksum
         answers[i].generation = rows[row].generation
@@ -148,6 +155,10 @@ def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
         count += 1
     context[TALLY + HOT] = hot
     context[NOTED] = count
+    if ttl > 0:  # else it is a query: nobody reads
+        context[TALLY + HITS] += hits
+        context[TALLY + MISSES] += misses
+        context[TALLY + READ_BYTES] += nbytes
     return m
 
 

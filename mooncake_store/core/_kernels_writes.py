@@ -44,6 +44,7 @@ from mooncake_store.core._codes import (
     UNFINISHED,
     UPSERT,
     WRITING,
+    WRITTEN_BYTES,
 )
 from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_table import FREE_ROWS, find, find_or_insert
@@ -379,7 +380,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
     find(context, table_a, table_b, rows, digests, found)
     kept = context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
-    count, pinned, short, special = 0, 0, 0, False
+    count, pinned, short, written, special = 0, 0, 0, 0, False
     for i in range(digests.shape[0]):
         row = found[i]
         if row < 0:
@@ -397,6 +398,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
                     rows[twin].flags |= DOOMED
                     status[i] = SWAP
                     special = True
+                    written += rows[twin].size
                 continue
         if passed(rows, cold, row, generations[i]):
             status[i] = SUPERSEDED
@@ -413,6 +415,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
             rows[row].lease_end = 0
             rows[row].holders = 0
             short += missing(rows, cold, row)
+            written += rows[row].size
             if rows[row].flags != 0:
                 special = True
             if rows[row].flags & SOFT_PIN:
@@ -427,6 +430,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
     context[TALLY + OBJECTS] += count
     context[TALLY + SOFT_PINNED] += pinned
     context[TALLY + MISSING] += short
+    context[TALLY + WRITTEN_BYTES] += written
     if kept > 0:
         context[EVENTS_NEXT] += count
     if not special:

@@ -42,6 +42,13 @@ class ShardStats:
     """
     pinnable_bytes: int
     """How much of that could be pinned hard."""
+    hits: int
+    """Keys that gets found, of all time; those read under a lease that is held ask nobody."""
+    misses: int
+    read_bytes: int
+    """Bytes of what was found."""
+    written_bytes: int
+    """Bytes of completed puts, each object counted once."""
 
 
 def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
@@ -67,4 +74,8 @@ def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
         table_slots=state.table.slots,
         room_bytes=room,
         pinnable_bytes=max(0, min(room, int(config.hard_pin_share * total) - hard)),
+        hits=int(tally[c.HITS]),
+        misses=int(tally[c.MISSES]),
+        read_bytes=int(tally[c.READ_BYTES]),
+        written_bytes=int(tally[c.WRITTEN_BYTES]),
     )

@@ -214,6 +214,10 @@ class RareOperations:
                 event_number=self._service.next_event(),
                 room_bytes=room,
                 pinnable_bytes=min(room, found.pinnable_bytes),
+                hits=found.hits,
+                misses=found.misses,
+                read_bytes=found.read_bytes,
+                written_bytes=found.written_bytes,
             )
         )
 

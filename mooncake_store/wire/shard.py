@@ -179,6 +179,12 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     event_number: int
     room_bytes: int
     pinnable_bytes: int
+    hits: int = 0
+    """Keys that gets found, since the shard began; `read_bytes` is their size."""
+    misses: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    """Bytes of completed puts."""
 
 
 class SubmitTask(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

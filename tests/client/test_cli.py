@@ -147,6 +147,7 @@ def test_status_and_top(mooncake):
     found = json.loads(mooncake("top", "--json", "--interval", "0.1")[1])
     assert len(found["shards"]) == 1
     assert found["shards"][0]["requests_per_s"] >= 0
+    assert found["shards"][0]["hit_rate"] is None  # nobody asked for anything meanwhile
     assert (found["namespace"]["bytes_used"], found["namespace"]["quota"]) == (5, 0)
 
 

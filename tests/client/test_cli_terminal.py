@@ -1,6 +1,7 @@
 """The commands as people meet them: at a terminal of their own, through real processes."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from mooncake_store import LocalCluster
 from tests.terminal import Terminal
+from tests.waiting import until
 
 EVIL = "evil\x1b]0;owned\x07\x9b31m\u202e\nname"
 SHOWN = r"evil\x1b]0;owned\x07\x9b31m\u202e\nname"
@@ -79,3 +81,49 @@ def test_status_waits_for_a_master_that_is_not_there_yet(free_port, start_progra
 
 def test_a_duration_without_wait_is_refused():
     assert mooncake("status", "10s").returncode == 2
+
+
+def test_top_fits_fifty_columns_and_ends_with_q(url, store):
+    store.put("key", bytes(1 << 20))
+    with Terminal("top", "--interval", "0.1", "--url", url, columns=50) as terminal:
+        before = terminal.modes()
+        shown = terminal.wait_for("namespace")
+        assert url in shown
+        for title in ("req/s", "keys/s", "hits", "GB/s", "full"):
+            assert title in shown
+        assert max(map(len, shown.splitlines())) <= 50
+        terminal.type("q")
+        assert terminal.wait() == 0
+        assert terminal.modes() == before
+        assert "\x1b[?25h" in terminal.shown  # the cursor is back
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_top_leaves_the_terminal_as_it_was_when_it_is_told_to_end(url, number, code):
+    with Terminal("top", "--interval", "0.1", "--url", url) as terminal:
+        before = terminal.modes()
+        terminal.wait_for("namespace")
+        assert terminal.modes() != before  # keys come one by one
+        terminal.process.send_signal(number)
+        assert terminal.wait() == code
+        assert terminal.modes() == before
+
+
+def test_top_tells_hits_and_bytes(url, connect):
+    store = connect(url, lease_cache=False)
+    store.put("key", bytes(1 << 20))
+    with Terminal("top", "--interval", "0.1", "--url", url, columns=100) as terminal:
+
+        def seen():
+            store.get_many(["key", "key", "nothing"])
+            terminal.look()
+            return "67%" in terminal.text
+
+        until(seen)
+        assert "evict/s" in terminal.text
+        terminal.type("q")
+        assert terminal.wait() == 0
+    figures = store.store_stats()
+    assert sum(shard.hits for shard in figures) >= 2 * sum(shard.misses for shard in figures) > 0
+    assert sum(shard.read_bytes for shard in figures) >= 2 << 20
+    assert sum(shard.written_bytes for shard in figures) >= 1 << 20
