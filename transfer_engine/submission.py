@@ -9,6 +9,7 @@ Cost: one thread wake-up (5-50 us) per batch; small batches are faster on the ca
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from transfer_engine.base import Batch, Statuses
 
 __all__ = ["Submission", "Submitter"]
+
+_log = logging.getLogger(__name__)
 
 
 class Submission:
@@ -105,26 +108,30 @@ class Submission:
         return statuses
 
     def __await__(self) -> Generator[Any, None, Statuses]:
-        """Wait as `result` does, on an event loop. Cancelling the task cancels the batch."""
+        """Wait as `result` does, on an event loop.
+
+        Cancelling the task cancels the batch and waits for its end all the same: whoever goes on
+        from there may use the memory for something else.
+        """
         import asyncio
 
         loop = asyncio.get_running_loop()
-        ended = loop.create_future()
-
-        def wake() -> None:
-            if not ended.done():
-                ended.set_result(None)
+        ended = asyncio.Event()
 
         def tell() -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
-                loop.call_soon_threadsafe(wake)
+                loop.call_soon_threadsafe(ended.set)
 
         self.add_done_callback(tell)
-        try:
-            yield from ended
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
+        cancelled = False
+        while not ended.is_set():
+            try:
+                yield from ended.wait().__await__()
+            except asyncio.CancelledError:
+                cancelled = True
+                self.cancel()
+        if cancelled:
+            raise asyncio.CancelledError
         return self.result(0)
 
     def cancel(self) -> bool:
@@ -153,10 +160,10 @@ class Submission:
         except StoreError as error:
             self.error = error.again()
             self._finish(CANCELLED if self._batch.cancelled else error.code)
-        except BaseException as error:
+        except Exception as error:
+            _log.exception("a submitted batch failed")
             self.error = TransferError(f"the transfer failed: {error!r}")
             self._finish(FAILED)
-            raise
         else:
             self._done.set()
         finally:

@@ -12,7 +12,6 @@ with the deadline of the operation.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -275,26 +274,11 @@ class AsyncDriver:
 
 async def _ended(submission: Submission, move: Move) -> Any:
     """Wait for a batch, to its very end also when cancelled; `move` keeps the buffers."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-
-    def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
-            loop.call_soon_threadsafe(ended.set)
-
-    submission.add_done_callback(tell)
-    cancelled = False
-    while not ended.is_set():
-        try:
-            await ended.wait()
-        except asyncio.CancelledError:
-            cancelled = True
-            submission.cancel()
-    if cancelled:
-        raise asyncio.CancelledError
-    return submission.error or BatchResult(
-        submission.poll(), submission.checksums, submission.transport
-    )
+    try:
+        statuses = await submission
+    except StoreError as error:
+        return error.again()
+    return BatchResult(statuses, submission.checksums, submission.transport)
 
 
 def _left(until: float) -> float:

@@ -9,16 +9,18 @@ import time
 import numpy as np
 import pytest
 
-from tests.waiting import until, until_idle
+from tests.waiting import PATIENCE_S, until, until_async, until_idle
 from transfer_engine import Operation, Segment, TransferEngine, TransferServer
-from transfer_engine.base import CANCELLED, COMPLETED
+from transfer_engine.base import CANCELLED, COMPLETED, Batch
 from transfer_engine.errors import (
     BusyError,
     InvalidArgumentError,
     PeerLostError,
+    TransferError,
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.submission import Submitter
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.tcp import TcpTransport
 
@@ -87,6 +89,61 @@ def test_cancelling_the_task_cancels_the_batch(engine):
         assert submission.wait(60).tolist() == [CANCELLED]
     finally:
         owner.close()
+
+
+@pytest.fixture
+def submit():
+    """Submit what a function does, on one thread, as a batch of no requests."""
+    submitter = Submitter(threads=1, queue_max=10)
+    none = np.zeros(0, np.int64)
+
+    def start(work):
+        batch = Batch(none, none, none, np.zeros(0, np.int32), 0)
+        return batch, submitter.submit(batch, time.monotonic() + PATIENCE_S, work)
+
+    yield start
+    submitter.close()
+
+
+def test_who_is_cancelled_goes_on_when_its_memory_is_at_rest(submit):
+    begun, stop, at_rest = threading.Event(), threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        stop.wait(PATIENCE_S)
+        at_rest.set()
+        return "test"
+
+    batch, submission = submit(work)
+
+    async def wait():
+        return await submission
+
+    async def main():
+        task = asyncio.create_task(wait())
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        for _ in range(3):  # impatience changes nothing
+            task.cancel()
+            await until_async(lambda: batch.cancelled)
+            await asyncio.sleep(0)
+            assert not task.done()
+        stop.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert at_rest.is_set()
+
+    asyncio.run(main())
+
+
+def test_work_that_breaks_something_ends_its_batch_and_no_thread(submit, caplog):
+    def broken():
+        raise ZeroDivisionError("not foreseen")
+
+    for _ in range(3):
+        with pytest.raises(TransferError, match="not foreseen"):
+            submit(broken)[1].result(PATIENCE_S)
+    assert submit(lambda: "test")[1].result(PATIENCE_S).size == 0
+    assert {record.getMessage() for record in caplog.records} == {"a submitted batch failed"}
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
