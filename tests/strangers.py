@@ -1,4 +1,4 @@
-"""Strangers at a port, and what a process holds: for tests of whoever accepts connections."""
+"""Strangers at a port, and what a process holds."""
 
 import contextlib
 import os
@@ -29,3 +29,9 @@ def stopped(*pids):
 def descriptors(pid="self"):
     """How many descriptors a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def shared_kib():
+    """How much shared memory this process has mapped and touched, in KiB."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssShmem"))

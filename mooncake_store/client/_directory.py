@@ -80,7 +80,7 @@ class Directory:
                 self._enter(entry)
             for number in missing:
                 self._grow(number)
-                self._known.pop(number, None)
+                _close(self._known.pop(number, None))
                 self.roads[0, number] = _UNKNOWN
                 self.roads[1, number] = now + _REST_NS
 
@@ -93,8 +93,7 @@ class Directory:
             road = Road(entry)
         except StoreError:
             return  # of a kind this version cannot read: as good as unknown
-        if known is not None and known.handle is not None:
-            known.handle.close()
+        _close(known)
         self._grow(entry.number)
         self._known[entry.number] = road
         self.roads[0, entry.number] = self._cost(road)
@@ -148,9 +147,11 @@ class Directory:
     def forget(self) -> None:
         """Know no segment any more: another master gives the numbers out.
 
-        Handles stay open for transfers that are under way; closing the engine closes them.
+        What is under way on their handles ends as it would; what begins fails and looks again.
         """
         with self._lock:
+            for road in self._known.values():
+                _close(road)
             self._known = {}
             self.roads = _blank(_NUMBERS)
 
@@ -170,10 +171,15 @@ class Directory:
         """Give all handles up."""
         with self._lock:
             for road in self._known.values():
-                if road.handle is not None:
-                    road.handle.close()
+                _close(road)
             self._known = {}
             self.roads = _blank(_NUMBERS)
+
+
+def _close(road: Road | None) -> None:
+    """Give the segment up, and with it the memory that this process shares with its owner."""
+    if road is not None and road.handle is not None:
+        road.handle.close()
 
 
 def _blank(numbers: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

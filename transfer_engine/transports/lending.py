@@ -3,7 +3,8 @@
 Opening asks the owner, over its Unix socket, for the descriptor of the segment; what becomes of
 it (`shm` maps it, `file` reads and writes it) derived transports say. The connection stays open
 and is looked at before each batch (0.3 us): it says that the owner died, or withdrew the segment.
-There is no thread.
+There is no thread: what an owner lent that is gone is let go of when it is next used, or another
+owner is met.
 
 The owner is asked once, not per batch. Who must be kept from writing is handed a descriptor
 opened read-only; who may write can write anywhere in the segment.
@@ -181,7 +182,17 @@ class _Peer(Generic[Resource]):
         )
 
     def disconnect(self, why: str) -> None:
-        """Give the connection up; what it lent is forgotten. Held: `lock`, or a forked child."""
+        """Give the connection up and let go of what it lent. Held: `lock`.
+
+        Memory goes with its last user: copies and views under way keep theirs until they end.
+        """
+        for segment in self.segments.values():
+            segment.resource = None
+        self.segments.clear()
+        self.leave(why)
+
+    def leave(self, why: str) -> None:
+        """Give the connection up; what it lent stays, which in a forked child it may."""
         if not self.lost:
             self.lost = why
             self._epoll.close()
@@ -272,6 +283,9 @@ class LendingTransport(Transport, Generic[Resource]):
             peer.check()
             if not peer.lost:
                 return peer
+        # Nobody comes back to an owner that ended, so what it lent is let go of here at the latest.
+        for known in list(self._peers.values()):
+            known.check()
         peer = _Peer[Resource](descriptor)
         try:
             peer.connect(deadline)
@@ -286,7 +300,6 @@ class LendingTransport(Transport, Generic[Resource]):
             if self._closed:  # while a probe or a slice was under way
                 peer.disconnect("the transport was closed")
                 raise PeerLostError("the transport was closed", peer=str(descriptor))
-            # An owner that restarts is another one: nobody asks for those that ended again.
             self._peers = {k: known for k, known in self._peers.items() if not known.lost}
             self._peers[key] = peer
         return peer
@@ -338,9 +351,6 @@ class LendingTransport(Transport, Generic[Resource]):
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
             with peer.lock:
-                for segment in peer.segments.values():
-                    segment.resource = None
-                peer.segments.clear()
                 peer.disconnect("the transport was closed")
 
     def after_fork(self) -> None:
@@ -348,7 +358,7 @@ class LendingTransport(Transport, Generic[Resource]):
         self._lock = threading.Lock()
         for peer in self._peers.values():
             peer.lock = threading.Lock()
-            peer.disconnect(_FORKED)
+            peer.leave(_FORKED)
         self._peers = {}
 
 
