@@ -18,7 +18,8 @@ those of `_kernels_extents`: numba's disk cache does not notice changes in anoth
 """
 
 import numpy as np
-from numba import njit
+
+from kernel_cache import njit
 
 # Kernels allocate nothing, so numba need not count references to their arrays. It would do so with
 # an atomic instruction per array and inner call: without it, a batch takes a fifth of the time.

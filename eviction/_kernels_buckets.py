@@ -20,7 +20,8 @@ Kernels that insert refuse an id outside the table (-1, nothing changed); the ot
 # mypy: allow-untyped-defs
 
 import numpy as np
-from numba import njit
+
+from kernel_cache import njit
 
 KEYS = 1 << 24
 WORDS = (1 << 18) + (1 << 12) + (1 << 6) + 1

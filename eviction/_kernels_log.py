@@ -18,7 +18,8 @@ ignored by the others.
 # mypy: allow-untyped-defs
 
 import numpy as np
-from numba import njit
+
+from kernel_cache import njit
 
 MOVED_FIRST, MOVED, FIRST, END, COUNT, SLIDING = 0, 1, 2, 3, 4, 5
 HEAD_WORDS = 8

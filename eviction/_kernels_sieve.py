@@ -17,7 +17,8 @@ ignored by the others; -2 means the links were found broken before anything chan
 # mypy: allow-untyped-defs
 
 import numpy as np
-from numba import njit
+
+from kernel_cache import njit
 
 END = 1
 FIRST = 2

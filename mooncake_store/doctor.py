@@ -278,6 +278,24 @@ def _software(host: Host) -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             severity = NOTE if optional else PROBLEM
             yield Finding(name, severity, f"not installed: no {purpose}", f"pip install {name}")
+    yield _kernels()
+
+
+def _kernels() -> Finding:
+    import kernel_cache
+    from kernel_cache.places import cache_of, places_tried
+
+    folder = Path(kernel_cache.__path__[0])
+    place = cache_of(folder)
+    if place is None:
+        return Finding(
+            "compiled kernels", WARNING,
+            f"cannot be kept, so each start may compile for half a minute: none of "
+            f"{places_tried(folder)}",
+            "set NUMBA_CACHE_DIR to a directory that this user may write to, or run "
+            "`mooncake warmup` as the owner of the package",
+        )  # fmt: skip
+    return Finding("compiled kernels", OK, f"kept as in {place}")
 
 
 def _memory(host: Host, found: Topology) -> Iterator[Finding]:

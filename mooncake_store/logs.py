@@ -21,11 +21,12 @@ import time
 from collections import OrderedDict
 from typing import TextIO
 
+from kernel_cache import telling
 from mooncake_store.printable import printable
 
 __all__ = ["PACKAGES", "StateLog", "configure"]
 
-PACKAGES = ("mooncake_store", "transfer_engine", "serving", "alloc", "eviction")
+PACKAGES = ("mooncake_store", "transfer_engine", "serving", "alloc", "eviction", "kernel_cache")
 """The import packages of this project, whose loggers follow the configured level."""
 
 
@@ -82,6 +83,8 @@ def configure(level: str = "info", *, as_json: bool = False, stream: TextIO | No
     root.setLevel(max(number, logging.WARNING))
     for package in PACKAGES:
         logging.getLogger(package).setLevel(number)
+    # Also of a command that else shows it on its terminal: two there would disturb each other.
+    telling.listen(telling.Log())
 
 
 class StateLog:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("alloc", "eviction", "transfer_engine", "mooncake_store", "serving")
+PACKAGES = ("alloc", "eviction", "kernel_cache", "transfer_engine", "mooncake_store", "serving")
 
 _NOT_OURS = {"__pycache__", "build", "dist", "node_modules"}
 

@@ -10,9 +10,10 @@ dereferences them. Numba does not check bounds: every index below is bounded by 
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core.types import ExternalFunction
 
+from kernel_cache import njit
 from transfer_engine._kernels_primitives import copy_streaming, finish_streaming
 
 _memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from kernel_cache import njit
 
 binding.initialize_native_asmparser()  # numba itself never compiles assembly
 

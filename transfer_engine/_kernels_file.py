@@ -13,8 +13,10 @@ below is bounded by an array's size.
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core.types import ExternalFunction
+
+from kernel_cache import njit
 
 _memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
 _pread = ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))

@@ -9,7 +9,8 @@ low half first (little-endian). Callers have checked all ranges (`_kernels.check
 """
 
 import numpy as np
-from numba import njit
+
+from kernel_cache import njit
 
 NOWHERE = -1
 READ, WRITE = 4, 0  # IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE

@@ -17,9 +17,10 @@ bounds: counts are compared with the size of the arrays before anything is index
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core.types import ExternalFunction
 
+from kernel_cache import njit
 from transfer_engine._kernels import (
     ASK_READ,
     ASK_WRITE,

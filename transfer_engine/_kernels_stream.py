@@ -8,8 +8,8 @@ arguments, like those of `_kernels`.
 """
 
 import numpy as np
-from numba import njit
 
+from kernel_cache import njit
 from transfer_engine import _kernels_xxh3 as xxh3
 from transfer_engine._kernels import MOVED_ALL, move_iov
 from transfer_engine._kernels_primitives import STRIPE_BYTES, STRIPES_PER_BLOCK, accumulate, copy

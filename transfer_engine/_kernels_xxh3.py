@@ -19,9 +19,9 @@ Complexity: O(bytes) each, O(1) extra memory (a chain needs one block of scratch
 """
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 
+from kernel_cache import njit
 from transfer_engine._kernels_primitives import (
     LINE_BYTES,
     P32_1,

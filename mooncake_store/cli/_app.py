@@ -36,6 +36,7 @@ from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.status import Status
 
 __all__ = [
     "EXIT_MEANINGS",
@@ -51,6 +52,9 @@ __all__ = [
     "progress",
     "table",
 ]
+
+spinner: "Status | None" = None
+"""What `progress` shows at the moment; only one thing moves on a terminal."""
 
 # Width of piped output, where there is no terminal to ask: wide enough not to fold a table.
 PIPE_COLUMNS = 200
@@ -181,8 +185,13 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _text: None
         return
-    with console(stderr=True).status(printable(text)) as status:
-        yield lambda text: status.update(printable(text))
+    global spinner
+    with console(stderr=True).status(printable(text)) as shown:
+        spinner = shown
+        try:
+            yield lambda text: shown.update(printable(text))
+        finally:
+            spinner = None
 
 
 def guarded(call: Callable[[], object], *, as_json: bool, debug: bool) -> int:

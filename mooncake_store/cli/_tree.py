@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from mooncake_store.cli._app import EXIT_MEANINGS, guarded
+from mooncake_store.cli._compiling import compilation_shown
 
 __all__ = ["COMMANDS", "root", "run"]
 
@@ -114,4 +115,6 @@ def run(argv: Sequence[str]) -> int:
     def call() -> object:
         return root().main(args=arguments, prog_name="mooncake", standalone_mode=False)
 
-    return guarded(call, as_json="--json" in own, debug=debug)
+    as_json = "--json" in own
+    with compilation_shown(silent=as_json):
+        return guarded(call, as_json=as_json, debug=debug)

@@ -6,7 +6,6 @@ module; the format of the report is `mooncake_store.bench.harness`.
 """
 
 import importlib
-import sys
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
@@ -319,7 +318,6 @@ def _show(name: str, measure: Any, *, quick: bool, vs: tuple[str, ...], as_json:
 
     kernels.forget_stale_caches()
     with ExitStack() as stack:
-        stack.callback(kernels.announce_compilation(sys.stderr))
         say = stack.enter_context(progress(f"bench {name}: starting"))
         report = Report(
             name, quick=quick, on_row=lambda row: say(f"bench {name}: {row.name} measured")

@@ -18,8 +18,8 @@ def warmup(as_json: JsonOption = False) -> None:
     from mooncake_store import kernels
 
     started = time.perf_counter()
-    with progress("compiling kernels") as say:
-        modules = kernels.warmup(lambda name, took: say(f"{name} is ready after {took:.1f} s"))
+    with progress("loading kernels"):
+        modules = kernels.warmup()
     seconds = round(time.perf_counter() - started, 3)
     emit(
         {"kernel_modules": modules, "seconds": seconds},

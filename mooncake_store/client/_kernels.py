@@ -15,8 +15,8 @@ failure. All times are nanoseconds of the monotonic clock. Callers hold the lock
 """
 
 import numpy as np
-from numba import njit
 
+from kernel_cache import njit
 from mooncake_store.core._kernels_lines import LINE, ask_for, first_equal
 
 WAYS = LINE

@@ -7,8 +7,8 @@ run of c blocks (0 = none); a free run holds the next one's number in its first 
 """
 
 import numpy as np
-from numba import njit
 
+from kernel_cache import njit
 from mooncake_store.core._codes import KERNEL
 
 LENGTH_BITS = 13

@@ -4,8 +4,7 @@ Rows were found by `_kernels_table`; -1 stands for "no such object". Layouts are
 `records.py`, places in `context` those of `context.py`. All kernels are O(n + replicas).
 """
 
-from numba import njit
-
+from kernel_cache import njit
 from mooncake_store.core._codes import (
     BUSY,
     BYTES,

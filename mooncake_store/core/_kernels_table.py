@@ -16,8 +16,8 @@ need, without acting on it: those loads are independent, so their cache misses o
 """
 
 import numpy as np
-from numba import njit
 
+from kernel_cache import njit
 from mooncake_store.core._codes import KERNEL
 from mooncake_store.core._kernels_lines import LINE, first_equal
 

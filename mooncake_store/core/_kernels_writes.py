@@ -8,8 +8,8 @@ running totals, because a sum over all rows would be a scan. All kernels are O(n
 """
 
 import numpy as np
-from numba import njit
 
+from kernel_cache import njit
 from mooncake_store.core._codes import (
     ALREADY_EXISTS,
     BUSY,

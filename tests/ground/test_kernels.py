@@ -7,13 +7,13 @@ import textwrap
 
 import pytest
 
+from kernel_cache.places import STAMP_NAME
 from mooncake_store import kernels
-from mooncake_store.kernels import STAMP_NAME, find_kernels, forget_stale_caches
+from mooncake_store.kernels import find_kernels, forget_stale_caches
 
 KERNELS = """
-    from numba import njit
-
     from fakekernels._kernels_step import step
+    from kernel_cache import njit
 
 
     @njit(cache=True)
@@ -26,7 +26,7 @@ KERNELS = """
 """
 
 STEP = """
-    from numba import njit
+    from kernel_cache import njit
 
 
     @njit(cache=True)
@@ -116,62 +116,58 @@ def test_kernels_without_a_warmup_of_their_own_are_warmed_up_by_their_folders(pa
     )
     code = """
         from mooncake_store.kernels import warmup
-        warmup(packages=["fakekernels"])
+        warmup(["fakekernels"])
         from fakekernels.deep._kernels_bare import step
         print(len(step.signatures))
     """
     assert python(package, code) == "1"
 
 
+LISTEN = """
+    from kernel_cache import listen
+
+    class Heard(list):
+        def compiling(self, *what):
+            self.append(what)
+
+        def rested(self):
+            self.append("rest")
+
+    heard = Heard()
+    listen(heard)
+"""
+
+
 @pytest.mark.slow
-def test_warming_up_runs_every_warmup_reports_times_and_fills_the_cache(package):
+def test_warming_up_tells_how_far_it_is_and_fills_the_cache(package):
     (package / "deep" / "__init__.py").write_text("")
-    code = """
-        from mooncake_store.kernels import warmup
-        times = {}
-        count = warmup(times.__setitem__, ["fakekernels"])
-        assert all(0 < seconds < 100 for seconds in times.values()), times
-        print(count, sorted(times))
+    code = f"""{LISTEN}
+    from mooncake_store.kernels import warmup
+    print(warmup(["fakekernels"]), heard)
     """
-    assert python(package, code) == "2 ['fakekernels._kernels', 'fakekernels._kernels_step']"
+    told = [
+        "2 [('fakekernels._kernels', 1, 2), ('fakekernels._kernels_step', 2, 2), 'rest'",
+        # The second one's own warmup finds its kernel compiled already.
+        "]",
+    ]
+    assert python(package, code) == "".join(told)
     assert len(list((package / "__pycache__").glob("*.nbi"))) == 2
+    assert python(package, code) == "2 []"
 
 
 @pytest.mark.slow
-def test_a_compilation_is_announced_once_per_module_and_a_cached_kernel_not_at_all(package):
-    code = """
-        import io
-        from mooncake_store.kernels import announce_compilation
-        stream = io.StringIO()
-        stop = announce_compilation(stream, ["fakekernels"])
-        from fakekernels._kernels import twice
-        twice(1); twice(1.5)
-        stop(); stop()
-        from numba import njit
-        njit(lambda x: x)(1)
-        print(stream.getvalue())
-    """
-    line = "compiling {}, once per machine; `mooncake warmup` does it ahead"
-    announced = sorted(python(package, code).splitlines())
-    modules = ["fakekernels._kernels", "fakekernels._kernels_step"]
-    assert announced == [line.format(module) for module in modules]
-    assert python(package, code) == ""
-
-
-@pytest.mark.slow
-def test_without_a_stream_the_announcement_is_logged(package):
+def test_without_a_listener_the_log_is_told_loudly_once(package):
     code = """
         import logging, sys
-        from mooncake_store.kernels import announce_compilation
-        logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s %(message)s")
-        announce_compilation(packages=["fakekernels"])
-        from fakekernels._kernels_step import step
-        step(1)
+        lines = "%(levelname)s %(message)s"
+        logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=lines)
+        from fakekernels._kernels import twice
+        twice(1); twice(1.5)
     """
-    assert python(package, code) == (
-        "mooncake_store.kernels compiling fakekernels._kernels_step, once per machine; "
-        "`mooncake warmup` does it ahead"
-    )
+    line = "compiling fakekernels._kernels{}, once per machine ({} of 2 modules); `mooncake warmup`"
+    said = [text.partition(" does it")[0] for text in python(package, code).splitlines()]
+    assert said == [f"WARNING {line.format('', 1)}", f"INFO {line.format('_step', 2)}"]
+    assert python(package, code) == ""
 
 
 @pytest.mark.slow
@@ -234,6 +230,6 @@ def test_kernels_count_as_loaded_before_only_while_nothing_changed(tmp_path, mon
     assert kernels.loaded_before(home)
     kernels.forget_stale_caches()  # nobody stamped this cache yet
     assert not kernels.loaded_before(home)
-    monkeypatch.setattr(kernels, "_cache_of", lambda folder: None)
+    monkeypatch.setattr(kernels, "cache_of", lambda folder: None)
     kernels.note_loaded(home)
     assert not kernels.loaded_before(home)
