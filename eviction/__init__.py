@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eviction.base import EvictionPolicy
+    from eviction.plain import PlainPolicy
     from eviction.registry import POLICIES, STORE_POLICIES, create_policy
     from eviction.simulate import HitCount, count_hits
     from eviction.trace import Trace, parse_trace, read_trace, synthetic_trace
 
 __all__ = [
     "EvictionPolicy",
+    "PlainPolicy",
     "POLICIES",
     "STORE_POLICIES",
     "create_policy",
@@ -26,6 +28,7 @@ __all__ = [
 
 _HOME = {
     "EvictionPolicy": "eviction.base",
+    "PlainPolicy": "eviction.plain",
     "POLICIES": "eviction.registry",
     "STORE_POLICIES": "eviction.registry",
     "create_policy": "eviction.registry",

@@ -1,19 +1,35 @@
-"""Policies by name: the names a configuration may use, and the factory behind them.
+"""Policies by name: those of this package, of other distributions, and classes by their path.
 
-A class is imported only when its name is asked for, so listing the names (command line help,
+    create_policy("lru", 1000)
+    create_policy("my_package.policies:Slru", 1000)
+
+A distribution makes policies known by name through entry points of the group
+`mooncake.eviction_policies`; ours cannot be replaced by them. Finding a foreign policy imports its
+module, which runs code: names must come from whoever runs the program (a command line, a
+configuration), never from a peer. Nothing that is read from a connection comes here.
+
+A class is imported only when its name is asked for, so listing our names (command line help,
 configuration checks) costs nothing. This module keeps no state and knows no policy's options.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eviction.base import EvictionPolicy
 
-__all__ = ["POLICIES", "STORE_POLICIES", "create_policy"]
+__all__ = [
+    "GROUP",
+    "POLICIES",
+    "STORE_POLICIES",
+    "check_store_policy",
+    "create_policy",
+    "find_policy",
+]
+
+GROUP = "mooncake.eviction_policies"
 
 _HOME = {
     "lru": ("eviction.lru", "LruPolicy"),
@@ -25,7 +41,7 @@ _HOME = {
     "opt": ("eviction.opt", "OptPolicy"),
 }
 
-# Every policy the simulator knows.
+# Every policy of this package.
 POLICIES = tuple(_HOME)
 
 # Those a store may run: ids are reused there, so counts must not outlive an object, and no
@@ -39,11 +55,59 @@ def create_policy(name: str, capacity_ids: int) -> EvictionPolicy:
     "opt" starts without a future and is then the same as lru; `count_hits` gives it the trace.
     Raises ValueError for an unknown name, with the nearest known one, or a bad capacity.
     """
-    if name not in _HOME:
-        near = difflib.get_close_matches(name, POLICIES, n=1, cutoff=0.0)[0]
+    return find_policy(name)(capacity_ids)
+
+
+def check_store_policy(name: str) -> None:
+    """Raise ValueError, with the next step, unless a store can run the policy called `name`.
+
+    Ours are known by name and not imported for it.
+    """
+    if name in STORE_POLICIES:
+        return
+    if name in POLICIES:
+        listed = ", ".join(STORE_POLICIES)
+        raise ValueError(f"the eviction policy {name!r} is for traces only; choose from {listed}")
+    find_policy(name)
+
+
+def find_policy(name: str) -> type[EvictionPolicy]:
+    """The class called `name`, or at `module:Class`.
+
+    Raises ValueError, with the next step, when there is none, it cannot be imported, or it is no
+    policy.
+    """
+    if name in _HOME:
+        return _imported(*_HOME[name])
+    import difflib
+    from importlib import metadata
+
+    known = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
+    path = name if ":" in name else known.get(name)
+    if path is None:
+        names = (*POLICIES, *known)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
         raise ValueError(
-            f"unknown eviction policy {name!r}; did you mean {near!r}? known: {', '.join(POLICIES)}"
+            f"unknown eviction policy {name!r}; did you mean {near!r}? known: {', '.join(names)}, "
+            "or your own as module:Class"
         )
-    module, class_name = _HOME[name]
-    policy: EvictionPolicy = getattr(importlib.import_module(module), class_name)(capacity_ids)
-    return policy
+    module, _, class_name = path.partition(":")
+    return _imported(module, class_name)
+
+
+def _imported(module: str, class_name: str) -> type[EvictionPolicy]:
+    from eviction.base import EvictionPolicy
+
+    path = f"{module}:{class_name}"
+    try:
+        found = getattr(importlib.import_module(module), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"cannot import the eviction policy {path!r}: {error}; it must be importable by this "
+            "program: install its package, or add its folder to PYTHONPATH"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, EvictionPolicy)):
+        raise ValueError(
+            f"{path!r} is no eviction policy; subclass eviction.PlainPolicy or EvictionPolicy"
+        )
+    return found

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta
 
+from eviction.registry import STORE_POLICIES, check_store_policy
 from mooncake_store._config_load import (
     CLIENT_ARGUMENT,
     COMMAND_LINE,
@@ -200,8 +201,11 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         Meta(gt=0, le=1, description="Share of the pool freed by one round of eviction."),
     ] = 0.05
     eviction_policy: Annotated[
-        Literal["lru", "fifo", "sieve", "lfu"],
-        Meta(description="Which object leaves first."),
+        str,
+        Meta(
+            description=f"Which object leaves first: {', '.join(STORE_POLICIES)}, a name that "
+            "another distribution registered, or module:Class of your own."
+        ),
     ] = "lru"
     evict_soft_pinned: Annotated[
         bool,
@@ -254,6 +258,10 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         ):
             # Equal is fine for a limit and its default; release must come after discard.
             _check_order(self, small, large, why, strict=bool(why))
+        try:
+            check_store_policy(self.eviction_policy)
+        except ValueError as error:
+            raise Contradiction(f"master.eviction_policy: {error}", "eviction_policy") from None
         if self.suspect_after_pings * self.ping_interval_ns >= self.client_ttl_ns:
             raise Contradiction(
                 "master.client_ttl must be longer than suspect_after_pings times ping_interval, "

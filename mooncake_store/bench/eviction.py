@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from eviction import POLICIES, count_hits, create_policy, read_trace, synthetic_trace
+from eviction.registry import find_policy
+from mooncake_store.bench._policy_matrix import Matrix
 from mooncake_store.bench.harness import Report, alternate
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ __all__ = ["run"]
 
 ALTERNATIVES = ("python",)
 CAPACITIES = "1000,10000,30000,50000,100000,inf"
-PAPER_POLICIES = "lru,fifo,lfu,lfu_perfect,length_aware,opt"
 SYNTHETIC_REQUESTS = 12_000
 TOUCH_POLICIES = ("lru", "lfu")
 LIVE_IDS = 1_000_000
@@ -44,18 +46,21 @@ def run(
     vs: tuple[str, ...],
     trace: str | None = None,
     capacity: str = CAPACITIES,
-    policy: str = PAPER_POLICIES,
+    policy: str = ",".join(POLICIES),
+    csv: str | None = None,
+    plot: str | None = None,
 ) -> None:
     """Fill `report` with one row a policy and capacity, and with the rates of `touch`.
 
-    Lists are comma-separated; a capacity is a number of blocks, or inf. Raises ValueError for a
-    capacity or policy it does not know and for a malformed trace, before anything is measured.
+    Lists are comma-separated; a capacity is a number of blocks, or inf, and a policy a name or
+    module:Class. The hits also go to the files `csv` and `plot` (an SVG), if given.
+    Raises ValueError for a capacity or policy it does not know and for a malformed trace, before
+    anything is measured.
     """
     capacities = {name: _capacity(name) for name in _names(capacity)}
     policies = _names(policy)
     for name in policies:
-        if name not in POLICIES:
-            raise ValueError(f"unknown eviction policy {name!r}; known: {', '.join(POLICIES)}")
+        find_policy(name)
     requests = read_trace(trace) if trace else synthetic_trace(SYNTHETIC_REQUESTS)
     report.row(f"{'trace' if trace else 'synthetic'}_requests", "requests", [len(requests)])
     for name in policies:
@@ -68,6 +73,10 @@ def run(
             report.row(f"{name}/{label}", "hits", [count.hits])
             report.row(f"ratio/{name}/{label}", "ratio", [count.ratio])
     report.row("seconds", "s", [time.perf_counter() - started], higher_is_better=False)
+    matrix = Matrix.of(report.rows)
+    for path, text in ((csv, matrix.csv), (plot, matrix.svg)):
+        if path:
+            Path(path).write_text(text(), encoding="utf-8")
     for name in TOUCH_POLICIES:
         _touch(report, name, vs, repeats=3 if quick else 7)
 

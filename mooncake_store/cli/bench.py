@@ -109,6 +109,10 @@ def echo(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = Fa
             "mooncake bench eviction --trace trace.jsonl --capacity 1000,inf --policy lru,opt",
             "chosen policies on a trace of your own",
         ),
+        (
+            "mooncake bench eviction --policy lru,my_policies:Slru --csv hits.csv --plot hits.svg",
+            "a policy of your own beside ours, for a spreadsheet and as a picture",
+        ),
     )
 )
 def eviction(
@@ -128,15 +132,32 @@ def eviction(
     policy: Annotated[
         str,
         typer.Option(
-            "--policy", metavar="NAME,NAME", help="Only these policies.", show_default=False
+            "--policy",
+            metavar="NAME,NAME",
+            help="Only these policies; module:Class is one of your own, which is imported.",
+            show_default=False,
         ),
     ] = "",
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv", metavar="FILE", help="Write hits and ratios to this file.", show_default=False
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw the ratios to this SVG file.", show_default=False
+        ),
+    ] = None,
     quick: QuickOption = False,
     vs: VsOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Count the cache hits of the eviction policies on a trace of requests."""
-    given = {"trace": trace and str(trace), "capacity": capacity, "policy": policy}
+    files = {"trace": trace, "csv": csv, "plot": plot}
+    given = {name: path and str(path) for name, path in files.items()}
+    given |= {"capacity": capacity, "policy": policy}
     own = {name: value for name, value in given.items() if value}
     try:
         _bench("eviction", quick, vs, as_json, **own)
@@ -345,7 +366,15 @@ def _draw(rows: "list[Row]", value: dict[str, Any]) -> "RenderableType":
         f"noise {noise['spread_before']:.0%} before, {noise['spread_after']:.0%} after, "
         f"drift {noise['drift']:+.0%}"
     )
-    tables = [_table_of(list(group)) for _, group in groupby(rows, bench_of)]
+    tables = []
+    if value["bench"] == "eviction":
+        from mooncake_store.bench._policy_matrix import Matrix
+
+        matrix = Matrix.of(rows)
+        rows = [row for row in rows if row.unit not in ("hits", "ratio")]
+        columns = {"hit ratio": "left"} | dict.fromkeys(matrix.capacities, "right")
+        tables.append(table(columns, matrix.cells()))
+    tables += [_table_of(list(group)) for _, group in groupby(rows, bench_of)]
     return Group(*tables, Text(measured_on, style="italic"))
 
 

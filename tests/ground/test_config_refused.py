@@ -265,7 +265,7 @@ def test_a_reachable_host_is_accepted_with_a_secret_or_on_demand(remedy):
         ({"port": 70_000}, "master.port must be a whole number from 0 to 65535"),
         ({"port": True}, "master.port must be a whole number"),
         ({"ping_interval_ns": 0.5}, "master.ping_interval_ns must be a duration"),
-        ({"eviction_policy": "LRU"}, "master.eviction_policy must be one of lru"),
+        ({"eviction_policy": "LRU"}, "master.eviction_policy: unknown eviction policy"),
         ({"put_release_ns": SECOND_NS}, "master.put_release (1s) must be longer than put_discard"),
     ],
 )
