@@ -5,8 +5,9 @@
 The original is installed from PyPI into an environment of its own in the cache directory, and its
 source is fetched there (MOONCAKE_ORIGINAL_SOURCE names a repository that is here already); nothing
 of it is kept in the repository. Its tests, the examples of its documentation and its small programs
-run as they stand. What cannot be had is skipped, with the reason. Exits with 1 when an answer
-differs, or something fails, that is not listed here with its reason.
+run as they stand, the tests on a master that its flags start. What cannot be had is skipped, with
+the reason. Exits with 1 when an answer differs, or something fails, that is not listed here with
+its reason.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import tempfile
 import threading
 import time
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +37,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moonca
 ORIGINAL = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 SOURCE = "https://github.com/kvcache-ai/Mooncake"
 COMMIT = "3b5a594133958449a1feaf1c9e0fc1b553e34a28"
-# The original's own tests that need neither its other programs nor its devices.
+# The original's own tests: files of these folders that need no devices and no disks of clients.
+FOLDERS = ("mooncake-wheel/tests", "scripts", "mooncake-store/benchmarks")
 TESTS = (
     "mooncake-wheel/tests/test_distributed_object_store.py",
     "mooncake-wheel/tests/test_replicated_distributed_object_store.py",
@@ -54,28 +57,61 @@ TESTS = (
     "scripts/test_tensor_api.py",
     "scripts/test_upsert_api.py",
 )
-# Tests that would fail, as is meant, and do not run: what one leaves behind in its process when it
-# fails, a store that lends memory, changes what others see. What is not explained here is in
-# docs/reference/compat.md.
+# Files that run as programs, below.
+PROGRAMS = (
+    "mooncake-wheel/tests/test_multi_dummy_clients.py",
+    "scripts/test_drain_http_api.py",
+)
+NOT_RUN = {
+    "mooncake-store/benchmarks/test_report_oplog_batch.py": "reports of the original's log in etcd",
+    "mooncake-store/benchmarks/test_run_oplog_batch_sweep.py": "the same",
+    "mooncake-store/benchmarks/test_store_kv_bench.py": "tests a program on a store it makes up",
+    "mooncake-wheel/tests/test_cli.py": "looks for the original's programs on the path",
+    "mooncake-wheel/tests/test_distributed_object_store_cxl.py": "needs CXL memory",
+    "mooncake-wheel/tests/test_fast_copy.py": "tests a C extension of the original's",
+    "mooncake-wheel/tests/test_http_metadata_server.py": "tests a server that it brings along",
+    "mooncake-wheel/tests/test_meta_server.py": "a load without a check",
+    "mooncake-wheel/tests/test_mooncake_ep.py": "needs CUDA",
+    "mooncake-wheel/tests/test_offload_on_eviction.py": "disks belong to workers, not to clients",
+    "mooncake-wheel/tests/test_promotion_on_hit.py": "the same",
+    "mooncake-wheel/tests/test_regmr_overhead.py": "needs CUDA",
+    "mooncake-wheel/tests/test_release_wheel_tags.py": "tests how the original is released",
+    "mooncake-wheel/tests/test_spdk_tgt_create.py": "needs NVMe-oF targets",
+    "mooncake-wheel/tests/test_ssd_offload_in_evict.py": "disks belong to workers, not to clients",
+    "mooncake-wheel/tests/test_transfer_on_cuda.py": "needs CUDA",
+    "mooncake-wheel/tests/test_transfer_on_hip.py": "needs HIP",
+    "scripts/test_engram_store.py": "tables of embeddings are not part of this store",
+    "scripts/test_hicache_hugepage_requirements.py": "tests a script of the original's for SGLang",
+}
+# Tests that would fail, and why. They do not run: what one leaves behind in its process when it
+# fails, a store that lends memory, changes what others see.
+_FAILS_THERE = "fails on the original, too, at this version: "
 MEANT = {
-    "test_zero_local_buffer_size",  # nothing is staged, so no put needs a local buffer
-    "test_clear_with_active_lease",  # a put leases nothing
-    "test_clear_mixed_expired_and_active",
-    "test_clear_specific_segment_replica",  # one copy of several is moved, not removed
-    "test_copy_to_exist_segments",  # refused, not begun
-    "test_structured_object_direct_torch_tensor_materialize_into_uses_real_store",  # unregistered
-    # They fail on the original, too, at this commit: a class lacks its decorator, ...
-    "test_dataproto_helper_reads_rows_with_real_store_ranges",
-    # ... a value that is missing is answered with 400, calls are noted with their grace period, and
-    # a configuration lacks settings.
-    "test_handle_put_missing_value",
-    "test_shutdown_during_setup_is_observed_before_success",
-    "test_reconfigure_decode_remount_unmounts_previous",
-    "test_reconfigure_prefill_unmounts_segments",
-    "test_unmount_shm_string_segment_id_coercion",
-    # They look inside: at the order of calls that lead to one answer, at the name of a function.
-    "test_handle_get_empty_bytes_rechecks_existence",
-    "test_main_closes_store_when_shutdown_requested_during_startup",
+    "test_clear_with_active_lease": _FAILS_THERE + "a put leases nothing",
+    "test_clear_mixed_expired_and_active": _FAILS_THERE + "a put leases nothing",
+    "test_structured_object_direct_torch_tensor_materialize_into_uses_real_store": (
+        "reads into memory that was not registered"
+    ),
+    "test_dataproto_helper_reads_rows_with_real_store_ranges": (
+        _FAILS_THERE + "a class lacks its decorator"
+    ),
+    "test_handle_put_missing_value": _FAILS_THERE + "a missing value is answered with 400",
+    "test_shutdown_during_setup_is_observed_before_success": (
+        _FAILS_THERE + "its configuration lacks settings"
+    ),
+    "test_reconfigure_decode_remount_unmounts_previous": (
+        _FAILS_THERE + "calls are noted with their grace period"
+    ),
+    "test_reconfigure_prefill_unmounts_segments": (
+        _FAILS_THERE + "calls are noted with their grace period"
+    ),
+    "test_unmount_shm_string_segment_id_coercion": (
+        _FAILS_THERE + "calls are noted with their grace period"
+    ),
+    "test_handle_get_empty_bytes_rechecks_existence": "looks at the order of calls inside",
+    "test_main_closes_store_when_shutdown_requested_during_startup": (
+        "looks at the name of a function inside"
+    ),
 }
 # Answers that are meant to differ; docs/reference/compat.md says why.
 KNOWN = {
@@ -100,9 +136,21 @@ GUIDE = "docs/source/design/transfer-engine/index.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MASTER_PORT = 50051
 """What programs and pages take for granted."""
-FILES = (*TESTS, *PAGES, GUIDE, "mooncake-store/tests/e2e/any", "mooncake-wheel/mooncake/any")
+FILES = (
+    *TESTS,
+    *PROGRAMS,
+    *PAGES,
+    GUIDE,
+    "mooncake-store/benchmarks/any",
+    "mooncake-store/tests/e2e/any",
+    "mooncake-wheel/mooncake/any",
+)
 INSTALL_S = 600
 RUN_S = 300
+TOTAL_S = 2400
+"""Within this everything has begun; what has not then fails."""
+LEASE_MS = 1000
+BEGUN_S = time.monotonic()
 
 
 class Skipped(Exception):
@@ -263,13 +311,63 @@ def fetch_source() -> Path:
     return home
 
 
+class Place(NamedTuple):
+    """Where a master of ours is that was started with the original's flags."""
+
+    master: str
+    control: str
+    metadata: str
+
+    def environment(self) -> dict[str, str]:
+        """What tells the original's tests."""
+        return on_drop_in(
+            MASTER_SERVER=self.master, MOONCAKE_MASTER=self.master,
+            MC_METADATA_SERVER=self.metadata, MOONCAKE_TE_META_DATA_SERVER=self.metadata,
+            PROTOCOL="tcp", DEVICE_NAME="", LOCAL_HOSTNAME="localhost",
+            # Leases as long as the master's, and a little longer for those who wait for the end.
+            MOONCAKE_CLIENT_LEASE_TTL=f"{LEASE_MS}ms", DEFAULT_KV_LEASE_TTL=str(LEASE_MS + 500),
+        )  # fmt: skip
+
+
+@contextmanager
+def our_master(port: int = 0, *, lends: bool = False) -> Iterator[Place]:
+    """A master of ours by the original's flags, with a worker beside it if memory is lent."""
+    port, control, metadata = port or free_port(), free_port(), free_port()
+    place = Place(
+        f"127.0.0.1:{port}", f"http://127.0.0.1:{control}", f"http://127.0.0.1:{metadata}/metadata"
+    )
+    programs = {
+        "is ready": [
+            "master", f"--rpc_port={port}", f"--metrics_port={control}",
+            "--enable_http_metadata_server=true", f"--http_metadata_server_port={metadata}",
+            f"--default_kv_lease_ttl={LEASE_MS}", "--enable_metric_reporting=false",
+        ]
+    }  # fmt: skip
+    if lends:
+        programs[" lends "] = ["worker", "--master", place.master, "--segment", "1GiB"]
+    running = []
+    try:
+        for said, arguments in programs.items():
+            program = subprocess.Popen(
+                [sys.executable, "-m", "mooncake_store", *arguments], text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | on_drop_in(),
+            )  # fmt: skip
+            running.append(program)
+            assert program.stdout is not None
+            if said not in program.stdout.readline():
+                raise Failed(f"mooncake {' '.join(arguments)} ended early")
+        yield place
+    finally:
+        for program in reversed(running):
+            program.terminate()
+            program.communicate(timeout=RUN_S)
+
+
 def own_tests(source: Path, name: str) -> int:
     """Run one file of the original's tests on the drop-in; how many fail that should not."""
-    from mooncake_store import LocalCluster
-
     # One of them knows no other port, one expects another process to lend memory.
-    settings: dict[str, Any] = {"port": MASTER_PORT} if "buffer_pool" in name else {}
-    with LocalCluster(workers=int("dummy" in name), master=settings) as cluster:
+    port = MASTER_PORT if "buffer_pool" in name else 0
+    with our_master(port, lends="dummy" in name) as place:
         done = subprocess.run(
             [
                 sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-W",
@@ -277,13 +375,7 @@ def own_tests(source: Path, name: str) -> int:
                 str(source / name), "-k", " and ".join(f"not {each}" for each in sorted(MEANT)),
             ],
             capture_output=True, text=True, timeout=RUN_S, cwd=source,
-            env=os.environ | on_drop_in(
-                MASTER_SERVER=cluster.address, MOONCAKE_MASTER=cluster.address,
-                MC_METADATA_SERVER="P2PHANDSHAKE", PROTOCOL="tcp", DEVICE_NAME="",
-                # Leases as long as the original's, and a little longer for those who wait for it.
-                MOONCAKE_CLIENT_LEASE_TTL="5s", DEFAULT_KV_LEASE_TTL="5500",
-                MOONCAKE_TE_META_DATA_SERVER="P2PHANDSHAKE", LOCAL_HOSTNAME="localhost",
-            ),
+            env=os.environ | place.environment(),
         )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     failed = [line for line in lines if line.startswith(("FAILED ", "ERROR ", "SUBFAILED"))]
@@ -351,6 +443,21 @@ def programs(source: Path) -> None:
         )  # fmt: skip
         if "put_fail=0" not in said or "get_fail=0 mismatch=0" not in said:
             raise Failed(said.splitlines()[-1])
+    with our_master() as place:
+        ours(
+            source / "scripts/test_drain_http_api.py", f"--control-base={place.control}",
+            **place.environment(),
+        )  # fmt: skip
+    with our_master(lends=True) as place, ThreadPoolExecutor(2) as both:
+        clients = [
+            both.submit(
+                ours, tests / "test_multi_dummy_clients.py", f"--client-id={name}",
+                **place.environment(),
+            )
+            for name in ("client1", "client2")
+        ]  # fmt: skip
+        for client in clients:
+            client.result()
     with beside(tests / "transfer_engine_target.py", until="Target server ready"):
         ours(tests / "transfer_engine_initiator_test.py")
     with tempfile.TemporaryDirectory() as folder:
@@ -362,11 +469,14 @@ def programs(source: Path) -> None:
             ours(sender)
             if "receiver buffer: 1" not in waiting.communicate("\n", RUN_S)[0]:
                 raise Failed("the receiver of the guide saw nothing")
-    say("5 programs: passed")
+    say("7 programs: passed")
 
 
 def attempt(what: str, check: Callable[[], int | None]) -> int:
     """Make one check; how much of it failed. What cannot be had is skipped."""
+    if time.monotonic() - BEGUN_S > TOTAL_S:
+        say(f"FAILED: {what}: not begun within {TOTAL_S} s")
+        return 1
     try:
         return check() or 0
     except (Failed, subprocess.TimeoutExpired) as reason:
@@ -377,11 +487,29 @@ def attempt(what: str, check: Callable[[], int | None]) -> int:
         return 0
 
 
+def listed(source: Path) -> int:
+    """Whether every test of the original's is run, or named with a reason; how many are not."""
+    known = {*TESTS, *PROGRAMS, *NOT_RUN}
+    found = {
+        f"{folder}/{file.name}"
+        for folder in FOLDERS
+        for file in (source / folder).glob("test_*.py")
+    }
+    for name in sorted(found ^ known):
+        say(f"  {name} is {'not listed' if name in found else 'listed and not there'}")
+    for name, why in NOT_RUN.items():
+        say(f"not run: {name}: {why}")
+    for name, why in MEANT.items():
+        say(f"not run: {name}: {why}")
+    return len(found ^ known)
+
+
 def check_originals() -> int:
     """Run what is the original's; how much fails."""
     source = fetch_source()
     failures = attempt("the programs", lambda: programs(source))
     failures += attempt("the examples", lambda: examples(source))
+    failures += attempt("the list of tests", lambda: listed(source))
     for name in TESTS:
         failures += attempt(name, partial(own_tests, source, name))
     return failures
