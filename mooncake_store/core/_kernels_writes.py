@@ -371,10 +371,8 @@ def complete(context, now, client, digests, generations, checksums, status, done
     generation, which the caller swaps in, and a done row may have a flag. If none does, NOTES
     tells the policy of the rows.
     """
-    rows = column(context, ROWS, ROW)
-    cold = column(context, COLD_ROWS, COLD)
-    events = column(context, EVENTS, EVENT)
-    pin_ends = column(context, PIN_ENDS, INT64)
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
+    events, pin_ends = column(context, EVENTS, EVENT), column(context, PIN_ENDS, INT64)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     found = column(context, FOUND, INT32)
     find(context, table_a, table_b, rows, digests, found)

@@ -2,7 +2,7 @@
 
 import sys
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,11 @@ from mooncake_store.cli._app import JsonOption, emit, examples, make_app
 from mooncake_store.cli._client import SecretOption, store_url
 from mooncake_store.cli._program_options import InsecureOption, PortFileOption
 from mooncake_store.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serving.system import SystemSettings
 
 app = make_app()
 
@@ -128,7 +133,6 @@ def serve(
     pool named by --store was there before and stays.
     """
     try:
-        from serving.program import run_external, run_system
         from serving.system import SystemSettings
     except ModuleNotFoundError as error:
         raise StoreError(
@@ -162,10 +166,20 @@ def serve(
         pipeline=pipeline,
         worker=dict(_pair(each, "--setting") for each in setting or ()),
     )
+    _run(settings, backend or [], partial(_tell, as_json), port_file)
 
-    ready = partial(_tell, as_json)
-    if backend:
-        engines = dict(_pair(each, "--backend") for each in backend)
+
+def _run(
+    settings: "SystemSettings",
+    backends: list[str],
+    ready: "Callable[[dict[str, Any]], None]",
+    port_file: str | None,
+) -> None:
+    """Serve with engines elsewhere where there are any, else with workers of our own."""
+    from serving.program import run_external, run_system
+
+    if backends:
+        engines = dict(_pair(each, "--backend") for each in backends)
         run_external(settings, engines, ready, port_file)
     else:
         run_system(settings, ready, port_file)
