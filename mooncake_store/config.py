@@ -382,9 +382,15 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         Meta(description="Longest duration of an operation that names no deadline."),
     ] = 30.0
     lease_ttl_s: Annotated[
-        DurationS,
-        Meta(description="Read lease asked for by a get; the master may grant less."),
-    ] = 10.0
+        float,
+        Meta(
+            ge=0,
+            le=365 * 24 * 3600,
+            extra={"unit": "s"},
+            description="Read lease asked for by a get; the master may grant less. 0: what the "
+            "master's default_lease_ttl says.",
+        ),
+    ] = 0.0
     verify: Annotated[
         bool,
         Meta(description="Compare the checksum of what was read with what was put."),

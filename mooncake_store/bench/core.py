@@ -126,7 +126,7 @@ class Columns:
 
     def get(self, now: int, keys: Any) -> Any:
         """Look up a batch under a lease."""
-        return self._shard.get(now, keys[0], LEASE_NS)
+        return self._shard.get(now, self._client, keys[0], LEASE_NS)
 
     def exists(self, now: int, keys: Any) -> Any:
         """Probe a batch."""

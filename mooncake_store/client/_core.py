@@ -15,7 +15,8 @@ from mooncake_store.client import _kernels as k
 from mooncake_store.client._directory import Directory
 from mooncake_store.client._leases import Leases
 from mooncake_store.errors import InvalidArgumentError
-from mooncake_store.units import parse_duration
+from mooncake_store.units import SECOND_NS, parse_duration
+from mooncake_store.wire.shard import TTL_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +107,9 @@ class Core:
         self.leases = Leases(config.lease_cache_entries)
         self.counters = Counters()
         self.shards = 1
-        self.ttl_ms = max(1, int(config.lease_ttl_s * 1000))
+        # What is sent; and about how long a lease then is, which the master tells if it decides.
+        self.ttl_ms = max(1, int(config.lease_ttl_s * 1000)) if config.lease_ttl_s else TTL_DEFAULT
+        self.lease_ns = int(config.lease_ttl_s * SECOND_NS) or 10 * SECOND_NS
         # More than this is not copied on the thread of the caller, where that runs an event loop.
         self.inline_bytes_max = 1 << 62
         self._turns = itertools.count()
@@ -127,7 +130,7 @@ class Core:
         if asked is None:
             return self.ttl_ms
         milliseconds = int(parse_duration(asked) * 1000)
-        if not 1 <= milliseconds < 1 << 32:
+        if not 1 <= milliseconds < TTL_DEFAULT:
             raise InvalidArgumentError(f"ttl {asked!r} is not between 1ms and 49d")
         return milliseconds
 

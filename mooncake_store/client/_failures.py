@@ -41,6 +41,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     NOT_RENAMED: (InvalidArgumentError, "the new key belongs to another shard: copy the object"),
     Status.NO_SPACE: (NoSpaceError, "no segment has room for the object"),
     Status.TOO_LARGE: (ObjectTooLargeError, "the object is larger than any segment of its shard"),
+    Status.PINS_FULL: (NoSpaceError, "hard pins have their whole share of the pool"),
     Status.INVALID_KEY: (InvalidArgumentError, "the key is not valid"),
     Status.INVALID_PARAMS: (
         InvalidArgumentError,
@@ -67,6 +68,8 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 _ADVICE: dict[int, str] = {
+    Status.PINS_FULL: "unpin or remove hard-pinned objects, put without hard_pin, or raise "
+    "hard_pin_share of the master; waiting does not help",
     Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
     "raise its quota in the setting quotas of the master",
 }

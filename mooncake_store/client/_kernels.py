@@ -180,6 +180,7 @@ def _enter(table, low, high, now, until, size, checksum, generation, segment, of
         row = _row_of(first, _victim(table, first, now))
     elif (table[row + 5] & _LOWER) == generation and table[row + 2] > now:
         granted += table[row + 5] >> 32
+        until = max(until, table[row + 2])  # all of them last as long as the longest
     _set_tag(table, row, low, until)
     table[row], table[row + 1] = low, high
     table[row + 2], table[row + 3] = until, size
@@ -225,22 +226,6 @@ def remember(table, digests, index, now, cols):
             cols[OFFSET, i],
         )
         latest = max(latest, cols[UNTIL, i])
-    return latest
-
-
-@njit(cache=True, nogil=True)
-def prolong(table, digests, index, generations, until):
-    """Move the ends of leases that were renewed; until[j] 0 leaves one as it is. O(n * WAYS).
-
-    Returns the last of these ends.
-    """
-    latest = np.int64(0)
-    for j in range(index.shape[0]):
-        row = _find(table, digests[index[j], 0], digests[index[j], 1])
-        if row >= 0 and (table[row + 5] & _LOWER) == generations[j] and until[j] > 0:
-            table[row + 2] = max(table[row + 2], until[j])
-            latest = max(latest, table[row + 2])
-            _set_tag(table, row, table[row], table[row + 2])
     return latest
 
 
@@ -520,7 +505,6 @@ def warmup() -> None:
     take_one(table, 1, 1, rows, replicas, 1, 1, roads, 0)
     take_single(table, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, roads)
     verdict(0, True, 1, 1)
-    prolong(table, digests, index, one, one)
     forget(table, digests, index, 1, one, one.copy())
     by_shard(digests, index, 2, 1, one, one.copy())
     settle(index, np.zeros(1, np.int32), one, 1, cols)

@@ -6,6 +6,10 @@ many back, or its own reads would keep it from removing for seconds.
 
 Giving a lease back makes reads that run under it unsafe. `epoch` counts that: a read that saw
 another epoch at its start does not trust the clock and asks whether its generation still stands.
+An entry that is only dropped leaves the lease what it is, and reads under it go on.
+
+Views have leases of their own, taken out of the table or never entered. `viewed` says which keys
+have one: what this client removes meanwhile is refused as if somebody else read it.
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ if TYPE_CHECKING:
     Column = NDArray[np.int64]
     Digests = NDArray[np.uint64]
 
-__all__ = ["Found", "Leases"]
+__all__ = ["RELEASE_MARGIN_NS", "Found", "Leases"]
+
+# A release that arrives after its lease lapsed would give back what was granted since.
+RELEASE_MARGIN_NS = 20_000_000
 
 Words: TypeAlias = tuple[int, int, int, int, int, int]
 Found: TypeAlias = Words
@@ -38,11 +45,13 @@ class Leases:
         sets = 1
         while sets * _kernels.WAYS < entries_max:
             sets *= 2
-        self._table = _aligned(sets * _kernels.SET_WORDS)
+        self._words = sets * _kernels.SET_WORDS
+        self._table = _aligned(self._words)
         self._lock = threading.Lock()
         # No lease of ours ends after this: then there is nothing to give back, and no need to look.
         self._latest = 0
         self.epoch = 0
+        self._views: dict[int, int] = {}  # low word of a key -> views of it
 
     def lookup(self, digests: NDArray[np.int64], now: int, cols: NDArray[np.int64]) -> int:
         """Fill the columns of keys whose lease runs beyond `now`; return how many."""
@@ -90,46 +99,84 @@ class Leases:
             latest = _kernels.remember(self._table, digests, index, now, cols)
             self._latest = max(self._latest, latest)
 
-    def prolong(self, digests: Column, index: Column, generations: Column, until: Column) -> None:
-        """Take in renewed ends; 0 leaves an entry as it is."""
-        with self._lock:
-            latest = _kernels.prolong(self._table, digests, index, generations, until)
-            self._latest = max(self._latest, latest)
-
     def forget(self, digests: Column, index: Column, now: int) -> tuple[Column, Column] | None:
         """Drop entries and return (generation, times granted) of each, to be given back, if any.
 
         Entries whose leases have ended may stay: nobody reads under them.
         """
+        with self._lock:
+            forgotten = self._drop(digests, index, now)
+            if forgotten is not None:
+                self.epoch += 1
+        return forgotten
+
+    def drop(self, digests: Column, index: Column, now: int) -> None:
+        """Drop entries, so that the next get asks; their leases run to their end."""
+        with self._lock:
+            self._drop(digests, index, now)
+
+    def _drop(self, digests: Column, index: Column, now: int) -> tuple[Column, Column] | None:
         if self._latest <= now:
             return None
         generations, counts = np.empty((2, len(index)), np.int64)
-        with self._lock:
-            if not _kernels.forget(self._table, digests, index, now, generations, counts):
-                return None
-            self.epoch += 1
-        return generations, counts
+        now += RELEASE_MARGIN_NS
+        held = _kernels.forget(self._table, digests, index, now, generations, counts)
+        return (generations, counts) if held else None
 
     def drain(self, now: int) -> tuple[Digests, Column]:
         """Drop everything; return (digest, generation) of each lease granted, to be given back."""
         with self._lock:
-            sets = self._table.reshape(-1, _kernels.SET_WORDS)[:, _kernels.WAYS :]
+            sets = self._table.reshape(-1, _kernels.SET_WORDS)
+            if self._latest <= now:
+                sets = sets[:0]  # a table that was never used shall not be looked through
+            sets = sets[sets[:, : _kernels.WAYS].any(axis=1), _kernels.WAYS :]
             rows = sets.reshape(-1, _kernels.WORDS)
-            rows = rows[rows[:, 2] > now]
+            rows = rows[rows[:, 2] > now + RELEASE_MARGIN_NS]
             rows = np.repeat(rows, rows[:, 5] >> 32, axis=0)
             digests = np.ascontiguousarray(rows[:, :2]).view(np.uint64)
             generations = rows[:, 5] & 0xFFFF_FFFF
-            self._table[:] = 0
-            self._latest = 0
-            self.epoch += 1
+            self._empty()
         return digests, generations
 
     def clear(self) -> None:
         """Drop everything; in a forked child the leases are the parent's to give back."""
         self._lock = threading.Lock()
-        self._table[:] = 0
+        self._views = {}
+        self._empty()
+
+    def _empty(self) -> None:
+        if self._latest:  # else nothing was ever written, and shall not be memory now
+            self._table = _aligned(self._words)
         self._latest = 0
         self.epoch += 1
+
+    def view_begins(self, low: int) -> None:
+        """Note a view of the key with this low word."""
+        with self._lock:
+            self._views[low] = self._views.get(low, 0) + 1
+
+    def view_ends(self, low: int) -> None:
+        """Note that one of them is over."""
+        with self._lock:
+            left = self._views.get(low, 0) - 1
+            if left > 0:
+                self._views[low] = left
+            else:
+                self._views.pop(low, None)
+
+    @property
+    def has_views(self) -> bool:
+        """Whether this client shows anything to anybody."""
+        return bool(self._views)
+
+    def viewed(self, digests: Column) -> NDArray[np.bool_] | None:
+        """Which keys this client shows to somebody; None if there is none of them."""
+        if not self._views:
+            return None
+        with self._lock:
+            lows = np.fromiter(self._views, np.int64, len(self._views))
+        found = np.isin(digests[:, 0], lows)
+        return found if found.any() else None
 
 
 def _aligned(words: int) -> Column:

@@ -145,7 +145,8 @@ class Listing:
         for shard in range(core.shards):
             cursor = 0
             while True:
-                wish = RemoveMatching(pattern, kind, force, cursor, _ROWS_MAX)
+                own = not core.leases.has_views
+                wish = RemoveMatching(pattern, kind, force, cursor, _ROWS_MAX, own)
                 body = REMOVE_MATCHING.request.pack(wish)
                 reply = yield from ask_one(shard, REMOVE_MATCHING, body, until)
                 removed += reply.removed

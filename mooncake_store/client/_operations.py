@@ -52,6 +52,7 @@ from mooncake_store.wire.shard import (
     REMOVE,
     REMOVE_REPLICAS,
     PutOne,
+    RemoveFlag,
 )
 
 if TYPE_CHECKING:
@@ -415,7 +416,7 @@ class Operations:
                 "remove",
                 keys,
                 REMOVE,
-                {"force": int(force)},
+                {"flags": RemoveFlag.FORCE if force else 0},
                 core.until(options),
                 give_back=True,
             )
@@ -508,9 +509,12 @@ class Operations:
                 if release is not None:
                     calls.append((shard, RELEASE, release))
                     positions.append(None)
-            digests = keys.digests if len(some) == len(keys) else keys.digests[some]
-            calls.append((shard, operation, operation.request.pack(digests=digests, **scalars)))
-            positions.append(some)
+            for part, own in (
+                self._own_leases(keys, some, scalars) if give_back else [(some, scalars)]
+            ):
+                digests = keys.digests if len(part) == len(keys) else keys.digests[part]
+                calls.append((shard, operation, operation.request.pack(digests=digests, **own)))
+                positions.append(part)
         replies = yield from ask(calls, until)
         if len(calls) == 1 and len(replies[0].statuses) == len(keys):
             return BatchResult(name, keys, replies[0].statuses)
@@ -525,6 +529,17 @@ class Operations:
             else:
                 statuses[position] = reply.statuses
         return BatchResult(name, keys, statuses, errors)
+
+    def _own_leases(
+        self, keys: KeyBatch, index: Column, scalars: dict[str, int]
+    ) -> list[tuple[Column, dict[str, int]]]:
+        """Split by whether leases of ours are in the way: only those of views are."""
+        own = scalars | {"flags": scalars["flags"] | RemoveFlag.OWN_LEASES}
+        viewed = self.core.leases.viewed(keys.words[index])
+        if viewed is None:
+            return [(index, own)]
+        split = [(index[~viewed], own), (index[viewed], scalars)]
+        return [(part, these) for part, these in split if len(part)]
 
     def _release(self, keys: KeyBatch, index: Column) -> bytes | None:
         """Forget leases of ours; return the request that gives them back, if there are any."""

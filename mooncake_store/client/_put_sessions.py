@@ -167,7 +167,7 @@ class PutSessions(Putting):
         if ready:
             chosen = np.array(ready, np.int64)
             yield from self.end(chosen)
-            self.core.leases.forget(self.keys.words, chosen, time.monotonic_ns())
+            self.core.leases.drop(self.keys.words, chosen, time.monotonic_ns())
             ended = np.isin(index, chosen)
             statuses[ended] = self.cols[k.STATUS, index[ended]]
         return statuses

@@ -8,7 +8,8 @@
     3. One batch per segment is moved, checksums computed on the way.
     4. A failed replica is noted, the next one tried; a plan from the lease table is asked for anew.
     5. Where the lease ran out meanwhile, or was given back, the store is asked whether the same
-       generation still stands. If so the bytes are good; if not the key fails with LEASE_EXPIRED.
+       generation still stands. If so the bytes are good. If not, and a removal of this very client
+       gave the lease back, the key is read anew; else it fails with LEASE_EXPIRED.
 
 A key succeeds only if all of this did. Its buffer may have been written to otherwise.
 
@@ -72,6 +73,8 @@ __all__ = [
 
 # A lease that ends sooner than this is not worth starting a transfer under.
 MARGIN_NS = 2_000_000
+# Readings of one key when other threads of this client remove and put it all the time.
+_READINGS_MAX = 8
 _NO_REPLICAS = np.empty((0, 2), np.int64)
 _NO_REPLICAS.flags.writeable = False
 _NO_SUMS = np.empty(0, np.int64)
@@ -224,16 +227,27 @@ class Reading:
     def finish(self, index: Column, epoch: int) -> Steps[None]:
         """Transfer FOUND keys and check their leases; `epoch` is that of before they were found."""
         core, cols = self.core, self.cols
-        if len(index):
-            yield from self._fill(index)
-        if core.leases.epoch != epoch:
-            # A lease of ours was given back meanwhile, perhaps the one that was read under.
-            cols[k.STATUS][cols[k.STATUS] == 0] = k.EXPIRED
-            self._expired = len(self.keys)
-        if self._expired:
+        for _ in range(_READINGS_MAX):
+            if len(index):
+                yield from self._fill(index)
+            if core.leases.epoch != epoch:
+                # A lease of ours was given back meanwhile, perhaps the one that was read under.
+                cols[k.STATUS][cols[k.STATUS] == 0] = k.EXPIRED
+                self._expired = len(self.keys)
+            if not self._expired:
+                return
             expired = self._where(k.EXPIRED)
+            began, epoch = time.monotonic_ns(), core.leases.epoch
             if len(expired):
-                yield from self._renew(expired)
+                yield from self._ask_whether_unchanged(expired)
+            lost = expired[cols[k.STATUS, expired] == Status.LEASE_EXPIRED]
+            again = lost[cols[k.UNTIL, lost] > began]  # not the time took these leases
+            if not len(again):
+                return
+            self._expired = 0
+            cols[k.STATUS, again] = k.MISSING
+            yield from self.find(again)
+            index = again[cols[k.STATUS, again] == k.FOUND]
 
     def _where(self, status: int) -> Column:
         return np.flatnonzero(self.cols[k.STATUS] == status)
@@ -488,7 +502,7 @@ class Reading:
         stale = failed[cols[k.FIRST, failed] < 0]
         if len(stale):
             # Also when there is no time to ask: the next get must not follow the same plan.
-            core.leases.forget(self.keys.words, stale, time.monotonic_ns())
+            core.leases.drop(self.keys.words, stale, time.monotonic_ns())
         if len(stale) and not out_of_time:
             cols[k.STATUS, stale] = k.MISSING
             yield from self.find(stale)
@@ -506,8 +520,11 @@ class Reading:
 
     # Checking.
 
-    def _renew(self, index: Column) -> Steps[None]:
-        """Ask whether objects read past their lease still are the same generation."""
+    def _ask_whether_unchanged(self, index: Column) -> Steps[None]:
+        """Ask whether objects read without a lease still are the same generation; lease nothing.
+
+        What is the same at a later time was not touched before it.
+        """
         core, cols, keys = self.core, self.cols, self.keys
         core.counters.lease_renewals += len(index)
         split = parts(keys, index, core.shards, BATCH_MAX)
@@ -516,14 +533,13 @@ class Reading:
                 shard,
                 RENEW,
                 RENEW.request.pack(
-                    ttl_ms=self.plan.ttl_ms,
+                    ttl_ms=0,
                     digests=keys.digests[some],
                     generations=cols[k.GENERATION, some].astype(np.uint32),
                 ),
             )
             for shard, some in split
         ]
-        sent = time.monotonic_ns()
         replies = yield from ask(calls, self.until)
         for (_, some), reply in zip(split, replies, strict=True):
             if isinstance(reply, StoreError):
@@ -531,8 +547,6 @@ class Reading:
                 continue
             same = reply.statuses == 0
             cols[k.STATUS, some] = np.where(same, 0, Status.LEASE_EXPIRED)
-            until = np.where(same, sent + reply.remaining_ns, 0)
-            core.leases.prolong(keys.words, some, cols[k.GENERATION, some], until)
             core.counters.leases_expired += int(len(some) - np.count_nonzero(same))
 
     def _blame(self, index: Column, status: int, error: StoreError) -> None:

@@ -18,7 +18,7 @@ from mooncake_store.client._steps import Steps, ask
 from mooncake_store.client.results import BatchResult
 from mooncake_store.core.records import RENAMES_MAX
 from mooncake_store.errors import InvalidArgumentError, StoreError
-from mooncake_store.wire.shard import RENAME
+from mooncake_store.wire.shard import RENAME, RemoveFlag
 
 if TYPE_CHECKING:
     from typing import Any
@@ -62,9 +62,13 @@ def rename_many(
                 if release is not None:
                     calls.append((shard, *release))
                     positions.append(None)
+            shown = (core.leases.viewed(batch.words[some]) for batch in (old, new))
+            flags = RemoveFlag.FORCE if force else 0
+            if all(viewed is None for viewed in shown):
+                flags |= RemoveFlag.OWN_LEASES
             body = RENAME.request.pack(
                 overwrite=int(overwrite),
-                force=int(force),
+                flags=flags,
                 sources=old.digests[some],
                 targets=new.digests[some],
                 names=new.names(some),

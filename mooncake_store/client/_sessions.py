@@ -20,6 +20,7 @@ import xxhash
 
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._buffers import Memory, locate_one, new_bytes
+from mooncake_store.client._leases import RELEASE_MARGIN_NS
 from mooncake_store.client._reads import BytesSink, Plan, Reading, learn_segments
 from mooncake_store.client._steps import Move, Moves, Opens, ask, ask_one
 from mooncake_store.client._writes import Putting, Wishes
@@ -159,7 +160,7 @@ class Session:
         status = int(putting.cols[k.STATUS, 0])
         if status not in (0, Status.SUPERSEDED):
             raise self._refusal()
-        self.core.leases.forget(self._keys.words, np.zeros(1, np.int64), time.monotonic_ns())
+        self.core.leases.drop(self._keys.words, np.zeros(1, np.int64), time.monotonic_ns())
         if status:
             return PutResult("superseded")
         return PutResult("stored", replicas=len(self._roads))
@@ -193,6 +194,7 @@ class Viewing:
         self._verify = verify
         self._until = until
         self._generation = 0
+        self._place = (0, 0)  # segment and offset of what is shown
         self._leased = False
 
     @property
@@ -215,8 +217,7 @@ class Viewing:
         yield from reading.find(np.zeros(1, np.int64))
         if reading.cols[k.STATUS, 0] == k.FOUND:
             self._generation = int(reading.cols[k.GENERATION, 0])
-            self.lease_end_ns = int(reading.cols[k.UNTIL, 0])
-            self._leased = True
+            self._hold(int(reading.cols[k.UNTIL, 0]))
             road = core.directory.get(int(reading.cols[k.SEGMENT, 0]))
             if road is not None and (yield from self._show(reading, road)):
                 return
@@ -232,11 +233,13 @@ class Viewing:
     def _show_leased(self) -> bool:
         """Show memory under a lease that a get was granted; False without either."""
         core, (low, high) = self.core, self._keys.words[0].tolist()
-        enough = time.monotonic_ns() + core.ttl_ms * 500_000
+        enough = time.monotonic_ns() + core.lease_ns // 2
         found = core.leases.one(low, high, enough, taken=True)
         if not found[0]:
             return False
         end, size, wanted, self._generation, segment, offset = found
+        self._place = segment, offset
+        self._hold(end)
         road = core.directory.get(segment)
         if road is not None and road.handle is not None and not road.failures:
             try:
@@ -245,8 +248,16 @@ class Viewing:
                     return True
             except StoreError:
                 pass  # asked for in earnest by who called, which also tells what is wrong
+        self._leased = False
+        core.leases.view_ends(low)
         core.leases.take_back(low, high, self._generation, time.monotonic_ns())
         return False
+
+    def _hold(self, end: int) -> None:
+        """Note that this has a lease of its own."""
+        if not self._leased:
+            self.core.leases.view_begins(int(self._keys.words[0, 0]))
+        self._leased, self.lease_end_ns = True, end
 
     def _take_in(self, memory: Mapping, offset: int, size: int, wanted: int, end: int) -> bool:
         """Show a range of memory if it is what was put and its lease runs."""
@@ -258,7 +269,6 @@ class Viewing:
         if mark:
             return False
         self.data, self.zero_copy = data, True
-        self.lease_end_ns, self._leased = end, True
         return True
 
     def _show(self, reading: Reading, road: Road) -> Steps[bool]:
@@ -274,6 +284,7 @@ class Viewing:
         if memory is None:
             return False
         offset, size, wanted = (int(reading.cols[row, 0]) for row in (k.OFFSET, k.SIZE, k.CHECKSUM))
+        self._place = road.number, offset
         if self._take_in(memory, offset, size, wanted, self.lease_end_ns):
             return True
         if self.remaining_s <= 0:
@@ -287,6 +298,9 @@ class Viewing:
 
     def renew(self, until: float) -> Steps[None]:
         """Prolong the lease; raises LeaseExpiredError when the object is another one by now."""
+        if self.lease_end_ns <= time.monotonic_ns() + RELEASE_MARGIN_NS:
+            yield from self._lease_anew(until)
+            return
         generations = np.array([self._generation], np.uint32)
         ttl_ms = self._ttl_ms or self.core.ttl_ms
         body = RENEW.request.pack(
@@ -296,7 +310,27 @@ class Viewing:
         reply = yield from ask_one(self.core.shard_of(self._keys), RENEW, body, until)
         if reply.statuses[0] != Status.OK:
             raise LeaseExpiredError("the object is gone or was replaced", key=self.key)
-        self.lease_end_ns = sent + int(reply.remaining_ns[0])
+        self.lease_end_ns = max(self.lease_end_ns, sent + int(reply.remaining_ns[0]))
+
+    def _lease_anew(self, until: float) -> Steps[None]:
+        """Get another lease for one that ran out, if the same bytes are still where they were.
+
+        Prolonging would not do: the store counts how often a client has a lease, and of those
+        that ran out none counts any more.
+        """
+        core = self.core
+        plan = Plan(self._ttl_ms or core.ttl_ms, verify=False, cached=False, operation="view")
+        reading = Reading(core, self._keys, BytesSink(1), plan, until)
+        reading.uncounted = True
+        reading.cols[k.STATUS] = k.MISSING
+        if (yield from reading.find(np.zeros(1, np.int64))):
+            generation = int(reading.cols[k.GENERATION, 0])
+            same = generation == self._generation
+            if same and (not self.zero_copy or self._place in reading.replicas(0)):
+                self._hold(int(reading.cols[k.UNTIL, 0]))
+                return
+            yield from self._give_back(generation)
+        raise LeaseExpiredError("the object is gone or was replaced", key=self.key)
 
     def release(self) -> Steps[None]:
         """Give the lease back. Idempotent; a store that cannot be reached lets it run out."""
@@ -304,12 +338,16 @@ class Viewing:
             return
         self._leased = False
         low, high = self._keys.words[0].tolist()
+        self.core.leases.view_ends(low)
         now = time.monotonic_ns()
-        if self.lease_end_ns <= now:
+        if self.lease_end_ns <= now + RELEASE_MARGIN_NS:
             return
         if not self._ttl_ms and self.core.leases.take_back(low, high, self._generation, now):
             return
-        generations = np.array([self._generation], np.uint32)
+        yield from self._give_back(self._generation)
+
+    def _give_back(self, generation: int) -> Steps[None]:
+        generations = np.array([generation], np.uint32)
         body = RELEASE.request.pack(digests=self._keys.digests, generations=generations)
         until = time.monotonic() + self.core.config.deadline_s
         yield from ask([(self.core.shard_of(self._keys), RELEASE, body)], until)

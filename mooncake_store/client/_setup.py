@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.client._core import Core
 from mooncake_store.config import load_client, read_secret, split_url
 from mooncake_store.errors import RemoteProtocolError
-from mooncake_store.wire.shard import OPEN, OpenClient, Opened
+from mooncake_store.units import MILLISECOND_NS
+from mooncake_store.wire.shard import OPEN, TTL_DEFAULT, OpenClient, Opened
 from transfer_engine.engine import TransferEngine
 from transfer_engine.rpc.address import Address
 from transfer_engine.wire.handshake import Identity
@@ -113,6 +114,8 @@ class Setup:
                 peer=peer,
                 advice="connect again: the cluster may just have been started anew",
             )
+        if self.core.ttl_ms == TTL_DEFAULT:
+            self.core.lease_ns = opened.lease_ttl_ms * MILLISECOND_NS
         return opened
 
     def shard_addresses(self, found: ClusterMap) -> list[Address]:

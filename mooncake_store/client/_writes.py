@@ -28,7 +28,7 @@ import numpy as np
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._core import every, parts
 from mooncake_store.client._reads import copied, learn_segments
-from mooncake_store.client._steps import Move, Moves, Opens, ask, ask_one
+from mooncake_store.client._steps import Move, Moves, Opens, ask
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import REPLICAS_MAX, Status
 from mooncake_store.errors import (
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from mooncake_store.client._directory import Road
     from mooncake_store.client._keys import KeyBatch
     from mooncake_store.client._steps import Steps
+    from mooncake_store.wire.shard import ShardFigures
 
     Column = NDArray[np.int64]
 
@@ -224,7 +225,7 @@ class Putting:
             index = self._once_more(index, failed, started, avoided)
         self._tell_tried()
         if self.wishes.upsert:
-            core.leases.forget(self.keys.words, every(len(self.keys)), time.monotonic_ns())
+            core.leases.drop(self.keys.words, every(len(self.keys)), time.monotonic_ns())
         if (cols[k.STATUS] == Status.NO_SPACE).any():
             yield from self._explain_no_space()
 
@@ -491,18 +492,17 @@ class Putting:
 
     def _explain_no_space(self) -> Steps[None]:
         """Say with the error what holds the space."""
+        core, request = self.core, STATS.request.pack(StatsRequest())
         try:
-            figures = yield from ask_one(0, STATS, STATS.request.pack(StatsRequest()), self.until)
+            found = yield from ask([(n, STATS, request) for n in range(core.shards)], self.until)
         except (TransferTimeoutError, PeerLostError, UnavailableError):
             return
-        text = (
-            f"{format_size(figures.bytes_allocated)} of {format_size(figures.bytes_total)} are "
-            f"allocated to {figures.objects} objects and {figures.writing} unfinished puts, "
-            f"{format_size(figures.hard_pinned_bytes)} are pinned, "
-            f"{format_size(figures.quarantined_bytes)} wait for leases to end"
-        )
-        for at in np.flatnonzero(self.cols[k.STATUS] == Status.NO_SPACE).tolist():
-            self.errors.setdefault(at, text)
+        refused = np.flatnonzero(self.cols[k.STATUS] == Status.NO_SPACE)
+        for shard, some in parts(self.keys, refused, core.shards, BATCH_MAX):
+            if not isinstance(found[shard], StoreError):
+                text = _what_holds_space(found[shard])
+                for at in some.tolist():
+                    self.errors.setdefault(at, text)
 
     def _explain_quota(self) -> Steps[None]:
         """Say with the error how much of the quota is used, on the key's shard and in all."""
@@ -524,6 +524,21 @@ class Putting:
             for at in some.tolist():
                 need = format_size(int(self.memory.sizes[at]) * self.wishes.replicas)
                 self.errors.setdefault(at, f"{in_all}{here}, and the object takes {need}")
+
+
+def _what_holds_space(figures: ShardFigures) -> str:
+    """What keeps a shard from having room."""
+    leased = f"{format_size(figures.leased_bytes)} are leased to readers"
+    if figures.leased_most:
+        most, host = format_size(figures.leased_most), figures.leased_host or "an unnamed host"
+        leased = f"{leased}, {most} of it to one client on {host}"
+    return (
+        f"{format_size(figures.bytes_allocated)} of {format_size(figures.bytes_total)} are "
+        f"allocated to {figures.objects} objects and {figures.writing} unfinished puts; "
+        f"{leased}; {format_size(figures.hard_pinned_bytes)} are pinned hard; "
+        f"{format_size(figures.quarantined_bytes)} of what was removed wait for readers' leases "
+        "or late writers"
+    )
 
 
 def _joined(one: Column, other: Column) -> Column:

@@ -41,6 +41,7 @@ _RENAMED = {
     int(Status.INVALID_KEY): INVALID_PARAMS,
     int(Status.TOO_LARGE): int(Status.NO_SPACE),
     int(Status.SUPERSEDED): OK,
+    int(Status.PINS_FULL): int(Status.NO_SPACE),
 }
 
 

@@ -34,7 +34,7 @@ HITS, MISSES, READ_BYTES, WRITTEN_BYTES = 9, 10, 11, 12
 TALLY_WORDS = 16
 
 HOLDERS_MAX = 255
-"""Saturated: nobody can release the lease any more, it runs to its end."""
+"""Too many grants to be counted: nobody can release the lease any more, it runs to its end."""
 HOT_COUNT_BITS = 12
 HOT_COUNT_MASK = (1 << HOT_COUNT_BITS) - 1
 HOT_WINDOWS = 0xF

@@ -1,4 +1,4 @@
-"""Kernels that answer readers: gets with leases, probes, lease upkeep and listing.
+"""Kernels that answer readers: gets with leases, probes and listing.
 
 Layouts are those of `records.py`. `overflow` holds replicas after the first as chains that begin
 at `ROW.more`; its entry 0 is the head of its free list (`next`) and counts the entries ever used
@@ -11,13 +11,11 @@ import numpy as np
 from kernel_cache import njit
 from mooncake_store.core._codes import (
     HITS,
-    HOLDERS_MAX,
     HOT,
     HOT_COUNT_BITS,
     HOT_COUNT_MASK,
     HOT_WINDOWS,
     KERNEL,
-    LEASE_EXPIRED,
     MISSES,
     NOT_FOUND,
     NOT_READY,
@@ -26,11 +24,13 @@ from mooncake_store.core._codes import (
     READABLE,
 )
 from mooncake_store.core._kernels_columns import column
+from mooncake_store.core._kernels_leases import lease
 from mooncake_store.core._kernels_table import find
 from mooncake_store.core.context import (
     ALIVE,
     BYTE,
     FOUND,
+    HOLDERS,
     HOT_HITS,
     HOT_ROWS,
     HOT_WINDOW_NS,
@@ -41,9 +41,11 @@ from mooncake_store.core.context import (
     NOTES,
     OVERFLOW_ROWS,
     ROWS,
+    SHARED,
     TABLE_A,
     TABLE_B,
     TALLY,
+    UINT16,
 )
 from mooncake_store.core.records import OVERFLOW, ROW
 
@@ -69,17 +71,6 @@ def living_replicas(rows, overflow, alive, row, replicas, first):
 
 
 @njit(**KERNEL, inline="always")
-def lease(rows, row, now, ttl):
-    """Grant one more reader a lease; it never gets shorter by that."""
-    if rows[row].lease_end <= now:
-        rows[row].holders = 1
-    elif rows[row].holders < HOLDERS_MAX:
-        rows[row].holders += 1
-    if now + ttl > rows[row].lease_end:
-        rows[row].lease_end = now + ttl
-
-
-@njit(**KERNEL, inline="always")
 def count_hit(rows, row, window):
     """Count a get in the current window; return the hits so far."""
     seen = np.int64(rows[row].hits)
@@ -92,11 +83,12 @@ def count_hit(rows, row, window):
 
 
 @njit(**KERNEL)
-def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
-    """Answer gets: where the replicas are, with a lease of `ttl` if that is above 0.
+def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
+    """Answer gets: where the replicas are, with a lease of `ttl` for the client if that is above 0.
 
-    Rows read are added to NOTES, those that just became hot are in HOT_ROWS, and HOT of
-    the totals counts them. Returns how many replicas were written.
+    The answer tells this lease, not a longer one of anybody. Rows read are added to NOTES, those
+    that just became hot are in HOT_ROWS, and HOT counts them. Returns how many replicas were
+    written.
     """
     found = column(context, FOUND, INT32)
     notes = column(context, NOTES, INT64)
@@ -105,6 +97,7 @@ def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     alive = column(context, ALIVE, BYTE)
     lease_until = column(context, LEASE_UNTIL, INT64)
+    holder, shared = column(context, HOLDERS, UINT16), column(context, SHARED, INT64)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
     hot_hits = context[HOT_HITS]
@@ -142,8 +135,8 @@ def get(context, now, ttl, stop_at_miss, digests, answers, replicas):
         answers[i].status = OK
         answers[i].lease_ns = 0
         if ttl > 0:
-            lease(rows, row, now, ttl)
-            answers[i].lease_ns = rows[row].lease_end - now
+            lease(rows, holder, shared, row, client, 1, now, ttl)
+            answers[i].lease_ns = ttl
             for j in range(first, m):
                 segment = replicas[j].segment
                 if rows[row].lease_end > lease_until[segment]:
@@ -186,49 +179,6 @@ def exists(context, digests, out):
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
     readable(context, found[: digests.shape[0]], out)
-
-
-@njit(**KERNEL)
-def renew(rows, overflow, alive, found, generations, times, lease_until, status, remaining):
-    """Prolong leases of unchanged objects; times = (now, ttl_ns)."""
-    now, ttl = times[0], times[1]
-    for i in range(found.shape[0]):
-        row = found[i]
-        remaining[i] = 0
-        status[i] = LEASE_EXPIRED
-        if row < 0 or rows[row].state != READABLE or rows[row].generation != generations[i]:
-            continue
-        end = max(rows[row].lease_end, now + ttl)
-        if alive[rows[row].segment]:
-            status[i] = OK
-            lease_until[rows[row].segment] = max(lease_until[rows[row].segment], end)
-        link = rows[row].more
-        while link >= 0:
-            segment = overflow[link].segment
-            if overflow[link].state == READABLE and alive[segment]:
-                status[i] = OK
-                lease_until[segment] = max(lease_until[segment], end)
-            link = overflow[link].next
-        if status[i] == OK:
-            if rows[row].lease_end <= now:
-                rows[row].holders = 1
-            rows[row].lease_end = end
-            remaining[i] = end - now
-
-
-@njit(**KERNEL)
-def release_leases(rows, found, generations, now, status):
-    """One reader of each object is done; the last one ends the lease."""
-    for i in range(found.shape[0]):
-        row = found[i]
-        if row < 0 or rows[row].state != READABLE or rows[row].generation != generations[i]:
-            status[i] = NOT_FOUND
-            continue
-        status[i] = OK
-        if rows[row].lease_end > now and 0 < rows[row].holders < HOLDERS_MAX:
-            rows[row].holders -= 1
-            if rows[row].holders == 0:
-                rows[row].lease_end = now
 
 
 @njit(**KERNEL)

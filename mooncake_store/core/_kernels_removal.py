@@ -31,6 +31,7 @@ from mooncake_store.core._codes import (
     WRITING,
 )
 from mooncake_store.core._kernels_columns import column
+from mooncake_store.core._kernels_leases import leased_to_others
 from mooncake_store.core._kernels_names import drop
 from mooncake_store.core._kernels_table import delete, find
 from mooncake_store.core._kernels_writes import missing, note, record
@@ -44,6 +45,7 @@ from mooncake_store.core.context import (
     FREE_STACK,
     FREED,
     FREED_EXTENTS,
+    HOLDERS,
     INT32,
     INT64,
     NAME_HEADS,
@@ -55,21 +57,27 @@ from mooncake_store.core.context import (
     PINS_USED,
     RELEASE_NS,
     ROWS,
+    SHARED,
     TABLE_A,
     TABLE_B,
     TALLY,
     TENANT_USE,
+    UINT16,
 )
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 
 @njit(**KERNEL)
-def check_remove(context, now, force, found, status, doomed):
-    """Decide removals. Returns how many rows are doomed.
+def check_remove(context, client, now, force, found, status, doomed):
+    """Decide removals by a client. Returns how many rows are doomed.
+
+    Leases of its own do not keep it from removing; what reads under them finds the bytes until
+    they end.
 
     A doomed row is flagged, so that a second occurrence in the batch is answered as missing.
     """
     rows = column(context, ROWS, ROW)
+    holder, shared = column(context, HOLDERS, UINT16), column(context, SHARED, INT64)
     discard_ns = context[DISCARD_NS]
     count = 0
     for i in range(found.shape[0]):
@@ -82,7 +90,11 @@ def check_remove(context, now, force, found, status, doomed):
             status[i] = NOT_READY
         elif rows[row].flags & UPSERT and force == 0:
             status[i] = NOT_READY
-        elif rows[row].state == READABLE and rows[row].lease_end > now and force == 0:
+        elif (
+            rows[row].state == READABLE
+            and force == 0
+            and leased_to_others(rows, holder, shared, row, client, now)
+        ):
             status[i] = HAS_LEASE
         else:
             status[i] = OK
@@ -133,7 +145,7 @@ def let_go(context, now, silently, doomed):
 
 
 @njit(**KERNEL)
-def remove(context, now, force, digests, status, doomed):
+def remove(context, client, now, force, digests, status, doomed):
     """Find keys, decide their removal, and let the rows go if nothing about them is special.
 
     Returns (rows doomed, what `let_go` says of them).
@@ -141,7 +153,7 @@ def remove(context, now, force, digests, status, doomed):
     found = column(context, FOUND, INT32)[: digests.shape[0]]
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
-    count = check_remove(context, now, force, found, status, doomed)
+    count = check_remove(context, client, now, force, found, status, doomed)
     flags, total = let_go(context, now, False, doomed[:count])
     return count, flags, total
 

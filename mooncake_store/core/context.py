@@ -22,7 +22,7 @@ __all__ = ["Context"]
 
 # Words 0 to 7 are the head of the hash table (`_kernels_table.py`), the last 16 the totals of
 # `_codes.py`.
-TABLE, TALLY = 0, 56
+TABLE, TALLY = 0, 64
 # What the configuration says, and the number of the next event.
 DISCARD_NS, RELEASE_NS, HOT_WINDOW_NS, HOT_HITS = 16, 17, 18, 19
 EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
@@ -32,15 +32,17 @@ NOTED, FREED = 23, 54
 ROWS, COLD_ROWS, OVERFLOW_ROWS, TABLE_A, TABLE_B, FREE_STACK = 24, 26, 28, 30, 32, 34
 ALIVE, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 38, 40, 42, 44
 NAME_WORDS, NAME_HEADS = 46, 48
+# Whose leases are, see `_kernels_leases.py`.
+HOLDERS, SHARED = 56, 58
 # What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
 # that were read, came or went, and extents freed.
 NOTES, FREED_EXTENTS = 50, 52
 # Scratch of a kernel call: rows found, whether a row is new, rows that became hot, statuses.
 FOUND, FRESH, HOT_ROWS, STATUS = 8, 10, 12, 14
-WORDS = 72
+WORDS = 80
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
-BYTE = np.dtype(np.uint8)
+BYTE, UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
 """Types of the columns that are not records, for `column`."""
 
 

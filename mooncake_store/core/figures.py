@@ -1,4 +1,4 @@
-"""The totals of a shard, read from what is counted anyway: O(segments), whatever the objects."""
+"""What a shard tells of itself: a record per segment, and totals of what is counted anyway."""
 
 from __future__ import annotations
 
@@ -8,9 +8,25 @@ from typing import TYPE_CHECKING
 from mooncake_store.core import _codes as c
 
 if TYPE_CHECKING:
+    from mooncake_store.core.records import SegmentState
     from mooncake_store.core.state import ShardState
 
-__all__ = ["ShardStats", "totals"]
+__all__ = ["SegmentInfo", "ShardStats", "totals"]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """A segment as others see it."""
+
+    index: int
+    uuid: bytes
+    name: str
+    host: str
+    nbytes: int
+    state: SegmentState
+    used: int
+    quarantined: int
+    owner: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,11 @@ class ShardStats:
     """Bytes that are not free: replicas as the allocator rounds them, and quarantine."""
     bytes_total: int
     quarantined_bytes: int
+    leased_bytes: int
+    """As the last sweep over all rows saw them, a few seconds ago where there are millions."""
+    leased_most: int
+    """Bytes of them that one client has for itself; the one that has most, on `leased_host`."""
+    leased_host: str
     soft_pinned: int
     hard_pinned_bytes: int
     evicted_objects: int
@@ -52,7 +73,7 @@ class ShardStats:
 
 
 def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
-    """Return the totals of a shard as they stand."""
+    """Return the totals of a shard as they stand. O(segments), whatever the objects."""
     config, space, tally = state.config, state.space, state.tally
     total, hard = space.total_bytes(), int(tally[c.HARD_BYTES])
     room = max(0, space.watermark_bytes() - hard)
@@ -63,6 +84,9 @@ def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
         bytes_allocated=space.used_bytes(),
         bytes_total=total,
         quarantined_bytes=sum(s.quarantined for s in space.all()),
+        leased_bytes=state.leased.nbytes,
+        leased_most=state.leased.most,
+        leased_host=state.leased.host,
         soft_pinned=int(tally[c.SOFT_PINNED]),
         hard_pinned_bytes=hard,
         evicted_objects=state.totals.evicted_objects,

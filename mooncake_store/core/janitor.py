@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mooncake_store.core import _kernels_leases as leases
 from mooncake_store.core import _kernels_scan as k
 from mooncake_store.core import pressure, puts
 from mooncake_store.core.reads import replicas_of
@@ -20,6 +21,7 @@ from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.removal import unpin
 from mooncake_store.core.repair import Repair
 from mooncake_store.core.space import NEVER, Segment
+from mooncake_store.core.state import CLIENTS_MAX, Leased
 from mooncake_store.core.tasks import TaskKind, Tasks, TaskState, choose_target, drop_replica
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ class Janitor:
         self._sweeping: set[int] = set()  # segments gone before the running sweep began
         self._closed_before: set[int] = set()
         self._writers = False  # a client was closed since the running sweep began
+        self._leased = np.zeros(CLIENTS_MAX, np.int64)  # bytes, by client
         self._jobs: dict[int, DrainJob] = {}
         self._running: dict[int, DrainJob] = {}  # segment -> its job
         self._last_job = 0
@@ -158,6 +161,7 @@ class Janitor:
             left = self._attend(found, late)
             if left is not None:
                 self._cursor = left
+        self._add_up_leases(start)
         if self._cursor == 0:
             if self._writers:
                 state.closed[list(self._closed_before)] = 0  # no row names them any more
@@ -168,6 +172,21 @@ class Janitor:
                     state.space.forget(segment)
             self._sweeping = set()
         return (self._cursor or state.table.rows_high) - start
+
+    def _add_up_leases(self, start: int) -> None:
+        """Count what is leased among the rows just seen, and tell of all at the end of a sweep."""
+        state = self._state
+        count = state.handles_used + 1  # of the numbers that clients have had
+        leased = self._leased[:count]
+        if start == 0:
+            leased[:] = 0
+        span = np.array([start, self._cursor or state.table.rows_high, state.now], np.int64)
+        leases.survey(state.rows, state.holders, state.shared, state.closed, span, self._leased)
+        if self._cursor == 0:
+            first = 1 + int(leased[1:].argmax()) if count > 1 else 0
+            known = state.client_by_handle.get(first)
+            most = 0 if known is None else int(leased[first])
+            state.leased = Leased(int(leased.sum()), most, "" if known is None else known.host)
 
     def _attend(self, rows: NDArray[np.int32], late: int) -> int | None:
         """Reclaim late puts and drop dead replicas of the rows a sweep found.
@@ -205,9 +224,11 @@ class Janitor:
         dead = {s for s, _, _ in replicas_of(state, row) if not state.space.alive[s]}
         if int(state.rows["flags"][row]) & Flag.TASK:
             self._tasks.abandon(row, dead, "a replica of the object was lost")
-        until = 0
+        until = int(state.rows["lease_end"][row])
         if state.rows["state"][row] == State.WRITING:
-            until = int(state.rows["lease_end"][row]) + state.config.put_release_ns
+            until += state.config.put_release_ns
+        elif until <= state.now:
+            until = 0
         for segment in dead:
             drop_replica(state, row, segment, until)
 

@@ -430,7 +430,7 @@ def _hold_limits(
         _refuse_over(needs, quota - int(state.tenant_use[tenant, 0]), result, Status.TENANT_QUOTA)
     if options.hard_pin:
         room = int(state.config.hard_pin_share * state.space.total_bytes())
-        _refuse_over(needs, room - int(state.tally[c.HARD_BYTES]), result, Status.NO_SPACE)
+        _refuse_over(needs, room - int(state.tally[c.HARD_BYTES]), result, Status.PINS_FULL)
 
 
 def _refuse_over(needs: list[int], room: int, result: NDArray[np.int16], status: Status) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_leases as leases
 from mooncake_store.core import _kernels_reads as k
 from mooncake_store.core import context as places
 from mooncake_store.core.records import (
@@ -51,9 +52,13 @@ class ObjectStat:
 
 
 def get(
-    state: ShardState, digests: NDArray[np.uint64], ttl_ns: int, stop_at_miss: bool
+    state: ShardState,
+    client: int,
+    digests: NDArray[np.uint64],
+    ttl_ns: int,
+    stop_at_miss: bool,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Answer where objects are, with a lease of `ttl_ns` if that is above zero."""
+    """Answer where objects are, with a lease of `ttl_ns` for a client if that is above zero."""
     n = len(digests)
     if n > BATCH_MAX or ttl_ns < 0:
         answers = np.zeros(n, GET_ROW)
@@ -64,7 +69,9 @@ def get(
     numbers = state.numbers
     state.expect_notes()
     ttl_ns = min(ttl_ns, state.config.lease_ttl_max_ns)
-    m = k.get(state.words, state.now, ttl_ns, stop_at_miss, as_words(digests), answers, replicas)
+    m = k.get(
+        state.words, client, state.now, ttl_ns, stop_at_miss, as_words(digests), answers, replicas
+    )
     hot = numbers[places.TALLY + c.HOT]
     if hot:
         state.note_hot(hot)
@@ -91,25 +98,28 @@ def find_prefix(state: ShardState, digests: NDArray[np.uint64]) -> int:
 
 def renew(
     state: ShardState,
+    client: int,
     digests: NDArray[np.uint64],
     generations: NDArray[np.uint32],
     ttl_ns: int,
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Prolong leases of objects that are still what they were."""
+    """Prolong leases of a client on objects that are still what they were."""
     n = len(digests)
     status, remaining = np.empty(n, np.int16), np.zeros(n, np.int64)
     if n > BATCH_MAX or len(generations) != n or ttl_ns < 0:
         status[:] = Status.INVALID_PARAMS
         return status, remaining
     found = state.table.find(as_words(digests))
-    times = np.array([state.now, min(ttl_ns, state.config.lease_ttl_max_ns)], np.int64)
-    k.renew(
+    asked = np.array([client, state.now, min(ttl_ns, state.config.lease_ttl_max_ns)], np.int64)
+    leases.renew(
         state.rows,
         state.overflow,
         state.space.alive,
+        state.holders,
+        state.shared,
         found,
         as_column(generations, UINT32),
-        times,
+        asked,
         state.space.lease_until,
         status,
         remaining,
@@ -118,16 +128,28 @@ def renew(
 
 
 def release(
-    state: ShardState, digests: NDArray[np.uint64], generations: NDArray[np.uint32]
+    state: ShardState,
+    client: int,
+    digests: NDArray[np.uint64],
+    generations: NDArray[np.uint32],
 ) -> NDArray[np.int16]:
-    """Give leases back, one reader's share each."""
+    """Give leases of a client back, one grant each."""
     n = len(digests)
     status = np.empty(n, np.int16)
     if n > BATCH_MAX or len(generations) != n:
         status[:] = Status.INVALID_PARAMS
         return status
     found = state.table.find(as_words(digests))
-    k.release_leases(state.rows, found, as_column(generations, UINT32), state.now, status)
+    leases.release(
+        state.rows,
+        state.holders,
+        state.shared,
+        found,
+        as_column(generations, UINT32),
+        client,
+        state.now,
+        status,
+    )
     return status
 
 

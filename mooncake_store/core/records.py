@@ -90,6 +90,7 @@ class Status(IntEnum):
     CLIENT_NOT_FOUND = -103
     NO_SPACE = -200
     TOO_LARGE = -201  # ours: no segment could hold it even if empty; the drop-in API says -200
+    PINS_FULL = -202  # ours: hard pins have their share of the pool; the drop-in API says -200
     INVALID_KEY = -400
     INVALID_PARAMS = -600
     ILLEGAL_CLIENT = -601
@@ -138,7 +139,7 @@ ROW = np.dtype(
         ("state", "u1"),
         ("flags", "u1"),
         ("replicas", "u1"),
-        ("holders", "u1"),  # readers that may still release their lease
+        ("holders", "u1"),  # how often the lease was granted, see `_kernels_leases.py`
     ]
 )
 assert ROW.itemsize == 64

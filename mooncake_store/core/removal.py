@@ -26,14 +26,18 @@ __all__ = ["pin", "remove", "remove_matching", "remove_replicas", "set_hard_pin"
 KINDS = ("prefix", "glob", "regex", "all")
 
 
-def remove(state: ShardState, digests: NDArray[np.uint64], force: bool) -> NDArray[np.int16]:
+def remove(
+    state: ShardState, client: int, digests: NDArray[np.uint64], force: bool
+) -> NDArray[np.int16]:
     """Remove objects; space that a reader or writer may still touch is quarantined."""
     n = len(digests)
     if n > BATCH_MAX:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
     state.expect_disposal(n)
-    count, flags, total = k.remove(state.words, state.now, force, as_words(digests), status, doomed)
+    count, flags, total = k.remove(
+        state.words, client, state.now, force, as_words(digests), status, doomed
+    )
     if total < 0:
         state.dispose_with_care(doomed[:count], flags)
     return status
@@ -65,7 +69,7 @@ def _remove_replica(
         return Status.REPLICA_NOT_FOUND
     flags = int(state.rows["flags"][row])
     if living == {segment} or flags & (c.TASK | c.UPSERT):
-        return Status(int(remove(state, digest, force=False)[0]))
+        return Status(int(remove(state, 0, digest, force=False)[0]))
     if state.rows["lease_end"][row] > state.now:
         return Status.HAS_LEASE
     wanted, left = int(state.cold["wanted"][row]), int(state.rows["replicas"][row]) - 1
@@ -76,15 +80,18 @@ def _remove_replica(
     return Status.OK
 
 
-def _remove_rows(state: ShardState, rows: NDArray[np.int32], force: bool) -> NDArray[np.int16]:
+def _remove_rows(
+    state: ShardState, client: int, rows: NDArray[np.int32], force: bool
+) -> NDArray[np.int16]:
     status, doomed = np.empty(len(rows), np.int16), np.empty(len(rows), np.int32)
-    count = k.check_remove(state.words, state.now, force, rows, status, doomed)
+    count = k.check_remove(state.words, client, state.now, force, rows, status, doomed)
     state.dispose(doomed[:count])
     return status
 
 
 def remove_matching(
     state: ShardState,
+    client: int,
     tenant: int,
     pattern: str,
     kind: str,
@@ -94,8 +101,8 @@ def remove_matching(
 ) -> tuple[int, int]:
     """Remove the matching objects among the next `rows_max` rows.
 
-    Returns how many went and the cursor to go on with, 0 when all rows were seen. What is leased,
-    being written or copied is passed over. Raises ValueError for a pattern that is refused.
+    Returns how many went and the cursor to go on with, 0 when all rows were seen. What others
+    lease, being written or copied is passed over. Raises ValueError for a pattern that is refused.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind of pattern {kind!r}: use {', '.join(KINDS)}")
@@ -116,7 +123,7 @@ def remove_matching(
     begun = state.now - state.config.put_discard_ns
     writing = (state.rows["state"][rows] == State.WRITING) & (state.rows["lease_end"][rows] > begun)
     rows = rows[~writing & ((state.flags(rows) & c.UPSERT) == 0)]
-    removed = int(np.count_nonzero(_remove_rows(state, rows, force) == Status.OK))
+    removed = int(np.count_nonzero(_remove_rows(state, client, rows, force) == Status.OK))
     if kind == "all" and removed and state.tenant_use[tenant, 1] == 0:
         state.events.cleared(tenant)
     return removed, following
@@ -172,7 +179,7 @@ def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -
             continue
         nbytes = int(state.rows["size"][row]) * int(state.rows["replicas"][row])
         if pinned and int(state.tally[c.HARD_BYTES]) + nbytes > room:
-            status[at] = Status.NO_SPACE
+            status[at] = Status.PINS_FULL
             continue
         state.rows["flags"][row] = flags ^ Flag.HARD_PIN
         state.tally[c.HARD_BYTES] += nbytes if pinned else -nbytes

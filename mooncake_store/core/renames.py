@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_leases as leases
 from mooncake_store.core import _kernels_removal as k
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.records import RENAMES_MAX, Status
@@ -31,6 +32,7 @@ __all__ = ["rename"]
 
 def rename(
     state: ShardState,
+    client: int,
     sources: NDArray[np.uint64],
     targets: NDArray[np.uint64],
     names: Names | None,
@@ -51,7 +53,8 @@ def rename(
         if length > c.NAME_BYTES_MAX:
             status[at] = Status.INVALID_KEY
         else:
-            status[at] = _rename(state, old[at : at + 1], new[at : at + 1], name, overwrite, force)
+            pair = old[at : at + 1], new[at : at + 1]
+            status[at] = _rename(state, client, *pair, name, overwrite, force)
     return status
 
 
@@ -63,6 +66,7 @@ def _sound(names: Names | None, n: int) -> bool:
 
 def _rename(
     state: ShardState,
+    client: int,
     old: NDArray[np.int64],
     new: NDArray[np.int64],
     name: bytes,
@@ -71,14 +75,14 @@ def _rename(
 ) -> int:
     found = state.table.find(old)
     row = int(found[0])
-    refusal = _movable(state, found, force)
+    refusal = _movable(state, client, found, force)
     if refusal != c.OK or np.array_equal(old, new):
         return refusal
     if not state.names.has_room(row, len(name)):
         return c.NO_SPACE
     other = state.table.find(new)
     if other[0] >= 0:
-        refusal = _clear(state, other, overwrite, force)
+        refusal = _clear(state, client, other, overwrite, force)
         if refusal != c.OK:
             return refusal
     state.events.removed(state.rows, state.cold, row)
@@ -88,7 +92,7 @@ def _rename(
     return c.OK
 
 
-def _movable(state: ShardState, found: NDArray[np.int32], force: bool) -> int:
+def _movable(state: ShardState, client: int, found: NDArray[np.int32], force: bool) -> int:
     """Whether the object behind a key may get another one."""
     there = np.empty(1, np.bool_)
     readable(state.words, found, there)
@@ -102,19 +106,22 @@ def _movable(state: ShardState, found: NDArray[np.int32], force: bool) -> int:
         return c.NOT_READY
     if not there[0]:
         return c.NOT_FOUND
-    if int(record["lease_end"]) > state.now and not force:
+    asked = state.rows, state.holders, state.shared, row, client, state.now
+    if not force and leases.is_leased_to_others(*asked):
         return c.HAS_LEASE
     return c.OK
 
 
-def _clear(state: ShardState, other: NDArray[np.int32], overwrite: bool, force: bool) -> int:
+def _clear(
+    state: ShardState, client: int, other: NDArray[np.int32], overwrite: bool, force: bool
+) -> int:
     """Remove what the new key names, as `remove` would; who reads of it reads to the end."""
     there = np.empty(1, np.bool_)
     readable(state.words, other, there)
     if there[0] and not overwrite:
         return c.ALREADY_EXISTS
     status, doomed = np.empty(1, np.int16), np.empty(1, np.int32)
-    if k.check_remove(state.words, state.now, force, other, status, doomed):
+    if k.check_remove(state.words, client, state.now, force, other, status, doomed):
         # What follows tells that the key names something new.
         state.dispose(doomed, silently=True)
     return int(status[0])

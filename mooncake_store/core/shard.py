@@ -4,7 +4,7 @@
     rows, replicas = shard.put_start(now, client, tenant, digests, sizes, names)
     ...the caller writes the bytes where `replicas` says...
     shard.put_end(now, client, digests, rows["generation"], checksums)
-    rows, replicas = shard.get(now, digests, ttl_ns)
+    rows, replicas = shard.get(now, client, digests, ttl_ns)
 
 Every method takes the time as its first argument and digests as an (n, 2) array of uint64; the
 answer has one status per key, never an exception for one bad key. Time that runs backwards is
@@ -14,7 +14,6 @@ makes it replayable, replicable and testable against a model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from mooncake_store.core import _codes as c
 from mooncake_store.core import integrity, pressure, puts, reads, removal, renames
-from mooncake_store.core.figures import ShardStats, totals
+from mooncake_store.core.figures import SegmentInfo, ShardStats, totals
 from mooncake_store.core.janitor import DrainJob, Janitor, TickReport
 from mooncake_store.core.options import DEFAULTS, PutOptions, ShardConfig, SoftPin
 from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status
@@ -37,23 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["SegmentInfo", "Shard", "ShardStats"]
 
 Digests = NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """A segment as others see it."""
-
-    index: int
-    uuid: bytes
-    name: str
-    host: str
-    nbytes: int
-    state: SegmentState
-    used: int
-    quarantined: int
-    owner: int
-    lease_until: int
-    """When the last lease on it ends: its memory must not be reused before."""
 
 
 class Shard:
@@ -121,6 +103,7 @@ class Shard:
         for _ in range(CLIENTS_MAX):
             state.handle = (state.handle + 1) % CLIENTS_MAX
             if state.handle not in state.client_by_handle and not state.closed[state.handle]:
+                state.handles_used = max(state.handles_used, state.handle)
                 return state.handle
         return -1
 
@@ -218,10 +201,16 @@ class Shard:
                 s.used,
                 s.quarantined,
                 s.owner,
-                int(self._state.space.lease_until[s.index]),
             )
             for s in self._state.space.all()
         ]
+
+    def readers_until(self, segment: int) -> int:
+        """When the last lease ends, at the latest, on a segment or what was one.
+
+        Leases given back count until the sweep that follows an unmount has seen all rows.
+        """
+        return self._state.space.readers_until(segment)
 
     # -- objects
 
@@ -291,14 +280,16 @@ class Shard:
         return out
 
     def get(
-        self, now: int, digests: Digests, ttl_ns: int, stop_at_miss: bool = False
+        self, now: int, client: int, digests: Digests, ttl_ns: int, stop_at_miss: bool = False
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return (GET_ROW per key, REPLICA per living replica); `ttl_ns` 0 grants no lease.
+
+        The lease is the client's; client 0 is nobody, whose leases run to their end.
 
         With `stop_at_miss` keys after the first miss are neither leased nor touched.
         """
         self._state.advance(now)
-        out = reads.get(self._state, digests, ttl_ns, stop_at_miss)
+        out = reads.get(self._state, client, digests, ttl_ns, stop_at_miss)
         self._checked()
         return out
 
@@ -313,23 +304,39 @@ class Shard:
         return reads.find_prefix(self._state, digests)
 
     def renew(
-        self, now: int, digests: Digests, generations: NDArray[np.uint32], ttl_ns: int
+        self,
+        now: int,
+        client: int,
+        digests: Digests,
+        generations: NDArray[np.uint32],
+        ttl_ns: int,
     ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Prolong leases of unchanged objects: (status, remaining ns) per key."""
+        """Prolong a client's leases of unchanged objects: (status, remaining ns) per key.
+
+        Who has none is granted one; with `ttl_ns` 0 the status only says what is unchanged.
+        """
         self._state.advance(now)
-        return reads.renew(self._state, digests, generations, ttl_ns)
+        return reads.renew(self._state, client, digests, generations, ttl_ns)
 
     def release(
-        self, now: int, digests: Digests, generations: NDArray[np.uint32]
+        self, now: int, client: int, digests: Digests, generations: NDArray[np.uint32]
     ) -> NDArray[np.int16]:
-        """Give one reader's leases back; the last reader's release ends a lease."""
-        self._state.advance(now)
-        return reads.release(self._state, digests, generations)
+        """Give a client's leases back, one grant each; a lease ends when all are given back.
 
-    def remove(self, now: int, digests: Digests, force: bool = False) -> NDArray[np.int16]:
-        """Remove objects; `force` also those leased or being written, space quarantined."""
+        What is somebody else's, or was given back already, stays as it is.
+        """
         self._state.advance(now)
-        out = removal.remove(self._state, digests, force)
+        return reads.release(self._state, client, digests, generations)
+
+    def remove(
+        self, now: int, digests: Digests, force: bool = False, client: int = 0
+    ) -> NDArray[np.int16]:
+        """Remove objects; `force` also those leased or being written, space quarantined.
+
+        Leases of the client that asks are in nobody's way; their space is quarantined as well.
+        """
+        self._state.advance(now)
+        out = removal.remove(self._state, client, digests, force)
         self._checked()
         return out
 
@@ -348,14 +355,16 @@ class Shard:
         names: Names | None = None,
         overwrite: bool = False,
         force: bool = False,
+        client: int = 0,
     ) -> NDArray[np.int16]:
         """Give readable objects other keys of the same tenant, pair by pair, in order.
 
         Bytes, generation, leases, pins and group stay. What a new key names is in the way unless
         `overwrite` replaces it; `force` overrides leases of both, and a put under the new key.
+        Leases of the client that asks are in nobody's way.
         """
         self._state.advance(now)
-        out = renames.rename(self._state, sources, targets, names, overwrite, force)
+        out = renames.rename(self._state, client, sources, targets, names, overwrite, force)
         self._checked()
         return out
 
@@ -368,13 +377,16 @@ class Shard:
         force: bool = False,
         cursor: int = 0,
         rows_max: int = 65_536,
+        client: int = 0,
     ) -> tuple[int, int]:
         """Remove by name ("prefix", "glob", "regex") or "all": (removed, next cursor or 0).
 
         Raises ValueError for a pattern that is refused.
         """
         self._state.advance(now)
-        out = removal.remove_matching(self._state, tenant, pattern, kind, force, cursor, rows_max)
+        out = removal.remove_matching(
+            self._state, client, tenant, pattern, kind, force, cursor, rows_max
+        )
         self._checked()
         return out
 

@@ -90,6 +90,7 @@ class Space:
         """How often a segment came, went or changed its state."""
         self._usable_from = 0  # when every segment of the cycle is usable
         self._earlier: dict[bytes, int] = {}  # uuid of a forgotten segment -> its busy_until
+        self._readers: dict[int, int] = {}  # number of one -> when its last lease ends
         most = config.segments_max
         self.alive = context.bind(places.ALIVE, np.zeros(most, np.uint8))
         self.lease_until = context.bind(places.LEASE_UNTIL, np.zeros(most, np.int64))
@@ -137,6 +138,7 @@ class Space:
             index, uuid, name, host, nbytes, owner, create_allocator(self._config.allocator, nbytes)
         )
         segment.usable_from = self._busy_until(uuid)
+        self._readers.pop(index, None)
         self._segments[index] = segment
         self._by_uuid[uuid] = segment
         self.alive[index] = 1
@@ -158,6 +160,14 @@ class Space:
         """Forget busy times that have passed."""
         if self._earlier:
             self._earlier = {u: t for u, t in self._earlier.items() if t > now}
+        if self._readers:
+            self._readers = {n: t for n, t in self._readers.items() if t > now}
+
+    def readers_until(self, index: int) -> int:
+        """Return when the last lease ends, at the latest, on a segment that is known or was."""
+        if index in self._segments:
+            return int(self.lease_until[index])
+        return self._readers.get(index, 0)
 
     def set_state(self, segment: Segment, state: SegmentState) -> None:
         """Change a segment's state; GONE hides its replicas at once."""
@@ -170,13 +180,19 @@ class Space:
                 del self._by_uuid[segment.uuid]
 
     def forget(self, segment: Segment) -> None:
-        """Drop a GONE segment that no row refers to any more."""
+        """Drop a GONE segment that no row refers to any more.
+
+        Whoever may still use its memory waits in the quarantine, or did when the rows left it:
+        leases that were given back before are not among them.
+        """
         self.settle()
         segment.busy_until = max(
             segment.busy_until,
-            int(self.lease_until[segment.index]),
+            segment.usable_from,
             self.quarantine.discard(0, segment.index),
         )
+        until = min(segment.busy_until, int(self.lease_until[segment.index]))
+        self._readers[segment.index] = until  # late writers are another matter
         self._earlier[segment.uuid] = max(segment.busy_until, self._earlier.get(segment.uuid, 0))
         del self._segments[segment.index]
         self._cycle = None

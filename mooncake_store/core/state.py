@@ -16,6 +16,7 @@ import numpy as np
 from eviction import create_policy
 from eviction.base import INSERT, NOTE_SHIFT
 from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_leases as leases
 from mooncake_store.core import _kernels_removal as k
 from mooncake_store.core import context as places
 from mooncake_store.core.context import Context
@@ -89,6 +90,15 @@ class Totals:
     lost_objects: int = 0
 
 
+@dataclass(slots=True)
+class Leased:
+    """Bytes under leases when the last sweep saw them, and who had most of them alone."""
+
+    nbytes: int = 0
+    most: int = 0
+    host: str = ""
+
+
 class ShardState:
     """All columns and parts of a shard."""
 
@@ -103,6 +113,8 @@ class ShardState:
         bind = self.context.bind
         self.rows = bind(places.ROWS, reserve(rows_max, ROW))
         self.table = Table(self.rows, self.context)
+        self.holders = bind(places.HOLDERS, reserve(rows_max, np.uint16))
+        self.shared = bind(places.SHARED, reserve(leases.SETS * leases.SET_WORDS, np.int64))
         self.overflow = bind(places.OVERFLOW_ROWS, reserve(2 * rows_max + 1, OVERFLOW))
         self.cold = bind(places.COLD_ROWS, reserve(rows_max, COLD))
         self.names = NameArena(self.cold, self.context)
@@ -134,9 +146,11 @@ class ShardState:
         self.client_by_handle: dict[int, Client] = {}
         self.closed = np.zeros(CLIENTS_MAX, np.uint8)  # 1 closed, 2 closed and fenced
         self.closed[0] = 1  # handle 0 is nobody
+        self.leased = Leased()
         self.totals = Totals()
         self.late_cursor = 0  # where the search for late puts goes on
         self.handle = 0  # of the client opened last
+        self.handles_used = 0  # the greatest there was
         self.replicas_most = 1  # replicas of one object, at most, ever
         self.hot: dict[int, int] = {}  # row -> generation it had; both may have changed since
 

@@ -22,7 +22,7 @@ from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.logs import StateLog
 from mooncake_store.master.doors import doors_of
 from mooncake_store.master.slices import slice_of
-from mooncake_store.units import MILLISECOND_NS
+from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import AuthError, InvalidArgumentError, UnavailableError
@@ -49,6 +49,8 @@ GONE_WORKERS_KEPT = 256
 NAME_CHARS_MAX = 128
 DESCRIPTOR_BYTES_MAX = 4096
 SWEEP_S = 0.05
+READERS_NS = 2 * SECOND_NS
+"""A shard sweeps three million rows in that time, on a machine that is not busy."""
 DRAIN_POLL_S = 0.02
 WILDCARDS = ("0.0.0.0", "::")
 _CHANGES = frozenset((wire.MOUNT.opcode, wire.UNMOUNT.opcode, wire.DRAIN.opcode))
@@ -389,7 +391,23 @@ class Cluster:
                 self._known[1].forget(worker.uuid)
                 self._states.change(f"worker {worker.name}", "left")
                 self._states.forget(f"worker {worker.name}")
+        if busy_ms:
+            busy_ms = await self._readers_left_ms(numbers)
         return wire.Outcome(0, message, busy_ms)
+
+    async def _readers_left_ms(self, numbers: list[int]) -> int:
+        """For how many ms readers may hold segments that are gone, without leases given back.
+
+        Those count until every shard has swept its rows, which is waited for, but not for long.
+        """
+        deadline = self._now() + READERS_NS
+        while True:
+            replies = [reply for number in numbers for reply in await self._tell(number, "query")]
+            busy_ms = max((reply.busy_ms for reply in replies), default=0)
+            swept = not any(reply.state == SegmentState.GONE for reply in replies)
+            if swept or not busy_ms or self._now() >= deadline:
+                return busy_ms
+            await asyncio.sleep(SWEEP_S)
 
     async def _empty(self, numbers: list[int], grace_ms: int) -> str:
         """Move everything off segments until they are empty or the time is over."""

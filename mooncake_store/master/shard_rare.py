@@ -16,6 +16,7 @@ from mooncake_store.core.records import Status
 from mooncake_store.master.bodies import names_of, words
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import shard as wire
+from mooncake_store.wire.shard import RemoveFlag
 from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -67,10 +68,12 @@ class RareOperations:
 
     def remove(self, peer: Peer, frame: Frame) -> bytes:
         """Remove objects."""
-        force, digests = wire.REMOVE.request.unpack(frame.body)
+        flags, digests = wire.REMOVE.request.unpack(frame.body)
         self._service.keys += len(digests)
+        client = peer.handle if flags & RemoveFlag.OWN_LEASES else 0
+        force = bool(flags & RemoveFlag.FORCE)
         return wire.REMOVE.reply.pack(
-            statuses=self._shard.remove(self._now(), digests, bool(force))
+            statuses=self._shard.remove(self._now(), digests, force, client)
         )
 
     def remove_replicas(self, peer: Peer, frame: Frame) -> bytes:
@@ -83,12 +86,14 @@ class RareOperations:
 
     def rename(self, peer: Peer, frame: Frame) -> bytes:
         """Give objects other keys."""
-        overwrite, force, sources, targets, names = wire.RENAME.request.unpack(frame.body)
+        overwrite, flags, sources, targets, names = wire.RENAME.request.unpack(frame.body)
         self._service.keys += len(sources)
         self._service.check_routing(sources)
         self._service.check_routing(targets)
+        client = peer.handle if flags & RemoveFlag.OWN_LEASES else 0
+        force = bool(flags & RemoveFlag.FORCE)
         statuses = self._shard.rename(
-            self._now(), sources, targets, names_of(names), bool(overwrite), bool(force)
+            self._now(), sources, targets, names_of(names), bool(overwrite), force, client
         )
         return wire.RENAME.reply.pack(statuses=statuses)
 
@@ -176,6 +181,7 @@ class RareOperations:
                 request.force,
                 max(0, request.cursor),
                 max(1, min(request.rows_max, ROWS_PER_REMOVAL)),
+                peer.handle if request.own_leases else 0,
             )
         except ValueError as error:
             raise InvalidArgumentError(str(error), operation="remove_matching") from error
@@ -195,6 +201,9 @@ class RareOperations:
                 bytes_allocated=found.bytes_allocated,
                 bytes_total=found.bytes_total,
                 quarantined_bytes=found.quarantined_bytes,
+                leased_bytes=found.leased_bytes,
+                leased_most=found.leased_most,
+                leased_host=found.leased_host,
                 soft_pinned=found.soft_pinned,
                 hard_pinned_bytes=found.hard_pinned_bytes,
                 evicted_objects=found.evicted_objects,

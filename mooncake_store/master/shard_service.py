@@ -296,9 +296,14 @@ class ShardService:
         ttl_ms, stop_at_miss, digests = _GET.unpack(frame.body)
         self.keys += len(digests)
         rows, replicas = self.shard.get(
-            self.now(), digests, ttl_ms * MILLISECOND_NS, bool(stop_at_miss)
+            self.now(), peer.handle, digests, self._lease_ns(ttl_ms), bool(stop_at_miss)
         )
         return _GET_REPLY.pack(rows=words(rows), replicas=words(self.in_segments(replicas)))
+
+    def _lease_ns(self, ttl_ms: int) -> int:
+        if ttl_ms == wire.TTL_DEFAULT:
+            return self.times.lease_ttl_ns
+        return ttl_ms * MILLISECOND_NS
 
     def _exists(self, peer: Peer, frame: Frame) -> bytes:
         (digests,) = _EXISTS.unpack(frame.body)
@@ -314,14 +319,16 @@ class ShardService:
         ttl_ms, digests, generations = _RENEW.unpack(frame.body)
         self.keys += len(digests)
         statuses, remaining = self.shard.renew(
-            self.now(), digests, generations, ttl_ms * MILLISECOND_NS
+            self.now(), peer.handle, digests, generations, self._lease_ns(ttl_ms)
         )
         return _RENEW_REPLY.pack(statuses=statuses, remaining_ns=remaining)
 
     def _release(self, peer: Peer, frame: Frame) -> bytes:
         digests, generations = _RELEASE.unpack(frame.body)
         self.keys += len(digests)
-        return _STATUSES.pack(statuses=self.shard.release(self.now(), digests, generations))
+        return _STATUSES.pack(
+            statuses=self.shard.release(self.now(), peer.handle, digests, generations)
+        )
 
     def _events(self, peer: Peer, frame: Frame) -> bytes | Awaitable[bytes]:
         stream, number, limit, wait_ms = _EVENTS.unpack(frame.body)

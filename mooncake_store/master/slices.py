@@ -18,7 +18,7 @@ from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
-    from mooncake_store.core.shard import SegmentInfo
+    from mooncake_store.core.figures import SegmentInfo
     from mooncake_store.master.shard_service import ShardService
     from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.frame import Frame
@@ -127,8 +127,7 @@ class LocalShard:
             status = self._shard.cancel_drain(now, self._jobs.get(number, 0))
         elif request.state not in ("gone", "query"):
             raise InvalidArgumentError(f"a segment cannot become {request.state!r}")
-        # The core may have forgotten a segment by now whose last lease still runs.
-        return self._answer(status, number, 0 if found is None else found.lease_until)
+        return self._answer(status, number)
 
     def _drain(self, now: int, found: SegmentInfo | None, deadline_ms: int) -> Status:
         if found is None or found.state == State.GONE:
@@ -146,10 +145,11 @@ class LocalShard:
     def _find(self, number: int) -> SegmentInfo | None:
         return next((s for s in self._shard.segments() if s.index == number), None)
 
-    def _answer(self, status: Status, number: int, lease_until: int = 0) -> wire.SliceReply:
+    def _answer(self, status: Status, number: int) -> wire.SliceReply:
         found = self._find(number)
         job = self._shard.drain_job(self._jobs.get(number, 0))
-        busy_ns = max(0, lease_until - self._service.now())
+        # The core may have forgotten a segment by now whose last lease still runs.
+        busy_ns = max(0, self._shard.readers_until(number) - self._service.now())
         return wire.SliceReply(
             int(status),
             used_bytes=0 if found is None else found.used,

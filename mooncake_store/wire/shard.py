@@ -35,6 +35,7 @@ __all__ = [
     "PUT_REVOKE",
     "PUT_START",
     "PUT_STARTED_ONE",
+    "TTL_DEFAULT",
     "RELEASE",
     "REMOVE",
     "REMOVE_MATCHING",
@@ -54,6 +55,7 @@ __all__ = [
     "PutFlag",
     "PutOne",
     "Removed",
+    "RemoveFlag",
     "RemoveMatching",
     "ShardFigures",
     "StatReply",
@@ -69,6 +71,8 @@ __all__ = [
 
 BATCH_MAX = 16_384
 """Keys in one request; clients split longer batches."""
+TTL_DEFAULT = 0xFFFF_FFFF
+"""As `ttl_ms` of a lease: what the master gives who asks for none in particular."""
 NAME_BLOB_MAX = 8 << 20
 LIST_BYTES_MAX = 1 << 20
 """Bytes of names in one page of a listing."""
@@ -79,6 +83,14 @@ class PutFlag:
 
     UPSERT = 1
     HARD_PIN = 2
+
+
+class RemoveFlag:
+    """Bits of REMOVE's and RENAME's `flags`."""
+
+    FORCE = 1
+    OWN_LEASES = 2
+    """Leases of the client that asks do not stand in the way."""
 
 
 class OpenClient(msgspec.Struct, frozen=True, array_like=True, tag="open"):
@@ -134,6 +146,8 @@ class RemoveMatching(msgspec.Struct, frozen=True, array_like=True, tag="remove?"
     force: bool = False
     cursor: int = 0
     rows_max: int = 65_536
+    own_leases: bool = False
+    """What only the client that asks has leased is removed too."""
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
@@ -160,6 +174,9 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     bytes_allocated: int
     bytes_total: int
     quarantined_bytes: int
+    leased_bytes: int
+    leased_most: int
+    leased_host: str
     soft_pinned: int
     hard_pinned_bytes: int
     evicted_objects: int
@@ -314,7 +331,7 @@ GET = Operation(
         Column("replicas", "u8", width=2, rows="m"),
         rows=64 * BATCH_MAX,
     ),
-    "where objects are; ttl_ms above 0 grants a lease",
+    "where objects are; ttl_ms above 0 grants this client a lease",
 )
 EXISTS = Operation(
     "exists",
@@ -335,13 +352,17 @@ RENEW = Operation(
     0x27,
     _packed([("ttl_ms", "u4")], _DIGESTS, _GENERATIONS),
     _packed([], Column("statuses", "i2"), Column("remaining_ns", "i8")),
-    "prolongs leases of unchanged objects",
+    "prolongs leases of this client on unchanged objects; ttl_ms 0 only says what is unchanged",
 )
 RELEASE = Operation(
-    "release", 0x28, _packed([], _DIGESTS, _GENERATIONS), _STATUSES, "gives leases back"
+    "release",
+    0x28,
+    _packed([], _DIGESTS, _GENERATIONS),
+    _STATUSES,
+    "gives leases of this client back, one grant per entry",
 )
 REMOVE = Operation(
-    "remove", 0x29, _packed([("force", "u1")], _DIGESTS), _STATUSES, "removes objects"
+    "remove", 0x29, _packed([("flags", "u1")], _DIGESTS), _STATUSES, "removes objects"
 )
 REMOVE_REPLICAS = Operation(
     "remove_replicas",
@@ -354,7 +375,7 @@ RENAME = Operation(
     "rename",
     0x2E,
     _packed(
-        [("overwrite", "u1"), ("force", "u1")],
+        [("overwrite", "u1"), ("flags", "u1")],
         Column("sources", "u8", width=2),
         Column("targets", "u8", width=2),
         Column("names", "bytes", bytes_max=NAME_BLOB_MAX),

@@ -344,9 +344,9 @@ class Checked(TaskCalls):
 
     # Read
 
-    def get(self, keys: Sequence[int], ttl: int, stop_at_miss: bool) -> None:
-        self.note("get", list(keys), ttl, stop_at_miss)
-        rows, replicas = self.shard.get(self.now, digests_of(keys), ttl, stop_at_miss)
+    def get(self, client: int, keys: Sequence[int], ttl: int, stop_at_miss: bool) -> None:
+        self.note("get", client, list(keys), ttl, stop_at_miss)
+        rows, replicas = self.shard.get(self.now, client, digests_of(keys), ttl, stop_at_miss)
         at, missed = 0, False
         for key, row in zip(keys, rows, strict=True):
             wanted = self.model.expect_get(key)
@@ -369,7 +369,7 @@ class Checked(TaskCalls):
             at += count
             alive = {(e.segment, e.offset) for e in self.model.alive(version)}
             expect(places == alive, f"get of {key} lists {places}, not {alive}")
-            left, remaining = int(row["lease_ns"]), self.model.lease(item, ttl)
+            left, remaining = int(row["lease_ns"]), self.model.lease(item, client, ttl)
             expect(left == remaining, f"get of {key} leases {left} ns, not {remaining}")
         expect(at == len(replicas), "get lists replicas of nobody")
 
@@ -382,58 +382,63 @@ class Checked(TaskCalls):
         prefix = self.shard.find_prefix(self.now, digests_of(keys))
         expect(prefix == run, f"find_prefix {prefix}, not {run}")
 
-    def renew(self, keys: Sequence[int], generations: Sequence[int], ttl: int) -> None:
-        self.note("renew", list(keys), list(generations), ttl)
+    def renew(self, client: int, keys: Sequence[int], generations: Sequence[int], ttl: int) -> None:
+        self.note("renew", client, list(keys), list(generations), ttl)
         out, left = self.shard.renew(
-            self.now, digests_of(keys), np.array(generations, np.uint32), ttl
+            self.now, client, digests_of(keys), np.array(generations, np.uint32), ttl
         )
         for key, generation, code, ns in zip(keys, generations, out, left, strict=True):
-            told, known = (int(code), int(ns)), self.model.renew(key, generation, ttl)
+            told, known = (int(code), int(ns)), self.model.renew(client, key, generation, ttl)
             expect(told == known, f"renew of {key}: {told}, not {known}")
 
-    def release(self, keys: Sequence[int], generations: Sequence[int]) -> None:
-        self.note("release", list(keys), list(generations))
-        out = self.shard.release(self.now, digests_of(keys), np.array(generations, np.uint32))
+    def release(self, client: int, keys: Sequence[int], generations: Sequence[int]) -> None:
+        self.note("release", client, list(keys), list(generations))
+        numbers = np.array(generations, np.uint32)
+        out = self.shard.release(self.now, client, digests_of(keys), numbers)
         for key, generation, code in zip(keys, generations, out, strict=True):
-            known = self.model.release(key, generation)
+            known = self.model.release(client, key, generation)
             expect(int(code) == known, f"release of {key}: {int(code)}, not {known!r}")
 
     # Remove and evict
 
-    def remove(self, keys: Sequence[int], force: bool) -> None:
-        self.note("remove", list(keys), force)
-        out = self.shard.remove(self.now, digests_of(keys), force=force)
+    def remove(self, client: int, keys: Sequence[int], force: bool) -> None:
+        self.note("remove", client, list(keys), force)
+        out = self.shard.remove(self.now, digests_of(keys), force, client)
         for key, code in zip(keys, out, strict=True):
             status = Status(int(code))
-            allowed = self.model.expect_remove(key, force=force)
+            allowed = self.model.expect_remove(client, key, force=force)
             expect(status in allowed, f"remove of {key}: {status!r}, allowed {allowed}")
             if status == OK:
                 self.model.removed(key)
 
     def rename(
         self,
+        client: int,
         keys: Sequence[int],
         targets: Sequence[int],
         names: Sequence[str],
         overwrite: bool,
         force: bool,
     ) -> None:
-        self.note("rename", list(keys), list(targets), overwrite, force)
-        arguments = digests_of(keys), digests_of(targets), names_of(names), overwrite, force
+        self.note("rename", client, list(keys), list(targets), overwrite, force)
+        arguments = digests_of(keys), digests_of(targets), names_of(names), overwrite, force, client
         out = self.shard.rename(self.now, *arguments)
         for key, target, name, code in zip(keys, targets, names, out, strict=True):
             status = Status(int(code))
-            allowed = expect_rename(self.model, key, target, overwrite=overwrite, force=force)
+            rules = {"overwrite": overwrite, "force": force}
+            allowed = expect_rename(self.model, client, key, target, **rules)
             expect(status in allowed, f"rename of {key}: {status!r}, allowed {allowed}")
             if status == OK:
                 renamed(self.model, key, target, name)
 
-    def remove_matching(self, tenant: int, pattern: str, kind: str, force: bool, page: int) -> None:
-        self.note("remove_matching", tenant, repr(pattern), kind, force, page)
+    def remove_matching(
+        self, client: int, tenant: int, pattern: str, kind: str, force: bool, page: int
+    ) -> None:
+        self.note("remove_matching", client, tenant, repr(pattern), kind, force, page)
         removed, cursor = 0, 0
         for _ in range(100_000):
             some, cursor = self.shard.remove_matching(
-                self.now, tenant, pattern, kind, force=force, cursor=cursor, rows_max=page
+                self.now, tenant, pattern, kind, force, cursor, page, client
             )
             removed += some
             if not cursor:
@@ -442,7 +447,7 @@ class Checked(TaskCalls):
         for item in list(self.model.objects.values()):
             if item.tenant != tenant or not _matches(item.name, pattern, kind):
                 continue
-            takes = self.model.expect_match(item, force=force)
+            takes = self.model.expect_match(client, item, force=force)
             if takes is None:
                 takes = not self._known(item.key)
             if takes:
@@ -559,7 +564,7 @@ class Checked(TaskCalls):
                     self.model.touch(item)
                 item.hard_pin = pinned
             else:
-                expect(pinned and int(code) == Status.NO_SPACE, f"hard pin: {int(code)}")
+                expect(pinned and int(code) == Status.PINS_FULL, f"hard pin: {int(code)}")
 
     def check(self) -> None:
         """Cheap comparison after each step: the core's own invariants."""

@@ -142,8 +142,9 @@ class Lab:
         assert self.end(keys, rows["generation"], client=client) == [0] * len(keys)
         return rows["generation"].copy()
 
-    def get(self, keys: Sequence[int], ttl: float = 0.0) -> tuple[Any, Any]:
-        reply = self.shard.get(self.now, digests_of(keys), int(ttl * SECOND))
+    def get(self, keys: Sequence[int], ttl: float = 0.0, client: int = -1) -> tuple[Any, Any]:
+        who = self.client if client < 0 else client
+        reply = self.shard.get(self.now, who, digests_of(keys), int(ttl * SECOND))
         self.check()
         return reply
 
@@ -153,20 +154,25 @@ class Lab:
     def exists(self, keys: Sequence[int]) -> list[bool]:
         return [bool(there) for there in self.shard.exists(self.now, digests_of(keys))]
 
-    def remove(self, keys: Sequence[int], *, force: bool = False) -> list[int]:
-        out = self.shard.remove(self.now, digests_of(keys), force=force)
+    def remove(self, keys: Sequence[int], *, force: bool = False, client: int = 0) -> list[int]:
+        """By nobody unless said otherwise, so that every lease is in the way."""
+        out = self.shard.remove(self.now, digests_of(keys), force, client)
         self.check()
         return [int(status) for status in out]
 
-    def renew(self, keys: Sequence[int], generations: Any, ttl: float) -> tuple[list[int], Any]:
+    def renew(
+        self, keys: Sequence[int], generations: Any, ttl: float, client: int = -1
+    ) -> tuple[list[int], Any]:
+        who, numbers = self.client if client < 0 else client, np.asarray(generations, np.uint32)
         statuses, left = self.shard.renew(
-            self.now, digests_of(keys), np.asarray(generations, np.uint32), int(ttl * SECOND)
+            self.now, who, digests_of(keys), numbers, int(ttl * SECOND)
         )
         self.check()
         return [int(status) for status in statuses], left
 
-    def release(self, keys: Sequence[int], generations: Any) -> list[int]:
-        out = self.shard.release(self.now, digests_of(keys), np.asarray(generations, np.uint32))
+    def release(self, keys: Sequence[int], generations: Any, client: int = -1) -> list[int]:
+        who, numbers = self.client if client < 0 else client, np.asarray(generations, np.uint32)
+        out = self.shard.release(self.now, who, digests_of(keys), numbers)
         self.check()
         return [int(status) for status in out]
 

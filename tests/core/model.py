@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
 from mooncake_store.core.records import SIZE_MAX, SegmentState, Status
 from mooncake_store.core.wheel import SLOT_NS
+from tests.core.holds import Holds
 from tests.core.space import Extent, Mismatch, Space
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 OK = Status.OK
 PLACED = {Status.OK}
-NO_ROOM = {Status.NO_SPACE, Status.TOO_LARGE, Status.TENANT_QUOTA}
+NO_ROOM = {Status.NO_SPACE, Status.TOO_LARGE, Status.PINS_FULL, Status.TENANT_QUOTA}
 
 
 @dataclass(slots=True)
@@ -59,13 +60,16 @@ class Object:
     name: str
     current: Version | None = None
     writing: Version | None = None
-    lease_end: int = 0
-    holders: int = 0
+    holds: Holds = field(default_factory=Holds)
     soft_pin_end: int = 0
     hard_pin: bool = False
     group: str = ""
     stamp: int = 0
     task: int | None = None
+
+    @property
+    def lease_end(self) -> int:
+        return self.holds.end
 
 
 @dataclass(slots=True)
@@ -137,6 +141,9 @@ class Reference:
     def leased(self, item: Object) -> bool:
         return item.current is not None and item.lease_end > self.now
 
+    def leased_to_others(self, item: Object, client: int) -> bool:
+        return item.current is not None and item.holds.of_others(client, self.now)
+
     def soft_pinned(self, item: Object) -> bool:
         """A pin past its deadline counts until a tick has ended it."""
         return item.soft_pin_end > 0
@@ -182,7 +189,7 @@ class Reference:
         left = item.lease_end - self.now
         return (
             f"upsert={item.writing is not None} task={item.task} hard={item.hard_pin} "
-            f"lease={left} holders={item.holders} soft={item.soft_pin_end - self.now}"
+            f"lease={left} holds={item.holds} soft={item.soft_pin_end - self.now}"
         )
 
     def unit(self, item: Object) -> list[Object]:
@@ -224,7 +231,8 @@ class Reference:
         assert item.current is not None
         self.free(item.current, item.lease_end)
         item.current = None
-        item.lease_end = item.holders = item.soft_pin_end = 0
+        item.holds = Holds()
+        item.soft_pin_end = 0
         item.hard_pin = False
         self.forget_if_empty(item)
 
@@ -387,7 +395,7 @@ class Reference:
         version.checksum = checksum
         item.current, item.writing = version, None
         item.name = version.name or item.name
-        item.lease_end = item.holders = 0
+        item.holds = Holds()
         options = version.options
         if options.soft_pin == SoftPin.ENABLE:
             ttl = options.soft_pin_ttl_ns
@@ -434,40 +442,31 @@ class Reference:
             return Status.NOT_READY
         return Status.NOT_FOUND
 
-    def lease(self, item: Object, ttl: int) -> int:
-        """Grant a read lease to one more holder and return what remains of it."""
+    def lease(self, item: Object, client: int, ttl: int) -> int:
+        """Grant a client a read lease; return how long this one is."""
         self.touch(item)
         if ttl <= 0:
             return 0
-        running = self.leased(item)
-        item.holders = item.holders + 1 if running else 1
-        until = self.now + min(ttl, self.config.lease_ttl_max_ns)
-        item.lease_end = max(item.lease_end, until)
-        return item.lease_end - self.now
+        ttl = min(ttl, self.config.lease_ttl_max_ns)
+        item.holds.grant(client, self.now, ttl)
+        return ttl
 
-    def renew(self, key: int, generation: int, ttl: int) -> tuple[Status, int]:
+    def renew(self, client: int, key: int, generation: int, ttl: int) -> tuple[Status, int]:
         item = self.readable(key)
         if item is None or item.current is None or item.current.generation != generation:
             return Status.LEASE_EXPIRED, 0
-        if not self.leased(item):
-            item.holders = 1
-        until = self.now + min(ttl, self.config.lease_ttl_max_ns)
-        item.lease_end = max(item.lease_end, until)
-        return OK, item.lease_end - self.now
+        return OK, item.holds.renew(client, self.now, min(ttl, self.config.lease_ttl_max_ns))
 
-    def release(self, key: int, generation: int) -> Status:
+    def release(self, client: int, key: int, generation: int) -> Status:
         item = self.readable(key)
         if item is None or item.current is None or item.current.generation != generation:
             return Status.NOT_FOUND
-        if self.leased(item) and item.holders:
-            item.holders -= 1
-            if not item.holders:
-                item.lease_end = 0
+        item.holds.release(client, self.now)
         return OK
 
     # Remove
 
-    def expect_remove(self, key: int, *, force: bool) -> set[Status]:
+    def expect_remove(self, client: int, key: int, *, force: bool) -> set[Status]:
         item = self.objects.get(key)
         if item is None:
             return {Status.NOT_FOUND}
@@ -485,7 +484,7 @@ class Reference:
             if item.current is None:
                 return {OK} if self.expired(item.writing) else {Status.NOT_READY}
             return {Status.NOT_READY}
-        return {Status.HAS_LEASE} if self.leased(item) else {OK}
+        return {Status.HAS_LEASE} if self.leased_to_others(item, client) else {OK}
 
     def removed(self, key: int) -> None:
         """Follow a granted remove of whatever there is under the key."""
@@ -497,7 +496,7 @@ class Reference:
         if item.current is not None:
             self.forget_current(item)
 
-    def expect_match(self, item: Object, *, force: bool) -> bool | None:
+    def expect_match(self, client: int, item: Object, *, force: bool) -> bool | None:
         """Whether remove_matching takes a matching object; None where either will do."""
         if item.task is not None:
             return False
@@ -505,7 +504,7 @@ class Reference:
             if not self.placed_somewhere(item.writing):
                 return None
             return item.current is None and self.expired(item.writing)
-        return force or not self.leased(item)
+        return force or not self.leased_to_others(item, client)
 
     # Segments and clients
 

@@ -13,7 +13,7 @@ OK = Status.OK
 
 
 def expect_rename(
-    model: Reference, key: int, target: int, *, overwrite: bool, force: bool
+    model: Reference, client: int, key: int, target: int, *, overwrite: bool, force: bool
 ) -> set[Status]:
     """Statuses that a rename of one key may answer."""
     item = model.objects.get(key)
@@ -29,13 +29,13 @@ def expect_rename(
         either = set()
     if not model.readable(key):
         return either | {Status.NOT_FOUND}
-    if model.leased(item) and not force:
+    if model.leased_to_others(item, client) and not force:
         return either | {Status.HAS_LEASE}
     if key == target or target not in model.objects:
         return either | {OK}
     if model.readable(target) and not overwrite:
         return either | {Status.ALREADY_EXISTS}
-    removal = model.expect_remove(target, force=force)
+    removal = model.expect_remove(client, target, force=force)
     return either | {OK if status == Status.NOT_FOUND else status for status in removal}
 
 

@@ -56,6 +56,7 @@ class Rules:
         self.checked.tenant("guest", 3 * SEGMENT_BYTES // 2)
         self.clients = [self.checked.open_client(number, 1) for number in range(3)]
         self.epochs = [1, 1, 1]
+        self.hostile = self.checked.open_client(9, 1)
         for number in range(4):
             self._mount(number)
         self.steps = 0
@@ -68,6 +69,7 @@ class Rules:
             self.exists: 4,
             self.renew: 4,
             self.release: 8,
+            self.attack: 5,
             self.remove: 8,
             self.rename: 5,
             self.remove_matching: 1,
@@ -200,22 +202,37 @@ class Rules:
 
     def get(self) -> None:
         ttl = 0 if self.rng.random() < 0.3 else self._ttl()
-        self.checked.get(self._keys(12), ttl, self.rng.random() < 0.2)
+        self.checked.get(self._some_client(), self._keys(12), ttl, self.rng.random() < 0.2)
 
     def exists(self) -> None:
         self.checked.exists(self._keys(12))
 
     def renew(self) -> None:
         keys = self._keys(4)
-        self.checked.renew(keys, self._generations(keys), self._ttl())
+        self.checked.renew(self._some_client(), keys, self._generations(keys), self._ttl())
 
     def release(self) -> None:
+        keys = self._keys(2) + self._leased(4)
+        self.checked.release(self._some_client(), keys, self._generations(keys))
+
+    def attack(self) -> None:
+        """Somebody gives back and renews what is not his, and more often than he took it."""
+        keys = self._leased(6)
+        for _ in range(self.rng.randrange(1, 4)):
+            self.checked.release(self.hostile, keys, self._generations(keys))
+        if self.rng.random() < 0.5:
+            self.checked.get(self.hostile, keys[:3], self._ttl(), stop_at_miss=False)
+            self.checked.renew(self.hostile, keys, self._generations(keys), self._ttl())
+        for _ in range(self.rng.randrange(1, 4)):
+            self.checked.release(self.hostile, keys, self._generations(keys))
+        self.checked.remove(self.hostile, keys[:2], False)
+
+    def _leased(self, most: int) -> list[int]:
         leased = [item.key for item in self.model.objects.values() if self.model.leased(item)]
-        keys = self._keys(2) + self.rng.sample(leased, min(len(leased), 4))
-        self.checked.release(keys, self._generations(keys))
+        return self.rng.sample(leased, min(len(leased), most))
 
     def remove(self) -> None:
-        self.checked.remove(self._keys(4), self.rng.random() < 0.3)
+        self.checked.remove(self._some_client(), self._keys(4), self.rng.random() < 0.3)
 
     def rename(self) -> None:
         """Within a tenant and group; also chains, swaps and keys renamed to themselves."""
@@ -229,7 +246,8 @@ class Rules:
         ]
         names = [name_of(key) if self.rng.random() < 0.9 else "" for key in targets]
         draw = self.rng.random
-        self.checked.rename(sources, targets, names, draw() < 0.6, draw() < 0.4)
+        client = self._some_client()
+        self.checked.rename(client, sources, targets, names, draw() < 0.6, draw() < 0.4)
 
     def remove_matching(self) -> None:
         kind, pattern = self.rng.choice(
@@ -245,7 +263,8 @@ class Rules:
             return
         page = self.rng.choice((5, 50, 65_536))
         force = self.rng.random() < 0.2
-        self.checked.remove_matching(self.rng.choice((0, 0, 1)), pattern, kind, force, page)
+        client, tenant = self._some_client(), self.rng.choice((0, 0, 1))
+        self.checked.remove_matching(client, tenant, pattern, kind, force, page)
 
     def evict(self) -> None:
         ratio = self.rng.choice((0.0, 0.05, 0.1, 0.3, 0.8, 1.0))

@@ -128,13 +128,19 @@ def some_requests(shard, client, now, digests, sizes, options):
     said.append(shard.put_end(now, client, digests[:half], generations[:half], checksums[:half]))
     said.append(shard.put_revoke(now, client, digests[half:-5], generations[half:-5]))
     for _ in range(3):
-        said += shard.get(now, digests, 10**9)
-    said += shard.renew(now, digests, generations, 2 * 10**9)
+        said += shard.get(now, client, digests, 10**9)
+    said += shard.renew(now, client, digests, generations, 2 * 10**9)
+    other = shard.open_client(now, b"o" * 16, 1, "elsewhere")
+    said += shard.get(now, other, digests[::3], 10**9)
+    said.append(shard.release(now, other, digests[::6], generations[::6].copy()))
+    said.append(shard.rename(now, digests[:9], digests[:9] ^ np.uint64(6), client=client))
+    shard.tick(now)
+    said.append(np.array([shard.stats().leased_bytes, shard.stats().leased_most]))
     others = digests[:6] ^ np.uint64(5)
     others[4:] = digests[:2]  # one comes back
     sources = np.concatenate([digests[:4], others[:2]])
     said.append(shard.rename(now, sources, others, None, overwrite=True, force=True))
-    said += [shard.release(now, digests, generations), shard.exists(now, digests)]
+    said += [shard.release(now, client, digests, generations), shard.exists(now, digests)]
     rows, replicas = shard.upsert_start(now, client, 0, digests, sizes // 2 + 1)
     generations = np.ascontiguousarray(rows["generation"])
     said += [rows, replicas, shard.put_end(now, client, digests, generations, checksums)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mooncake_store.core import space
+from mooncake_store.core import shard, space
 from mooncake_store.core.records import Status
 from tests.core.lab import MIB, SECOND, Lab, digests_of
 
@@ -28,11 +28,15 @@ def test_a_leased_remove_is_refused_then_allowed() -> None:
     assert lab.remove([1]) == [S.OK]
 
 
-def test_the_answer_carries_what_remains_of_the_longest_lease() -> None:
-    lab, _ = leased(10)
+@pytest.mark.parametrize("stranger", [False, True])
+def test_the_answer_tells_the_lease_of_this_get_and_no_longer_one(stranger: bool) -> None:
+    """Else a get would be served from memory for as long as a view elsewhere lasts."""
+    lab, _ = leased(30)
+    who = lab.open(2) if stranger else lab.client
     lab.sleep(4)
-    assert lab.get([1], ttl=1)[0]["lease_ns"].tolist() == [6 * SECOND]
-    assert lab.get([1], ttl=9)[0]["lease_ns"].tolist() == [9 * SECOND]
+    assert lab.get([1], ttl=1, client=who)[0]["lease_ns"].tolist() == [1 * SECOND]
+    lab.sleep(2)
+    assert lab.remove([1]) == [S.HAS_LEASE]
 
 
 def test_a_query_grants_nothing() -> None:
@@ -83,6 +87,144 @@ def test_releasing_too_often_is_harmless() -> None:
         assert lab.release([1], generation)[0] in (S.OK, S.NOT_FOUND)
     lab.get([1], ttl=10)
     assert lab.remove([1]) == [S.HAS_LEASE]
+
+
+@pytest.mark.parametrize("took", [0, 1, 3])
+def test_nobody_gives_back_what_is_not_his(took: int) -> None:
+    """However often, and whatever he took himself: invariants 1 and 4 of a view."""
+    lab, generation = leased(30)
+    stranger = lab.open(2)
+    lab.get([1] * took, ttl=5, client=stranger)
+    for _ in range(5):
+        lab.release([1], generation, client=stranger)
+        lab.release([1], generation, client=0)
+    assert lab.remove([1]) == lab.remove([1], client=stranger) == [S.HAS_LEASE]
+    assert lab.evict(1.0).objects == 0
+    lab.sleep(29)
+    assert lab.remove([1], client=stranger) == [S.HAS_LEASE]
+    lab.sleep(1)
+    assert lab.remove([1], client=stranger) == [S.OK]
+
+
+def test_a_renewal_by_a_stranger_is_a_lease_of_his_own() -> None:
+    lab, generation = leased(2)
+    stranger = lab.open(2)
+    statuses, left = lab.renew([1], generation, 20, client=stranger)
+    assert (statuses, left.tolist()) == ([S.OK], [20 * SECOND])
+    assert lab.renew([1], generation, 1)[1].tolist() == [2 * SECOND], "not the stranger's time"
+    assert lab.release([1] * 3, list(generation) * 3) == [S.OK] * 3
+    assert lab.stat(1).lease_ns == 20 * SECOND
+    lab.release([1], generation, client=stranger)
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_a_lease_of_several_ends_with_the_last_of_them_given_back() -> None:
+    lab, generation = leased(30)
+    others = [lab.open(number) for number in range(2, 9)]
+    for number, other in enumerate(others):
+        lab.get([1, 1], ttl=number + 1, client=other)
+    lab.release([1], generation)
+    assert lab.stat(1).lease_ns == 7 * SECOND, "that of the others"
+    for other in others:
+        assert lab.remove([1]) == [S.HAS_LEASE]
+        lab.release([1, 1], list(generation) * 2, client=other)
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_more_holders_than_can_be_told_apart_keep_their_lease() -> None:
+    lab, generation = leased(10)
+    others = [lab.open(number) for number in range(2, 12)]
+    for other in others:
+        lab.get([1], ttl=5, client=other)
+    for holder in (lab.client, *others):
+        lab.release([1], generation, client=holder)
+    assert lab.remove([1]) == [S.HAS_LEASE]
+    lab.sleep(10)
+    assert lab.remove([1]) == [S.OK]
+
+
+def test_what_a_client_leased_itself_does_not_keep_it_from_removing() -> None:
+    """The bytes stay as long as it may read them all the same."""
+    lab = Lab(nbytes=MIB)
+    lab.put([1], 700_000)
+    lab.get([1, 1, 1], ttl=10)
+    assert lab.remove([1], client=lab.open(2)) == [S.HAS_LEASE]
+    assert lab.remove([1], client=lab.client) == [S.OK]
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.NO_SPACE]
+    lab.sleep(10)
+    lab.tick()
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.OK]
+
+
+def test_what_others_lease_as_well_cannot_be_removed() -> None:
+    lab, generation = leased(10)
+    other = lab.open(2)
+    lab.get([1], ttl=5, client=other)
+    assert lab.remove([1], client=lab.client) == lab.remove([1], client=other) == [S.HAS_LEASE]
+    lab.release([1], generation, client=other)
+    assert lab.remove([1], client=lab.client) == [S.OK]
+
+
+def test_the_number_of_a_closed_client_does_not_bequeath_its_leases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard, "CLIENTS_MAX", 4)
+    lab, generations = Lab(), None
+    generations = lab.put([1, 2])
+    gone = lab.open(2)
+    lab.get([1, 2], ttl=30, client=gone)
+    lab.get([2], ttl=1)
+    lab.shard.close_client(lab.now, gone)
+    lab.tick()
+    lab.open(3)
+    heir = lab.open(4)
+    assert heir == gone
+    lab.release([1, 2], generations, client=heir)
+    assert lab.remove([1, 2], client=heir) == [S.HAS_LEASE] * 2
+    lab.sleep(30)
+    assert lab.remove([1, 2], client=heir) == [S.OK] * 2
+
+
+def test_totals_tell_what_is_leased_and_who_has_most_of_it() -> None:
+    lab = Lab()
+    other = lab.open(2, host="elsewhere")
+    generations = lab.put([1, 2, 3], 100_000)
+    lab.get([1], ttl=10)
+    lab.get([2, 3], ttl=10, client=other)
+    lab.tick()
+    stats = lab.shard.stats()
+    assert (stats.leased_bytes, stats.leased_most) == (300_000, 200_000)
+    assert stats.leased_host == "elsewhere"
+    lab.release([2, 3], generations[1:], client=other)
+    lab.tick()
+    stats = lab.shard.stats()
+    assert (stats.leased_bytes, stats.leased_most, stats.leased_host) == (100_000, 100_000, "")
+    lab.sleep(10)
+    lab.tick()
+    assert lab.shard.stats().leased_bytes == 0
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_memory_that_goes_is_kept_for_leases_that_were_not_given_back(removed: bool) -> None:
+    lab = Lab()
+    generations = lab.put([1, 2], 100_000)
+    lab.get([1], ttl=30)
+    lab.get([2], ttl=10)
+    lab.release([1], generations[:1])
+    if removed:
+        lab.remove([2], client=lab.client)
+    assert lab.shard.unmount(lab.now, lab.client, lab.uuid(0)) == S.OK
+    assert lab.shard.readers_until(0) == lab.now + 10 * SECOND
+
+
+def test_memory_that_goes_is_kept_for_nobody_when_all_leases_were_given_back() -> None:
+    lab = Lab(segments=2)
+    generations = lab.put([1], 100_000, replicas=2)
+    lab.get([1], ttl=30)
+    lab.release([1], generations)
+    for number in range(2):
+        assert lab.shard.unmount(lab.now, lab.client, lab.uuid(number)) == S.OK
+        assert lab.shard.readers_until(number) == 0
 
 
 def test_a_release_of_another_generation_frees_nobody() -> None:
@@ -221,7 +363,7 @@ def test_unmount_while_a_writer_writes_keeps_the_bytes_too() -> None:
 def test_leases_of_a_stopped_batch_end_at_the_miss() -> None:
     lab = Lab()
     lab.put([1, 2, 4])
-    rows, _ = lab.shard.get(lab.now, digests_of([1, 2, 3, 4]), 10 * SECOND, True)
+    rows, _ = lab.shard.get(lab.now, lab.client, digests_of([1, 2, 3, 4]), 10 * SECOND, True)
     assert rows["status"].tolist()[:2] == [S.OK, S.OK]
     assert (rows["status"][2:] != S.OK).all()
     assert lab.remove([1, 2, 4]) == [S.HAS_LEASE, S.HAS_LEASE, S.OK]

@@ -299,7 +299,7 @@ def test_hard_pins_may_not_exceed_their_share() -> None:
             pinned += 1
             lab.end([key], rows["generation"])
         else:
-            assert rows["status"][0] == S.NO_SPACE
+            assert rows["status"][0] == S.PINS_FULL
     assert pinned == 4
     assert lab.start([100], MIB // 8)[0]["status"].tolist() == [S.OK]
 
@@ -308,7 +308,7 @@ def test_hard_pinning_what_is_there_obeys_the_share() -> None:
     lab = Lab(nbytes=MIB, hard_pin_share=0.25)
     lab.put(range(4), MIB // 8)
     out = lab.shard.set_hard_pin(lab.now, digests_of([0, 1, 2, 9]), True)
-    assert list(out) == [S.OK, S.OK, S.NO_SPACE, S.NOT_FOUND]
+    assert list(out) == [S.OK, S.OK, S.PINS_FULL, S.NOT_FOUND]
     assert list(lab.shard.set_hard_pin(lab.now, digests_of([0]), False)) == [S.OK]
     assert list(lab.shard.set_hard_pin(lab.now, digests_of([2]), True)) == [S.OK]
     lab.check()

@@ -8,6 +8,8 @@ import stat
 
 import pytest
 
+from mooncake_store import Client
+from mooncake_store.compat import MooncakeDistributedStore
 from tests.master.wires import numbered
 from tests.waiting import until
 
@@ -166,6 +168,47 @@ def test_a_second_interrupt_does_not_wait_for_leases(start_program, wire_to):
     worker.signal(signal.SIGINT)
     assert worker.wait() == 130  # it would be 0 if it had waited for as long as it may
     assert "Traceback" not in worker.output
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_worker_does_not_wait_for_leases_that_were_given_back(start_program, shards):
+    master = start_program(*MASTER, "--port", 0, "--shards", shards, "--json")
+    address = ready(master)["address"]
+    worker = start_program(*WORKER, "--master", address, "--segment", "16MiB", "--json")
+    ready(worker)
+    keys = [f"key {number}" for number in range(20)]
+    with Client(f"mooncake://{address}/default", lease_ttl="300s") as client:
+        assert client.put_many(keys, [b"value"] * len(keys)).ok
+        assert client.get_many(keys).ok
+        with client.view("key 0", ttl="300s") as view:
+            assert view.data == b"value"
+        assert client.get("key 1") == b"value"
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert "readers hold leases" not in worker.output
+
+
+def test_the_lease_flag_of_the_original_decides_for_who_asks_for_none(start_program):
+    master = start_program(*MASTER, "--port=0", "--default_kv_lease_ttl=200000", "--json")
+    address = ready(master)["address"]
+    worker = start_program(*WORKER, "--master", address, "--segment", "16MiB", "--json")
+    ready(worker)
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", address) == 0
+    try:
+        for key in ("one", "several", "there"):
+            assert store.put(key, b"value") == 0
+        assert store.get("one") == b"value"
+        assert store.get_batch(["several"]) == [b"value"]
+        assert store.is_exist("there") == 1
+        for key in ("one", "several", "there"):
+            assert 100 < store.client.stat(key).lease_s <= 200
+        with Client(f"mooncake://{address}/default", lease_ttl="50s") as client:
+            client.put("asked", b"value")
+            assert client.get("asked") == b"value"
+            assert client.stat("asked").lease_s <= 50
+    finally:
+        store.close()
 
 
 @pytest.mark.slow

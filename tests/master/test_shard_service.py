@@ -32,7 +32,7 @@ def test_objects_come_back_and_go(pool):
     assert (rows["lease_ns"] > 0).all()
     assert np.array_equal(where["offset"], replicas["offset"])
     assert set(pool.remove(names)) == {Status.HAS_LEASE}
-    assert set(pool.remove(names, force=1)) == {0}
+    assert set(pool.remove(names, flags=1)) == {0}
     assert not any(pool.exists(names))
 
 

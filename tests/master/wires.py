@@ -169,8 +169,8 @@ class ShardWire:
     def exists(self, names):
         return self.call(shard_wire.EXISTS, digests=digests(*names)).present.tolist()
 
-    def remove(self, names, force=0):
-        return self.call(shard_wire.REMOVE, force=force, digests=digests(*names)).statuses.tolist()
+    def remove(self, names, flags=0):
+        return self.call(shard_wire.REMOVE, flags=flags, digests=digests(*names)).statuses.tolist()
 
     @property
     def stream(self):
