@@ -158,10 +158,11 @@ def main() -> None:
     parser.add_argument("--insecure", action="store_true", help="allow a network without a secret")
     options = parser.parse_args()
     secret = options.secret_file.read_bytes().strip() if options.secret_file else None
-    with HttpDirectoryServer(options.address, secret=secret, insecure=options.insecure) as server:
+    made = HttpDirectoryServer(options.address, secret=secret, insecure=options.insecure)
+    # An interrupt may come as soon as the line below is out, or while this closes.
+    with suppress(KeyboardInterrupt), made as server:
         sys.stderr.write(f"serving names on http://{server.address}\n")
-        with suppress(KeyboardInterrupt):
-            server._thread.join()
+        server._thread.join()
 
 
 if __name__ == "__main__":
