@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests import waiting
+from tests.strangers import descriptors
 from tests.waiting import long_before
 from tests.wire.helpers import TIMEOUT_S, echo_process, greet, impostor, serving
 from transfer_engine.errors import (
@@ -307,6 +308,43 @@ def test_an_idle_connection_that_died_is_not_used(server, monkeypatch):
         process.join(TIMEOUT_S)
         with echo_process(int(address.rpartition(":")[2])):
             assert pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+
+
+def test_what_a_hundred_threads_opened_is_closed_once_nobody_uses_it(server):
+    before = descriptors()
+    with BlockingPool(server.address, REGISTRY, connections_max=64) as pool:
+        together = threading.Barrier(64, timeout=TIMEOUT_S)
+
+        def work(number):
+            if number >= 64:
+                pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+                return
+            with pool.connection(timeout_s=TIMEOUT_S) as connection:
+                together.wait()
+                connection.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+        assert len(pool._state.idle) == 64
+        for connection in pool._state.idle:
+            connection.last_used -= 11  # as if that time had passed
+        for _ in range(64):
+            assert pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+        assert len(pool._state.idle) == pool._state.open == 1
+        # The server, in this process as well, holds the other ends until it has seen them close.
+        waiting.until(lambda: descriptors() <= before + 8, TIMEOUT_S)
+
+
+def test_connections_in_turn_use_are_kept(server):
+    with BlockingPool(server.address, REGISTRY) as pool:
+        with pool.connection(timeout_s=TIMEOUT_S) as one, pool.connection(timeout_s=TIMEOUT_S):
+            one.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+        for _ in range(5):
+            pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+        assert len(pool._state.idle) == 2
 
 
 def test_a_closed_pool_says_so(server):

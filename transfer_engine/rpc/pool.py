@@ -7,6 +7,8 @@ The connection used last is used next, so few stay open. Taking one costs a dequ
 (one `append` or `pop` of a deque is atomic); the lock is for opening a connection and for waiting
 when all are in use. A connection that idled for a second is asked, without waiting, whether its
 peer is still there, and after a lost peer all idle ones are dropped: the next call reconnects.
+Those that a burst of threads opened and nobody has used for ten seconds are closed, one with each
+connection that is given back; there is no thread, so a pool that rests keeps what it has.
 
 After a fork the child sees another process id and starts from an empty state of its own; sockets
 of the parent are closed in the child, never written to. Nothing is registered at import.
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockingPool"]
 
 _TRUSTED_IDLE_S = 1.0
+_KEPT_IDLE_S = 10.0
 
 
 class _State:
@@ -132,6 +135,17 @@ class BlockingPool:
         if state.waiters:
             with state.changed:
                 state.changed.notify()
+        with suppress(IndexError):  # others may have taken them all
+            oldest = state.idle[0]
+            if connection.last_used - oldest.last_used > _KEPT_IDLE_S:
+                self._close_unused(state, oldest)
+
+    def _close_unused(self, state: _State, connection: BlockingConnection) -> None:
+        try:
+            state.idle.remove(connection)
+        except ValueError:
+            return  # somebody took it this moment
+        self._discard(state, connection)
 
     def _acquire_slowly(self, state: _State, start: float, timeout_s: float) -> BlockingConnection:
         """Open a connection, or wait for one to be released when all are in use."""
