@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         StoreError,
         TransferError,
         TransferTimeoutError,
+        TruncatedError,
         UnavailableError,
     )
     from mooncake_store.local_cluster import LocalCluster
@@ -91,6 +92,7 @@ __all__ = [
     "StoreError",
     "TransferError",
     "TransferTimeoutError",
+    "TruncatedError",
     "UnavailableError",
 ]
 

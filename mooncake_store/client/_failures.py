@@ -23,6 +23,7 @@ from mooncake_store.errors import (
     StoreError,
     TransferError,
     TransferTimeoutError,
+    TruncatedError,
     UnavailableError,
 )
 
@@ -61,6 +62,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
         ChecksumMismatchError,
         "what was read is not what was put, on every replica",
     ),
+    TruncatedError.code: (TruncatedError, "a file of the pool ended before the object did"),
     PeerLostError.code: (PeerLostError, "the owner of the replica was lost"),
     TransferTimeoutError.code: (TransferTimeoutError, "the transfer did not end in time"),
     UnavailableError.code: (UnavailableError, "no replica can be reached"),
