@@ -50,7 +50,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.handle import OPEN_TIMEOUT_S, SegmentHandle
 from transfer_engine.memory import load_kernels
-from transfer_engine.notify import Post, Posted, Probe, decode_answer, encode
+from transfer_engine.notify import Posted, Probe, decode_answer, encode, note
 from transfer_engine.outcome import BatchResult
 from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
 from transfer_engine.paths_run import SLICED_BYTES_MIN, Workers, move_sliced
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import Columns
     from transfer_engine.devices import SupportsDevice
     from transfer_engine.directory.base import Directory
-    from transfer_engine.notify import Answer, Question
+    from transfer_engine.notify import Answer, Post, Question
     from transfer_engine.paths_routes import Route
     from transfer_engine.topology import Topology
 
@@ -237,7 +237,10 @@ class TransferEngine:
         What batches of this engine completed before is in the owner's memory when it sees the
         note. Raises BusyError when the owner takes none, UnavailableError when it has no TCP port.
         """
-        told = self._ask(target.descriptor, Post(name, data), timeout_s)
+        return self._leave(target, note(name, data), timeout_s)
+
+    def _leave(self, target: SegmentHandle, post: Post, timeout_s: float) -> int:
+        told = self._ask(target.descriptor, post, timeout_s)
         assert isinstance(told, Posted), told
         return told.waiting
 
@@ -388,13 +391,14 @@ class TransferEngine:
 
         Raises BusyError when `queue_max` submissions wait already.
         """
+        post = None if notify is None else note(*notify)
         ranges = _ANYWHERE if trusted else None
         batch = self._prepare(target, offsets, lengths, addresses, fence, checksums, ranges)
         if timeout_s is None:
             timeout_s = default_timeout_s(batch.total_bytes)
         deadline = time.monotonic() + timeout_s
         return self._submitter.submit(
-            batch, deadline, lambda: self._move_and_tell(target, operation, batch, deadline, notify)
+            batch, deadline, lambda: self._move_and_tell(target, operation, batch, deadline, post)
         )
 
     def _prepare(
@@ -509,11 +513,11 @@ class TransferEngine:
         operation: Operation,
         batch: Batch,
         deadline: float,
-        notify: tuple[str, bytes] | None,
+        post: Post | None,
     ) -> str:
         name = self._move(target, operation, batch, deadline)
-        if notify is not None and not batch.statuses.any():
-            self.notify(target, *notify, timeout_s=max(0.0, deadline - time.monotonic()))
+        if post is not None and not batch.statuses.any():
+            self._leave(target, post, max(0.0, deadline - time.monotonic()))
         return name
 
     def close(self) -> None:

@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from transfer_engine.directory.memory import MemoryDirectory
-from transfer_engine.errors import BusyError, NotFoundError, RemoteProtocolError, StoreError
+from transfer_engine.errors import (
+    BusyError,
+    InvalidArgumentError,
+    NotFoundError,
+    RemoteProtocolError,
+    StoreError,
+)
 
 if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
@@ -44,14 +50,16 @@ __all__ = [
     "Probe",
     "decode_answer",
     "encode",
+    "note",
 ]
 
 QUESTION_BYTES_MAX = 32 << 10
 ANSWER_BYTES_MAX = 4 << 20
 NAMES_MAX = 10_000
 _DATA_BYTES_MAX = 16 << 10
+_NAME_CHARS_MAX = 256
 
-_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=_NAME_CHARS_MAX)]
 
 
 class Find(msgspec.Struct, frozen=True, array_like=True, tag="find"):
@@ -109,6 +117,18 @@ Answer: TypeAlias = Found | Listed | Posted | Alive
 encode = msgspec.msgpack.Encoder().encode
 _QUESTIONS: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def note(name: str, data: bytes) -> Post:
+    """Return the question that leaves a note; raises InvalidArgumentError for one too long."""
+    if len(name) > _NAME_CHARS_MAX or len(data) > _DATA_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"a notification has a name of at most {_NAME_CHARS_MAX} characters and "
+            f"{_DATA_BYTES_MAX} bytes of data, not {len(name)} and {len(data)}",
+            operation="notify",
+            advice="put the data into a segment, and its place into the notification",
+        )
+    return Post(name, data)
 
 
 def decode_answer(data: bytes, peer: str) -> Answer:

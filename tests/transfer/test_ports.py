@@ -13,6 +13,7 @@ from tests.strangers import descriptors, reset, stopped
 from tests.waiting import PATIENCE_S, until
 from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.base import Operation
+from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports import tcp_server
 from transfer_engine.transports.handover import socket_address
@@ -143,6 +144,21 @@ def test_an_acceptor_that_cannot_go_on_is_not_sound(served, monkeypatch, caplog)
     until(lambda: not server.sound)
     assert acceptor.is_alive()
     assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 1
+
+
+@pytest.mark.parametrize("note", [("n" * 257, b""), ("n", bytes((16 << 10) + 1))])
+def test_a_note_that_is_too_long_is_refused_before_anything_moves(served, note):
+    _, descriptor = served
+    with TransferEngine() as engine:
+        target = engine.open(descriptor)
+        with pytest.raises(InvalidArgumentError, match="16384 bytes"):
+            engine.notify(target, *note)
+        memory = bytearray(b"before")
+        place = [0], [6], [engine.register(memory).address]
+        with pytest.raises(InvalidArgumentError, match="256 characters"):
+            engine.submit(Operation.READ, target, *place, notify=note)
+        assert memory == b"before"
+        assert engine.notify(target, "short") == 1
 
 
 @pytest.mark.parametrize("count", [4097, 16 << 10])
