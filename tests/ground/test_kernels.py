@@ -192,6 +192,7 @@ def test_where_nothing_can_be_written_nothing_happens(package, tmp_path, monkeyp
     (package / "__pycache__").write_text("")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     assert forget_stale_caches(["fakekernels"]) == 0
 
