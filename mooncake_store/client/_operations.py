@@ -430,7 +430,7 @@ class Operations:
                 "remove_replicas",
                 batch,
                 REMOVE_REPLICAS,
-                {"segment": segment},
+                {"segment": segment, "flags": 0},
                 self.core.until(options),
                 give_back=True,
                 keys_max=REPLICAS_REMOVED_MAX,

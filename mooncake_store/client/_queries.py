@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mooncake_store.client._answers import records
 from mooncake_store.client._core import every, parts
 from mooncake_store.client._reads import learn_segments
 from mooncake_store.client._steps import ask
 from mooncake_store.client.results import Infos, QueryResult, SegmentName
 from mooncake_store.core.records import GET_ROW, REPLICA
-from mooncake_store.errors import StoreError, UnavailableError
+from mooncake_store.errors import StoreError
 from mooncake_store.wire.shard import BATCH_MAX, GET
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def query(core: Core, keys: KeyBatch, until: float) -> Steps[QueryResult]:
             rows["status"][some] = reply.code
             errors.update(dict.fromkeys(some.tolist(), reply))
             continue
-        answers, ends, replicas = _records(reply, len(some))
+        answers, ends, replicas = records(reply, len(some))
         if len(some) == n:
             rows, last = answers, ends
         else:
@@ -68,17 +69,6 @@ def query(core: Core, keys: KeyBatch, until: float) -> Steps[QueryResult]:
     named = yield from _names(core, places, until)
     infos = Infos(rows, last, places, named)
     return QueryResult(keys, np.array(rows["status"]), errors, infos)
-
-
-def _records(reply: Any, count: int) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
-    """Read the words of an answer: a record per key, where its replicas end, all replicas."""
-    answers, replicas = reply.rows.view(GET_ROW)[:, 0], reply.replicas.view(REPLICA)[:, 0]
-    ends = np.cumsum(answers["replicas"], dtype=np.int64)
-    if len(answers) != count or int(ends[-1]) != len(replicas):
-        raise UnavailableError(
-            f"{len(answers)} answers with {len(replicas)} replicas came to {count} keys"
-        )
-    return answers, ends, replicas
 
 
 def _names(core: Core, places: NDArray[Any], until: float) -> Steps[dict[int, SegmentName]]:

@@ -8,8 +8,9 @@
     3. One batch per segment is moved, checksums computed on the way.
     4. A failed replica is noted, the next one tried; a plan from the lease table is asked for anew.
     5. Where the lease ran out meanwhile, or was given back, the store is asked whether the same
-       generation still stands. If so the bytes are good. If not, and a removal of this very client
-       gave the lease back, the key is read anew; else it fails with LEASE_EXPIRED.
+       generation still stands where it was read. If so the bytes are good. If not, and a removal
+       of this very client gave the lease back, the key is read anew; else it fails with
+       LEASE_EXPIRED.
 
 A key succeeds only if all of this did. Its buffer may have been written to otherwise.
 
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from mooncake_store.client import _kernels as k
+from mooncake_store.client._answers import still_there
 from mooncake_store.client._buffers import new_bytes
 from mooncake_store.client._core import every, parts
 from mooncake_store.client._failures import BUFFER_SMALL, OUT_OF_RANGE
@@ -45,7 +47,7 @@ from mooncake_store.errors import (
     UnavailableError,
 )
 from mooncake_store.wire.cluster import SEGMENTS, SegmentsRequest
-from mooncake_store.wire.shard import BATCH_MAX, GET, RENEW
+from mooncake_store.wire.shard import BATCH_MAX, GET
 from transfer_engine.base import Operation as Direction
 from transfer_engine.base import error_of as transfer_error
 
@@ -521,31 +523,24 @@ class Reading:
     # Checking.
 
     def _ask_whether_unchanged(self, index: Column) -> Steps[None]:
-        """Ask whether objects read without a lease still are the same generation; lease nothing.
+        """Ask whether objects read without a lease still are what and where they were.
 
-        What is the same at a later time was not touched before it.
+        What is the same at a later time was not touched before it. Nothing is leased by this.
         """
         core, cols, keys = self.core, self.cols, self.keys
         core.counters.lease_renewals += len(index)
         split = parts(keys, index, core.shards, BATCH_MAX)
-        calls = [
-            (
-                shard,
-                RENEW,
-                RENEW.request.pack(
-                    ttl_ms=0,
-                    digests=keys.digests[some],
-                    generations=cols[k.GENERATION, some].astype(np.uint32),
-                ),
-            )
-            for shard, some in split
-        ]
+        calls = []
+        for shard, some in split:
+            body = GET.request.pack(ttl_ms=0, stop_at_miss=0, digests=keys.digests[some])
+            calls.append((shard, GET, body))
         replies = yield from ask(calls, self.until)
         for (_, some), reply in zip(split, replies, strict=True):
             if isinstance(reply, StoreError):
                 self._blame(some, reply.code, reply)
                 continue
-            same = reply.statuses == 0
+            places = cols[k.GENERATION, some], cols[k.SEGMENT, some], cols[k.OFFSET, some]
+            same = still_there(reply, *places)
             cols[k.STATUS, some] = np.where(same, 0, Status.LEASE_EXPIRED)
             core.counters.leases_expired += int(len(some) - np.count_nonzero(same))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_store.core import _codes as c
+from mooncake_store.core import _kernels_leases as leases
 from mooncake_store.core import _kernels_removal as k
 from mooncake_store.core import _kernels_scan as scan
 from mooncake_store.core import context as places
@@ -44,23 +45,24 @@ def remove(
 
 
 def remove_replicas(
-    state: ShardState, digests: NDArray[np.uint64], segment: int
+    state: ShardState, client: int, digests: NDArray[np.uint64], segment: int
 ) -> NDArray[np.int16]:
-    """Remove what lies on one segment of objects that nobody reads; an object goes with its last.
+    """Remove what lies on one segment of objects that no other client than this one reads.
 
-    One replica fewer is wanted afterwards, or the repair would make the same again. Cold path: some
-    microseconds of Python per key.
+    An object goes with its last replica. One replica fewer is wanted afterwards, or the repair would
+    make the same again. Cold path: some microseconds of Python per key.
     """
     if len(digests) > REPLICAS_REMOVED_MAX:
         return np.full(len(digests), Status.INVALID_PARAMS, np.int16)
     found, status = _readable(state, digests)
     for at in np.flatnonzero(status == Status.OK):
-        status[at] = _remove_replica(state, int(found[at]), digests[at : at + 1], segment)
+        row, digest = int(found[at]), digests[at : at + 1]
+        status[at] = _remove_replica(state, client, row, digest, segment)
     return status
 
 
 def _remove_replica(
-    state: ShardState, row: int, digest: NDArray[np.uint64], segment: int
+    state: ShardState, client: int, row: int, digest: NDArray[np.uint64], segment: int
 ) -> Status:
     if state.rows["state"][row] != State.READABLE:
         return Status.NOT_FOUND  # the same key came earlier in the batch
@@ -69,11 +71,13 @@ def _remove_replica(
         return Status.REPLICA_NOT_FOUND
     flags = int(state.rows["flags"][row])
     if living == {segment} or flags & (c.TASK | c.UPSERT):
-        return Status(int(remove(state, 0, digest, force=False)[0]))
-    if state.rows["lease_end"][row] > state.now:
+        return Status(int(remove(state, client, digest, force=False)[0]))
+    asked = state.rows, state.holders, state.shared, row, client, state.now
+    if leases.is_leased_to_others(*asked):
         return Status.HAS_LEASE
     wanted, left = int(state.cold["wanted"][row]), int(state.rows["replicas"][row]) - 1
-    drop_replica(state, row, segment, 0)
+    # The client may still read there under a lease of its own.
+    drop_replica(state, row, segment, int(state.rows["lease_end"][row]))
     if wanted > left:
         state.cold["wanted"][row] = wanted - 1
         state.tally[c.MISSING] -= 1

@@ -340,10 +340,12 @@ class Shard:
         self._checked()
         return out
 
-    def remove_replicas(self, now: int, digests: Digests, segment: int) -> NDArray[np.int16]:
-        """Remove what lies on one segment of objects that nobody reads."""
+    def remove_replicas(
+        self, now: int, digests: Digests, segment: int, client: int = 0
+    ) -> NDArray[np.int16]:
+        """Remove what lies on one segment; leases of `client` are not in the way."""
         self._state.advance(now)
-        out = removal.remove_replicas(self._state, digests, segment)
+        out = removal.remove_replicas(self._state, client, digests, segment)
         self._checked()
         return out
 

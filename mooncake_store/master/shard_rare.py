@@ -78,10 +78,11 @@ class RareOperations:
 
     def remove_replicas(self, peer: Peer, frame: Frame) -> bytes:
         """Remove what lies on one segment."""
-        segment, digests = wire.REMOVE_REPLICAS.request.unpack(frame.body)
+        flags, segment, digests = wire.REMOVE_REPLICAS.request.unpack(frame.body)
         self._service.keys += len(digests)
+        client = peer.handle if flags & RemoveFlag.OWN_LEASES else 0
         return wire.REMOVE_REPLICAS.reply.pack(
-            statuses=self._shard.remove_replicas(self._now(), digests, segment)
+            statuses=self._shard.remove_replicas(self._now(), digests, segment, client)
         )
 
     def rename(self, peer: Peer, frame: Frame) -> bytes:

@@ -86,7 +86,7 @@ class PutFlag:
 
 
 class RemoveFlag:
-    """Bits of REMOVE's and RENAME's `flags`."""
+    """Bits of the `flags` of REMOVE, REMOVE_REPLICAS (which has no FORCE) and RENAME."""
 
     FORCE = 1
     OWN_LEASES = 2
@@ -367,7 +367,7 @@ REMOVE = Operation(
 REMOVE_REPLICAS = Operation(
     "remove_replicas",
     0x2F,
-    _packed([("segment", "u4")], _DIGESTS, rows=REPLICAS_REMOVED_MAX),
+    _packed([("flags", "u1"), ("segment", "u4")], _DIGESTS, rows=REPLICAS_REMOVED_MAX),
     _STATUSES,
     "removes what lies on one segment, and objects that lie nowhere else",
 )

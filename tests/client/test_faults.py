@@ -248,6 +248,29 @@ def test_a_read_that_outlives_its_lease_and_its_object_is_refused(store, connect
     assert got.values == [b"other"] or got.values == [b"value"]
 
 
+def test_a_read_that_outlives_its_lease_and_its_replica_is_refused(own_cluster, connect):
+    """The object stands, but elsewhere: what was read may have been another's bytes by then."""
+    cluster = own_cluster()
+    store, other = connect(cluster.url), connect(cluster.url)
+    assert store.put("key", bytes(range(100)), replicas=2).replicas == 2
+    plain, numbers = store._driver._move, []
+
+    def move(step):
+        numbers.append(step.moves[0].road.number)
+        outcome = plain(step)
+        let_pass(0.06)
+        gone = other._operations.remove_replicas(["key"], numbers[-1], {})
+        other._run(gone).check()
+        return outcome
+
+    store._driver._move = move
+    with pytest.raises(LeaseExpiredError):
+        store.get_range("key", 10, 20, ttl="50ms")
+    store._driver._move = plain
+    assert len(numbers) == 1
+    assert store.get_range("key", 10, 20) == bytes(range(10, 30))
+
+
 def test_a_read_whose_lease_was_given_back_meanwhile_is_checked(store):
     """Another thread of this client removes the object while it is being copied."""
     store.put("key", b"value")

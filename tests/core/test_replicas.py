@@ -49,6 +49,19 @@ def test_what_went_is_not_made_anew() -> None:
     assert missing(lab) == 0
 
 
+def test_what_the_client_reads_itself_goes_and_its_space_waits() -> None:
+    lab = Lab(segments=2)
+    here, _ = lab.segments
+    lab.put([1], replicas=2)
+    lab.get([1], ttl=5)
+    out = lab.shard.remove_replicas(lab.now, digests_of([1]), here, lab.client)
+    assert out.tolist() == [S.OK]
+    assert lab.shard.stats().quarantined_bytes == 4096
+    lab.sleep(6)
+    lab.shard.tick(lab.now)
+    assert lab.shard.stats().quarantined_bytes == 0
+
+
 def test_what_is_read_copied_or_replaced_stays() -> None:
     lab = Lab(segments=3)
     here, _, spare = lab.segments
