@@ -44,4 +44,5 @@ def still_there(
     here = (replicas["segment"] == segments[of]) & (replicas["offset"] == offsets[of])
     same = np.zeros(len(answers), np.bool_)
     same[of[here]] = True
-    return same & (answers["status"] == 0) & (answers["generation"] == generations)
+    same &= (answers["status"] == 0) & (answers["generation"] == generations)
+    return same

@@ -49,8 +49,8 @@ def remove_replicas(
 ) -> NDArray[np.int16]:
     """Remove what lies on one segment of objects that no other client than this one reads.
 
-    An object goes with its last replica. One replica fewer is wanted afterwards, or the repair would
-    make the same again. Cold path: some microseconds of Python per key.
+    An object goes with its last replica. One replica fewer is wanted afterwards, or the repair
+    would make the same again. Cold path: some microseconds of Python per key.
     """
     if len(digests) > REPLICAS_REMOVED_MAX:
         return np.full(len(digests), Status.INVALID_PARAMS, np.int16)
