@@ -4,6 +4,8 @@ Rows were found by `_kernels_table`; -1 stands for "no such object". Layouts are
 `records.py`, places in `context` those of `context.py`. All kernels are O(n + replicas).
 """
 
+import numpy as np
+
 from kernel_cache import njit
 from mooncake_store.core._codes import (
     BUSY,
@@ -162,9 +164,10 @@ def remove(context, client, now, force, digests, status, doomed):
 def dispose(context, now, writer_done, silently, doomed, keep, out):
     """Let doomed rows go: list their extents, tell the events, and clear all that knows of them.
 
-    `out` is four columns, one after the other: segment, offset, size, until, which is 0 when the
-    space may be reused at once, else the end of the lease or of the writer's time. With `keep`,
-    when none has to wait, it is FREED_EXTENTS and they are added. Returns (extents, bytes).
+    `out` is five columns, one after the other: segment, offset, size, writer, until, which is 0
+    when the space may be reused at once, else the end of the lease or of the writer's time; the
+    writer is its owner above its generation, 0 for what was complete. With `keep`, when none has
+    to wait, it is FREED_EXTENTS and they are added. Returns (extents, bytes).
     """
     rows = column(context, ROWS, ROW)
     cold = column(context, COLD_ROWS, COLD)
@@ -193,10 +196,10 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
 
     Returns (extents, bytes, whether any row has a name); see `dispose`.
     """
-    most = out.shape[0] // 2 if keep else out.shape[0] // 4
+    most = out.shape[0] // 2 if keep else out.shape[0] // 5
     begin = context[FREED] if keep else 0
     segments, offsets = out[begin:most], out[most + begin : 2 * most]
-    sizes, untils = out[2 * most : 3 * most], out[3 * most :]
+    sizes, writers, untils = out[2 * most :], out[3 * most :], out[4 * most :]
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     events = column(context, EVENTS, EVENT)
     tenant_use = column(context, TENANT_USE, INT64)
@@ -205,11 +208,12 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     unfinished, pinned, short, hard, total, names, m = 0, 0, 0, 0, 0, 0, 0
     for i in range(doomed.shape[0]):
         row = doomed[i]
-        until = 0
+        until, writer = 0, 0
         if rows[row].state == WRITING:
             unfinished += 1
             if writer_done == 0:
                 until = rows[row].lease_end + context[RELEASE_NS]
+                writer = np.int64(cold[row].owner) << 32 | np.int64(rows[row].generation)
         else:
             if kept > 0:
                 record(events, place, rows, cold, row, REMOVED)
@@ -219,8 +223,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
             pinned += (rows[row].flags & SOFT_PIN) != 0
         if until <= now:
             until = 0
-        first = m
-        size = rows[row].size
+        first, size = m, rows[row].size
         if rows[row].segment >= 0:
             segments[m] = rows[row].segment
             offsets[m] = rows[row].offset
@@ -238,6 +241,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
         if not keep:
             for j in range(first, m):
                 sizes[j] = size
+                writers[j] = writer
                 untils[j] = until
         nbytes = size * (m - first)
         total += nbytes
@@ -253,10 +257,8 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     context[TALLY + MISSING] -= short
     context[TALLY + BYTES] -= total
     context[TALLY + HARD_BYTES] -= hard
-    if kept > 0:
-        context[EVENTS_NEXT] += ended
-    if keep:
-        context[FREED] += m
+    context[EVENTS_NEXT] += ended if kept > 0 else 0
+    context[FREED] += m if keep else 0
     return m, total, names != 0
 
 

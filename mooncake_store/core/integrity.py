@@ -80,7 +80,7 @@ def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
         for segment, offset, _ in replicas:
             assert segment in owned, f"row {row} lies on a segment that was forgotten"
             owned[segment].append((offset, int(state.rows["size"][row])))
-    for segment, offset, size in state.space.quarantine.entries().tolist():
+    for segment, offset, size, _ in state.space.quarantine.entries().tolist():
         assert segment in owned, "the quarantine holds space of a forgotten segment"
         owned[segment].append((offset, size))
     for segment_ in state.space.all():

@@ -22,7 +22,7 @@ from mooncake_store.core.records import (
     Flag,
     Status,
 )
-from mooncake_store.core.space import SPREAD_RUN
+from mooncake_store.core.space import SPREAD_RUN, writers_of
 from mooncake_store.core.state import INT64, UINT32, UINT64, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def put_start(
     _claim(state, who, words[rest], sizes[rest], lengths[rest], wish, status[rest], found[rest])
     late = np.flatnonzero(status == c.RETRY)
     if len(late):
-        state.dispose(np.unique(found[late]))
+        _overtake(state, np.unique(found[late]))
         again, rows = np.zeros(len(late), np.int16), np.empty(len(late), np.int32)
         keys, again_sizes = as_words(words[late]), as_column(sizes[late], INT64)
         _claim(state, who, keys, again_sizes, NO_LENGTHS, wish, again, rows)
@@ -182,7 +182,16 @@ def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int
     status[asked[busy]] = Status.BUSY
     running = rows[living & ~busy & ((flags & Flag.UPSERT) != 0)]
     twins = state.cold["twin"][running] - 1
-    state.dispose(np.concatenate([rows[~living], twins]))
+    _overtake(state, np.concatenate([rows[~living], twins]))
+
+
+def _overtake(state: ShardState, rows: NDArray[np.int32]) -> None:
+    """Clear away what is in the way of new puts; a writer among it may come and hear of that."""
+    writers = writers_of(state.cold["owner"][rows], state.rows["generation"][rows])
+    state.dispose(rows)
+    for writer in writers.tolist():
+        if writer in state.space.late:
+            state.space.late[writer].overtaken = True
 
 
 def _second_generations(
@@ -476,7 +485,26 @@ def put_end(
             if int(state.rows["flags"][row]) & c.UPSERT:  # else a repetition within the batch
                 _swap_in(state, row)
             status[at] = c.OK
+    refused = _hear_late(state, client, generations, status)
+    if refused is not None:  # the put that overtook it may be gone from the key again
+        status[refused[status[refused] == c.NOT_FOUND]] = c.SUPERSEDED
     return status
+
+
+def _hear_late(
+    state: ShardState, client: int, generations: NDArray[np.uint32], status: NDArray[np.int16]
+) -> NDArray[np.int64] | None:
+    """Return the space of puts that were given up earlier: their writer says that it is done.
+
+    Returns the places of those that another put had overtaken, None if nobody was waited for.
+    """
+    if not state.space.late:
+        return None
+    refused = np.flatnonzero(status)
+    if not len(refused):
+        return None
+    writers = writers_of(np.full(len(refused), client), generations[refused])
+    return refused[state.space.writers_done(writers)]
 
 
 def _swap_in(state: ShardState, old: int) -> None:
@@ -532,7 +560,10 @@ def put_revoke(
     *,
     late: bool = False,
 ) -> NDArray[np.int16]:
-    """Give up own unfinished puts; their space returns at once, or as that of a late writer."""
+    """Give up own unfinished puts; their space returns at once, or as that of a late writer.
+
+    So does that of own puts that were given up before: theirs has been waiting for this.
+    """
     n = len(digests)
     if n > BATCH_MAX or len(generations) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
@@ -543,5 +574,7 @@ def put_revoke(
     count = k.revoke(
         state.rows, state.cold, found, as_column(generations, UINT32), client, status, doomed
     )
+    if not late:
+        _hear_late(state, client, generations, status)
     state.dispose(doomed[:count], writer_done=not late)
     return status

@@ -9,7 +9,8 @@ choosing is paid once per run and a reader of the batch still meets several work
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from alloc.base import Allocator
     from mooncake_store.core.context import Context
 
-__all__ = ["SPREAD_RUN", "Segment", "Space"]
+__all__ = ["SPREAD_RUN", "Segment", "Space", "writers_of"]
 
 SPREAD_RUN = 128
 """Fewest objects of a batch worth a segment of their own."""
@@ -39,6 +40,8 @@ RATIO_SAMPLE = 16
 """Segments compared by free share when there are more than these."""
 RELEASED_MAX = 16_384
 """Extents that leave the quarantine at once; a million that came due together took 176 ms."""
+LATE_KEPT = 65_536
+"""Late writers that are known, at most; the space of those before waits for its whole time."""
 NEVER = 1 << 62
 
 
@@ -69,6 +72,16 @@ class Segment:
 
 
 @dataclass(slots=True)
+class Late:
+    """A writer that lost its object before it was complete, and may still be writing."""
+
+    until: int
+    """When its space returns if it does not come."""
+    overtaken: bool = False
+    """Whether another put took its place."""
+
+
+@dataclass(slots=True)
 class Extents:
     """Where the replicas of a batch were placed; `counts[i]` columns of row i are filled."""
 
@@ -95,7 +108,8 @@ class Space:
         self.alive = context.bind(places.ALIVE, np.zeros(most, np.uint8))
         self.lease_until = context.bind(places.LEASE_UNTIL, np.zeros(most, np.int64))
         self._counts = np.zeros(most, np.int64)
-        self.quarantine = Wheel(3)
+        self.quarantine = Wheel(4)  # segment, offset, size, late writer or 0
+        self.late: dict[int, Late] = {}
         self._numbers = context.numbers
         self._freed = context.bind(places.FREED_EXTENTS, np.zeros(2 * FREED_KEPT, np.int64))
 
@@ -296,8 +310,11 @@ class Space:
             self.free_on(index, grouped[start:stop])
 
     def free_or_quarantine(self, extents: NDArray[np.int64]) -> None:
-        """Return extents (rows segment, offset, size, until), those with `until` at that time."""
-        waiting = extents[3] > 0
+        """Return extents (rows segment, offset, size, writer, until), if `until` at that time.
+
+        `writer` is who may write there meanwhile (`writers_of`), and 0 if nobody may.
+        """
+        waiting = extents[4] > 0
         self.free(extents[0, ~waiting], extents[1, ~waiting])
         if not waiting.any():
             return
@@ -305,10 +322,23 @@ class Space:
         for index in np.unique(held[:, 0]):
             segment = self._segments.get(int(index))
             if segment is not None and segment.state == SegmentState.GONE:
-                latest = int(held[held[:, 0] == index, 3].max())
+                latest = int(held[held[:, 0] == index, 4].max())
                 segment.busy_until = max(segment.busy_until, latest)
-        self.quarantine.add(held[:, 3], held[:, :3])
+        self.quarantine.add(held[:, 4], held[:, :4])
         self._count_quarantine(held, 1)
+        for writer, until in held[held[:, 3] > 0, 3:].tolist():
+            self.late[writer] = Late(until)
+        for writer in list(islice(self.late, max(0, len(self.late) - LATE_KEPT))):
+            del self.late[writer]
+
+    def writers_done(self, writers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return at once what waits for these writers; says of each whether it was overtaken."""
+        known = [self.late.pop(writer, None) for writer in writers.tolist()]
+        untils = {late.until for late in known if late is not None}
+        extents = self.quarantine.take(untils, 3, writers)
+        self._count_quarantine(extents, -1)
+        self.free(extents[:, 0], extents[:, 1])
+        return np.array([late is not None and late.overtaken for late in known], np.bool_)
 
     def release_quarantine(self, now: int) -> int:
         """Free what has come due, a bounded number of extents; return the bytes."""
@@ -317,6 +347,8 @@ class Space:
             return 0
         self._count_quarantine(due, -1)
         self.free(due[:, 0], due[:, 1])
+        for writer in due[due[:, 3] > 0, 3].tolist():
+            self.late.pop(writer, None)
         return int(due[:, 2].sum())
 
     def _count_quarantine(self, extents: NDArray[np.int64], sign: int) -> None:
@@ -358,6 +390,11 @@ class Space:
         for segment in self._segments.values():
             out[segment.index] = keep(segment)
         return out
+
+
+def writers_of(owners: NDArray[Any], generations: NDArray[Any]) -> NDArray[np.int64]:
+    """Return one number per put: who writes it, and which generation. Never 0."""
+    return owners.astype(np.int64) << 32 | generations.astype(np.int64)
 
 
 def _interleave_hosts(segments: list[Segment]) -> list[Segment]:

@@ -215,9 +215,9 @@ class ShardState:
             doomed = self._untied(doomed)
         self.table.maintain(len(doomed), growing=False)
         replicas = int(self.rows["replicas"][doomed].sum(dtype=np.int64))
-        out = np.empty(4 * replicas, np.int64)
+        out = np.empty(5 * replicas, np.int64)
         m, total = k.dispose(self.words, self.now, writer_done, silently, doomed, False, out)
-        self.space.free_or_quarantine(out.reshape(4, replicas)[:, :m])
+        self.space.free_or_quarantine(out.reshape(5, replicas)[:, :m])
         self.leave_order(doomed)
         if self.numbers[places.PINS_USED]:
             self.soft_policy.remove(doomed)

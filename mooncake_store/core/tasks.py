@@ -400,7 +400,8 @@ def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
         state.tenant_use,
     )
     if offset >= 0:
-        state.space.free_or_quarantine(np.array([[segment], [offset], [size], [until]], np.int64))
+        extent = np.array([[segment], [offset], [size], [0], [until]], np.int64)
+        state.space.free_or_quarantine(extent)
 
 
 def spare_bytes(state: ShardState, segment: Segment) -> int:

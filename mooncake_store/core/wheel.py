@@ -62,6 +62,8 @@ class Wheel:
             taken = self._take(self._order[0], left)
             due += taken
             left -= sum(map(len, taken))
+        if not due:
+            return None  # everything was taken or discarded before
         out = np.concatenate(due)
         self._count -= len(out)
         return out
@@ -91,6 +93,24 @@ class Wheel:
         if not batches:
             return np.empty((0, self._columns), np.int64)
         return np.concatenate(batches)
+
+    def take(
+        self, deadlines: set[int], column: int, values: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Remove and return the entries of these deadlines whose `column` is one of `values`."""
+        taken = [np.empty((0, self._columns), np.int64)]
+        for slot in {-(-deadline // SLOT_NS) for deadline in deadlines}:
+            left = []
+            for batch in self._slots.get(slot, ()):
+                match = np.isin(batch[:, column], values)
+                taken.append(batch[match])
+                if not match.all():
+                    left.append(batch[~match])
+            if slot in self._slots:
+                self._slots[slot] = left
+        out = np.concatenate(taken)
+        self._count -= len(out)
+        return out
 
     def latest(self, column: int, value: int) -> int:
         """Return when the last entry whose `column` equals `value` comes due, 0 if none is."""

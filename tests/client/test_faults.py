@@ -443,6 +443,33 @@ def test_upserts_of_one_key_by_many_threads_are_stored_or_superseded(own_cluster
     assert clients[0].get("key") in values
 
 
+def test_large_upserts_of_one_key_do_not_fill_a_small_pool(own_cluster, connect):
+    """What another overtook is written, and its memory used again, long before put_release."""
+    url = own_cluster(workers=1).url
+    clients, told = [connect(url), connect(url)], []
+
+    def upsert(client):
+        told.extend(client.put("key", bytes(MIB), upsert=True).outcome for _ in range(300))
+
+    threads = [threading.Thread(target=upsert, args=[client]) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(told) == 600
+    assert set(told) <= {"stored", "superseded"}
+
+
+def test_what_was_overtaken_gives_its_memory_back_when_it_ends(own_cluster, connect):
+    url = own_cluster(workers=1, segment="16MB").url
+    one, other = connect(url), connect(url)
+    for _ in range(40):  # more than fit
+        with one.writer("key", MIB, upsert=True) as writer:
+            writer.write(0, bytes(MIB))
+            assert other.put("key", bytes(MIB), upsert=True).stored
+        assert writer.result.superseded
+
+
 def test_removed_under_a_cached_lease_by_somebody_else(store, connect, url):
     """The lease outlives the object: its memory is not used again before the lease ends."""
     other = connect(url)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.core.checked import Checked
-    from tests.core.model import Object
+    from tests.core.nouns import Object
 
 
 def audit(checked: Checked, keys: Sequence[int], tenants: Sequence[int]) -> None:

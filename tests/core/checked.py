@@ -20,7 +20,8 @@ from mooncake_store.core.state import as_words
 from tests.core import audit
 from tests.core.checked_tasks import TaskCalls
 from tests.core.lab import START, digests_of, names_of
-from tests.core.model import NO_ROOM, OK, Object, Reference, Segment, Tenant, Version
+from tests.core.model import NO_ROOM, OK, Reference
+from tests.core.nouns import Object, Segment, Tenant, Version
 from tests.core.renamed import expect_rename, renamed
 from tests.core.space import Extent, Space, expect
 
@@ -222,7 +223,7 @@ class Checked(TaskCalls):
             found = item.current is None and self.stat(key)
             lost = status in NO_ROOM and not (found or self.upsert_runs(key))
             if status == OK or lost:
-                self.model.forget_writing(item, fenced=False)
+                self.model.forget_writing(item, fenced=False, overtaken=True)
 
     def _may_be_there(self, granted: set[int]) -> Callable[[int], bool]:
         """Ask the core only about puts past their deadline: others are audited now and then."""
@@ -295,14 +296,20 @@ class Checked(TaskCalls):
         expect(at == len(replicas), f"{len(replicas)} replicas listed, {at} announced")
 
     def put_end(
-        self, client: int, keys: Sequence[int], generations: Sequence[int], *, revoke: bool = False
+        self,
+        client: int,
+        keys: Sequence[int],
+        generations: Sequence[int],
+        *,
+        revoke: bool = False,
+        late: bool = False,
     ) -> None:
         """Commit or revoke a batch."""
-        self.note("revoke" if revoke else "put_end", client, list(keys), list(generations))
+        self.note("revoke" if revoke else "put_end", client, list(keys), list(generations), late)
         stamps = np.array(generations, np.uint32)
         checksums = np.arange(len(keys), dtype=np.uint64) + np.uint64(self.now & 0xFFFF)
         if revoke:
-            out = self.shard.put_revoke(self.now, client, digests_of(keys), stamps)
+            out = self.shard.put_revoke(self.now, client, digests_of(keys), stamps, late=late)
         else:
             out = self.shard.put_end(self.now, client, digests_of(keys), stamps, checksums)
         seen: set[int] = set()
@@ -320,10 +327,12 @@ class Checked(TaskCalls):
                 f"{'revoke' if revoke else 'put_end'} of {key}: {status!r}, allowed {allowed}",
             )
             item = self.model.objects.get(key)
+            if status != OK and not late:
+                self.model.writer_done(client, generation)
             if item is None or item.writing is None or item.writing.generation != generation:
                 continue
             if revoke and status == OK:
-                self.model.forget_writing(item, fenced=True)
+                self.model.forget_writing(item, fenced=not late)
             elif status == OK:
                 (plain if item.current is None else swapped).append(item)
                 self.model.commit(key, int(checksum))

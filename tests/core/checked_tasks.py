@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.tasks import TaskKind, TaskState
 from tests.core.lab import SECOND, digest_of, digests_of
-from tests.core.model import OK, Task, Version
+from tests.core.model import OK
+from tests.core.nouns import Task, Version
 from tests.core.space import Extent, expect
 
 if TYPE_CHECKING:

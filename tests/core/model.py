@@ -12,87 +12,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
+from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import SIZE_MAX, SegmentState, Status
 from mooncake_store.core.wheel import SLOT_NS
 from tests.core.holds import Holds
-from tests.core.space import Extent, Mismatch, Space
+from tests.core.nouns import Object, Quarantined, Segment, Task, Tenant, Version
+from tests.core.space import Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from mooncake_store.core.options import PutOptions, ShardConfig
+    from tests.core.space import Extent, Space
+
 OK = Status.OK
 PLACED = {Status.OK}
 NO_ROOM = {Status.NO_SPACE, Status.TOO_LARGE, Status.PINS_FULL, Status.TENANT_QUOTA}
-
-
-@dataclass(slots=True)
-class Segment:
-    uuid: bytes
-    name: str
-    host: str
-    owner: int
-    space: Space
-    state: SegmentState = SegmentState.OK
-    deadline: int | None = None
-    idle_until: int = 0
-    """A segment that came back may take nothing until whoever used it before is done."""
-
-
-@dataclass(slots=True)
-class Version:
-    """One generation of an object: being written, or readable."""
-
-    generation: int
-    size: int
-    owner: int
-    started: int
-    options: PutOptions
-    extents: list[Extent]
-    checksum: int = 0
-    name: str = ""
-
-
-@dataclass(slots=True)
-class Object:
-    key: int
-    tenant: int
-    name: str
-    current: Version | None = None
-    writing: Version | None = None
-    holds: Holds = field(default_factory=Holds)
-    soft_pin_end: int = 0
-    hard_pin: bool = False
-    group: str = ""
-    stamp: int = 0
-    task: int | None = None
-
-    @property
-    def lease_end(self) -> int:
-        return self.holds.end
-
-
-@dataclass(slots=True)
-class Task:
-    key: int
-    client: int
-    move: bool
-    source: int | None
-    targets: list[Extent]
-    started: int
-
-
-@dataclass(slots=True)
-class Quarantined:
-    space: Space
-    offset: int
-    size: int
-    until: int
-
-
-@dataclass(slots=True)
-class Tenant:
-    quota: int | None = None
 
 
 @dataclass(slots=True)
@@ -111,6 +46,8 @@ class Reference:
     tasks: dict[int, Task] = field(default_factory=dict)
     quarantine: list[Quarantined] = field(default_factory=list)
     generations: dict[int, set[int]] = field(default_factory=dict)
+    overtaken: set[tuple[int, int]] = field(default_factory=set)
+    """(client, generation) of puts whose place another put took."""
     evicted: int = 0
     clock: int = 0
     """Counts accesses; an object's stamp is its place in the order of last use."""
@@ -208,23 +145,35 @@ class Reference:
 
     # Space
 
-    def free(self, version: Version, until: int = 0) -> None:
+    def free(
+        self, version: Version, until: int = 0, writer: tuple[int, int, int] | None = None
+    ) -> None:
         """Give a version's bytes back: now, or when nobody can read or write them any more."""
         for extent in version.extents:
-            self.free_extent(extent, until)
+            self.free_extent(extent, until, writer)
         version.extents = []
 
-    def free_extent(self, extent: Extent, until: int = 0) -> None:
+    def free_extent(
+        self, extent: Extent, until: int = 0, writer: tuple[int, int, int] | None = None
+    ) -> None:
         space = self.segments[extent.segment].space
         if until > self.now:
-            self.quarantine.append(Quarantined(space, extent.offset, extent.size, until))
+            entry = Quarantined(space, extent.offset, extent.size, until, writer)
+            self.quarantine.append(entry)
             space.owners[extent.offset, extent.offset + extent.size] += f", held to {until}"
         else:
             space.give(extent.offset, extent.size)
 
-    def abandon(self, version: Version, *, fenced: bool = False) -> None:
-        """End an unfinished put whose writer may still write, unless it is fenced."""
-        self.free(version, 0 if fenced else version.started + self.config.put_release_ns)
+    def waiting_for(self, client: int, generation: int) -> list[Quarantined]:
+        """What is held until this writer has said that it is done, or is out of time."""
+        who = (client, generation)
+        return [entry for entry in self.quarantine if entry.writer and entry.writer[:2] == who]
+
+    def writer_done(self, client: int, generation: int) -> None:
+        """Invariant 5: a writer's own word ends the wait for it, and nobody else's."""
+        for entry in self.waiting_for(client, generation):
+            entry.space.give(entry.offset, entry.size)
+            self.quarantine.remove(entry)
 
     def forget_current(self, item: Object) -> None:
         """Drop the readable generation; readers in flight keep its bytes quarantined."""
@@ -236,9 +185,14 @@ class Reference:
         item.hard_pin = False
         self.forget_if_empty(item)
 
-    def forget_writing(self, item: Object, *, fenced: bool) -> None:
-        assert item.writing is not None
-        self.abandon(item.writing, fenced=fenced)
+    def forget_writing(self, item: Object, *, fenced: bool, overtaken: bool = False) -> None:
+        """End an unfinished put whose writer may still write, unless it is fenced."""
+        version = item.writing
+        assert version is not None
+        until = 0 if fenced else version.started + self.config.put_release_ns
+        self.free(version, until, (version.owner, version.generation, item.key))
+        if overtaken:
+            self.overtaken.add((version.owner, version.generation))
         item.writing = None
         self.forget_if_empty(item)
 
@@ -409,7 +363,11 @@ class Reference:
         """Statuses of put_end or put_revoke for one key."""
         item = self.objects.get(key)
         if item is None:
-            return {Status.NOT_FOUND}
+            if revoke or (client, generation) not in self.overtaken:
+                return {Status.NOT_FOUND}
+            if self.waiting_for(client, generation):
+                return {Status.SUPERSEDED}
+            return {Status.SUPERSEDED, Status.NOT_FOUND}  # what is told once may be forgotten
         for version in (item.writing, item.current):
             if version is None or version.generation != generation:
                 continue

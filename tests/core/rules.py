@@ -166,6 +166,9 @@ class Rules:
 
     def upsert(self) -> None:
         keys = self._keys(4)
+        running = [item.key for item in self.model.objects.values() if item.writing]
+        if running and self.rng.random() < 0.3:  # overtake another
+            keys = [self.rng.choice(running)]
         self.checked.put_start(
             self._some_client(),
             keys,
@@ -184,7 +187,13 @@ class Rules:
             for item in self.model.objects.values()
             if item.writing and (item.writing.owner == client or self.rng.random() < 0.05)
         ]
+        own += [
+            (entry.writer[2], entry.writer[1])  # it lost its place, and does not know
+            for entry in self.model.quarantine
+            if entry.writer and (entry.writer[0] == client or self.rng.random() < 0.05)
+        ]
         self.rng.shuffle(own)
+        late = revoke and self.rng.random() < 0.3
         if revoke:
             own = own[:2]
         strays = self._keys(1)
@@ -192,7 +201,7 @@ class Rules:
         if own and self.rng.random() < 0.1:
             own.append(own[0])
         keys, generations = [key for key, _ in own], [generation for _, generation in own]
-        self.checked.put_end(client, keys, generations, revoke=revoke)
+        self.checked.put_end(client, keys, generations, revoke=revoke, late=late)
 
     def put_end(self) -> None:
         self._finish(revoke=False)

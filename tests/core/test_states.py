@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mooncake_store.core import _codes as c
+from mooncake_store.core import space
 from mooncake_store.core.records import Status
 from tests.core.lab import Lab, digests_of
 
@@ -383,11 +384,80 @@ def test_force_remove_during_an_upsert_takes_both_generations() -> None:
     lab = made.lab
     assert lab.remove([KEY], force=True) == [OK]
     assert lab.get_status(KEY) == S.NOT_FOUND
-    assert lab.end([KEY], [made.generation], client=made.owner) == [S.NOT_FOUND]
     assert lab.shard.stats().quarantined_bytes >= 8192
-    lab.sleep(700)
+    assert lab.end([KEY], [made.generation], client=made.owner) == [S.NOT_FOUND]
+    assert lab.shard.stats().quarantined_bytes == 0
+
+
+def overtaken() -> Scene:
+    """The owner's upsert lost its place to the stranger's, which is complete."""
+    made = upserting()
+    rows, _ = made.lab.start([KEY], client=made.stranger, upsert=True)
+    assert made.lab.shard.stats().quarantined_bytes == 8192
+    assert made.lab.end([KEY], rows["generation"], client=made.stranger) == [OK]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("says", "answer"), [(put_end, S.SUPERSEDED), (put_revoke, S.ILLEGAL_CLIENT)]
+)
+def test_the_space_of_a_put_that_was_overtaken_returns_when_its_writer_is_done(
+    says: Callable[[Scene], int], answer: Status
+) -> None:
+    made = overtaken()
+    assert says(made) == answer
+    stats = made.lab.shard.stats()
+    assert (stats.quarantined_bytes, stats.bytes_allocated) == (0, 4096)
+
+
+def test_only_the_writers_own_word_returns_the_space_of_a_put_that_was_overtaken() -> None:
+    made = overtaken()
+    lab, owner, stranger = made.lab, made.owner, made.stranger
+    lab.end([KEY], [made.generation], client=stranger)
+    lab.revoke([KEY], [made.generation], client=stranger)
+    lab.revoke([KEY], [made.generation + 7], client=owner)
+    lab.revoke([KEY], [made.generation], client=owner, late=True)
+    assert lab.shard.stats().quarantined_bytes == 8192
+    lab.shard.close_client(lab.now, owner)
+    assert lab.end([KEY], [made.generation], client=owner) == [S.CLIENT_NOT_FOUND]
+    assert lab.shard.stats().quarantined_bytes == 8192
+    lab.sleep(600)
     lab.tick()
     assert lab.shard.stats().quarantined_bytes == 0
+
+
+def test_a_put_that_was_overtaken_is_told_so_after_the_key_was_removed() -> None:
+    made = overtaken()
+    assert made.lab.remove([KEY]) == [OK]
+    assert made.lab.end([KEY], [made.generation], client=made.owner) == [S.SUPERSEDED]
+    assert made.lab.end([KEY], [made.generation], client=made.owner) == [S.NOT_FOUND]
+
+
+def test_every_replica_of_a_put_that_was_overtaken_returns() -> None:
+    lab = Lab(segments=3)
+    owner = lab.open(10)
+    first, _ = lab.start([KEY, KEY + 1], client=owner, upsert=True, replicas=2)
+    lab.put([KEY, KEY + 1], upsert=True)
+    assert lab.shard.stats().quarantined_bytes == 4 * 4096
+    assert lab.end([KEY], first["generation"][:1], client=owner) == [S.SUPERSEDED]
+    assert lab.shard.stats().quarantined_bytes == 2 * 4096
+    assert lab.end([KEY + 1], first["generation"][1:], client=owner) == [S.SUPERSEDED]
+    assert lab.shard.stats().quarantined_bytes == 0
+
+
+def test_writers_that_never_come_are_known_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "LATE_KEPT", 3)
+    lab = Lab()
+    owner = lab.open(10)
+    begun = [lab.start([KEY], client=owner, upsert=True)[0]["generation"][0] for _ in range(6)]
+    assert len(lab.shard._state.space.late) == 3
+    for generation in begun[:-1]:
+        assert lab.end([KEY], [generation], client=owner) == [S.SUPERSEDED]
+    assert lab.shard.stats().quarantined_bytes == 2 * 4096  # of the two longest overtaken
+    lab.sleep(600)
+    lab.tick()
+    assert lab.shard.stats().quarantined_bytes == 0
+    assert not lab.shard._state.space.late
 
 
 def test_put_end_twice_in_one_batch_is_ok() -> None:
