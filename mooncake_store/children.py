@@ -15,6 +15,7 @@ Messages are MessagePack behind a length of four bytes. It does not restart anyt
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["START_S", "Child", "Parent"]
+
+log = logging.getLogger(__name__)
 
 START_S = 300.0
 """How long a child may take to be ready. One that ends is noticed at once; the time is for the
@@ -154,7 +157,10 @@ class Parent:
             with contextlib.suppress(OSError):
                 while self._channel.recv(1):
                     pass
-            ended()
+            try:
+                ended()
+            except Exception:  # Whatever went wrong, this process must not outlive its parent.
+                log.exception("this process could not be asked to end")
             threading.Event().wait(_ORPHAN_GRACE_S)
             os._exit(1)
 

@@ -38,6 +38,7 @@ from serving.front.board import ConductorBoard
 from serving.workers.local import LocalWorkers
 from serving.workers.protocol import PREFILL_ROLE
 from serving.workers.settings import settings_from
+from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.address import is_loopback
 
 if TYPE_CHECKING:
@@ -177,7 +178,9 @@ class ServingSystem:
             push=settings.push,
         )
         await self.conductor.start(self.workers.addresses)
-        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
+        self._supervisor = asyncio.get_running_loop().create_task(
+            keep_going("replacing workers", partial(self._supervise, set()))
+        )
         front = Front(
             ConductorBoard(self.conductor),
             self.conductor.submit,
@@ -218,20 +221,18 @@ class ServingSystem:
 
     # -- workers that die
 
-    async def _supervise(self) -> None:
-        """Replace workers that ended."""
+    async def _supervise(self, busy: set[int]) -> None:
+        """Replace workers that ended, but for those that are being replaced (`busy`)."""
         assert self.workers is not None
-        busy: set[int] = set()
-        while True:
-            await asyncio.sleep(SUPERVISE_S)
-            for number, child in enumerate(self.workers.children):
-                if number in busy or child.process.poll() is None:
-                    continue
-                busy.add(number)
-                task = asyncio.get_running_loop().create_task(self._replace(number))
-                self._replacing.add(task)
-                task.add_done_callback(self._replacing.discard)
-                task.add_done_callback(partial(_forget, busy, number))
+        await asyncio.sleep(SUPERVISE_S)
+        for number, child in enumerate(self.workers.children):
+            if number in busy or child.process.poll() is None:
+                continue
+            busy.add(number)
+            task = asyncio.get_running_loop().create_task(self._replace(number))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
+            task.add_done_callback(partial(_forget, busy, number))
 
     async def _replace(self, number: int) -> None:
         assert self.workers is not None

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from transfer_engine.base import held
 from transfer_engine.errors import NotFoundError, StoreError, TransferTimeoutError
+from transfer_engine.lasting import LastingThread
 from transfer_engine.paths import PathPolicy, PathSpec
 from transfer_engine.rpc.address import Address
 
@@ -236,7 +237,7 @@ class Routes:
             route = self._routes[at]
             try:
                 remote = route.transport.open(route.descriptor, time.monotonic() + _PROBE_S)
-            except StoreError as error:
+            except (StoreError, OSError) as error:  # such as being short of descriptors
                 with self.lock:
                     self.policy.still_failing(at, time.monotonic(), f"failed: {error}")
             else:
@@ -307,7 +308,7 @@ class Prober:
     def __init__(self) -> None:
         self._watched: weakref.WeakSet[Routes] = weakref.WeakSet()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread: LastingThread | None = None
         self._again = False
         self.closed = False
 
@@ -319,15 +320,9 @@ class Prober:
             self._watched.add(routes)
             self._again = True
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="mooncake-prober", daemon=True
-                )
+                self._thread = LastingThread("mooncake-prober", self._round)
                 self._thread.start()
             self._changed.notify()
-
-    def _work(self) -> None:
-        while self._round():
-            pass
 
     def _round(self) -> bool:
         """Probe what is due and wait for the next; return False when nothing rests any more.

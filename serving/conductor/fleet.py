@@ -14,11 +14,13 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.logs import StateLog
 from serving.conductor.ledger import DECODE, Instance
+from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +82,8 @@ class Fleet:
         self.members[address] = member
         self._enter(member, hello)
         member.watch = asyncio.get_running_loop().create_task(
-            self._watch(member), name=f"conductor-watch-{hello.worker_id}"
+            keep_going(f"watching {hello.worker_id}", partial(self._watch, member)),
+            name=f"conductor-watch-{hello.worker_id}",
         )
         return hello
 
@@ -144,20 +147,20 @@ class Fleet:
         self.wake()
 
     async def _watch(self, member: Member) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            if member.changing:
-                continue
-            try:
-                if not member.there:
-                    await self._meet_again(member)
-                load = await member.client.load(ANSWER_S)
-                if load.role != member.hello.role:
-                    await self._meet_again(member)  # somebody else changed it
-            except StoreError as error:
-                self.lost(member.address, error)
-                continue
+        """Ask a member once, after a pause."""
+        await asyncio.sleep(POLL_S)
+        if member.changing:
+            return
+        try:
+            load = await member.client.load(ANSWER_S)
+            if not member.there or load.role != member.hello.role:
+                await self._meet_again(member)  # somebody else may have changed its role
             self._learn(member, load)
+        except StoreError as error:
+            self.lost(member.address, error)
+        except Exception as error:
+            self.lost(member.address, error)
+            raise
 
     async def _meet_again(self, member: Member) -> None:
         hello = await member.client.hello(ANSWER_S)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store import AsyncClient, ids
 from mooncake_store.errors import StoreError
+from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,11 +50,14 @@ class PoolWatch:
         self._index = index
         self._settings = settings
         self._task: asyncio.Task[None] | None = None
+        self._said_down = False
+        self._rest_s = _REST_MIN_S
         self.up = False
 
     def start(self) -> None:
         """Begin to follow."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="conductor-pool")
+        following = keep_going("following the store", self._turn)
+        self._task = asyncio.get_running_loop().create_task(following, name="conductor-pool")
 
     async def close(self) -> None:
         """End. Idempotent."""
@@ -63,25 +67,23 @@ class PoolWatch:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _run(self) -> None:
-        rest_s = _REST_MIN_S
-        said_down = False
-        while True:
-            try:
-                async with AsyncClient(self._url, **self._settings) as store:
-                    if said_down:
-                        log.warning("the store is back: prefixes are found again")
-                    said_down, rest_s = False, _REST_MIN_S
-                    self.up = True
-                    await self._follow_all(store)
-            except* StoreError as errors:
-                if not said_down:
-                    log.warning("no store, planning without it: %s", errors.exceptions[0])
-                said_down = True
+    async def _turn(self) -> None:
+        try:
+            async with AsyncClient(self._url, **self._settings) as store:
+                if self._said_down:
+                    log.warning("the store is back: prefixes are found again")
+                self._said_down, self._rest_s = False, _REST_MIN_S
+                self.up = True
+                await self._follow_all(store)
+        except* StoreError as errors:
+            if not self._said_down:
+                log.warning("no store, planning without it: %s", errors.exceptions[0])
+            self._said_down = True
+        finally:
             self.up = False
             self._index.forget(POOL)
-            await asyncio.sleep(rest_s)
-            rest_s = min(2 * rest_s, _REST_MAX_S)
+        await asyncio.sleep(self._rest_s)
+        self._rest_s = min(2 * self._rest_s, _REST_MAX_S)
 
     async def _follow_all(self, store: AsyncClient) -> None:
         async with asyncio.TaskGroup() as group:

@@ -16,11 +16,13 @@ import contextlib
 import itertools
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mooncake_store.errors import ConfigError
+from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -93,7 +95,8 @@ class Publisher:
         self._replays = self._bound(zmq.ROUTER, replay) if replay else None
         self._answering: asyncio.Task[None] | None = None
         if self._replays is not None:
-            self._answering = asyncio.get_running_loop().create_task(self._answer(self._replays))
+            answers = keep_going("telling missed events", partial(self._answer, self._replays))
+            self._answering = asyncio.get_running_loop().create_task(answers)
 
     def _bound(self, kind: int, endpoint: str) -> Any:
         import zmq
@@ -125,19 +128,18 @@ class Publisher:
         await self._events.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
 
     async def _answer(self, replays: Any) -> None:
-        while True:
-            frames = await replays.recv_multipart()
-            if len(frames) != 3 or len(frames[2]) != 8:
-                continue  # Not a request of this protocol.
-            who, _, asked = frames
-            first = int.from_bytes(asked, "big")
-            for number, payload in list(self._kept):
-                if number >= first:
-                    batch = [who, b"", self._topic, number.to_bytes(8, "big"), payload]
-                    await replays.send_multipart(batch)
-            await replays.send_multipart([who, b"", b"", _END, b""])
-            if self._kept and first < self._kept[0][0]:
-                await self._tell_anew()
+        frames = await replays.recv_multipart()
+        if len(frames) != 3 or len(frames[2]) != 8:
+            return  # Not a request of this protocol.
+        who, _, asked = frames
+        first = int.from_bytes(asked, "big")
+        for number, payload in list(self._kept):
+            if number >= first:
+                batch = [who, b"", self._topic, number.to_bytes(8, "big"), payload]
+                await replays.send_multipart(batch)
+        await replays.send_multipart([who, b"", b"", _END, b""])
+        if self._kept and first < self._kept[0][0]:
+            await self._tell_anew()
 
     async def _tell_anew(self) -> None:
         if self._publish_anew is None or time.monotonic() - self._told_anew < _ANEW_S:

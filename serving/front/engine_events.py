@@ -18,6 +18,7 @@ import msgspec
 
 from mooncake_store.errors import ConfigError, InvalidArgumentError, RemoteProtocolError
 from serving.front.indexer import Cleared, Removed, Stored
+from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,7 @@ class Subscription:
     """Follows one publisher until it is closed.
 
     Raises ConfigError without pyzmq, InvalidArgumentError for an endpoint that is none. What goes
-    wrong later empties the source and is logged; it ends nothing but this.
+    wrong later empties the source and is logged, and the next batch is taken in.
     """
 
     def __init__(self, source: Source) -> None:
@@ -144,24 +145,28 @@ class Subscription:
 
     async def _run(self) -> None:
         try:
-            while True:
-                frames = await self._socket.recv_multipart()
-                try:
-                    number, events = read_batch(frames)
-                except RemoteProtocolError as error:
-                    log.warning("%s: %s", self._source.registration.name, error)
-                    continue
-                if number > self._next:
-                    await self._catch_up(number)
-                elif number < self._next:
-                    # The publisher was started anew: what it held before is gone.
-                    self._source.clear()
-                self._apply(number, events)
-        except self._zmq.ZMQError as error:
-            log.error("%s is followed no longer: %s", self._source.registration.name, error)
-            self._source.clear()
+            await keep_going(f"following {self._source.registration.name}", self._take)
         finally:
             self._socket.close(linger=0)
+
+    async def _take(self) -> None:
+        """Take in one batch. What cannot be taken in empties the source: it may say what is not."""
+        try:
+            frames = await self._socket.recv_multipart()
+            try:
+                number, events = read_batch(frames)
+            except RemoteProtocolError as error:
+                log.warning("%s: %s", self._source.registration.name, error)
+                return
+            if number > self._next:
+                await self._catch_up(number)
+            elif number < self._next:
+                # The publisher was started anew: what it held before is gone.
+                self._source.clear()
+            self._apply(number, events)
+        except Exception:
+            self._source.clear()
+            raise
 
     def _apply(self, number: int, events: list[Event]) -> None:
         for event in events:

@@ -15,6 +15,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
+from transfer_engine.lasting import LastingThread
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -43,7 +45,7 @@ class Computing:
         """(answers, seconds) of the last steps that made tokens."""
         self.seconds = 0.0
         """Spent computing."""
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread = LastingThread("compute", self._turn)
 
     def start(self) -> None:
         """Start the thread."""
@@ -85,6 +87,11 @@ class Computing:
         times = [seconds for _, seconds in list(self.steps)]
         return statistics.median(times) if times else 0.0
 
+    @property
+    def sound(self) -> bool:
+        """Whether it goes on computing, once started."""
+        return self._thread.sound
+
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the thread after its current step. Idempotent."""
         with self._news:
@@ -93,14 +100,14 @@ class Computing:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def _run(self) -> None:
-        while not self._ending:
-            while self._work:
-                self._do(self._work.popleft())
-            if not self._step():
-                with self._news:
-                    if not self._work and not self._ending:
-                        self._news.wait(_IDLE_S)
+    def _turn(self) -> bool:
+        while self._work:
+            self._do(self._work.popleft())
+        if not self._step():
+            with self._news:
+                if not self._work and not self._ending:
+                    self._news.wait(_IDLE_S)
+        return not self._ending
 
     def _do(self, work: Callable[[], object]) -> None:
         try:

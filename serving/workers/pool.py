@@ -26,6 +26,7 @@ import numpy as np
 from mooncake_store import Digests
 from mooncake_store.errors import ChecksumMismatchError, NoSpaceError
 from serving.connectors.link import StoreLink
+from transfer_engine.lasting import LastingThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,8 +127,8 @@ class PoolSide:
         """(bytes, seconds) of loads."""
         self._pressed_until = 0.0
         self._threads = [
-            threading.Thread(target=self._fetch_forever, name="kv-load", daemon=True),
-            threading.Thread(target=self._put_forever, name="kv-store", daemon=True),
+            LastingThread("kv-load", self._fetch_next),
+            LastingThread("kv-store", self._put_next),
         ]
         if self._link is not None:
             self._link.warm_up()
@@ -143,6 +144,11 @@ class PoolSide:
     def configured(self) -> bool:
         """Whether there is supposed to be a pool."""
         return self._link is not None
+
+    @property
+    def sound(self) -> bool:
+        """Whether fetches and puts go on, and be it that they find and keep nothing."""
+        return all(thread.sound for thread in self._threads)
 
     @property
     def pending(self) -> int:
@@ -174,21 +180,24 @@ class PoolSide:
 
     # Loading.
 
-    def _fetch_forever(self) -> None:
-        while (fetch := self._fetches.get()) is not None:
-            told = False
-            try:
-                fetch.count = self._count(fetch)
-                told = True
-                fetch.found(fetch.count)
-                self._load(fetch)
-            except Exception:  # A cache must not take its engine down.
-                log.exception("a fetch failed; its blocks are computed")
-                if not told:
-                    fetch.found(0)
-            finally:
-                fetch.give_up()
-                fetch.ended()
+    def _fetch_next(self) -> bool:
+        fetch = self._fetches.get()
+        if fetch is None:
+            return False
+        told = False
+        try:
+            fetch.count = self._count(fetch)
+            told = True
+            fetch.found(fetch.count)
+            self._load(fetch)
+        except Exception:  # A cache must not take its engine down.
+            log.exception("a fetch failed; its blocks are computed")
+            if not told:
+                fetch.found(0)
+        finally:
+            fetch.give_up()
+            fetch.ended()
+        return True
 
     def _count(self, fetch: Fetch) -> int:
         link, blocks = self._link, fetch.blocks_max
@@ -246,19 +255,23 @@ class PoolSide:
 
     # Storing.
 
-    def _put_forever(self) -> None:
-        while batch := self._next_batch():
-            kept = [False] * sum(len(each.blocks) for each in batch)
+    def _put_next(self) -> bool:
+        batch = self._next_batch()
+        kept = [False] * sum(len(each.blocks) for each in batch)
+        try:
+            kept = self._put(batch) if batch else []
+        except Exception:  # As for loads.
+            log.exception("a put failed; its blocks are not kept")
+        at = 0
+        for each in batch:
             try:
-                kept = self._put(batch)
-            except Exception:  # As for loads.
-                log.exception("a put failed; its blocks are not kept")
-            at = 0
-            for each in batch:
                 each.stored(kept[at : at + len(each.blocks)])
-                at += len(each.blocks)
-            with self._news:
-                self._busy = 0
+            except Exception:  # The others wait to be told, too.
+                log.exception("a request cannot be told that its put ended")
+            at += len(each.blocks)
+        with self._news:
+            self._busy = 0
+        return bool(batch)
 
     def _next_batch(self) -> list[Storing]:
         """Whatever has come together, in order; nothing at the end."""

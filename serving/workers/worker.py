@@ -37,7 +37,13 @@ from serving.workers.pool import PoolSide
 from serving.workers.receiving import Receiving
 from serving.workers.requests import Generating, Parts, Prefilling, Request, Stream
 from serving.workers.stages import Leading
-from transfer_engine.errors import InvalidArgumentError, NotFoundError, TransferTimeoutError
+from transfer_engine.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.server import Server
 from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.wire.schema import Packed
@@ -135,7 +141,7 @@ class Worker:
         address = await self._server.listen(
             settings.host, settings.port, insecure=settings.insecure
         )
-        self._sweeper = loop.create_task(self._sweep())
+        self._sweeper = loop.create_task(keep_going("forgetting old requests", self._sweep))
         return str(address)
 
     async def stop(self) -> None:
@@ -182,8 +188,13 @@ class Worker:
         )  # fmt: skip
 
     def load(self) -> p.Load:
-        """How busy it is."""
+        """How busy it is. Raises UnavailableError when a part of it cannot go on."""
         computing, pool = self.parts.computing, self.parts.pool
+        if not (computing.sound and pool.sound):
+            raise UnavailableError(
+                "a thread of the worker cannot go on", operation="load",
+                advice="its log says why; start it anew",
+            )  # fmt: skip
         engine = computing.engine
         return p.Load(
             role=self.role,
@@ -345,15 +356,14 @@ class Worker:
 
     async def _sweep(self) -> None:
         """End requests nobody reads, and forget events nobody fetched."""
-        while True:
-            await asyncio.sleep(_SWEEP_S)
-            old = time.monotonic() - p.ABANDONED_S
-            for stream in list(self._streams.values()):
-                if stream.readers or stream.read_at > old:
-                    continue
-                del self._streams[stream.request_id]
-                if isinstance(stream, Request):
-                    stream.fail("cancelled", "nobody read its events")
+        await asyncio.sleep(_SWEEP_S)
+        old = time.monotonic() - p.ABANDONED_S
+        for stream in list(self._streams.values()):
+            if stream.readers or stream.read_at > old:
+                continue
+            del self._streams[stream.request_id]
+            if isinstance(stream, Request):
+                stream.fail("cancelled", "nobody read its events")
 
     # Roles.
 

@@ -1,6 +1,8 @@
 """What is open ends with its handle and its engine, whatever was under way then."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -8,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from transfer_engine import Operation, TransferEngine
 from transfer_engine.base import RemoteSegment, SegmentDescriptor
 from transfer_engine.errors import (
@@ -126,6 +128,47 @@ def test_routes_that_fail_again_and_again_are_given_back(slow, routes):
     routes.close()
     assert {id(remote) for remote in slow.released} == {id(remote) for remote in slow.opened}
     assert len(slow.released) == len(slow.opened)
+
+
+# Submissions run, and threads wait, when the interpreter ends.
+UNCLOSED = """
+import sys, threading
+from transfer_engine import Operation, Segment, TransferEngine, TransferServer
+
+server, segment = TransferServer(), Segment.create(8 << 20)
+engine, memory = TransferEngine(transports=[sys.argv[1]]), bytearray(8 << 20)
+target, region = engine.open(server.publish(segment)), engine.register(memory)
+place = [0], [8 << 20], [region.address]
+running = [engine.submit(Operation.READ, target, *place, notify=("n", b"x")) for _ in range(40)]
+threading.Thread(target=server.take_notifications, args=(60,), daemon=True).start()
+threading.Thread(target=running[-1].wait, args=(60,), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_program_that_closes_nothing_ends_without_a_word(transport):
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-c", UNCLOSED, transport],
+            capture_output=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
+def test_what_a_probe_raises_does_not_end_the_prober():
+    turns, done = [RuntimeError("injected")], threading.Event()
+
+    class Resting:
+        def probe(self):
+            if turns:
+                raise turns.pop()
+            done.set()
+
+    prober, resting = Prober(), Resting()
+    prober.watch(resting)
+    assert done.wait(PATIENCE_S)
+    until(lambda: not ours())
+    prober.close()
 
 
 def test_the_memory_of_an_owner_that_died_is_let_go():

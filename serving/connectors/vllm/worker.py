@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from serving.connectors.moves import Moves, joined
 from serving.connectors.vllm.memory import HostMemory, StagedMemory, with_blocks_first
 from serving.connectors.vllm.messages import GroupBlocks, SaveOutcome, WorkerReport
+from transfer_engine.lasting import LastingThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -93,8 +94,8 @@ class WorkerSide:
         self._loads: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._load_forever, name="mooncake-load", daemon=True),
-            threading.Thread(target=self._save_forever, name="mooncake-save", daemon=True),
+            LastingThread("mooncake-load", self._load_next),
+            LastingThread("mooncake-save", self._save_next),
         ]
 
     # Memory.
@@ -193,13 +194,16 @@ class WorkerSide:
 
     # Loads.
 
-    def _load_forever(self) -> None:
-        while (job := self._loads.get()) is not None:
-            try:
-                self._load(job)
-            except Exception:  # A cache must not take its engine down.
-                log.exception("a load failed; its blocks are computed")
-                self._load_ended(job, [(blocks, set(blocks.hashes)) for blocks in job.groups])
+    def _load_next(self) -> bool:
+        job = self._loads.get()
+        if job is None:
+            return False
+        try:
+            self._load(job)
+        except Exception:  # A cache must not take its engine down.
+            log.exception("a load failed; its blocks are computed")
+            self._load_ended(job, [(blocks, set(blocks.hashes)) for blocks in job.groups])
+        return True
 
     def _load(self, job: LoadJob) -> None:
         by_group = {blocks.group: blocks for blocks in job.groups}
@@ -274,9 +278,12 @@ class WorkerSide:
     def _queue(self, saving: _Saving, number: int, ready: Any) -> None:
         self._saves.put(lambda: self._save(saving, number, ready))
 
-    def _save_forever(self) -> None:
-        while (work := self._saves.get()) is not None:
-            work()
+    def _save_next(self) -> bool:
+        work = self._saves.get()
+        if work is None:
+            return False
+        work()
+        return True
 
     def _save(self, saving: _Saving, number: int, ready: Any) -> None:
         slab = self._slabs[number]

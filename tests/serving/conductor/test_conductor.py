@@ -155,6 +155,22 @@ async def test_a_retryable_failure_goes_elsewhere_and_another_one_ends():
         assert "shorten it" in end.message
 
 
+async def test_a_member_of_which_anything_can_be_wrong_is_watched_on():
+    fleet = Fleet()
+    async with running(fleet) as conductor:
+        worker = fleet.prefill[0]
+        member = conductor.fleet.members[worker.address]
+
+        def wrong():
+            raise ValueError("injected")
+
+        worker.check = wrong
+        await until_async(lambda: not member.there)
+        assert worker.address not in conductor.scheduler.ledger.instances
+        del worker.check
+        await until_async(lambda: member.there)
+
+
 async def test_workers_that_always_fail_end_a_request_after_some_attempts():
     fleet = Fleet(prefill=1, decode=1)
 

@@ -13,6 +13,28 @@ TOKENS = np.arange(64 * 40)
 
 
 @pytest.mark.asyncio
+async def test_what_the_index_cannot_take_in_is_shown_anew():
+    blocks = ids.hash_blocks(TOKENS, 64)
+    chain, index = chain_of(blocks), PrefixIndex()
+    takes, failures = index.add, [ValueError("injected")]
+
+    def add(*news):
+        if failures:
+            raise failures.pop()
+        takes(*news)
+
+    index.add = add
+    with LocalCluster(segment="64MB") as cluster:
+        watch = PoolWatch(cluster.url, index)
+        async with AsyncClient(cluster.url) as store:
+            await store.put_many(Digests(blocks), [b"x" * 64] * 40)
+            watch.start()
+            await until_async(lambda: index.match(chain) == {POOL: 40}, 30)
+            assert not failures
+            await watch.close()
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("shards", [1, 2])
 async def test_the_index_shows_what_the_store_holds(shards):
     blocks = ids.hash_blocks(TOKENS, 64)

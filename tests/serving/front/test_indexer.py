@@ -12,7 +12,7 @@ from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, S
 from serving.front.indexer_http import Indexer, indexer_application
 from serving.front.openai import BadRequestError
 from tests.serving.front.conftest import listening
-from tests.waiting import until_async
+from tests.waiting import PATIENCE_S, until_async
 
 TOKENS = tuple(range(100, 132))  # eight blocks of four
 MODEL = "m"
@@ -212,6 +212,61 @@ async def test_events_over_zeromq_and_a_gap(replay):
         assert bool(source.dropped) != replay
     finally:
         await indexer.close()
+        await publisher.close()
+
+
+@pytest.mark.asyncio
+async def test_an_event_that_cannot_be_taken_in_does_not_end_the_others():
+    pytest.importorskip("zmq")
+    publisher, indexer = Publisher("tcp://127.0.0.1:*"), Indexer()
+    try:
+        await indexer.register(Registration("a", MODEL, 4, endpoint=publisher.endpoint))
+        source = indexer.index.sources["a|default|0"]
+        takes, failures = source.apply, [ValueError("injected")]
+
+        def apply(event):
+            if failures:
+                raise failures.pop()
+            takes(event)
+
+        source.apply = apply
+
+        async def heard():
+            while not source.blocks:
+                await publisher.publish([stored(0)])
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(heard(), PATIENCE_S)
+        assert not failures
+    finally:
+        await indexer.close()
+        await publisher.close()
+
+
+@pytest.mark.asyncio
+async def test_missed_events_are_told_after_one_telling_failed():
+    zmq = pytest.importorskip("zmq")
+    failures = [ValueError("injected")]
+
+    async def anew():
+        if failures:
+            raise failures.pop()
+
+    anywhere = "tcp://127.0.0.1:*"
+    publisher = Publisher(anywhere, anywhere, publish_anew=anew, kept=1)
+    context = zmq.asyncio.Context()
+    router = context.socket(zmq.DEALER)
+    router.connect(publisher.replay_endpoint)
+    try:
+        for number in range(3):
+            await publisher.publish([stored(number)])
+        for _ in range(2):
+            await router.send_multipart([b"", bytes(8)])
+            for _ in range(2):  # what is kept, and the end mark
+                await asyncio.wait_for(router.recv_multipart(), PATIENCE_S)
+        assert not failures
+    finally:
+        context.destroy(linger=0)
         await publisher.close()
 
 

@@ -1,0 +1,67 @@
+"""The threads of a worker: what befalls one request ends none of them, and a dead one shows."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from serving.workers.computing import Computing
+from serving.workers.pool import Fetch, PoolSide, Storing
+from tests.serving.workers.support import fleet
+from tests.waiting import PATIENCE_S, until
+from transfer_engine.errors import UnavailableError
+
+
+def broken(*_):
+    raise ValueError("injected")
+
+
+@pytest.fixture
+def pool():
+    names, memory = SimpleNamespace(block_tokens=16), SimpleNamespace(batch_max=8)
+    pool = PoolSide("", {}, names, memory, store_deadline_s=1.0)
+    yield pool
+    pool.close()
+
+
+def test_computing_goes_on_after_a_failure_that_could_not_be_told():
+    engine = SimpleNamespace(running=[], step=lambda: False)
+    work, done = Computing(engine, failed=broken), threading.Event()
+    work.start()
+    work.post(broken)
+    work.post(done.set)
+    assert done.wait(PATIENCE_S)
+    assert work.sound
+    work.stop()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("part", ["computing", "pool"])
+async def test_a_worker_with_a_thread_that_cannot_go_on_does_not_look_idle(part, monkeypatch):
+    async with fleet() as workers:
+        client = await workers.add()
+        await client.load()
+        thread_owner = type(getattr(workers.workers[0].parts, part))
+        with monkeypatch.context() as patch:
+            patch.setattr(thread_owner, "sound", property(lambda _: False))
+            with pytest.raises(UnavailableError, match="cannot go on"):
+                await client.load()
+        await client.load()
+
+
+def test_a_request_that_cannot_be_told_of_its_put_keeps_no_other_from_it(pool):
+    told = threading.Event()
+    for stored in (broken, lambda kept: told.set()):
+        pool.store(Storing(0, np.zeros((1, 2), np.uint64), ["g"], [0], stored))
+    assert told.wait(PATIENCE_S)
+    until(lambda: not pool.pending)
+    assert pool.sound
+
+
+def test_a_fetch_that_cannot_be_told_keeps_no_other_from_its_own(pool):
+    ended = threading.Event()
+    for found, end in ((broken, broken), (lambda count: None, ended.set)):
+        pool.fetch(Fetch(np.zeros(16, np.int64), range(1), 1, False, 0.0, found, end))
+    assert ended.wait(PATIENCE_S)
+    assert pool.sound
