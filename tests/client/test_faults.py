@@ -1,6 +1,5 @@
 """What goes wrong elsewhere: lost owners, flipped bits, leases that end, a master that stops."""
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ from mooncake_store import (
     PeerLostError,
     StoreError,
     TransferTimeoutError,
-    TruncatedError,
     UnavailableError,
 )
 from mooncake_store.client import _straight
@@ -44,18 +42,6 @@ def test_a_view_of_damaged_memory_is_refused_under_a_cached_lease_too(store):
         store.view("key")
     with store.view("key", verify=False) as view:
         assert view.data != b"\0" * 5000
-
-
-def test_an_object_behind_the_end_of_a_shortened_file_says_so(own_cluster, connect, tmp_path):
-    path = tmp_path / "pool"
-    lent = {"files": [f"{path}:16MiB"], "segments": []}
-    store = connect(own_cluster(workers=1, worker=lent).url)
-    store.put("key", b"\1" * MIB)
-    os.truncate(path, 0)
-    with pytest.raises(TruncatedError, match="file") as caught:
-        store.get("key")
-    assert caught.value.key == "key"
-    assert isinstance(store.get_many(["key"]).error(0), TruncatedError)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

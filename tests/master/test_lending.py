@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from mooncake_store import Client
+from mooncake_store import Client, LocalCluster, TruncatedError
 from mooncake_store._lending import Lending, Place, parse_place
 from mooncake_store.cli.worker import _lent
 from mooncake_store.config import WorkerConfig
@@ -86,6 +86,18 @@ def test_what_cannot_be_lent_is_said_with_its_path(lend, tmp_path):
     (tmp_path / "small").write_bytes(bytes(4096))
     with pytest.raises(ValueError, match="small"):
         lend(f"{tmp_path}/small:1MiB").make()
+
+
+def test_an_object_behind_the_end_of_a_shortened_file_says_so(tmp_path):
+    path = tmp_path / "pool"
+    worker = {"files": [f"{path}:16MiB"], "segments": []}
+    with LocalCluster(worker=worker) as cluster, Client(cluster.url) as store:
+        store.put("key", b"\1" * MIB)
+        os.truncate(path, 0)
+        with pytest.raises(TruncatedError, match="file") as caught:
+            store.get("key")
+        assert caught.value.key == "key"
+        assert isinstance(store.get_many(["key"]).error(0), TruncatedError)
 
 
 def test_a_new_master_gets_a_new_file(lend, tmp_path):
