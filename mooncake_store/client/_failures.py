@@ -43,6 +43,10 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     Status.NO_SPACE: (NoSpaceError, "no segment has room for the object"),
     Status.TOO_LARGE: (ObjectTooLargeError, "the object is larger than any segment of its shard"),
     Status.PINS_FULL: (NoSpaceError, "hard pins have their whole share of the pool"),
+    Status.TOO_FEW_SEGMENTS: (
+        NoSpaceError,
+        "fewer segments than replicas_min asks for could hold the object, were they empty",
+    ),
     Status.INVALID_KEY: (InvalidArgumentError, "the key is not valid"),
     Status.INVALID_PARAMS: (
         InvalidArgumentError,
@@ -72,6 +76,8 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
 _ADVICE: dict[int, str] = {
     Status.PINS_FULL: "unpin or remove hard-pinned objects, put without hard_pin, or raise "
     "hard_pin_share of the master; waiting does not help",
+    Status.TOO_FEW_SEGMENTS: "put it with a smaller replicas_min, or start another worker; waiting "
+    "does not help",
     Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
     "raise its quota in the setting quotas of the master",
 }

@@ -42,6 +42,7 @@ _RENAMED = {
     int(Status.TOO_LARGE): int(Status.NO_SPACE),
     int(Status.SUPERSEDED): OK,
     int(Status.PINS_FULL): int(Status.NO_SPACE),
+    int(Status.TOO_FEW_SEGMENTS): int(Status.NO_SPACE),
 }
 
 

@@ -22,7 +22,7 @@ from mooncake_store.core.records import (
     Flag,
     Status,
 )
-from mooncake_store.core.space import SPREAD_RUN, writers_of
+from mooncake_store.core.space import SPREAD_RUN, nth_largest, writers_of
 from mooncake_store.core.state import INT64, UINT32, UINT64, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
@@ -380,11 +380,12 @@ def _place(
     """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
     order = state.space.order(state.now, options, state.client_by_handle[who[0]].host)
     result = np.zeros(len(rows), np.int16)
-    largest = max((segment.nbytes for segment in order), default=0)
-    large = sizes > largest
+    large = sizes > nth_largest(order, options.replicas_min)
     if large.any():  # for these nobody else shall be evicted, nor anybody wait in vain
-        never = sizes[large] > state.space.largest_bytes()
-        result[large] = np.where(never, Status.TOO_LARGE, Status.NO_SPACE)
+        never = sizes[large] > state.space.largest_bytes(options.replicas_min)
+        too_large = sizes[large] > state.space.largest_bytes(1)
+        refusal = np.where(too_large, Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)
+        result[large] = np.where(never, refusal, Status.NO_SPACE)
     if options.hard_pin or state.tenant_by_number[who[1]].quota_bytes is not None:
         _hold_limits(state, who[1], sizes, options, result)
     todo = np.flatnonzero(result == c.OK)

@@ -91,6 +91,7 @@ class Status(IntEnum):
     NO_SPACE = -200
     TOO_LARGE = -201  # ours: no segment could hold it even if empty; the drop-in API says -200
     PINS_FULL = -202  # ours: hard pins have their share of the pool; the drop-in API says -200
+    TOO_FEW_SEGMENTS = -203  # ours: for replicas_min, even if empty; the drop-in API says -200
     INVALID_KEY = -400
     INVALID_PARAMS = -600
     ILLEGAL_CLIENT = -601

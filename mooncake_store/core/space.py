@@ -8,6 +8,7 @@ choosing is paid once per run and a reader of the batch still meets several work
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from alloc.base import Allocator
     from mooncake_store.core.context import Context
 
-__all__ = ["SPREAD_RUN", "Segment", "Space", "writers_of"]
+__all__ = ["SPREAD_RUN", "Segment", "Space", "nth_largest", "writers_of"]
 
 SPREAD_RUN = 128
 """Fewest objects of a batch worth a segment of their own."""
@@ -361,14 +362,14 @@ class Space:
         """Bytes of all segments whose replicas can be read."""
         return sum(s.nbytes for s in self._segments.values() if s.state != SegmentState.GONE)
 
-    def largest_bytes(self) -> int:
-        """Size of the largest segment that may ever take an object, SIZE_MAX without segments.
+    def largest_bytes(self, nth: int) -> int:
+        """Size of the nth largest segment that may ever take an object, SIZE_MAX without any.
 
         One that is suspect or drains counts: it may come back while a put waits. Without any
         segment a put waits for the first, whose size nobody knows.
         """
-        sizes = [s.nbytes for s in self._segments.values() if s.state != SegmentState.GONE]
-        return max(sizes, default=SIZE_MAX)
+        some = [s for s in self._segments.values() if s.state != SegmentState.GONE]
+        return nth_largest(some, nth) if some else SIZE_MAX
 
     def watermark_bytes(self) -> int:
         """Bytes that objects can keep: above the high watermark what was just put is evicted again.
@@ -390,6 +391,12 @@ class Space:
         for segment in self._segments.values():
             out[segment.index] = keep(segment)
         return out
+
+
+def nth_largest(segments: list[Segment], nth: int) -> int:
+    """Return the size of the nth largest of some segments, 0 if there are fewer."""
+    sizes = heapq.nlargest(nth, (segment.nbytes for segment in segments))
+    return sizes[-1] if len(sizes) == nth else 0
 
 
 def writers_of(owners: NDArray[Any], generations: NDArray[Any]) -> NDArray[np.int64]:

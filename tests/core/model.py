@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 OK = Status.OK
 PLACED = {Status.OK}
-NO_ROOM = {Status.NO_SPACE, Status.TOO_LARGE, Status.PINS_FULL, Status.TENANT_QUOTA}
+NEVER_ROOM = {Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS, Status.PINS_FULL}
+NO_ROOM = NEVER_ROOM | {Status.NO_SPACE, Status.TENANT_QUOTA}
 
 
 @dataclass(slots=True)
@@ -335,6 +336,11 @@ class Reference:
         """A full pool is no excuse while something may be evicted; pins and quotas are."""
         if status == Status.TENANT_QUOTA and self.tenants[tenant].quota is None:
             raise Mismatch(f"put of {key}: a tenant without a quota is over it")
+        might = [s for s in self.segments.values() if s.state != SegmentState.GONE]
+        fitting = sum(segment.space.nbytes >= size for segment in might)
+        never = bool(might) and fitting < options.replicas_min
+        if never != (status in (Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)):
+            raise Mismatch(f"put of {key}: {status!r}, though {fitting} segments are large enough")
         excused = options.hard_pin or options.replicas_min > 1 or status == Status.TENANT_QUOTA
         if not excused and self.room(size, options):
             raise Mismatch(f"put of {key}: no space for {size} bytes though there is room")

@@ -11,7 +11,7 @@ from mooncake_store.core.janitor import SWEEP_ROWS_URGENT
 from mooncake_store.core.options import PutOptions
 from mooncake_store.core.records import BATCH_MAX, SEGMENT_BYTES_MAX, SIZE_MAX, Status
 from mooncake_store.core.state import TENANTS_MAX
-from tests.core.lab import SECOND, Lab, digests_of
+from tests.core.lab import MIB, SECOND, Lab, digests_of
 
 S = Status
 NO_CLIENT = {int(S.ILLEGAL_CLIENT), int(S.CLIENT_NOT_FOUND)}
@@ -48,6 +48,27 @@ def test_a_size_that_fits_nowhere_is_too_large_and_evicts_nobody_leased() -> Non
     rows, _ = lab.start([100, 101], [SIZE_MAX - 1, 4096])
     assert rows["status"].tolist() == [S.TOO_LARGE, S.OK]
     assert all(lab.exists(range(10)))
+
+
+def test_more_replicas_than_there_are_segments_for_are_refused_and_evict_nobody() -> None:
+    lab = Lab(segments=2)
+    lab.mount(2, 1 * MIB)
+    lab.put(range(5), 2 * MIB)
+    sizes = [17 * MIB, 2 * MIB, MIB // 2]
+    rows, _ = lab.start([100, 101, 102], sizes, replicas=4, replicas_min=3)
+    assert rows["status"].tolist() == [S.TOO_LARGE, S.TOO_FEW_SEGMENTS, S.OK]
+    rows, _ = lab.start([103, 104], [2 * MIB, 100], replicas=4, replicas_min=4)
+    assert rows["status"].tolist() == [S.TOO_FEW_SEGMENTS] * 2
+    assert all(lab.exists(range(5)))
+
+
+def test_replicas_wait_for_segments_that_may_come_back_and_for_the_first() -> None:
+    lab = Lab(segments=2)
+    lab.shard.set_suspect(lab.now, lab.segments[1], True)
+    rows, _ = lab.start([1], replicas=2, replicas_min=2)
+    assert rows["status"].tolist() == [S.NO_SPACE]
+    rows, _ = Lab(segments=0).start([1], replicas=2, replicas_min=2)
+    assert rows["status"].tolist() == [S.NO_SPACE]
 
 
 def test_a_size_that_fits_nowhere_does_not_empty_the_pool() -> None:

@@ -48,10 +48,10 @@ def test_fewer_replicas_than_asked_is_success() -> None:
     assert len(replicas) == 1
 
 
-def test_fewer_than_the_minimum_is_no_space_and_leaves_nothing() -> None:
+def test_fewer_than_the_minimum_are_refused_and_leave_nothing() -> None:
     lab = Lab(segments=1)
     rows, replicas = lab.start([1, 2], replicas=2, replicas_min=2)
-    assert rows["status"].tolist() == [S.NO_SPACE] * 2
+    assert rows["status"].tolist() == [S.TOO_FEW_SEGMENTS] * 2
     assert len(replicas) == 0
     assert lab.stat(1) is None
     assert lab.shard.stats().bytes_used == 0
