@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, overload
 import numpy as np
 
 from mooncake_store import ids
+from mooncake_store.client._arguments import items_of
 from mooncake_store.core.records import Status
 from mooncake_store.errors import InvalidArgumentError
 from transfer_engine.wire.schema import Ragged
@@ -106,7 +107,7 @@ class KeyBatch:
                 "keys must be a sequence of keys, not one key", advice="wrap it in a list"
             )
         if not isinstance(keys, list | tuple):
-            keys = list(keys)
+            keys = items_of(keys, "keys")
         try:
             return cls(keys, ids.digests(keys, seed))
         except (InvalidArgumentError, TypeError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.client._arguments import text_of
 from mooncake_store.client._core import CallOptions, check_options, every, parts
 from mooncake_store.client._keys import Digests, Key, KeyBatch
 from mooncake_store.client._queries import name_segments
@@ -94,7 +95,7 @@ class Listing:
         if options:
             check_options(options, CallOptions)
         shard, cursor = at
-        raw = prefix.encode() if isinstance(prefix, str) else prefix
+        raw = text_of(prefix, "a prefix")
         body = LIST.request.pack(cursor=cursor, limit=limit, prefix=np.frombuffer(raw, np.uint8))
         reply = yield from ask_one(shard, LIST, body, self.core.until(options))
         if reply.cursor:

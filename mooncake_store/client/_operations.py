@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.client import _kernels as k
+from mooncake_store.client._arguments import count_of
 from mooncake_store.client._buffers import Buffers, Memory, locate, locate_one
 from mooncake_store.client._core import (
     CallOptions,
@@ -210,6 +211,8 @@ class Operations:
             return self._plan
         if options:
             check_options(options, ReadOptions)
+        offset = count_of(offset, "offset")
+        length = None if length is None else count_of(length, "length")
         if offset < 0 or (length is not None and length < 1):
             raise InvalidArgumentError(f"no object has a range [{offset}, + {length})")
         return Plan(

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from mooncake_store.client import _kernels as k
+from mooncake_store.client._arguments import count_of
 from mooncake_store.client._buffers import Memory, locate_one, new_bytes
 from mooncake_store.client._leases import RELEASE_MARGIN_NS
 from mooncake_store.client._reads import BytesSink, Plan, Reading, learn_segments
@@ -56,6 +57,7 @@ class Session:
     """One put under way. `begin`, any number of `write`, then `commit` or `revoke`."""
 
     def __init__(self, core: Core, keys: KeyBatch, size: int, options: PutOptions) -> None:
+        size = count_of(size, "size")
         if size < 1:
             raise InvalidArgumentError(f"an object has at least 1 byte, not {size}")
         self.core = core

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mooncake_store.client import _kernels as k
+from mooncake_store.client._arguments import count_of, flag_of, items_of, text_of
 from mooncake_store.client._core import every, parts
 from mooncake_store.client._reads import copied, learn_segments
 from mooncake_store.client._steps import Move, Moves, Opens, ask
@@ -86,12 +87,11 @@ class Wishes:
     """The options of a put as the fields of its request."""
 
     def __init__(self, core: Core, options: PutOptions, count: int) -> None:
-        self.upsert = options.get("upsert", False)
-        self.flags = PutFlag.UPSERT * self.upsert | PutFlag.HARD_PIN * options.get(
-            "hard_pin", False
-        )
-        self.replicas = options.get("replicas", core.config.replicas)
-        self.replicas_min = options.get("replicas_min", 1)
+        self.upsert = flag_of(options.get("upsert", False), "upsert")
+        hard_pin = flag_of(options.get("hard_pin", False), "hard_pin")
+        self.flags = PutFlag.UPSERT * self.upsert | PutFlag.HARD_PIN * hard_pin
+        self.replicas = count_of(options.get("replicas", core.config.replicas), "replicas")
+        self.replicas_min = count_of(options.get("replicas_min", 1), "replicas_min")
         if not 1 <= self.replicas_min <= self.replicas <= REPLICAS_MAX:
             raise InvalidArgumentError(
                 f"replicas_min {self.replicas_min} and replicas {self.replicas}: "
@@ -154,16 +154,16 @@ def _passing(error: StoreError) -> bool:
 def _names(names: Any, option: str) -> list[bytes]:
     if isinstance(names, str):
         raise InvalidArgumentError(f"{option} is a list of segment names, not one name")
-    return [name.encode() for name in names]
+    return [text_of(name, f"each of {option}") for name in items_of(names, option)]
 
 
 def _groups(group: Any, count: int) -> list[bytes]:
     if group is None:
         return []
-    groups = [group] * count if isinstance(group, str) else list(group)
+    groups = [group] * count if isinstance(group, str) else items_of(group, "group")
     if len(groups) != count:
         raise InvalidArgumentError(f"{count} keys and {len(groups)} groups")
-    return [name.encode() for name in groups]
+    return [text_of(name, "a group") for name in groups]
 
 
 class Putting:

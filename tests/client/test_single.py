@@ -256,6 +256,62 @@ def test_options_are_checked(store):
     assert store.put("key", b"value", replicas=3).replicas == 2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group": "\ud800"},
+        {"group": 5},
+        {"preferred": ["\ud800"]},
+        {"preferred": [None]},
+        {"preferred": 5},
+        {"excluded": None},
+        {"replicas": "5"},
+        {"replicas": 1.5},
+        {"replicas": 1 << 70},
+        {"replicas_min": None},
+        {"hard_pin": "yes"},
+        {"upsert": None},
+        {"upsert": 1.5},
+    ],
+    ids=repr,
+)
+def test_an_option_of_a_wrong_kind_is_named(store, options):
+    (option,) = options
+    with pytest.raises(InvalidArgumentError, match=option):
+        store.put("key", b"x", **options)
+    with pytest.raises(InvalidArgumentError, match=option):
+        store.put_many(["key"], [b"x"], **options)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["get_many", "exists_many", "query_many", "remove_many", "find_prefix", "lease_many"],
+)
+@pytest.mark.parametrize("keys", [None, 5])
+def test_what_is_no_batch_of_keys_is_refused_with_a_hint(store, name, keys):
+    with pytest.raises(InvalidArgumentError, match=r"keys must be a sequence.*wrap it in a list"):
+        getattr(store, name)(keys)
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 70), 1.5, "5", float("nan")])
+def test_an_offset_a_length_and_a_size_are_whole_numbers_of_bytes(store, number):
+    store.put("key", b"value")
+    with pytest.raises(InvalidArgumentError, match="offset"):
+        store.get_range("key", number, 1)
+    with pytest.raises(InvalidArgumentError, match="length"):
+        store.get_range("key", 0, number)
+    with pytest.raises(InvalidArgumentError, match="offset"):
+        store.get_into("key", bytearray(5), offset=number)
+    with pytest.raises(InvalidArgumentError, match="size"):
+        store.writer("new", number)
+
+
+@pytest.mark.parametrize("prefix", ["\ud800", None, 5])
+def test_what_is_no_prefix_is_refused(store, prefix):
+    with pytest.raises(InvalidArgumentError, match="a prefix"):
+        store.list(prefix)
+
+
 def test_exists_on_several_shards(own_cluster, connect):
     store = connect(own_cluster(workers=1, shards=3).url)
     keys = [f"key-{at}" for at in range(20)]
