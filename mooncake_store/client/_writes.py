@@ -339,7 +339,11 @@ class Putting:
         if unknown:
             numbers = set(cols[k.SEGMENT, accepted].tolist()) - {-1}
             new = {number for number in numbers if core.directory.get(number) is None}
-            yield from learn_segments(core, new, self.until)
+            try:
+                yield from learn_segments(core, new, self.until)
+            except StoreError as error:  # what was begun is given up, not left in others' way
+                self._fail(accepted, error, "")
+                return
         if count == len(accepted) and least == most:
             groups = [(int(least), accepted)]
         else:

@@ -10,8 +10,10 @@ from mooncake_store import (
     NoSpaceError,
     NotFoundError,
     ObjectTooLargeError,
+    UnavailableError,
     ids,
 )
+from mooncake_store.client import _writes
 from mooncake_store.units import MIB
 from mooncake_store.wire import shard
 from transfer_engine.checksum import checksum
@@ -310,6 +312,23 @@ def test_an_offset_a_length_and_a_size_are_whole_numbers_of_bytes(store, number)
 def test_what_is_no_prefix_is_refused(store, prefix):
     with pytest.raises(InvalidArgumentError, match="a prefix"):
         store.list(prefix)
+
+
+def test_a_put_that_cannot_learn_where_to_write_leaves_nothing_in_the_way(
+    url, connect, monkeypatch
+):
+    store, other = connect(url), connect(url)
+
+    def fail(core, numbers, until):
+        raise UnavailableError("the map of the cluster cannot be read")
+        yield
+
+    monkeypatch.setattr(_writes, "learn_segments", fail)
+    with pytest.raises(UnavailableError, match="map of the cluster"):
+        store.put("key", b"value", deadline=5)
+    assert not store.put_many(["key", "other"], [b"1", b"2"], deadline=5).ok
+    monkeypatch.undo()
+    assert other.put_many(["key", "other"], [b"1", b"2"]).replicas.tolist() == [1, 1]
 
 
 def test_exists_on_several_shards(own_cluster, connect):
