@@ -318,7 +318,7 @@ class Checked(TaskCalls):
         for key, generation, checksum, code in zip(keys, generations, checksums, out, strict=True):
             status = Status(int(code))
             allowed = self.model.expect_end(key, client, generation, revoke=revoke)
-            if key in seen and allowed & WRONG_WRITER:
+            if key in seen and allowed & (WRONG_WRITER | {Status.SUPERSEDED}):
                 # What a repetition meets depends on the order inside the batch.
                 allowed |= WRONG_WRITER | {Status.NOT_FOUND, OK}
             seen.add(key)

@@ -339,7 +339,9 @@ class Reference:
         might = [s for s in self.segments.values() if s.state != SegmentState.GONE]
         fitting = sum(segment.space.nbytes >= size for segment in might)
         never = bool(might) and fitting < options.replicas_min
-        if never != (status in (Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)):
+        told = status in (Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)
+        # More than the whole quota is refused for that first: it is as hopeless.
+        if told != never and status != Status.TENANT_QUOTA:
             raise Mismatch(f"put of {key}: {status!r}, though {fitting} segments are large enough")
         excused = options.hard_pin or options.replicas_min > 1 or status == Status.TENANT_QUOTA
         if not excused and self.room(size, options):
