@@ -8,14 +8,16 @@ them, which is the normal case in a container: the package belongs to root and t
 These kernels are kept where `places` says, and compiled anew in each process where it knows no
 place, or where a disk is full; one warning says so.
 
-What it relies on of numba that is no documented interface: a dispatcher's `_cache`, and the classes
-of `numba.core.caching`. `tests/ground/test_kernels.py` fails when they change.
+What it relies on of numba that is no documented interface: a dispatcher's `_cache`, the classes of
+`numba.core.caching`, and the lock of its compiler. `tests/ground/test_kernels.py` fails when they
+change.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,14 @@ log = logging.getLogger(__name__)
 
 # numba annotates part of this module only, so it is used untyped as a whole.
 caching: Any = importlib.import_module("numba.core.caching")
+
+
+_compiling: Any = importlib.import_module("numba.core.compiler_lock").global_compiler_lock
+# A child of a process in which another thread just compiles or loads a kernel has half of one in
+# its memory, and LLVM aborts when that child ends. So a fork waits for the kernel.
+os.register_at_fork(
+    before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
+)
 
 
 class _Locator(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):  # type: ignore[misc]

@@ -113,7 +113,7 @@ def test_a_get_is_no_older_than_its_lease_whoever_shows_the_object(url, connect)
 def test_a_view_that_ran_out_is_leased_anew_or_not_at_all(store, connect, url):
     other = connect(url)
     store.put("key", b"value")
-    with store.view("key", ttl="1ms") as view:
+    with store.view("key", ttl="500ms") as view:
         until(lambda: view.remaining_s < 0)
         view.renew()
         assert store.get("key") == b"value"

@@ -234,3 +234,32 @@ def test_kernels_count_as_loaded_before_only_while_nothing_changed(tmp_path, mon
     monkeypatch.setattr(kernels, "cache_of", lambda folder: None)
     kernels.note_loaded(home)
     assert not kernels.loaded_before(home)
+
+
+def test_a_fork_waits_for_a_kernel_that_is_being_compiled(package):
+    """Else the child has half of a compilation in its memory, and is aborted when it ends."""
+    program = """
+        import os, threading
+        import fakekernels._kernels
+        from numba.core.compiler_lock import global_compiler_lock
+
+        compiling, compiled = threading.Event(), []
+
+        def compile():
+            with global_compiler_lock:
+                compiling.set()
+                threading.Event().wait(0.5)
+                compiled.append(True)
+
+        thread = threading.Thread(target=compile)
+        thread.start()
+        compiling.wait(60)
+        child = os.fork()
+        if not child:
+            with global_compiler_lock:
+                os._exit(7 if compiled else 1)
+        thread.join(60)
+        with global_compiler_lock:
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert python(package, program).split() == ["7"]
