@@ -39,6 +39,8 @@ SLACK_S = 5.0
 GROWTH_BYTES_MAX = 64 << 20
 """What a process may grow by, from the least of its first third to the least of its last."""
 GROWTH_DESCRIPTORS_MAX = 16
+STARTING_SAMPLES = 4
+"""Not looked at: a process that just began has yet to import what it needs."""
 SHARED_BYTES_MAX = (WORKERS + 1) * parse_size(SEGMENT)
 """Memory of the pool that a client may have mapped: all that there is, and one that is leaving."""
 LONG_STOP_S = 30.0
@@ -68,7 +70,8 @@ class Sizes:
     def complaints(self) -> list[str]:
         """Print how processes that lived long enough have grown; say which grew too much."""
         complaints = []
-        for (name, pid), taken in self._samples.items():
+        for (name, pid), samples in self._samples.items():
+            taken = samples[STARTING_SAMPLES:]
             if len(taken) < 9:
                 continue
             third = len(taken) // 3
