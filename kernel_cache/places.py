@@ -29,6 +29,7 @@ import shutil
 import stat
 import sys
 import tempfile
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,8 +82,11 @@ def _candidates(folder: Path) -> Iterator[Path]:
 
 
 def _places_of_numba(folder: Path) -> list[Path]:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    found = [folder / "__pycache__", home / "numba" / _name(folder)]
+    found = [folder / "__pycache__"]
+    # A container may run as a number that is no user of it, and without HOME.
+    with suppress(RuntimeError):
+        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        found.append(home / "numba" / _name(folder))
     if os.environ.get("NUMBA_CACHE_DIR"):
         found.insert(0, Path(os.environ["NUMBA_CACHE_DIR"]) / _name(folder))
     return found

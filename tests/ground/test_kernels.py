@@ -1,13 +1,15 @@
 """Kernels of a made-up package: found, warmed up, announced, and recompiled when stale."""
 
 import os
+import pwd
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
 
-from kernel_cache.places import STAMP_NAME
+from kernel_cache.places import STAMP_NAME, cache_of, places_tried
 from mooncake_store import kernels
 from mooncake_store.kernels import find_kernels, forget_stale_caches
 
@@ -263,3 +265,21 @@ def test_a_fork_waits_for_a_kernel_that_is_being_compiled(package):
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
     assert python(package, program).split() == ["7"]
+
+
+def test_a_user_that_is_only_a_number_has_a_place_too(tmp_path, monkeypatch):
+    """As in a container that runs as any number: no entry of it, no HOME."""
+    folder = tmp_path / "kernels"
+    folder.write_text("a file, so that nothing can be kept below it")
+    for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(number):
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = cache_of(folder)
+    assert place is not None
+    assert place.parent == tmp_path / f"mooncake-kernels-{os.geteuid()}"
+    assert "~" not in places_tried(folder)
