@@ -22,6 +22,7 @@ import asyncio
 import logging
 import re
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -67,7 +68,7 @@ class HttpReply(NamedTuple):
     """Whether what follows on this connection may not be a request, so that it ends."""
 
 
-class HttpServer:
+class HttpServer(ABC):
     """Answers requests until it is closed. `address` is "host:port"."""
 
     def __init__(
@@ -102,15 +103,15 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @abstractmethod
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request; it may take as long as the server has patience."""
-        raise NotImplementedError
 
     def refuse(self, error: InvalidArgumentError) -> HttpReply:
         """Answer what is no request within the limits; the connection ends."""
         return HttpReply(400, str(error).encode(errors="replace"), TEXT)
 
-    async def ended(self) -> None:
+    async def ended(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of what belongs to the loop; no request follows."""
 
     def _run(self) -> None:
