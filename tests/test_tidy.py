@@ -232,6 +232,10 @@ def test_kernels_are_cached_release_the_lock_and_are_documented(path):
         complaints += [(function.lineno, f"{function.name}: no {name}=True") for name in missing]
         if not ast.get_docstring(function):
             complaints.append((function.lineno, f"{function.name}: no docstring"))
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.module == "numba":
+            taken = {name.name for name in node.names}
+            complaints += [(node.lineno, "take njit from kernel_cache")] * ("njit" in taken)
     report(path, complaints)
 
 
