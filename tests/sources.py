@@ -36,6 +36,12 @@ def tree(path):
     return ast.parse(text(path), filename=str(path))
 
 
+@cache
+def nodes(path):
+    """All nodes of that tree."""
+    return list(ast.walk(tree(path)))
+
+
 def module_name(path):
     """`a/b/__init__.py` is the module `a.b`."""
     parts = path.with_suffix("").parts

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import PACKAGES, ROOT, files, library, module_name, text, tree
+from tests.sources import PACKAGES, ROOT, files, library, module_name, nodes, text, tree
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
@@ -77,7 +77,17 @@ CHANGE_KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"
 
 
 def each(paths):
-    return pytest.mark.parametrize("path", paths, ids=str)
+    """Hold all of `paths` to a rule: one test, which reports the complaints of every file."""
+
+    def decorate(rule):
+        def test():
+            complaints = [f"{path}:{line}: {what}" for path in paths for line, what in rule(path)]
+            assert not complaints, "\n".join(complaints)
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return decorate
 
 
 def dotted(node):
@@ -96,7 +106,7 @@ def allowed(path, name):
 
 def functions(path):
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+    return [node for node in nodes(path) if isinstance(node, kinds)]
 
 
 def imports(node):
@@ -106,10 +116,6 @@ def imports(node):
     if isinstance(node, ast.ImportFrom) and node.level == 0:
         return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return []
-
-
-def report(path, complaints):
-    assert not complaints, "\n".join(f"{path}:{line}: {what}" for line, what in complaints)
 
 
 @each(PYTHON)
@@ -126,19 +132,18 @@ def test_files_functions_and_lines_are_short(path):
         length = function.end_lineno - function.lineno + 1
         if length > FUNCTION_LINES_MAX:
             complaints.append((function.lineno, f"{function.name} has {length} lines"))
-    report(path, complaints)
+    return complaints
 
 
 @each([*SCRIPTS, Path("Makefile")])
 def test_script_lines_are_short(path):
-    long = [(n, "long") for n, line in enumerate(text(path).splitlines(), 1) if len(line) > 100]
-    report(path, long)
+    return [(n, "long") for n, line in enumerate(text(path).splitlines(), 1) if len(line) > 100]
 
 
 @each(PYTHON)
 def test_banned_calls_and_imports(path):
     complaints = []
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         name = dotted(node.func) if isinstance(node, ast.Call) else ""
         if name in BANNED_CALLS and not allowed(path, name):
             complaints.append((node.lineno, f"{name}(): {BANNED_CALLS[name]}"))
@@ -150,20 +155,20 @@ def test_banned_calls_and_imports(path):
                 complaints.append((node.lineno, f"time.sleep: {BANNED_CALLS[name]}"))
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             complaints.append((node.lineno, "bare except: name what is expected"))
-    report(path, complaints)
+    return complaints
 
 
 @each([path for path in PYTHON if path.parts[0] == "tests"])
 def test_tests_do_not_wait_for_time_to_pass(path):
     complaints = [
         (node.lineno, "asyncio.sleep: await an event, or tests.waiting.until_async")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         and dotted(node.func) == "asyncio.sleep"
         and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
         and not allowed(path, "asyncio.sleep")
     ]
-    report(path, complaints)
+    return complaints
 
 
 @each([*PYTHON, *MARKDOWN, *SCRIPTS])
@@ -173,13 +178,13 @@ def test_nothing_is_left_for_later(path):
         for number, line in enumerate(text(path).splitlines(), 1)
         if (match := MARKER.search(line))
     ]
-    report(path, complaints)
+    return complaints
 
 
 def private_of_others(path):
     """(line, private module of another package) of all that a file imports."""
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         for name in imports(node):
             match = re.match(r"(\w+)(?:\.[a-z]\w*)*\._[a-z]\w*", name)
             if match and match[1] in PACKAGES and match[1] != path.parts[0]:
@@ -194,19 +199,19 @@ def test_private_modules_are_used_by_their_package_only(path):
         for line, name in private_of_others(path)
         if (path.parts[0], name) not in SHARED
     ]
-    report(path, complaints)
+    return complaints
 
 
 @each(LIBRARY)
 def test_numba_is_imported_by_kernels_only(path):
     if path in KERNELS or path == Path("kernel_cache/compiling.py"):
-        return
+        return []
     complaints = [
         (node.lineno, "numba belongs in a _kernels file, imported when first needed")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if any(name.partition(".")[0] == "numba" for name in imports(node))
     ]
-    report(path, complaints)
+    return complaints
 
 
 def options(path, function):
@@ -232,11 +237,11 @@ def test_kernels_are_cached_release_the_lock_and_are_documented(path):
         complaints += [(function.lineno, f"{function.name}: no {name}=True") for name in missing]
         if not ast.get_docstring(function):
             complaints.append((function.lineno, f"{function.name}: no docstring"))
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module == "numba":
             taken = {name.name for name in node.names}
             complaints += [(node.lineno, "take njit from kernel_cache")] * ("njit" in taken)
-    report(path, complaints)
+    return complaints
 
 
 @each(KERNELS)
@@ -246,11 +251,11 @@ def test_kernels_do_not_call_kernels_of_other_packages(path):
     package = str(path).split("/")[0]
     complaints = [
         (node.lineno, f"imports {name}")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         for name in imports(node)
         if "_kernels" in name and name.split(".")[0] != package
     ]
-    report(path, complaints)
+    return complaints
 
 
 def is_kernel(function):
@@ -261,7 +266,8 @@ def is_kernel(function):
 @each(KERNELS)
 def test_warmup_reaches_every_kernel(path):
     top = {node.name: node for node in tree(path).body if isinstance(node, ast.FunctionDef)}
-    assert "warmup" in top or path.with_name("_warmup.py").exists(), f"{path} has no warmup()"
+    if "warmup" not in top and not path.with_name("_warmup.py").exists():
+        return [(1, "no warmup()")]
     uses = {name: {n.id for n in ast.walk(f) if isinstance(n, ast.Name)} for name, f in top.items()}
     for name, function in top.items():
         # A numba extension (`@overload(f)`) is reached through the function it stands in for.
@@ -274,7 +280,7 @@ def test_warmup_reaches_every_kernel(path):
     if cold:
         # The warm-up goes through other modules, so look at what it compiled or loaded.
         cold = kernels - closure(uses, compiled_by_warmup(path))
-    report(path, [(top[name].lineno, f"warmup does not call {name}") for name in sorted(cold)])
+    return [(top[name].lineno, f"warmup does not call {name}") for name in sorted(cold)]
 
 
 def closure(uses, names):
@@ -313,7 +319,7 @@ def test_no_module_is_dead():
     alive |= {target.partition(":")[0] for group in points for target in group.values()}
     for path in LIBRARY:
         own = module_name(path)
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             used = imports(node)
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 # A lazily imported module is named in a string.
@@ -341,13 +347,13 @@ def test_every_package_has_a_readme_of_one_screen_and_is_typed(package):
 @each([*PYTHON, *MARKDOWN, *SCRIPTS, Path("Makefile"), Path("pyproject.toml")])
 def test_the_repository_does_not_speak_of_where_it_was_made(path):
     if path == Path("tests/test_tidy.py"):
-        return
+        return []
     prose = path.suffix == ".md"
     complaints = []
     for number, line in enumerate(text(path).splitlines(), 1):
         if (match := PLACES.search(line)) or (prose and (match := PROSE.search(line))):
             complaints.append((number, f"speaks of {match[0]!r}"))
-    report(path, complaints)
+    return complaints
 
 
 def test_the_changelog_keeps_its_format():
@@ -379,11 +385,9 @@ def test_every_exception_to_a_rule_is_still_needed():
     """An exception nobody uses would let the next mistake through."""
     used = set()
     for path in PYTHON:
-        for node in ast.walk(tree(path)):
-            names = [name.partition(".")[0] for name in imports(node)]
-            if isinstance(node, ast.Call):
-                names.append(dotted(node.func))
-            used |= {(str(place), name) for place in (path, *path.parents) for name in names}
+        names = {dotted(node.func) for node in nodes(path) if isinstance(node, ast.Call)}
+        names |= {name.partition(".")[0] for node in nodes(path) for name in imports(node)}
+        used |= {(str(place), name) for place in (path, *path.parents) for name in names}
     assert not {key for key in ALLOWED if key not in used}
     shared = {(path.parts[0], name) for path in LIBRARY for _, name in private_of_others(path)}
     assert shared >= set(SHARED)
