@@ -2,6 +2,8 @@
 PY := .venv/bin/python
 SEED ?= 1
 MINUTES ?= 10
+# Many images set it: each of the hundreds of processes below would compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
 .PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma

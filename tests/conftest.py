@@ -51,6 +51,11 @@ def pytest_configure(config):
         kernels.forget_stale_caches()
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Three workers for two processors: tests wait for other processes a third of the time."""
+    return len(os.sched_getaffinity(0)) * 3 // 2
+
+
 def pytest_collection_modifyitems(items):
     """Shuffle modules, and the tests of each, by the number in MOONCAKE_TEST_SHUFFLE."""
     seed = os.environ.get("MOONCAKE_TEST_SHUFFLE")

@@ -160,7 +160,7 @@ def test_banned_calls_and_imports(path):
 
 @each([path for path in PYTHON if path.parts[0] == "tests"])
 def test_tests_do_not_wait_for_time_to_pass(path):
-    complaints = [
+    return [
         (node.lineno, "asyncio.sleep: await an event, or tests.waiting.until_async")
         for node in nodes(path)
         if isinstance(node, ast.Call)
@@ -168,17 +168,15 @@ def test_tests_do_not_wait_for_time_to_pass(path):
         and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
         and not allowed(path, "asyncio.sleep")
     ]
-    return complaints
 
 
 @each([*PYTHON, *MARKDOWN, *SCRIPTS])
 def test_nothing_is_left_for_later(path):
-    complaints = [
+    return [
         (number, f"{match[0]}: do it or open an issue")
         for number, line in enumerate(text(path).splitlines(), 1)
         if (match := MARKER.search(line))
     ]
-    return complaints
 
 
 def private_of_others(path):
@@ -194,24 +192,22 @@ def private_of_others(path):
 
 @each(LIBRARY)
 def test_private_modules_are_used_by_their_package_only(path):
-    complaints = [
+    return [
         (line, f"{name} is private to {name.partition('.')[0]}: make it public or do without")
         for line, name in private_of_others(path)
         if (path.parts[0], name) not in SHARED
     ]
-    return complaints
 
 
 @each(LIBRARY)
 def test_numba_is_imported_by_kernels_only(path):
     if path in KERNELS or path == Path("kernel_cache/compiling.py"):
         return []
-    complaints = [
+    return [
         (node.lineno, "numba belongs in a _kernels file, imported when first needed")
         for node in nodes(path)
         if any(name.partition(".")[0] == "numba" for name in imports(node))
     ]
-    return complaints
 
 
 def options(path, function):
@@ -249,13 +245,12 @@ def test_kernels_do_not_call_kernels_of_other_packages(path):
     # numba's disk cache looks at one file only: an edit of the other would go unnoticed. Within a
     # package `forget_stale_caches` sees it; a package may also be used, and edited, alone.
     package = str(path).split("/")[0]
-    complaints = [
+    return [
         (node.lineno, f"imports {name}")
         for node in nodes(path)
         for name in imports(node)
         if "_kernels" in name and name.split(".")[0] != package
     ]
-    return complaints
 
 
 def is_kernel(function):

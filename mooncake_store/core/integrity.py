@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mooncake_store.core import _codes as k
-from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, SegmentState, State
 
 if TYPE_CHECKING:
@@ -72,30 +70,52 @@ def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
 
 def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
     """Every byte of a segment has one owner: an extent, the quarantine or the free structure."""
-    owned: dict[int, list[tuple[int, int]]] = {s.index: [] for s in state.space.all()}
-    for row in live.tolist():
-        replicas = replicas_of(state, row)
-        assert len(replicas) == state.rows["replicas"][row], f"row {row} miscounts its replicas"
-        assert len({s for s, _, _ in replicas}) == len(replicas), f"row {row}: a segment twice"
-        for segment, offset, _ in replicas:
-            assert segment in owned, f"row {row} lies on a segment that was forgotten"
-            owned[segment].append((offset, int(state.rows["size"][row])))
-    for segment, offset, size, _ in state.space.quarantine.entries().tolist():
-        assert segment in owned, "the quarantine holds space of a forgotten segment"
-        owned[segment].append((offset, size))
+    owner, segment, offset = _extents(state, live)
+    count = np.bincount(owner, minlength=len(state.rows))[live]
+    wrong = live[count != state.rows["replicas"][live]]
+    assert not len(wrong), f"row {wrong[0]} miscounts its replicas"
+    assert len(np.unique(owner << 32 | segment)) == len(owner), "a row lies on a segment twice"
+    resting = state.space.quarantine.entries()
+    segment = np.concatenate([segment, resting[:, 0]])
+    offset = np.concatenate([offset, resting[:, 1]])
+    size = np.concatenate([state.rows["size"][owner].astype(np.int64), resting[:, 2]])
+    known = np.isin(segment, [s.index for s in state.space.all()])
+    assert known.all(), f"forgotten segments own space: {np.unique(segment[~known])}"
     for segment_ in state.space.all():
         segment_.allocator.check_integrity()
-        extents = sorted(owned[segment_.index])
-        for (offset, size), (after, _) in itertools.pairwise(extents):
-            assert offset + size <= after, f"segment {segment_.name}: extents overlap"
-        if extents:
-            assert extents[0][0] >= 0, "an extent starts before its segment"
-            assert sum(extents[-1]) <= segment_.nbytes, "an extent ends after its segment"
+        mine = np.flatnonzero(segment == segment_.index)
+        mine = mine[np.argsort(offset[mine], kind="stable")]
+        ends = offset[mine] + size[mine]
+        assert (ends[:-1] <= offset[mine][1:]).all(), f"segment {segment_.name}: extents overlap"
+        if len(mine):
+            assert offset[mine[0]] >= 0, "an extent starts before its segment"
+            assert ends[-1] <= segment_.nbytes, "an extent ends after its segment"
         if segment_.state != SegmentState.GONE:
-            count = segment_.allocator.stats().allocations
-            assert count == len(extents), (
-                f"segment {segment_.name}: {count} allocations, {len(extents)} owners"
+            allocations = segment_.allocator.stats().allocations
+            assert allocations == len(mine), (
+                f"segment {segment_.name}: {allocations} allocations, {len(mine)} owners"
             )
+
+
+def _extents(state: ShardState, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    """The row, segment and offset of every replica, living or not, of these rows."""
+    first = state.rows[rows]
+    placed = first["segment"] >= 0
+    found = [(rows[placed], first["segment"][placed], first["offset"][placed])]
+    links = first["more"]
+    for _ in range(len(state.space.all()) + 1):
+        rows, links = rows[links >= 0], links[links >= 0]
+        if not len(rows):
+            break
+        further = state.overflow[links]
+        found.append((rows, further["segment"], further["offset"]))
+        links = further["next"]
+    else:
+        raise AssertionError("the further replicas of a row form a ring")
+    row, segment, offset = (
+        np.concatenate(column).astype(np.int64) for column in zip(*found, strict=True)
+    )
+    return row, segment, offset
 
 
 def _check_totals(state: ShardState, live: NDArray[np.int64]) -> None:

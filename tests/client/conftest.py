@@ -1,4 +1,4 @@
-"""A cluster of real processes for each module; a namespace for each test."""
+"""A cluster of real processes for this directory; a namespace for each test."""
 
 import io
 import itertools
@@ -12,7 +12,7 @@ from mooncake_store.cli._tree import run
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster():
     with LocalCluster(workers=2, segment="64MB") as running:
         yield running

@@ -10,7 +10,7 @@ import pytest
 
 from mooncake_store import AsyncClient, Client, InvalidArgumentError, UnavailableError
 
-RUNS = 8
+RUNS = 4
 """One in ten ended in a segmentation fault; that no thread was left says it of each."""
 
 
