@@ -9,7 +9,7 @@ These kernels are kept where `places` says, and compiled anew in each process wh
 place, or where a disk is full; one warning says so.
 
 What it relies on of numba that is no documented interface: a dispatcher's `_cache`, the classes of
-`numba.core.caching`, and the lock of its compiler. `tests/ground/test_kernels.py` fails when they
+`numba.core.caching`, how its runtime is begun, and the lock of its compiler. `tests/ground/test_kernels.py` fails when they
 change.
 """
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 # numba annotates part of this module only, so it is used untyped as a whole.
 caching: Any = importlib.import_module("numba.core.caching")
+runtime: Any = importlib.import_module("numba.core.runtime").rtsys
 
 
 _compiling: Any = importlib.import_module("numba.core.compiler_lock").global_compiler_lock
@@ -70,7 +71,12 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
     _impl_class = _CacheImpl
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        found = super().load_overload(sig, target_context)
+        # numba imports all that it may compile with first, which is a seventh of the start of a
+        # program that compiles nothing; its compiler does so itself where it comes to that.
+        runtime.initialize(target_context)
+        found = None
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(sig, target_context)
         if found is None:
             telling.begun(self._py_func.__module__)
         return found

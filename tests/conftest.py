@@ -24,6 +24,8 @@ from mooncake_store import kernels
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
+# numpy makes a thread for each processor whenever it is imported, and hundreds of programs do so.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile(
     "default",

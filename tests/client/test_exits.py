@@ -98,7 +98,8 @@ def test_a_forked_child_uses_its_parents_local_store_and_ends_alone():
             store.put("b", b"child's", upsert=True)
             sys.exit(7)
         _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), store.get("b"), store.get("a"))
+        print(os.waitstatus_to_exitcode(status), store.get("b"), store.get("a"),
+              flush=True)  # a child would write again what waits here
     """
     assert end_of(program) == (0, '7 b"child\'s" b"parent\'s"\n' * 3)
 

@@ -290,13 +290,14 @@ def test_unknown_options_are_refused_and_the_connection_lives(pool):
 
 
 def test_prefix_and_counters(pool):
-    names = numbered(b"c", 50)
+    names = numbered(b"c", 5000)
     pool.put(names[:30], 100)
     before = pool.stats()
     assert pool.call(wire.FIND_PREFIX, digests=digests(*names)).length == 30
     after = pool.stats()
-    assert after.keys - before.keys == 50
-    assert after.requests - before.requests == 2
+    assert after.keys - before.keys == 5000
+    # This one and that for the figures; the master itself asks for them too from time to time.
+    assert 2 <= after.requests - before.requests < 5000
     assert after.cpu_s > 0
     assert after.rss_bytes > 10 * MIB
 
