@@ -9,8 +9,8 @@ These kernels are kept where `places` says, and compiled anew in each process wh
 place, or where a disk is full; one warning says so.
 
 What it relies on of numba that is no documented interface: a dispatcher's `_cache`, the classes of
-`numba.core.caching`, how its runtime is begun, and the lock of its compiler. `tests/ground/test_kernels.py` fails when they
-change.
+`numba.core.caching`, how its runtime is begun, and the lock of its compiler.
+`tests/ground/test_kernels.py` fails when they change.
 """
 
 from __future__ import annotations

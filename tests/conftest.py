@@ -54,8 +54,8 @@ def pytest_configure(config):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Three workers for two processors: tests wait for other processes a third of the time."""
-    return len(os.sched_getaffinity(0)) * 3 // 2
+    """Two workers for each processor: tests wait for other processes half of the time."""
+    return len(os.sched_getaffinity(0)) * 2
 
 
 def pytest_collection_modifyitems(items):
