@@ -18,6 +18,7 @@ function is O(length of its text), and the length is bounded before any arithmet
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from fractions import Fraction
 
@@ -119,7 +120,7 @@ def _duration_ns(duration: str | float) -> Fraction:
         duration_ns = _parse(duration, _DURATION_UNITS_NS)
         if duration_ns is None and duration.strip() == "0":
             duration_ns = Fraction(0)
-    elif not isinstance(duration, bool) and math.isfinite(duration):
+    elif not isinstance(duration, bool) and _is_finite(duration):
         duration_ns = Fraction(duration) * SECOND_NS
     if duration_ns is None or duration_ns < 0:
         raise InvalidArgumentError(
@@ -129,6 +130,13 @@ def _duration_ns(duration: str | float) -> Fraction:
     if duration_ns > VALUE_MAX:
         raise InvalidArgumentError(f"{duration!r} is longer than the longest duration, 146 years")
     return duration_ns
+
+
+def _is_finite(number: object) -> bool:
+    """Whether it is a number, which an array is not; a whole one may be beyond every float."""
+    if isinstance(number, numbers.Rational):
+        return True
+    return isinstance(number, numbers.Real) and math.isfinite(number)
 
 
 def _parse(text: object, units: dict[str, int]) -> Fraction | None:

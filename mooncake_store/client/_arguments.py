@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mooncake_store.core.records import SIZE_MAX
 from mooncake_store.errors import InvalidArgumentError
 
@@ -34,7 +36,7 @@ def items_of(values: Any, what: str) -> list[Any]:
 
 def flag_of(value: Any, what: str) -> bool:
     """True or False; 0 and 1 of other kinds of numbers count as well."""
-    if value in (False, True):
+    if isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1):
         return bool(value)
     raise InvalidArgumentError(f"{what} is True or False, not {value!r}")
 
@@ -43,7 +45,7 @@ def count_of(value: Any, what: str) -> int:
     """A whole number of bytes, copies or names, which is no larger than objects can be."""
     try:
         number = int(value.__index__())
-    except AttributeError:
+    except (AttributeError, TypeError):
         kind = type(value).__name__
         raise InvalidArgumentError(f"{what} is a whole number, not {kind}") from None
     if abs(number) > SIZE_MAX:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mooncake_store.client._arguments import count_of
 from mooncake_store.client._steps import ask_one
 from mooncake_store.core.records import EVENT, EventKind
 from mooncake_store.errors import InvalidArgumentError
@@ -60,11 +61,13 @@ class News(NamedTuple):
 class Following:
     """Follows one shard, from `since` if it is given; `next` returns what came since the last one.
 
-    Raises InvalidArgumentError when `since` is no position.
+    Raises InvalidArgumentError when `since` is no position, or there is no such shard.
     """
 
-    def __init__(self, shard: int, since: Position | None = None) -> None:
-        self.shard = shard
+    def __init__(self, shard: int, shards: int, since: Position | None = None) -> None:
+        self.shard = count_of(shard, "a shard")
+        if not 0 <= self.shard < shards:
+            raise InvalidArgumentError(f"there is no shard {shard}, only {shards} from 0 on")
         self._cursor = 0
         self._position = _checked(since) if since is not None else Position(0, 0)
         self._in_snapshot = self._fresh = since is None

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.client._arguments import text_of
+from mooncake_store.client._arguments import count_of, flag_of, text_of
 from mooncake_store.client._core import CallOptions, check_options, every, parts
 from mooncake_store.client._keys import Digests, Key, KeyBatch
 from mooncake_store.client._queries import name_segments
 from mooncake_store.client._steps import CLUSTER, Steps, ask, ask_one
 from mooncake_store.client.results import ListedColumns, ListedObject, ObjectStat
-from mooncake_store.core.records import LISTED, State
+from mooncake_store.core.records import LISTED, SIZE_MAX, State
 from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
 from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
 from mooncake_store.wire.shard import (
@@ -35,7 +35,7 @@ from mooncake_store.wire.shard import (
 if TYPE_CHECKING:
     from mooncake_store.client._core import Core
 
-__all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page", "page_names"]
+__all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page", "names_wanted"]
 
 PAGE_NAMES = 1000
 """Names fetched at once for somebody who may stop after the first ones."""
@@ -48,9 +48,9 @@ Page = tuple[int, int]
 END: Page = (-1, 0)
 
 
-def page_names(found: int, limit: int | None) -> int:
-    """How many names to ask for next, where `found` are here and `limit` are wanted."""
-    return BATCH_MAX if limit is None else min(BATCH_MAX, limit - found)
+def names_wanted(limit: int | None) -> int:
+    """How many names somebody wants to have who says `limit`."""
+    return SIZE_MAX if limit is None else count_of(limit, "limit")
 
 
 class Listing:
@@ -62,8 +62,8 @@ class Listing:
     def page(
         self, prefix: str | bytes, at: Page, limit: int, options: CallOptions
     ) -> Steps[tuple[list[ListedObject], Page]]:
-        """One page of a listing, and where the next one starts (END after the last)."""
-        reply, following = yield from self._ask(prefix, at, limit, options)
+        """One page of at most `limit` names, and where the next one starts (END after the last)."""
+        reply, following = yield from self._ask(prefix, at, min(limit, BATCH_MAX), options)
         digests = np.ascontiguousarray(reply.rows[:, :2]).tobytes()
         columns = _columns(reply)
         cut = [digests[start : start + 16] for start in range(0, len(digests), 16)]
@@ -73,13 +73,15 @@ class Listing:
         self, prefix: str | bytes, after: str, limit: int, options: CallOptions
     ) -> Steps[tuple[list[ListedObject], str]]:
         """A page for somebody who comes back with where the next one starts, as text."""
+        if not isinstance(after, str):
+            raise InvalidArgumentError(f"after is a str, not {type(after).__name__}")
         shard, _, cursor = (after or "0.0").partition(".")
         if not (shard.isdecimal() and cursor.isdecimal() and int(shard) < self.core.shards):
             raise InvalidArgumentError(f"{after!r} is nowhere that a listing could go on")
-        if limit < 1:
+        if count_of(limit, "limit") < 1:
             raise InvalidArgumentError(f"a page of {limit} names")
         at = (int(shard), int(cursor))
-        objects, following = yield from self.page(prefix, at, min(limit, BATCH_MAX), options)
+        objects, following = yield from self.page(prefix, at, limit, options)
         return objects, "" if following == END else "{}.{}".format(*following)
 
     def columns(
@@ -140,14 +142,14 @@ class Listing:
         if options:
             check_options(options, CallOptions)
         core = self.core
-        until = core.until(options)
+        until, forced = core.until(options), flag_of(force, "force")
         yield from self.give_leases_back(until)
         removed = 0
         for shard in range(core.shards):
             cursor = 0
             while True:
                 own = not core.leases.has_views
-                wish = RemoveMatching(pattern, kind, force, cursor, _ROWS_MAX, own)
+                wish = RemoveMatching(pattern, kind, forced, cursor, _ROWS_MAX, own)
                 body = REMOVE_MATCHING.request.pack(wish)
                 reply = yield from ask_one(shard, REMOVE_MATCHING, body, until)
                 removed += reply.removed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.client import _kernels as k
-from mooncake_store.client._arguments import count_of
+from mooncake_store.client._arguments import count_of, flag_of
 from mooncake_store.client._buffers import Buffers, Memory, locate, locate_one
 from mooncake_store.client._core import (
     CallOptions,
@@ -165,7 +165,7 @@ class Operations:
         """Read one object, or a range of it, into a buffer; return the bytes filled."""
         address, nbytes = locate_one(buffer, writable=True)
         answer = None
-        if not (options or offset or length is not None):
+        if not options and length is None and type(offset) is int and offset == 0:
             until, place = self.core.until(options), (address, nbytes, buffer)
             size, _, answer = yield from read_one(self.core, key, self._plan, until, place)
             if size >= 0:
@@ -207,11 +207,11 @@ class Operations:
     ) -> Plan:
         """What a read with these options asks for."""
         core = self.core
+        offset = count_of(offset, "offset")
         if not options and not offset and length is None and cached:
             return self._plan
         if options:
             check_options(options, ReadOptions)
-        offset = count_of(offset, "offset")
         length = None if length is None else count_of(length, "length")
         if offset < 0 or (length is not None and length < 1):
             raise InvalidArgumentError(f"no object has a range [{offset}, + {length})")
@@ -240,7 +240,7 @@ class Operations:
     def get_many(self, keys: Keys, copy: bool, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into new bytes objects, or memoryviews of one arena without `copy`."""
         batch = KeyBatch.of(keys, self.core.seed)
-        sink = BytesSink(len(batch)) if copy else _ArenaSink(len(batch))
+        sink = BytesSink(len(batch)) if flag_of(copy, "copy") else _ArenaSink(len(batch))
         return (yield from self._many(batch, sink, options, sink.values))
 
     def get_many_into_sink(self, keys: Keys, sink: Sink, options: ReadOptions) -> Steps[GetResult]:
@@ -419,7 +419,7 @@ class Operations:
                 "remove",
                 keys,
                 REMOVE,
-                {"flags": RemoveFlag.FORCE if force else 0},
+                {"flags": RemoveFlag.FORCE if flag_of(force, "force") else 0},
                 core.until(options),
                 give_back=True,
             )
@@ -481,9 +481,9 @@ class Operations:
             "soft_pin": SoftPin.PRESERVE
             if soft is None
             else SoftPin.ENABLE
-            if soft
+            if flag_of(soft, "soft")
             else SoftPin.DISABLE,
-            "hard_pin": -1 if hard is None else int(hard),
+            "hard_pin": -1 if hard is None else flag_of(hard, "hard"),
             "ttl_ms": -1 if ttl is None else int(parse_duration(ttl) * 1000),
         }
         return (yield from self._change("pin", keys, PIN, scalars, self.core.until(options)))

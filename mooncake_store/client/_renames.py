@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_store import ids
+from mooncake_store.client._arguments import flag_of
 from mooncake_store.client._failures import NOT_RENAMED
 from mooncake_store.client._keys import KeyBatch
 from mooncake_store.client._steps import Steps, ask
@@ -63,11 +64,11 @@ def rename_many(
                     calls.append((shard, *release))
                     positions.append(None)
             shown = (core.leases.viewed(batch.words[some]) for batch in (old, new))
-            flags = RemoveFlag.FORCE if force else 0
+            flags = RemoveFlag.FORCE if flag_of(force, "force") else 0
             if all(viewed is None for viewed in shown):
                 flags |= RemoveFlag.OWN_LEASES
             body = RENAME.request.pack(
-                overwrite=int(overwrite),
+                overwrite=flag_of(overwrite, "overwrite"),
                 flags=flags,
                 sources=old.digests[some],
                 targets=new.digests[some],

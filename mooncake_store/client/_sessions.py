@@ -112,6 +112,7 @@ class Session:
         """Write a range to every replica; return its length."""
         self._require_open()
         address, nbytes = locate_one(data, writable=False)
+        offset = count_of(offset, "offset")
         if not 0 <= offset <= offset + nbytes <= self.size:
             raise InvalidArgumentError(
                 f"[{offset}, {offset + nbytes}) is outside of the {self.size} bytes announced",

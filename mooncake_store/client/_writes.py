@@ -101,7 +101,7 @@ class Wishes:
         ttl = options.get("pin_ttl")
         self.soft_pin = SoftPin.PRESERVE
         if wish is not None:
-            self.soft_pin = SoftPin.ENABLE if wish else SoftPin.DISABLE
+            self.soft_pin = SoftPin.ENABLE if flag_of(wish, "soft_pin") else SoftPin.DISABLE
         elif ttl is not None:
             self.soft_pin = SoftPin.ENABLE
         self.soft_pin_ttl_ms = -1 if ttl is None else int(parse_duration(ttl) * 1000)

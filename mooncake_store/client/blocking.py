@@ -25,7 +25,7 @@ from mooncake_store.client._blocking import BlockingDriver
 from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
 from mooncake_store.client._following import Following
 from mooncake_store.client._keys import Key, KeyBatch, Keys
-from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing, page_names
+from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing, names_wanted
 from mooncake_store.client._operations import Operations
 from mooncake_store.client._sessions import Session, Viewing
 from mooncake_store.client._setup import Setup, is_local
@@ -268,9 +268,10 @@ class Client:
         """The named objects whose name starts with `prefix`, at most `limit` of them."""
         found: builtins.list[ListedObject] = []
         at = (0, 0)
-        while at != END and (limit is None or len(found) < limit):
-            wanted = page_names(len(found), limit)
-            objects, at = self._run(self._listing.page(prefix, at, wanted, options))
+        wanted = names_wanted(limit)
+        while at != END and len(found) < wanted:
+            page = self._listing.page(prefix, at, wanted - len(found), options)
+            objects, at = self._run(page)
             found += objects
         return found
 
@@ -321,7 +322,7 @@ class Client:
         nothing happened for `wait`. Raises what the store fails with, and InvalidArgumentError
         for what is no position; follow anew with the last position to go on.
         """
-        following = Following(shard, since)
+        following = Following(shard, self.shards, since)
         wait_s = parse_duration(wait)
         while True:
             until = self._core.until(options) + wait_s

@@ -64,6 +64,8 @@ def _pack(kind: str, dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def describe_array(array: NDArray[Any]) -> tuple[bytes, NDArray[Any]]:
     """Return (header, contiguous elements) of a numpy array of numbers."""
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise InvalidArgumentError(f"a {type(array).__name__} is no numpy array")
     if array.dtype.kind not in _NUMPY_KINDS or array.dtype.hasobject:
         raise InvalidArgumentError(f"arrays of {array.dtype} are not stored, only of numbers")
     contiguous = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))

@@ -140,7 +140,7 @@ class Followed(RuleBasedStateMachine):
         """Forget all but what was kept, and follow from there."""
         held, self.position = self.kept
         self.held = set(held)
-        self.following = Following(0, self.position)
+        self.following = Following(0, 1, self.position)
 
     @rule(life=st.integers(0, 100), number=st.integers(0, 100))
     def come_with_another_position(self, life, number):
@@ -149,7 +149,7 @@ class Followed(RuleBasedStateMachine):
         if stream == self.life.service.stream:
             number += self.life.service.next_event() + 1
         self.held, self.position = {"of another"}, Position(stream, number)
-        self.following = Following(0, self.position)
+        self.following = Following(0, 1, self.position)
         assert self.take()
 
     @rule()
