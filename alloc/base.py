@@ -45,6 +45,7 @@ class Allocator(ABC):
 
     capacity: int  # bytes managed
     alignment: int  # every offset is a multiple; sizes are rounded up to it
+    granule: int  # every hole that can be had as a whole begins at a multiple of it
 
     @abstractmethod
     def allocate(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

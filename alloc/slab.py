@@ -54,6 +54,7 @@ class SlabAllocator(Allocator):
         self._extents = OffsetAllocator(capacity, alignment)
         self.capacity = capacity
         self.alignment = alignment
+        self.granule = self._extents.granule
         page_shift = min(max(capacity // _PAGES, 64), _PAGE_BYTES_MAX).bit_length() - 1
         slabs = (capacity >> page_shift) + 2
         slab = reserve_array(slabs, 8, np.int64)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_store.core import _codes as k
+from mooncake_store.core.reads import extents_of
 from mooncake_store.core.records import Flag, SegmentState, State
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
 
 def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
     """Every byte of a segment has one owner: an extent, the quarantine or the free structure."""
-    owner, segment, offset = _extents(state, live)
+    owner, segment, offset = extents_of(state, live)
     count = np.bincount(owner, minlength=len(state.rows))[live]
     wrong = live[count != state.rows["replicas"][live]]
     assert not len(wrong), f"row {wrong[0]} miscounts its replicas"
@@ -95,27 +96,6 @@ def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
             assert allocations == len(mine), (
                 f"segment {segment_.name}: {allocations} allocations, {len(mine)} owners"
             )
-
-
-def _extents(state: ShardState, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """The row, segment and offset of every replica, living or not, of these rows."""
-    first = state.rows[rows]
-    placed = first["segment"] >= 0
-    found = [(rows[placed], first["segment"][placed], first["offset"][placed])]
-    links = first["more"]
-    for _ in range(len(state.space.all()) + 1):
-        rows, links = rows[links >= 0], links[links >= 0]
-        if not len(rows):
-            break
-        further = state.overflow[links]
-        found.append((rows, further["segment"], further["offset"]))
-        links = further["next"]
-    else:
-        raise AssertionError("the further replicas of a row form a ring")
-    row, segment, offset = (
-        np.concatenate(column).astype(np.int64) for column in zip(*found, strict=True)
-    )
-    return row, segment, offset
 
 
 def _check_totals(state: ShardState, live: NDArray[np.int64]) -> None:

@@ -19,6 +19,7 @@ from eviction.base import picking
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_scan as k
 from mooncake_store.core import context as places
+from mooncake_store.core import windows
 from mooncake_store.core.records import Flag, SegmentState
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ BYTES_MAX = 1 << 62
 """More than any pool holds, and what kernels can count to."""
 RECLAIM_ROWS = 65_536
 """Rows searched for late puts in one eviction."""
+
+PIECES_MAX = 64
+"""Objects of a smaller share of their segment find room wherever some others leave."""
 
 Filter = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 
@@ -123,15 +127,29 @@ def _reclaim_late_puts(state: ShardState) -> None:
     state.dispose(found)
 
 
-def make_room(state: ShardState, order: list[Segment], needed: int, attempt: int) -> bool:
-    """Free at least `needed` bytes on the segments of `order`; False when nothing can be freed.
+def make_room(
+    state: ShardState, order: list[Segment], sizes: NDArray[np.int64], copies: int, attempt: int
+) -> bool:
+    """Free room for objects of these sizes on the segments of `order`; False when there is none.
 
-    Later attempts free more: the free space may lie in pieces too small for the request.
+    Later attempts free more: the free space may lie in pieces too small for the request. Where
+    bytes abound, and an object is large, room in one piece is made instead, or nothing leaves.
     """
     if not order:
         return False
+    needed = sum(sizes.tolist()) * copies  # no fixed width to overflow
     _reclaim_late_puts(state)
     released = state.space.release_quarantine(state.now)
+    largest = int(sizes.max())
+    if largest >= min(segment.nbytes for segment in order) // PIECES_MAX:
+        # What is coldest leaves first: it may lie side by side. Not where it would be in vain.
+        lacks_a_piece = _have_room(order, largest if attempt else 2 * largest, copies)
+        if lacks_a_piece or state.numbers[places.TALLY + c.HARD_BYTES]:
+            found, choice = _windows(state, order, largest, copies)
+            if lacks_a_piece and choice is not None:
+                return _clear(state, found, choice, largest)
+            if choice is None:
+                return released > 0
     where = _on_segments(state, order)
     target = max(needed << attempt, 1)
     report = _pass(state, state.policy, target, where, VICTIMS_MAX)
@@ -139,6 +157,32 @@ def make_room(state: ShardState, order: list[Segment], needed: int, attempt: int
         soft = _pass(state, state.soft_policy, target - report.bytes, where, VICTIMS_MAX)
         report = EvictReport(report.objects + soft.objects, report.bytes + soft.bytes)
     return released > 0 or report.objects > 0
+
+
+def _have_room(order: list[Segment], nbytes: int, copies: int) -> bool:
+    """Whether as many segments have so many bytes that are free, wherever these lie."""
+    return sum(segment.nbytes - segment.used >= nbytes for segment in order) >= copies
+
+
+def _windows(
+    state: ShardState, order: list[Segment], size: int, copies: int
+) -> tuple[list[windows.Window], _Choice | None]:
+    """The cheapest places for `size` bytes, and what chose them; None if there are too few."""
+    for soft in (False, True)[: 1 + state.config.evict_soft_pinned]:
+        choice = _Choice(state, state.soft_policy if soft else state.policy, None)
+        found = windows.cheapest(state, order, size, choice.eligible, soft)
+        if len(found) >= copies:
+            return found[:copies], choice
+    return [], None
+
+
+def _clear(state: ShardState, found: list[windows.Window], choice: _Choice, size: int) -> bool:
+    """Evict what lies in these places; whether each is one hole now."""
+    for window in found:
+        _leave(state, choice.with_groups(window.rows.astype(np.int32)))
+    state.space.release_quarantine(state.now)
+    holes = [windows.gather(state, window, size) for window in found]
+    return all(holes)
 
 
 def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
@@ -171,6 +215,11 @@ def _pass(
         choice = _Choice(state, policy, where)
         ids = policy.victims(target, picking(choice.sizes, choice.eligible), limit)
         victims = choice.with_groups(ids.astype(np.int32))
+    return _leave(state, victims)
+
+
+def _leave(state: ShardState, victims: NDArray[np.int32]) -> EvictReport:
+    """Evict these rows, and count them."""
     if len(victims) == 0:
         return EvictReport()
     report = EvictReport(len(victims), state.dispose(victims))

@@ -412,8 +412,7 @@ def _place(
         todo = todo[~enough]
         if len(todo) == 0:
             break
-        needed = sum(sizes[todo].tolist()) * options.replicas_min  # no fixed width to overflow
-        if not pressure.make_room(state, order, needed, attempt):
+        if not pressure.make_room(state, order, sizes[todo], options.replicas_min, attempt):
             break
     result[todo] = c.NO_SPACE
     return result if result.any() else None
