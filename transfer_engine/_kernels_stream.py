@@ -11,7 +11,7 @@ import numpy as np
 
 from kernel_cache import njit
 from transfer_engine import _kernels_xxh3 as xxh3
-from transfer_engine._kernels import MOVED_ALL, move_iov
+from transfer_engine._kernels import MOVED_ALL, MOVED_PART, move_iov
 from transfer_engine._kernels_primitives import STRIPE_BYTES, STRIPES_PER_BLOCK, accumulate, copy
 
 U64 = np.uint64
@@ -20,6 +20,9 @@ WINDOW_BYTES = 256 << 10
 _PIECE_BYTES = STRIPE_BYTES * STRIPES_PER_BLOCK
 WORK_WORDS = 4
 HASH_WORDS = 32
+
+WINDOWS_MAX = 128
+"""Moved in one call: 32 MiB."""
 
 # Phases in state[3].
 _GATHER, _MOVE = 0, 1
@@ -99,8 +102,11 @@ def move_hashed(fd, addresses, lengths, statuses, sums, iov, work, owner, receiv
 
     sums: uint64[n]. work: int64[WORK_WORDS], zero at the start: where the window begins and ends,
     as (range, byte of it). owner: uint64[HASH_WORDS], what is hashed of the range under way. iov,
-    state: as `move_iov`, then [phase]; zero at the start. Returns as `move_iov`. O(bytes).
+    state: as `move_iov`, then [phase, pauses]; zero at the start. Returns as `move_iov`, MOVED_PART
+    also now and then, because a peer that keeps up would keep a deadline from being looked at.
+    O(bytes).
     """
+    windows = 0
     hashing = owner.ctypes.data
     code = np.int64(MOVED_ALL)
     while work[0] < addresses.size:
@@ -117,6 +123,10 @@ def move_hashed(fd, addresses, lengths, statuses, sums, iov, work, owner, receiv
         if receiving != 0:
             _hash_window(addresses, lengths, statuses, sums, work, hashing)
         work[0], work[1], state[3] = work[2], work[3], _GATHER
+        windows += 1
+        if windows == WINDOWS_MAX and work[0] < addresses.size:
+            state[4] += 1
+            return np.int64(MOVED_PART)
     return code
 
 

@@ -182,6 +182,7 @@ class Reading:
         # Keys that were given replicas in one segment, and which: they need no sorting.
         self._together: tuple[Column, int] | None = None
         self._refreshed: set[int] = set()
+        self._doubted: set[int] = set()
         self._causes: dict[int, tuple[int, str]] = {}
         self._failed = 0
         self._expired = 0
@@ -513,12 +514,34 @@ class Reading:
             failed = failed[cols[k.STATUS, failed] == k.FAILED]
         if not out_of_time:
             self._choose(failed)
+            yield from self._doubt(failed[cols[k.STATUS, failed] == k.FAILED])
         for at in failed[cols[k.STATUS, failed] == k.FAILED].tolist():
             status, tried = self._causes[at]
             if out_of_time:
                 status = TransferTimeoutError.code
             cols[k.STATUS, at] = status
             self.errors[at] = f"tried {tried}"
+
+    def _doubt(self, failed: Column) -> Steps[None]:
+        """Find anew what differs from its checksum because its lease did not hold.
+
+        Whoever was started anew as the master knows none of the leases given before, and gives
+        their memory to others. Asked once a key; what stands where it was read is damaged.
+        """
+        cols = self.cols
+        code = ChecksumMismatchError.code
+        differing = {at for at in failed.tolist() if self._causes[at][0] == code}
+        index = np.array(sorted(differing - self._doubted), np.int64)
+        if not len(index):
+            return
+        self._doubted.update(index.tolist())
+        yield from self._ask_whether_unchanged(index)
+        cols[k.STATUS, index[cols[k.STATUS, index] == 0]] = k.FAILED
+        changed = index[cols[k.STATUS, index] == Status.LEASE_EXPIRED]
+        if len(changed):
+            cols[k.STATUS, changed] = k.MISSING
+            yield from self.find(changed)
+            self._place(changed[cols[k.STATUS, changed] == k.FOUND])
 
     # Checking.
 

@@ -1,6 +1,5 @@
 """What goes wrong elsewhere: lost owners, flipped bits, leases that end, a master that stops."""
 
-import threading
 import time
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from mooncake_store import (
     TransferTimeoutError,
     UnavailableError,
 )
-from mooncake_store.client import _straight
 from mooncake_store.client._kernels import SET_WORDS, WAYS, WORDS
 from mooncake_store.units import MIB
+from tests.client.interruptions import SlowTransfers, during_copies
 from tests.waiting import PATIENCE_S, long_before, until
 
 
@@ -178,20 +177,6 @@ def test_a_lost_master_is_an_error_at_once_and_a_new_connection_later(own_cluste
             store.exists("key")
 
 
-class SlowTransfers:
-    """Runs `between` before each transfer, as a slow network would let happen."""
-
-    def __init__(self, store, between):
-        self.move = store._driver._move
-        self.between = between
-        store._driver._move = self
-
-    def __call__(self, step):
-        outcome = self.move(step)
-        self.between()
-        return outcome
-
-
 def let_pass(seconds):
     end = time.monotonic() + seconds
     until(lambda: time.monotonic() > end)
@@ -232,6 +217,41 @@ def test_a_read_that_outlives_its_lease_and_its_object_is_refused(store, connect
     assert store.stats().leases_expired == 1
     got = store.get_many(["key"])
     assert got.values == [b"other"] or got.values == [b"value"]
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["put again", "gone"])
+def test_what_a_new_master_gave_to_others_is_missing_and_not_damaged(own_cluster, connect, again):
+    """A master started anew knows no lease of its former life, and gives the memory away."""
+    cluster = own_cluster(workers=1)
+    store, other = connect(cluster.url), connect(cluster.url)
+    other.put("key", b"former" * 100)
+
+    def stored(key, value):
+        try:
+            return other.put(key, value, deadline=2).stored
+        except StoreError:
+            return False  # the master is starting, or its worker has not come back yet
+
+    def start_anew():
+        del store._driver._move
+        cluster.restart_master()
+        until(lambda: stored("thief", b"stolen" * 100))
+        if again:
+            until(lambda: stored("key", b"latter" * 100))
+
+    read = store._driver._move
+
+    def late(step):
+        start_anew()
+        return read(step)
+
+    store._driver._move = late
+    if again:
+        assert store.get_many(["key"]).check().values == [b"latter" * 100]
+    else:
+        with pytest.raises(NotFoundError):
+            store.get_many(["key"]).check()
+    assert other.get("thief") == b"stolen" * 100
 
 
 def test_a_read_that_outlives_its_lease_and_its_replica_is_refused(own_cluster, connect):
@@ -295,20 +315,6 @@ def test_a_read_goes_on_while_another_thread_replaces_what_it_reads(store):
     assert store.stats().leases_expired <= 1
 
 
-def during_copies(monkeypatch, between):
-    """Run `between` once, after the bytes of a single object were copied straight."""
-    copy, left = _straight.copy_one, [between]
-
-    def slow_copy(source, target, nbytes):
-        found = copy(source, target, nbytes)
-        while left:
-            left.pop()()
-        return found
-
-    monkeypatch.setattr(_straight, "copy_one", slow_copy)
-    return left
-
-
 def test_a_single_read_whose_lease_was_given_back_meanwhile_is_not_believed(store, monkeypatch):
     store.put("key", b"value")
     store.get("key")
@@ -359,101 +365,6 @@ def test_a_single_put_that_cannot_be_written_goes_elsewhere(url, connect, monkey
     (place,) = store.query("key").replicas
     assert place.segment != road["failed"].descriptor.name
     assert store.stats().resting_segments == [road["failed"].descriptor.name]
-
-
-@pytest.mark.parametrize("upsert", [False, True])
-@pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("own", [False, True])
-def test_a_put_that_another_replaced_meanwhile_is_superseded(
-    store, connect, url, monkeypatch, own, there, upsert
-):
-    other = store if own else connect(url)
-    store.put_many([f"open {n}" for n in range(256)], [b"x"] * 256)  # reach every segment
-    if there and upsert:
-        store.put("key", b"first")
-    left = during_copies(monkeypatch, lambda: other.put("key", b"newer", upsert=True))
-    SlowTransfers(store, lambda: left.pop()() if left else None)  # a batch is moved instead
-    put = store.put("key", b"older", **({"upsert": True} if upsert else {}))
-    assert not left
-    assert (put.outcome, put.superseded, put.stored) == ("superseded", True, False)
-    assert put.error is None
-    assert store.get("key") == b"newer"
-
-
-def test_a_batch_and_a_session_are_told_which_keys_were_superseded(store, connect, url):
-    other, left = connect(url), [1]
-
-    def between():
-        if left:
-            left.pop()
-            other.put("b", b"newer", upsert=True)
-
-    SlowTransfers(store, between)
-    put = store.put_many(["a", "b"], [b"older"] * 2, upsert=True)
-    assert put.ok
-    assert put.superseded.tolist() == [False, True]
-    assert [put[at].outcome for at in range(2)] == ["stored", "superseded"]
-    assert store.get_many(["a", "b"]).values == [b"older", b"newer"]
-    with store.writer("a", 4, upsert=True) as writer:
-        writer.write(0, b"late")
-        other.put("a", b"newest", upsert=True)
-    assert writer.result.superseded
-    assert store.get("a") == b"newest"
-
-
-def test_of_equal_keys_in_a_batch_of_upserts_the_last_is_stored(store):
-    keys, values = ["a", "b", "a", "a"], [b"1", b"2", b"3", b"4"]
-    for _ in range(2):  # a new key, then one that is there
-        put = store.put_many(keys, values, upsert=True)
-        assert put.ok
-        assert put.superseded.tolist() == [True, False, True, False]
-        assert put.replicas.tolist() == [0, 1, 0, 1]
-        assert store.get_many(["a", "b"]).values == [b"4", b"2"]
-
-
-def test_upserts_of_one_key_by_many_threads_are_stored_or_superseded(own_cluster, connect):
-    clients = [connect(own_cluster().url)] * 2
-    clients.append(connect(clients[0].config.url))
-    told, values = [[] for _ in clients], [bytes([n]) * 50_000 for n in range(len(clients))]
-
-    def upsert(n):
-        told[n] += [clients[n].put("key", values[n], upsert=True).outcome for _ in range(300)]
-
-    threads = [threading.Thread(target=upsert, args=(n,)) for n in range(len(clients))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert [len(outcomes) for outcomes in told] == [300] * len(clients)
-    assert set().union(*told) == {"stored", "superseded"}
-    assert clients[0].get("key") in values
-
-
-def test_large_upserts_of_one_key_do_not_fill_a_small_pool(own_cluster, connect):
-    """What another overtook is written, and its memory used again, long before put_release."""
-    url = own_cluster(workers=1).url
-    clients, told = [connect(url), connect(url)], []
-
-    def upsert(client):
-        told.extend(client.put("key", bytes(MIB), upsert=True).outcome for _ in range(300))
-
-    threads = [threading.Thread(target=upsert, args=[client]) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(told) == 600
-    assert set(told) <= {"stored", "superseded"}
-
-
-def test_what_was_overtaken_gives_its_memory_back_when_it_ends(own_cluster, connect):
-    url = own_cluster(workers=1, segment="16MB").url
-    one, other = connect(url), connect(url)
-    for _ in range(40):  # more than fit
-        with one.writer("key", MIB, upsert=True) as writer:
-            writer.write(0, bytes(MIB))
-            assert other.put("key", bytes(MIB), upsert=True).stored
-        assert writer.result.superseded
 
 
 def test_removed_under_a_cached_lease_by_somebody_else(store, connect, url):

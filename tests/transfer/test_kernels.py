@@ -314,6 +314,35 @@ def test_data_is_hashed_as_it_passes_in_pieces_of_any_size():
         assert [int(left[at]), int(came[at])] == [expected] * 2
 
 
+def test_a_peer_that_keeps_up_does_not_keep_the_deadline_from_being_looked_at():
+    nbytes = 2 * _kernels_stream.WINDOWS_MAX * _kernels_stream.WINDOW_BYTES + 1
+    source = np.arange(nbytes, dtype=np.uint32).view(np.uint8)[:nbytes]
+    target = np.zeros_like(source)
+    one, other = socket.socketpair()
+
+    def receive():
+        view = memoryview(target)
+        while view:
+            view = view[other.recv_into(view) :]
+
+    with one, other, ThreadPoolExecutor(1) as pool:
+        receiving = pool.submit(receive)
+        work, state = np.zeros(_kernels_stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
+        owner, iov = np.zeros(_kernels_stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
+        sums, verdicts = np.zeros(1, np.uint64), statuses(1, 0)
+        memory = column(source.ctypes.data), column(nbytes), verdicts
+        codes = [
+            int(
+                _kernels_stream.move_hashed(one.fileno(), *memory, sums, iov, work, owner, 0, state)
+            )
+            for _ in range(3)
+        ]
+        receiving.result(timeout=30)
+    assert codes == [_kernels.MOVED_PART, _kernels.MOVED_PART, _kernels.MOVED_ALL]
+    assert np.array_equal(source, target)
+    assert int(sums[0]) == xxhash.xxh3_64_intdigest(source)
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_pieces_hash_like_the_whole_also_as_plain_python():
     data = np.random.default_rng(7).integers(0, 256, 5000, dtype=np.uint8)

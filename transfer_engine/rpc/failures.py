@@ -51,9 +51,10 @@ def unreachable(where: Address, elapsed_s: float, error: OSError, *, accepted: b
 
 def overdue(peer: str, operation: str, timeout_s: float, elapsed_s: float) -> StoreError:
     """No reply came before the deadline."""
-    return TransferTimeoutError(
-        f"no reply within {timeout_s:g} s", peer=peer, operation=operation, elapsed_s=elapsed_s
-    )
+    what = f"no reply within {timeout_s:g} s"
+    if timeout_s <= 0:
+        what = "the deadline passed before this could be asked"
+    return TransferTimeoutError(what, peer=peer, operation=operation, elapsed_s=elapsed_s)
 
 
 def lost(peer: str, operation: str, elapsed_s: float, error: Exception | None) -> StoreError:
