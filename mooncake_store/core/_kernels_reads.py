@@ -22,6 +22,7 @@ from mooncake_store.core._codes import (
     OK,
     READ_BYTES,
     READABLE,
+    SINK,
 )
 from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_leases import lease
@@ -82,6 +83,16 @@ def count_hit(rows, row, window):
     return seen & HOT_COUNT_MASK
 
 
+@njit(**KERNEL, inline="always")
+def touch(holder, found):
+    """Look at what leases will need of each row, so that the cache misses overlap."""
+    sink = 0
+    for i in range(found.shape[0]):
+        if found[i] >= 0:
+            sink ^= holder[found[i]]
+    return sink
+
+
 @njit(**KERNEL)
 def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
     """Answer gets: where the replicas are, with a lease of `ttl` for the client if that is above 0.
@@ -100,10 +111,11 @@ def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
     holder, shared = column(context, HOLDERS, UINT16), column(context, SHARED, INT64)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
-    hot_hits = context[HOT_HITS]
-    window = 0
+    hot_hits, window = context[HOT_HITS], 0
     if hot_hits > 0:
         window = ((now // context[HOT_WINDOW_NS]) & HOT_WINDOWS) << HOT_COUNT_BITS
+    if ttl > 0:
+        context[TALLY + SINK] = touch(holder, found[: digests.shape[0]])
     m, hot = 0, 0
     hits, misses, nbytes = 0, 0, 0
     count = context[NOTED]
@@ -138,9 +150,8 @@ def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
             lease(rows, holder, shared, row, client, 1, now, ttl)
             answers[i].lease_ns = ttl
             for j in range(first, m):
-                segment = replicas[j].segment
-                if rows[row].lease_end > lease_until[segment]:
-                    lease_until[segment] = rows[row].lease_end
+                at = replicas[j].segment
+                lease_until[at] = max(lease_until[at], rows[row].lease_end)
         if hot_hits > 0 and count_hit(rows, row, window) == hot_hits:
             hot_rows[hot] = row
             hot += 1
