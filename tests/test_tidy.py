@@ -77,10 +77,11 @@ CHANGE_KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"
 
 
 def each(paths):
-    """Hold all of `paths` to a rule: one test, which reports the complaints of every file."""
+    """Make a test of a rule, which asserts that the rule finds nothing in any of `paths`."""
 
     def decorate(rule):
         def test():
+            assert paths, "no file is held to this rule"
             complaints = [f"{path}:{line}: {what}" for path in paths for line, what in rule(path)]
             assert not complaints, "\n".join(complaints)
 

@@ -525,8 +525,8 @@ class Reading:
     def _doubt(self, failed: Column) -> Steps[None]:
         """Find anew what differs from its checksum because its lease did not hold.
 
-        Whoever was started anew as the master knows none of the leases given before, and gives
-        their memory to others. Asked once a key; what stands where it was read is damaged.
+        A master that was started anew knows no lease of its former life, and gives the memory to
+        others. Asked once a key: what still stands where it was read is damaged.
         """
         cols = self.cols
         code = ChecksumMismatchError.code

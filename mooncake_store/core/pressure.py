@@ -133,7 +133,8 @@ def make_room(
     """Free room for objects of these sizes on the segments of `order`; False when there is none.
 
     Later attempts free more: the free space may lie in pieces too small for the request. Where
-    bytes abound, and an object is large, room in one piece is made instead, or nothing leaves.
+    bytes abound, and an object is large, room in one piece is made instead, or nothing leaves;
+    not among so many objects that looking for it would hold up everybody else.
     """
     if not order:
         return False
@@ -141,7 +142,8 @@ def make_room(
     _reclaim_late_puts(state)
     released = state.space.release_quarantine(state.now)
     largest = int(sizes.max())
-    if largest >= min(segment.nbytes for segment in order) // PIECES_MAX:
+    large = largest >= min(segment.nbytes for segment in order) // PIECES_MAX
+    if large and state.table.rows_high <= windows.ROWS_MAX:
         # What is coldest leaves first: it may lie side by side. Not where it would be in vain.
         lacks_a_piece = _have_room(order, largest if attempt else 2 * largest, copies)
         if lacks_a_piece or state.numbers[places.TALLY + c.HARD_BYTES]:

@@ -5,7 +5,8 @@ and where pins and leases stand between, the coldest may leave one after the oth
 place ever coming to be. So places are looked for by address: between what must stay, the one from
 which the fewest bytes have to leave. There is none: then nothing needs to leave.
 
-Cost: O(rows of the shard) a search; for large objects that lack only room in one piece.
+Cost: O(rows of the shard) a search, some milliseconds at ROWS_MAX, and a put that waits searches
+again; so only for large objects that lack only room in one piece, and only up to there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from mooncake_store.core.space import Segment
     from mooncake_store.core.state import ShardState
 
-__all__ = ["Window", "cheapest", "gather"]
+__all__ = ["ROWS_MAX", "Window", "cheapest", "gather"]
+
+ROWS_MAX = 16_384
+"""Rows of a shard among which a place is looked for."""
 
 
 class Window(NamedTuple):
