@@ -180,8 +180,9 @@ def _windows(
 
 def _clear(state: ShardState, found: list[windows.Window], choice: _Choice, size: int) -> bool:
     """Evict what lies in these places; whether each is one hole now."""
-    for window in found:
-        _leave(state, choice.with_groups(window.rows.astype(np.int32)))
+    # At once: an object may lie in two of these places, or its group in both.
+    rows = np.unique(np.concatenate([window.rows for window in found]))
+    _leave(state, choice.with_groups(rows.astype(np.int32)))
     state.space.release_quarantine(state.now)
     holes = [windows.gather(state, window, size) for window in found]
     return all(holes)

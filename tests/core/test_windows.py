@@ -85,6 +85,16 @@ def test_replicas_get_a_place_each_or_nothing_leaves() -> None:
     assert lab.exists([50, 51]) == [True, True]
 
 
+def test_what_lies_in_two_places_leaves_once() -> None:
+    lab = Lab(segments=2, nbytes=SEGMENT)
+    lab.put(range(14), MIB, replicas=2, replicas_min=2)
+    lab.get(range(0, 14, 2))  # so that what is coldest lies apart
+    rows, _ = lab.start([1000], 9 * MIB, replicas=2, replicas_min=2)
+    assert rows["status"][0] == Status.OK
+    left = 14 - sum(lab.exists(range(14)))
+    assert lab.shard.stats().evicted_objects == left
+
+
 def test_a_group_leaves_whole_or_stays() -> None:
     lab = Lab(nbytes=SEGMENT)
     lab.put(range(12), MIB, groups=["together"] * 12)
