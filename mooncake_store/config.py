@@ -194,7 +194,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
     ] = 0.5
     high_watermark: Annotated[
         float,
-        Meta(gt=0, le=1, description="Used share of the pool above which objects are evicted."),
+        Meta(gt=0, le=1, description="Used share of a segment above which objects are evicted."),
     ] = 0.90
     eviction_ratio: Annotated[
         float,

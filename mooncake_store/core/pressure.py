@@ -83,10 +83,9 @@ def relieve(state: ShardState) -> EvictReport:
     full = []
     target = 0
     for segment in state.space.all():
-        share = segment.used / segment.nbytes
-        if share > config.high_watermark and segment.state != SegmentState.GONE:
+        if segment.used > segment.full_at and segment.state != SegmentState.GONE:
             full.append(segment)
-            excess = share - config.high_watermark + config.eviction_ratio
+            excess = segment.used / segment.nbytes - config.high_watermark + config.eviction_ratio
             target += _share(min(1.0, max(config.eviction_ratio, excess)), segment.used)
     if not full:
         return EvictReport()

@@ -321,6 +321,9 @@ def _start_runs(
             offsets = segment.allocator.allocate(part[1])
         except ValueError:  # a size is not positive: `claim` refuses only that
             break
+        if segment.used > segment.full_at and any(s.used < s.full_at for s in order):
+            segment.allocator.free(offsets[offsets >= 0])
+            break
         got, left, late = k.start(
             state.words,
             state.now,

@@ -57,6 +57,8 @@ class Segment:
     nbytes: int
     owner: int
     allocator: Allocator
+    full_at: int
+    """Bytes at the high watermark: what is above is evicted again."""
     state: SegmentState = SegmentState.OK
     usable_from: int = 0
     """Leases on an earlier life of the same memory end here."""
@@ -89,6 +91,43 @@ class Extents:
     segments: NDArray[np.int16]
     offsets: NDArray[np.int64]
     counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+def _place(
+    out: Extents, order: list[Segment], sizes: NDArray[np.int64], runs: int, below_watermark: bool
+) -> None:
+    """Go around the segments of `order` once with what lacks replicas, in `runs` from as many."""
+    n, choices = len(sizes), len(order)
+    start = np.arange(n) * runs // max(n, 1)
+    tried = np.zeros(n, np.int64)
+    for replica in range(out.segments.shape[1]):
+        todo = np.flatnonzero((out.counts == replica) & (tried < choices))
+        while len(todo):
+            where = (start[todo] + tried[todo]) % choices
+            tried[todo] += 1
+            for choice in np.unique(where):
+                segment, some = order[choice], todo[where == choice]
+                if replica:
+                    some = some[(out.segments[some, :replica] != segment.index).all(axis=1)]
+                offsets = segment.allocator.allocate(sizes[some])
+                if below_watermark:
+                    _give_back(segment, offsets, sizes[some])
+                got = offsets >= 0
+                some = some[got]
+                out.segments[some, replica] = segment.index
+                out.offsets[some, replica] = offsets[got]
+                out.counts[some] += 1
+            todo = todo[(out.counts[todo] == replica) & (tried[todo] < choices)]
+
+
+def _give_back(segment: Segment, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+    """Free as many of the last of these extents as a segment has above its high watermark."""
+    excess = segment.used - segment.full_at
+    if excess > 0:
+        got = np.flatnonzero(offsets >= 0)[::-1]
+        last = got[: np.searchsorted(np.cumsum(sizes[got]), excess) + 1]
+        segment.allocator.free(offsets[last])
+        offsets[last] = -1
 
 
 class Space:
@@ -149,9 +188,9 @@ class Space:
         if len(free) == 0 or (number is not None and number not in free):
             return None
         index = int(free[0]) if number is None else number
-        segment = Segment(
-            index, uuid, name, host, nbytes, owner, create_allocator(self._config.allocator, nbytes)
-        )
+        allocator = create_allocator(self._config.allocator, nbytes)
+        full_at = int(self._config.high_watermark * nbytes)
+        segment = Segment(index, uuid, name, host, nbytes, owner, allocator, full_at)
         segment.usable_from = self._busy_until(uuid)
         self._readers.pop(index, None)
         self._segments[index] = segment
@@ -250,30 +289,20 @@ class Space:
     def place(
         self, order: list[Segment], sizes: NDArray[np.int64], replicas: int, spread: bool
     ) -> Extents:
-        """Find an extent per replica on distinct segments, as many as there is room for."""
+        """Find an extent per replica on distinct segments, as many as there is room for.
+
+        With `spread`, none goes above its high watermark, where eviction begins, while others may
+        have room below theirs.
+        """
         self.settle()
-        n, choices = len(sizes), len(order)
+        n = len(sizes)
         out = Extents(np.full((n, replicas), -1, np.int16), np.full((n, replicas), -1, np.int64))
         out.counts = np.zeros(n, np.int64)
-        if choices == 0:
-            return out
-        runs = min(choices, max(1, n // SPREAD_RUN)) if spread else 1
-        start = np.arange(n) * runs // max(n, 1)
-        tried = np.zeros(n, np.int64)
-        for replica in range(replicas):
-            todo = np.flatnonzero((out.counts == replica) & (tried < choices))
-            while len(todo):
-                where = (start[todo] + tried[todo]) % choices
-                tried[todo] += 1
-                for choice in np.unique(where) if runs > 1 or tried[0] != tried[-1] else where[:1]:
-                    some = todo[where == choice]
-                    offsets = order[choice].allocator.allocate(sizes[some])
-                    got = offsets >= 0
-                    some = some[got]
-                    out.segments[some, replica] = order[choice].index
-                    out.offsets[some, replica] = offsets[got]
-                    out.counts[some] += 1
-                todo = todo[(out.counts[todo] == replica) & (tried[todo] < choices)]
+        if spread and len(order) > 1:
+            runs = min(len(order), max(1, n // SPREAD_RUN))
+            _place(out, order, sizes, runs, below_watermark=True)
+        if (out.counts < replicas).any():
+            _place(out, order, sizes, runs=1, below_watermark=False)
         return out
 
     def expect_freed(self, count: int) -> None:
@@ -377,8 +406,7 @@ class Space:
         Segments that drain will take nothing any more; one that is suspect may come back.
         """
         takes = (SegmentState.OK, SegmentState.SUSPECT)
-        share = self._config.high_watermark
-        return sum(int(share * s.nbytes) for s in self._segments.values() if s.state in takes)
+        return sum(s.full_at for s in self._segments.values() if s.state in takes)
 
     def used_bytes(self) -> int:
         """Bytes of them that are not free."""

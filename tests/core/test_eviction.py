@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mooncake_store.core.janitor import PINS_ENDED_MAX
-from mooncake_store.core.options import SoftPin
+from mooncake_store.core.options import Placement, SoftPin
 from mooncake_store.core.records import Status
 from tests.core.lab import MIB, Lab, digests_of
 
@@ -274,6 +276,23 @@ def test_the_watermark_counts_per_segment() -> None:
     first, second = lab.shard.segments()[:2]
     assert first.used <= 0.90 * first.nbytes
     assert second.used == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "options"), [(84, {}), (84, {"soft_pin": SoftPin.ENABLE}), (24, {"replicas": 2})]
+)
+@pytest.mark.parametrize("placement", [Placement.RANDOM, Placement.LOCAL_FIRST])
+def test_nothing_leaves_while_another_segment_has_room(
+    placement: Placement, count: int, options: dict[str, Any]
+) -> None:
+    """Large values in few batches: a batch that went to one segment alone would fill it."""
+    lab = Lab(segments=3, nbytes=32 * MIB, placement=placement)
+    for first in range(0, count, 12):
+        lab.put(range(first, first + 12), MIB, **options)
+        lab.sleep(0.01)
+        lab.tick()
+        assert all(lab.exists(range(first + 12)))
+    assert all(segment.used <= 0.90 * segment.nbytes for segment in lab.shard.segments())
 
 
 def test_tick_evicts_nothing_below_the_watermark() -> None:
