@@ -1,11 +1,11 @@
 """Kernels that know whose a lease is: grants, renewals, releases, and what is leased in all.
 
-A lease belongs to clients. `rows[row].lease_end` is when the last of them ends. What else is known
+A lease belongs to clients. A row's `lease_end` is when the last of them ends. What else is known
 of it counts only until then:
 
-- `holder[row]` is the one client that has it, and `rows[row].holders` how often it was granted;
-- or `holder[row]` is 0 and `rows[row].holders` is SEVERAL: each client has an entry in `shared`;
-- or `rows[row].holders` is HOLDERS_MAX: too many to be counted, and it runs to its end.
+- `holder` is the one client that has it, and `holders` how often it was granted;
+- or `holder` is 0 and `holders` is SEVERAL: each client has an entry in `shared`;
+- or `holders` is HOLDERS_MAX: too many to be counted, and it runs to its end.
 
 `shared` is sets of WAYS entries: a line of words generation << 32 | client << 16 | times granted,
 then a line of the ends. All entries of an object are in the set of its generation; an entry whose
@@ -78,15 +78,15 @@ def _leave(shared, generation, client, now):
 
 
 @njit(**KERNEL)
-def _share(rows, holder, shared, row, client, further, now, end):
+def _share(rows, shared, row, client, further, now, end):
     """Grant a lease that runs already to another client. Returns when that one's ends. O(WAYS).
 
     `further`: how often more it has the lease then if it has it already.
     """
     generation = np.int64(rows[row].generation)
-    if holder[row] != 0:
-        times, first = np.int64(rows[row].holders), np.int64(holder[row])
-        holder[row] = 0
+    if rows[row].holder != 0:
+        times, first = np.int64(rows[row].holders), np.int64(rows[row].holder)
+        rows[row].holder = 0
         rows[row].holders = HOLDERS_MAX
         if times != HOLDERS_MAX and _enter(
             shared, generation, first, times, times, now, rows[row].lease_end
@@ -103,7 +103,7 @@ def _share(rows, holder, shared, row, client, further, now, end):
 
 
 @njit(**KERNEL, inline="always")
-def lease(rows, holder, shared, row, client, further, now, ttl):
+def lease(rows, shared, row, client, further, now, ttl):
     """Grant a client a lease. Returns when what it has ends. O(WAYS).
 
     `further`: how often more it has the lease then if it has it already. Client 0 is nobody, who
@@ -112,15 +112,15 @@ def lease(rows, holder, shared, row, client, further, now, ttl):
     own = now + ttl
     if rows[row].lease_end <= now:
         rows[row].lease_end = own
-        holder[row] = client
+        rows[row].holder = client
         rows[row].holders = 1 if client != 0 else HOLDERS_MAX
-    elif client != 0 and holder[row] == client:
+    elif client != 0 and rows[row].holder == client:
         if rows[row].holders < HOLDERS_MAX:
             rows[row].holders += further
         own = max(own, rows[row].lease_end)
         rows[row].lease_end = own
     else:
-        own = _share(rows, holder, shared, row, client, further, now, own)
+        own = _share(rows, shared, row, client, further, now, own)
     return own
 
 
@@ -137,25 +137,23 @@ def _others_share(rows, shared, row, client, now):
 
 
 @njit(**KERNEL, inline="always")
-def leased_to_others(rows, holder, shared, row, client, now):
+def leased_to_others(rows, shared, row, client, now):
     """Whether a lease of anybody but this client runs; client 0 is nobody. O(WAYS)."""
     if rows[row].lease_end <= now:
         return False
-    if client == 0 or holder[row] != 0:
-        return client == 0 or holder[row] != client
+    if client == 0 or rows[row].holder != 0:
+        return client == 0 or rows[row].holder != client
     return rows[row].holders != SEVERAL or _others_share(rows, shared, row, client, now)
 
 
 @njit(**KERNEL)
-def is_leased_to_others(rows, holder, shared, row, client, now):
+def is_leased_to_others(rows, shared, row, client, now):
     """The same for Python, of one row."""
-    return leased_to_others(rows, holder, shared, row, client, now)
+    return leased_to_others(rows, shared, row, client, now)
 
 
 @njit(**KERNEL)
-def renew(
-    rows, overflow, alive, holder, shared, found, generations, asked, lease_until, status, remaining
-):
+def renew(rows, overflow, alive, shared, found, generations, asked, lease_until, status, remaining):
     """Prolong a client's leases of unchanged objects; asked = (client, now, ttl_ns).
 
     Who has none is granted one. With a ttl of 0 nothing changes but the answers.
@@ -177,7 +175,7 @@ def renew(
         status[i] = OK
         if ttl == 0:
             continue
-        remaining[i] = lease(rows, holder, shared, row, client, 0, now, ttl) - now
+        remaining[i] = lease(rows, shared, row, client, 0, now, ttl) - now
         end = rows[row].lease_end
         lease_until[rows[row].segment] = max(lease_until[rows[row].segment], end)
         link = rows[row].more
@@ -188,7 +186,7 @@ def renew(
 
 
 @njit(**KERNEL)
-def release(rows, holder, shared, found, generations, client, now, status):
+def release(rows, shared, found, generations, client, now, status):
     """Give leases of one client back, one grant each; a lease ends with the last of them."""
     for i in range(found.shape[0]):
         row = found[i]
@@ -198,18 +196,18 @@ def release(rows, holder, shared, found, generations, client, now, status):
         status[i] = OK
         if rows[row].lease_end <= now or rows[row].holders == HOLDERS_MAX or client == 0:
             continue
-        if holder[row] == client:
+        if rows[row].holder == client:
             rows[row].holders -= 1
             if rows[row].holders == 0:
                 rows[row].lease_end = now
-        elif holder[row] == 0:
+        elif rows[row].holder == 0:
             left = _leave(shared, np.int64(rows[row].generation), client, now)
             if left >= 0:
                 rows[row].lease_end = max(left, now)
 
 
 @njit(**KERNEL)
-def survey(rows, holder, shared, closed, span, leased):
+def survey(rows, shared, closed, span, leased):
     """Add up what is leased in rows span[0]..span[1] at the time span[2], by client.
 
     What several clients have, or clients that are closed, is added to nobody's, leased[0]. What a
@@ -220,13 +218,13 @@ def survey(rows, holder, shared, closed, span, leased):
         if rows[row].state != READABLE or rows[row].lease_end <= now:
             continue
         generation = np.int64(rows[row].generation)
-        if holder[row] != 0 and closed[holder[row]] != 0:
-            holder[row] = 0
+        if rows[row].holder != 0 and closed[rows[row].holder] != 0:
+            rows[row].holder = 0
             entered = _enter(shared, generation, 0, 1, 0, now, rows[row].lease_end)
             rows[row].holders = SEVERAL if entered else HOLDERS_MAX
-        if holder[row] == 0 and rows[row].holders == SEVERAL:
+        if rows[row].holder == 0 and rows[row].holders == SEVERAL:
             first = (generation & (SETS - 1)) * SET_WORDS
             for at in range(first, first + WAYS):
                 if shared[at] >> 32 == generation and closed[(shared[at] >> 16) & _CLIENT] != 0:
                     shared[at] &= ~(_CLIENT << 16)
-        leased[holder[row]] += rows[row].size * rows[row].replicas
+        leased[rows[row].holder] += rows[row].size * rows[row].replicas

@@ -22,7 +22,6 @@ from mooncake_store.core._codes import (
     OK,
     READ_BYTES,
     READABLE,
-    SINK,
 )
 from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_leases import lease
@@ -31,7 +30,6 @@ from mooncake_store.core.context import (
     ALIVE,
     BYTE,
     FOUND,
-    HOLDERS,
     HOT_HITS,
     HOT_ROWS,
     HOT_WINDOW_NS,
@@ -46,9 +44,14 @@ from mooncake_store.core.context import (
     TABLE_A,
     TABLE_B,
     TALLY,
-    UINT16,
 )
 from mooncake_store.core.records import OVERFLOW, ROW
+
+
+@njit(**KERNEL, inline="always")
+def first_offset(rows, row):
+    """Where the first replica of a row begins on its segment."""
+    return np.int64(rows[row].offset_low) | np.int64(rows[row].offset_high) << 32
 
 
 @njit(**KERNEL, inline="always")
@@ -57,7 +60,7 @@ def living_replicas(rows, overflow, alive, row, replicas, first):
     m = first
     if alive[rows[row].segment]:
         replicas[m].segment = rows[row].segment
-        replicas[m].offset = rows[row].offset
+        replicas[m].offset = first_offset(rows, row)
         replicas[m].spare = 0
         m += 1
     link = rows[row].more
@@ -83,16 +86,6 @@ def count_hit(rows, row, window):
     return seen & HOT_COUNT_MASK
 
 
-@njit(**KERNEL, inline="always")
-def touch(holder, found):
-    """Look at what leases will need of each row, so that the cache misses overlap."""
-    sink = 0
-    for i in range(found.shape[0]):
-        if found[i] >= 0:
-            sink ^= holder[found[i]]
-    return sink
-
-
 @njit(**KERNEL)
 def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
     """Answer gets: where the replicas are, with a lease of `ttl` for the client if that is above 0.
@@ -108,14 +101,12 @@ def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     alive = column(context, ALIVE, BYTE)
     lease_until = column(context, LEASE_UNTIL, INT64)
-    holder, shared = column(context, HOLDERS, UINT16), column(context, SHARED, INT64)
+    shared = column(context, SHARED, INT64)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
     hot_hits, window = context[HOT_HITS], 0
     if hot_hits > 0:
         window = ((now // context[HOT_WINDOW_NS]) & HOT_WINDOWS) << HOT_COUNT_BITS
-    if ttl > 0:
-        context[TALLY + SINK] = touch(holder, found[: digests.shape[0]])
     m, hot = 0, 0
     hits, misses, nbytes = 0, 0, 0
     count = context[NOTED]
@@ -147,7 +138,7 @@ def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
         answers[i].status = OK
         answers[i].lease_ns = 0
         if ttl > 0:
-            lease(rows, holder, shared, row, client, 1, now, ttl)
+            lease(rows, shared, row, client, 1, now, ttl)
             answers[i].lease_ns = ttl
             for j in range(first, m):
                 at = replicas[j].segment

@@ -35,6 +35,7 @@ from mooncake_store.core._codes import (
 from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_leases import leased_to_others
 from mooncake_store.core._kernels_names import drop
+from mooncake_store.core._kernels_reads import first_offset
 from mooncake_store.core._kernels_table import delete, find
 from mooncake_store.core._kernels_writes import missing, note, record
 from mooncake_store.core.context import (
@@ -47,7 +48,6 @@ from mooncake_store.core.context import (
     FREE_STACK,
     FREED,
     FREED_EXTENTS,
-    HOLDERS,
     INT32,
     INT64,
     NAME_HEADS,
@@ -64,7 +64,6 @@ from mooncake_store.core.context import (
     TABLE_B,
     TALLY,
     TENANT_USE,
-    UINT16,
 )
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
@@ -79,7 +78,7 @@ def check_remove(context, client, now, force, found, status, doomed):
     A doomed row is flagged, so that a second occurrence in the batch is answered as missing.
     """
     rows = column(context, ROWS, ROW)
-    holder, shared = column(context, HOLDERS, UINT16), column(context, SHARED, INT64)
+    shared = column(context, SHARED, INT64)
     discard_ns = context[DISCARD_NS]
     count = 0
     for i in range(found.shape[0]):
@@ -95,7 +94,7 @@ def check_remove(context, client, now, force, found, status, doomed):
         elif (
             rows[row].state == READABLE
             and force == 0
-            and leased_to_others(rows, holder, shared, row, client, now)
+            and leased_to_others(rows, shared, row, client, now)
         ):
             status[i] = HAS_LEASE
         else:
@@ -226,7 +225,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
         first, size = m, rows[row].size
         if rows[row].segment >= 0:
             segments[m] = rows[row].segment
-            offsets[m] = rows[row].offset
+            offsets[m] = first_offset(rows, row)
             m += 1
         link = rows[row].more
         while link >= 0:

@@ -197,6 +197,14 @@ def _position_in_old(head, old, tag, row):
 
 
 @njit(**KERNEL, inline="always")
+def set_first(rows, row, segment, offset):
+    """Write where the first replica of a row is; segments end below 2^48."""
+    rows[row].segment = segment
+    rows[row].offset_low = offset & 0xFFFFFFFF
+    rows[row].offset_high = offset >> 32
+
+
+@njit(**KERNEL, inline="always")
 def clear_row(rows, row):
     """Make a row what it was before it was first used, but for NIL where links belong."""
     rows[row].digest_lo = 0
@@ -204,10 +212,10 @@ def clear_row(rows, row):
     rows[row].size = 0
     rows[row].checksum = 0
     rows[row].lease_end = 0
-    rows[row].offset = 0
+    rows[row].holder = 0
     rows[row].generation = 0
     rows[row].more = -1
-    rows[row].segment = -1
+    set_first(rows, row, -1, 0)
     rows[row].hits = 0
     rows[row].state = 0
     rows[row].flags = 0

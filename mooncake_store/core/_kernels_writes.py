@@ -47,7 +47,8 @@ from mooncake_store.core._codes import (
     WRITTEN_BYTES,
 )
 from mooncake_store.core._kernels_columns import column
-from mooncake_store.core._kernels_table import FREE_ROWS, find, find_or_insert
+from mooncake_store.core._kernels_reads import first_offset
+from mooncake_store.core._kernels_table import FREE_ROWS, find, find_or_insert, set_first
 from mooncake_store.core.context import (
     ALIVE,
     BYTE,
@@ -258,8 +259,7 @@ def start(
             left += 1
             continue
         open_row(rows, cold, row, sizes[i], now, client, tenant, 1, tally)
-        rows[row].segment = segment
-        rows[row].offset = offsets[i]
+        set_first(rows, row, segment, offsets[i])
         rows[row].replicas = 1
         total += sizes[i]
         answers[i].generation = rows[row].generation
@@ -295,8 +295,7 @@ def attach(rows, cold, overflow, chosen, segments, offsets, tenant, tally, tenan
     for i in range(chosen.shape[0]):
         row = chosen[i]
         if rows[row].segment < 0:
-            rows[row].segment = segments[i]
-            rows[row].offset = offsets[i]
+            set_first(rows, row, segments[i], offsets[i])
         else:
             link = overflow[0].next
             if link > 0:
@@ -338,7 +337,7 @@ def put_reply(rows, overflow, found, status, answers, replicas):
         answers[i].generation = rows[row].generation
         answers[i].replicas = rows[row].replicas
         replicas[m].segment = rows[row].segment
-        replicas[m].offset = rows[row].offset
+        replicas[m].offset = first_offset(rows, row)
         replicas[m].spare = 0
         m += 1
         link = rows[row].more
@@ -468,10 +467,9 @@ def drop_replica(rows, cold, overflow, row, segment, tenant, tally, tenant_use):
     offset = np.int64(-1)
     link = rows[row].more
     if rows[row].segment == segment:
-        offset = rows[row].offset
+        offset = first_offset(rows, row)
         if link >= 0:
-            rows[row].segment = overflow[link].segment
-            rows[row].offset = overflow[link].offset
+            set_first(rows, row, overflow[link].segment, overflow[link].offset)
             rows[row].more = overflow[link].next
         else:
             rows[row].segment = -1

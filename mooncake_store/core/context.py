@@ -32,8 +32,8 @@ NOTED, FREED = 23, 54
 ROWS, COLD_ROWS, OVERFLOW_ROWS, TABLE_A, TABLE_B, FREE_STACK = 24, 26, 28, 30, 32, 34
 ALIVE, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 38, 40, 42, 44
 NAME_WORDS, NAME_HEADS = 46, 48
-# Whose leases are, see `_kernels_leases.py`.
-HOLDERS, SHARED = 56, 58
+# Holders of leases that several have, see `_kernels_leases.py`.
+SHARED = 56
 # What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
 # that were read, came or went, and extents freed.
 NOTES, FREED_EXTENTS = 50, 52
@@ -42,7 +42,7 @@ FOUND, FRESH, HOT_ROWS, STATUS = 8, 10, 12, 14
 WORDS = 80
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
-BYTE, UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
+BYTE = np.dtype(np.uint8)
 """Types of the columns that are not records, for `column`."""
 
 

@@ -181,7 +181,7 @@ class Janitor:
         if start == 0:
             leased[:] = 0
         span = np.array([start, self._cursor or state.table.rows_high, state.now], np.int64)
-        leases.survey(state.rows, state.holders, state.shared, state.closed, span, self._leased)
+        leases.survey(state.rows, state.shared, state.closed, span, self._leased)
         if self._cursor == 0:
             first = 1 + int(leased[1:].argmax()) if count > 1 else 0
             known = state.client_by_handle.get(first)

@@ -115,7 +115,6 @@ def renew(
         state.rows,
         state.overflow,
         state.space.alive,
-        state.holders,
         state.shared,
         found,
         as_column(generations, UINT32),
@@ -142,7 +141,6 @@ def release(
     found = state.table.find(as_words(digests))
     leases.release(
         state.rows,
-        state.holders,
         state.shared,
         found,
         as_column(generations, UINT32),
@@ -204,12 +202,17 @@ def stat(state: ShardState, digest: NDArray[np.uint64]) -> ObjectStat | None:
     )
 
 
+def offsets_in(rows: Any) -> Any:
+    """Where the first replicas of these rows begin on their segments."""
+    return rows["offset_low"].astype(np.int64) | rows["offset_high"].astype(np.int64) << 32
+
+
 def replicas_of(state: ShardState, row: int) -> list[tuple[int, int, State]]:
     """Return (segment, offset, state) of every replica of a row, living or not."""
     record = state.rows[row]
     out = []
     if record["segment"] >= 0:
-        out.append((int(record["segment"]), int(record["offset"]), State(int(record["state"]))))
+        out.append((int(record["segment"]), int(offsets_in(record)), State(int(record["state"]))))
     link = int(record["more"])
     while link >= 0:
         further = state.overflow[link]
@@ -223,7 +226,7 @@ def extents_of(state: ShardState, rows: NDArray[np.int64]) -> tuple[NDArray[np.i
     """The row, segment and offset of every replica, living or not, of these rows, as columns."""
     first = state.rows[rows]
     placed = first["segment"] >= 0
-    found = [(rows[placed], first["segment"][placed], first["offset"][placed])]
+    found = [(rows[placed], first["segment"][placed], offsets_in(first[placed]))]
     links = first["more"]
     for _ in range(len(state.space.all()) + 1):
         rows, links = rows[links >= 0], links[links >= 0]

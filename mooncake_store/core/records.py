@@ -132,7 +132,9 @@ ROW = np.dtype(
         ("size", "<i8"),
         ("checksum", "<u8"),
         ("lease_end", "<i8"),  # WRITING: when the put started
-        ("offset", "<i8"),  # of the first replica
+        ("offset_low", "<u4"),  # of the first replica
+        ("offset_high", "<u2"),
+        ("holder", "<u2"),  # who has the lease, see `_kernels_leases.py`
         ("generation", "<u4"),
         ("more", "<i4"),  # first further replica in the overflow table, or NIL
         ("segment", "<i2"),  # of the first replica; NIL while none is allocated
@@ -140,7 +142,7 @@ ROW = np.dtype(
         ("state", "u1"),
         ("flags", "u1"),
         ("replicas", "u1"),
-        ("holders", "u1"),  # how often the lease was granted, see `_kernels_leases.py`
+        ("holders", "u1"),  # how often the lease was granted
     ]
 )
 assert ROW.itemsize == 64

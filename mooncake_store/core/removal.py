@@ -72,7 +72,7 @@ def _remove_replica(
     flags = int(state.rows["flags"][row])
     if living == {segment} or flags & (c.TASK | c.UPSERT):
         return Status(int(remove(state, client, digest, force=False)[0]))
-    asked = state.rows, state.holders, state.shared, row, client, state.now
+    asked = state.rows, state.shared, row, client, state.now
     if leases.is_leased_to_others(*asked):
         return Status.HAS_LEASE
     wanted, left = int(state.cold["wanted"][row]), int(state.rows["replicas"][row]) - 1

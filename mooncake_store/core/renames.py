@@ -106,7 +106,7 @@ def _movable(state: ShardState, client: int, found: NDArray[np.int32], force: bo
         return c.NOT_READY
     if not there[0]:
         return c.NOT_FOUND
-    asked = state.rows, state.holders, state.shared, row, client, state.now
+    asked = state.rows, state.shared, row, client, state.now
     if not force and leases.is_leased_to_others(*asked):
         return c.HAS_LEASE
     return c.OK

@@ -113,7 +113,6 @@ class ShardState:
         bind = self.context.bind
         self.rows = bind(places.ROWS, reserve(rows_max, ROW))
         self.table = Table(self.rows, self.context)
-        self.holders = bind(places.HOLDERS, reserve(rows_max, np.uint16))
         self.shared = bind(places.SHARED, reserve(leases.SETS * leases.SET_WORDS, np.int64))
         self.overflow = bind(places.OVERFLOW_ROWS, reserve(2 * rows_max + 1, OVERFLOW))
         self.cold = bind(places.COLD_ROWS, reserve(rows_max, COLD))

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def _share_an_offset(state: ShardState) -> None:
-    state.rows["offset"][1] = state.rows["offset"][0]
+    state.rows["offset_low"][1] = state.rows["offset_low"][0]
 
 
 def _leave_the_segment(state: ShardState) -> None:
-    state.rows["offset"][0] = 1 << 40
+    state.rows["offset_high"][0] = 1 << 8
 
 
 def _name_a_segment_that_is_not_there(state: ShardState) -> None:
