@@ -213,7 +213,12 @@ class Putting:
             index = np.flatnonzero(cols[k.STATUS] == 0)
         while len(index):
             started, avoided = time.monotonic(), len(self._avoided)
-            yield from self.begin(index)
+            try:
+                yield from self.begin(index)
+            except (TransferTimeoutError, PeerLostError, UnavailableError):
+                if not self._tried:
+                    raise
+                break  # that there was no time for another attempt explains nothing
             failed = yield from self._write(index)
             self.begun = None
             try:

@@ -19,6 +19,7 @@ from mooncake_store import (
     UnavailableError,
 )
 from mooncake_store.client._kernels import SET_WORDS, WAYS, WORDS
+from mooncake_store.client._writes import Putting
 from mooncake_store.units import MIB
 from tests.client.interruptions import SlowTransfers, during_copies
 from tests.waiting import PATIENCE_S, long_before, until
@@ -461,6 +462,26 @@ def test_a_put_whose_time_goes_into_connecting_names_the_owner_and_leaves_nothin
         assert other.put("key", b"other").stored
     finally:
         cluster.resume_worker(0)
+
+
+def test_an_attempt_that_comes_too_late_hides_no_earlier_cause(own_cluster, connect, monkeypatch):
+    cluster = own_cluster(workers=1)
+    store = connect(cluster.url, transports=["tcp"])
+    begin = Putting.begin
+
+    def begin_in_time(putting, index):
+        if putting._tried:
+            raise TransferTimeoutError("no reply within 0.001 s", operation="put_start")
+        yield from begin(putting, index)
+
+    monkeypatch.setattr(Putting, "begin", begin_in_time)
+    cluster.kill_worker(0)
+    for put in (
+        lambda: store.put("key", b"value", deadline=PATIENCE_S),
+        lambda: store.put_many(["key", "other"], [b"value"] * 2, deadline=PATIENCE_S).check(),
+    ):
+        with pytest.raises(StoreError, match="worker-0"):
+            put()
 
 
 def test_refused_addresses_never_reach_a_transfer(store):
