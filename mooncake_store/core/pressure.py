@@ -51,6 +51,9 @@ class EvictReport:
     objects: int = 0
     bytes: int = 0
 
+    def __add__(self, other: EvictReport) -> EvictReport:
+        return EvictReport(self.objects + other.objects, self.bytes + other.bytes)
+
 
 def evict(
     state: ShardState, ratio: float, floor: float | None = None, limit: int | None = None
@@ -68,8 +71,7 @@ def evict(
     state.space.release_quarantine(state.now)
     if first.bytes >= least or not state.config.evict_soft_pinned:
         return first
-    second = _pass(state, state.soft_policy, least - first.bytes, None, limit)
-    return EvictReport(first.objects + second.objects, first.bytes + second.bytes)
+    return first + _pass(state, state.soft_policy, least - first.bytes, None, limit)
 
 
 def _share(ratio: float, used: int) -> int:
@@ -78,7 +80,11 @@ def _share(ratio: float, used: int) -> int:
 
 
 def relieve(state: ShardState) -> EvictReport:
-    """Evict a bounded number of objects from the segments above their high watermark."""
+    """Evict a bounded number of objects from the segments above their high watermark.
+
+    Where that leaves one full, of what is pinned softly, and all of them together are above theirs
+    as well, the coldest go wherever they lie, and those with pins last.
+    """
     config = state.config
     full = []
     target = 0
@@ -92,10 +98,13 @@ def relieve(state: ShardState) -> EvictReport:
     _reclaim_late_puts(state)
     where = _on_segments(state, full)
     first = _pass(state, state.policy, target, where, VICTIMS_MAX)
-    if 2 * first.bytes >= target or not config.evict_soft_pinned:
+    over = state.space.used_bytes() - state.space.watermark_bytes()
+    if 2 * first.bytes >= target or over <= 0:
         return first
-    second = _pass(state, state.soft_policy, target // 2 - first.bytes, where, VICTIMS_MAX)
-    return EvictReport(first.objects + second.objects, first.bytes + second.bytes)
+    second = _pass(state, state.policy, over, None, VICTIMS_MAX)
+    if config.evict_soft_pinned:
+        second += _pass(state, state.soft_policy, over - second.bytes, None, VICTIMS_MAX)
+    return first + second
 
 
 def _on_segments(state: ShardState, segments: list[Segment]) -> Filter | None:
@@ -155,8 +164,7 @@ def make_room(
     target = max(needed << attempt, 1)
     report = _pass(state, state.policy, target, where, VICTIMS_MAX)
     if report.bytes < needed and state.config.evict_soft_pinned:
-        soft = _pass(state, state.soft_policy, target - report.bytes, where, VICTIMS_MAX)
-        report = EvictReport(report.objects + soft.objects, report.bytes + soft.bytes)
+        report += _pass(state, state.soft_policy, target - report.bytes, where, VICTIMS_MAX)
     return released > 0 or report.objects > 0
 
 

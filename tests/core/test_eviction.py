@@ -295,6 +295,26 @@ def test_nothing_leaves_while_another_segment_has_room(
     assert all(segment.used <= 0.90 * segment.nbytes for segment in lab.shard.segments())
 
 
+def test_what_is_pinned_softly_may_fill_one_segment_while_others_have_room() -> None:
+    lab = Lab(segments=2, nbytes=16 * MIB)
+    lab.put(range(15), MIB, preferred=("segment0",), soft_pin=SoftPin.ENABLE)
+    lab.tick()
+    assert all(lab.exists(range(15)))
+    lab.put(range(15, 30), MIB, preferred=("segment1",), soft_pin=SoftPin.ENABLE)
+    lab.tick()
+    assert gone(lab, range(30)) != []  # all of them together are above the watermark
+
+
+def test_nothing_pinned_softly_leaves_while_plain_objects_are_left_elsewhere() -> None:
+    lab = Lab(segments=2, nbytes=16 * MIB)
+    lab.put(range(15), MIB, preferred=("segment0",), soft_pin=SoftPin.ENABLE)
+    lab.put(range(15, 29), MIB, preferred=("segment1",))
+    lab.tick()
+    left = gone(lab, range(29))
+    assert left == list(range(15, 15 + len(left)))
+    assert sum(segment.used for segment in lab.shard.segments()) <= 0.90 * 32 * MIB
+
+
 def test_tick_evicts_nothing_below_the_watermark() -> None:
     lab = Lab(nbytes=4 * MIB)
     lab.put(range(800), 4096)
