@@ -161,8 +161,11 @@ class Detokenizer:
     def add(self, tokens: Sequence[int]) -> str:
         """The text that these tokens add."""
         self._tokens += tokens
-        self._pending += len(tokens)
         text = self._tokenizer.decode(self._tokens)
+        whole = text.rstrip(_UNFINISHED)
+        if len(whole) > len(self._told):
+            return self._advance(whole, unfinished=len(text) > len(whole))
+        self._pending += len(tokens)
         if text.endswith(_UNFINISHED) and self._pending < _PENDING_MAX:
             return ""
         return self._advance(text)
@@ -171,7 +174,8 @@ class Detokenizer:
         """What was held back for a character that did not come."""
         return self._advance(self._tokenizer.decode(self._tokens))
 
-    def _advance(self, text: str) -> str:
+    def _advance(self, text: str, *, unfinished: bool = False) -> str:
+        """Tell what is new in the text of all tokens; the last may begin an `unfinished` one."""
         new = text[len(self._told) :]
         self._told = text
         self._pending = 0
@@ -179,7 +183,8 @@ class Detokenizer:
             # What is decoded again stays short. Some tokenizers drop a space before the first
             # token of a text, so a few are kept as its beginning.
             self._tokens = self._tokens[-_PENDING_MAX // 2 :]
-            self._told = self._tokenizer.decode(self._tokens)
+            kept = self._tokenizer.decode(self._tokens)
+            self._told = kept.rstrip(_UNFINISHED) if unfinished else kept
         return new
 
 

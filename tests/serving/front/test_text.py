@@ -1,6 +1,6 @@
 """Text of answers: the same however tokens are cut, and nothing of a stop string."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serving.engine.tokenizer import ByteTokenizer
@@ -23,6 +23,7 @@ def play(text, stops, sizes):
 
 
 @given(texts, stops, st.lists(st.integers(1, 5), max_size=80))
+@example("aa€😀😀😀", [], [2, 4, 4, 4])  # each piece ends within a character
 def test_an_answer_ends_before_the_first_stop_string(text, stops, sizes):
     told, stopped = play(text, stops, sizes)
     assert not any(stop in told for stop in stops)
