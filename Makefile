@@ -37,14 +37,15 @@ check: setup-test ## ruff, format, mypy --strict, import contracts, tidy test
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
-	@$(PY) -m pytest -q tests/test_tidy.py
+	@$(PY) -m pytest -q tests/test_tidy.py tests/ground/test_reference.py
 
 bench: setup     ## every benchmark, quickly
 	@.venv/bin/mooncake bench all --quick
 
-docs: setup      ## write the generated pages of docs/reference anew
+docs: setup      ## write anew what is generated: docs/reference, the asyncio client
 	@$(PY) scripts/cli_reference.py
 	@$(PY) scripts/store_reference.py
+	@$(PY) scripts/async_client.py
 
 test-gpu: setup-test ## device memory on a real CUDA device; skips with a reason where none is
 	@$(PY) -m pytest -n 0 -m gpu tests/transfer/test_cuda.py tests/transfer/test_device_segment.py

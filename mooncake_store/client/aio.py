@@ -8,28 +8,23 @@
 
 Same names, same options, same results and errors; `await` before each. A client belongs to one
 event loop. An operation may be cancelled at any time: it returns once no transfer touches its
-buffers any more. What was said in `blocking.py` holds here; the docstrings are not repeated at
-length.
+buffers any more. What is said in `blocking.py` holds here.
+
+Made from `blocking.py` by `python scripts/async_client.py`: edit that file.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
 from typing import TYPE_CHECKING, Any, Unpack
 
-from mooncake_store.client._aio import AsyncDriver
+from mooncake_store.client._aio_life import AsyncLife
 from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
 from mooncake_store.client._following import Following
 from mooncake_store.client._keys import Key, KeyBatch, Keys
-from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing, names_wanted
-from mooncake_store.client._operations import Operations
+from mooncake_store.client._listing import END, PAGE_NAMES, names_wanted
 from mooncake_store.client._sessions import Session, Viewing
-from mooncake_store.client._setup import Setup, is_local
 from mooncake_store.client._tensor_steps import get_array, get_tensor, put_array, put_tensor
 from mooncake_store.client.results import ListedColumns
-from mooncake_store.errors import StoreError
 from mooncake_store.units import parse_duration
 
 if TYPE_CHECKING:
@@ -43,7 +38,6 @@ if TYPE_CHECKING:
     from mooncake_store.client._buffers import Buffers
     from mooncake_store.client._core import ClientStats
     from mooncake_store.client._following import News, Position
-    from mooncake_store.client._steps import Steps, T
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
@@ -60,50 +54,11 @@ if TYPE_CHECKING:
 __all__ = ["AsyncClient", "AsyncView", "AsyncWriter"]
 
 
-class AsyncClient:
+class AsyncClient(AsyncLife):
     """A connection to a store; an asynchronous context manager, or `connect` and `close`.
 
     Arguments are those of `Client`. Settings are checked here, the store is reached by `connect`.
     """
-
-    def __init__(self, url: str | None = None, **settings: Any) -> None:
-        self._settings = settings
-        self._local: Any = None
-        self._worker: Any = None
-        self._use(Setup(url, dict(settings)))
-
-    def _use(self, setup: Setup) -> None:
-        self._setup = setup
-        self.config = setup.config
-        self.namespace = setup.namespace
-        self._core = setup.core
-        self._driver = AsyncDriver(setup)
-        self._operations = Operations(setup.core)
-        self._listing = Listing(setup.core)
-
-    async def connect(self) -> AsyncClient:
-        """Reach the store; return self. Raises as the constructor of `Client` does."""
-        loop = asyncio.get_running_loop()
-        self._driver.claim()
-        try:
-            if is_local(self.config.url):
-                from mooncake_store.client._embedded import start_cluster
-
-                self._local = await loop.run_in_executor(None, start_cluster, self._setup)
-                self._setup.engine.close()
-                self._use(Setup(self._local.url, self._settings | {"segment": 0}))
-            await self._driver.connect()
-            if self.config.segment_bytes:
-                from mooncake_store.client._embedded import start_worker
-
-                self._worker = await loop.run_in_executor(None, start_worker, self._setup)
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def _run(self, steps: Steps[T]) -> T:
-        return await self._driver.run(steps)
 
     # Puts.
 
@@ -133,7 +88,7 @@ class AsyncClient:
         return await self._run(put_tensor(self._core, key, tensor, options))
 
     def writer(self, key: Key, size: int, **options: Unpack[PutOptions]) -> AsyncWriter:
-        """Begin an object of `size` bytes written range by range: `async with` begins it.
+        """Begin an object of `size` bytes that is written range by range: `async with` begins it.
 
         Leaving the block commits it, an exception gives it up. Raises AlreadyExistsError.
         """
@@ -263,8 +218,8 @@ class AsyncClient:
         at = (0, 0)
         while at != END:
             objects, at = await self._run(self._listing.page(prefix, at, PAGE_NAMES, options))
-            for found in objects:
-                yield found
+            for each in objects:
+                yield each
 
     async def list(
         self, prefix: str | bytes = "", *, limit: int | None = None, **options: Unpack[CallOptions]
@@ -274,9 +229,8 @@ class AsyncClient:
         at = (0, 0)
         wanted = names_wanted(limit)
         while at != END and len(found) < wanted:
-            objects, at = await self._run(
-                self._listing.page(prefix, at, wanted - len(found), options)
-            )
+            page = self._listing.page(prefix, at, wanted - len(found), options)
+            objects, at = await self._run(page)
             found += objects
         return found
 
@@ -416,7 +370,8 @@ class AsyncClient:
     ) -> None:
         """Set (True) or clear (False) pins; None leaves one as it is. `ttl` is the soft pin's."""
         keys = KeyBatch.single(key, self._core.namespace)
-        (await self._run(self._operations.pin(keys, soft, hard, ttl, options))).check()
+        pinned = await self._run(self._operations.pin(keys, soft, hard, ttl, options))
+        pinned.check()
 
     async def pin_many(
         self,
@@ -444,35 +399,6 @@ class AsyncClient:
     async def status(self, **options: Unpack[CallOptions]) -> ClusterStatus:
         """Health of the cluster: shards, workers, segments."""
         return await self._run(self._listing.cluster(options))
-
-    async def close(self) -> None:
-        """Close connections; take back the segment that was lent. Idempotent."""
-        worker, self._worker = self._worker, None
-        local, self._local = self._local, None
-        if not self._driver.closed:
-            # What this client leased is not kept from others until the leases end.
-            with contextlib.suppress(StoreError):
-                await self._run(self._listing.give_leases_back(time.monotonic() + FAREWELL_S))
-        await self._driver.close()
-        loop = asyncio.get_running_loop()
-        if worker is not None:
-            await loop.run_in_executor(None, worker.stop)
-        if local is not None:
-            await loop.run_in_executor(None, local.close)
-
-    async def __aenter__(self) -> AsyncClient:
-        return await self.connect()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __repr__(self) -> str:
-        return f"AsyncClient({self.config.url!r})"
 
 
 class AsyncWriter:

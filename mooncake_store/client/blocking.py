@@ -16,22 +16,16 @@ The logic of every operation is in `_operations.py`, `_reads.py` and `_writes.py
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
 from typing import TYPE_CHECKING, Any, Unpack
 
-from mooncake_store.client._blocking import BlockingDriver
 from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
 from mooncake_store.client._following import Following
 from mooncake_store.client._keys import Key, KeyBatch, Keys
-from mooncake_store.client._listing import END, FAREWELL_S, PAGE_NAMES, Listing, names_wanted
-from mooncake_store.client._operations import Operations
+from mooncake_store.client._life import BlockingLife
+from mooncake_store.client._listing import END, PAGE_NAMES, names_wanted
 from mooncake_store.client._sessions import Session, Viewing
-from mooncake_store.client._setup import Setup, is_local
 from mooncake_store.client._tensor_steps import get_array, get_tensor, put_array, put_tensor
 from mooncake_store.client.results import ListedColumns
-from mooncake_store.errors import StoreError
 from mooncake_store.units import parse_duration
 
 if TYPE_CHECKING:
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
     from mooncake_store.client._buffers import Buffers
     from mooncake_store.client._core import ClientStats
     from mooncake_store.client._following import News, Position
-    from mooncake_store.client._steps import Steps, T
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
@@ -62,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "View", "Writer"]
 
 
-class Client:
+class Client(BlockingLife):
     """A connection to a store; a context manager.
 
     `url` names the store; `mooncake://local` starts one inside this process. `settings` are those
@@ -73,36 +66,6 @@ class Client:
     Raises UnavailableError within `connect_timeout` when nothing answers, RemoteProtocolError
     when something else than a compatible store does.
     """
-
-    def __init__(self, url: str | None = None, **settings: Any) -> None:
-        self._local: Any = None
-        self._worker: Any = None
-        setup = Setup(url, settings)
-        if is_local(setup.config.url):
-            from mooncake_store.client._embedded import start_cluster
-
-            self._local = start_cluster(setup)
-            setup.engine.close()
-            setup = Setup(self._local.url, settings | {"segment": 0})
-        self.config = setup.config
-        self.namespace = setup.namespace
-        self._core = setup.core
-        self._driver = BlockingDriver(setup)
-        self._operations = Operations(setup.core)
-        self._listing = Listing(setup.core)
-        self._pid = os.getpid()
-        try:
-            self._driver.connect()
-            if self.config.segment_bytes:
-                from mooncake_store.client._embedded import start_worker
-
-                self._worker = start_worker(setup)
-        except BaseException:
-            self.close()
-            raise
-
-    def _run(self, steps: Steps[T]) -> T:
-        return self._driver.run(steps)
 
     # Puts.
 
@@ -134,7 +97,7 @@ class Client:
         """
         check_options(options, PutOptions)
         session = Session(self._core, KeyBatch.single(key, self._core.namespace), size, options)
-        self._run(session.begin())
+        self._run(session.begin())  # blocking only
         return Writer(self, session, options)
 
     # Gets.
@@ -206,7 +169,7 @@ class Client:
             options.get("verify", core.config.verify),
             until,
         )
-        self._run(viewing.begin())
+        self._run(viewing.begin())  # blocking only
         return View(self, viewing)
 
     # Leases.
@@ -407,7 +370,8 @@ class Client:
     ) -> None:
         """Set (True) or clear (False) pins; None leaves one as it is. `ttl` is the soft pin's."""
         keys = KeyBatch.single(key, self._core.namespace)
-        self._run(self._operations.pin(keys, soft, hard, ttl, options)).check()
+        pinned = self._run(self._operations.pin(keys, soft, hard, ttl, options))
+        pinned.check()
 
     def pin_many(
         self,
@@ -435,36 +399,6 @@ class Client:
     def status(self, **options: Unpack[CallOptions]) -> ClusterStatus:
         """Health of the cluster: shards, workers, segments."""
         return self._run(self._listing.cluster(options))
-
-    def close(self) -> None:
-        """Close connections; take back the segment that was lent. Idempotent."""
-        worker, self._worker = self._worker, None
-        local, self._local = self._local, None
-        mine = self._pid == os.getpid()
-        if "_driver" in self.__dict__:
-            if mine and not self._driver.closed:
-                # What this client leased is not kept from others until the leases end.
-                with contextlib.suppress(StoreError):
-                    self._run(self._listing.give_leases_back(time.monotonic() + FAREWELL_S))
-            self._driver.close()
-        if mine and worker is not None:
-            worker.stop()
-        if mine and local is not None:
-            local.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"Client({self.config.url!r})"
 
 
 class Writer:
@@ -497,6 +431,7 @@ class Writer:
         self._client._run(self._session.revoke())
 
     def __enter__(self) -> Writer:
+        # aio only: self._client._run(self._session.begin())
         return self
 
     def __exit__(
@@ -553,6 +488,7 @@ class View:
         self._client._run(self._viewing.release())
 
     def __enter__(self) -> View:
+        # aio only: self._client._run(self._viewing.begin())
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""The reference pages say what the code does."""
+"""What is generated is what its source says now."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from mooncake_store import errors
 from mooncake_store.config import PROGRAMS, describe
+from scripts.async_client import SOURCE, TARGET, async_client
 from scripts.store_reference import PAGES
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -29,3 +30,20 @@ def test_every_error_has_its_row_and_its_place_in_the_tree():
     for name in errors.__all__:
         assert page.count(f"| `{name}` | {getattr(errors, name).code} |") == 1
         assert f" {name}\n" in page or f"\n{name}\n" in page
+
+
+def test_the_asyncio_client_is_made_from_the_blocking_one():
+    made = async_client(SOURCE.read_text(encoding="utf-8"))
+    assert TARGET.read_text(encoding="utf-8") == made, "run: python scripts/async_client.py"
+
+
+def test_an_operation_that_is_added_waits_in_the_asyncio_client():
+    added = SOURCE.read_text(encoding="utf-8").replace(
+        "    # Puts.\n",
+        "    def twice(self, key: Key) -> bytes:\n"
+        "        return self.get(key) + self.get(key)\n\n"
+        "    # Puts.\n",
+    )
+    made = async_client(added)
+    assert "    async def twice(self, key: Key) -> bytes:\n" in made
+    assert "        return await self.get(key) + await self.get(key)\n" in made
