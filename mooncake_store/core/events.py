@@ -68,7 +68,7 @@ class Events:
             self.ring[(self.next_number - 1) % self.kept] = (0, 0, EventKind.CLEARED, tenant, 0)
             self.next_number += 1
 
-    def since(self, number: int, limit: int) -> tuple[int, NDArray[Any], bool]:
+    def since(self, number: int, limit: int = 65_536) -> tuple[int, NDArray[Any], bool]:
         """Return (number of the first, events, gap): those from `number` on, at most `limit`.
 
         `gap` says that events between `number` and the first one returned are no longer held.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 __all__ = ["DEFAULTS", "Placement", "PutOptions", "ShardConfig", "SoftPin"]
@@ -44,6 +44,15 @@ class PutOptions:
     """One group name per key ("" for none): members are evicted together."""
     placement: Placement | None = None
     """None means the shard's default."""
+    plain: bool = field(init=False, repr=False, compare=False)
+    """One replica wherever the shard likes, no pin and no group: what most puts are."""
+
+    def __post_init__(self) -> None:
+        wishes = self.preferred or self.excluded or self.groups is not None
+        pins = self.hard_pin or self.soft_pin != SoftPin.PRESERVE
+        once = self.replicas == self.replicas_min == 1
+        plain = once and not (pins or wishes) and self.placement is None
+        object.__setattr__(self, "plain", plain)
 
 
 DEFAULTS = PutOptions()

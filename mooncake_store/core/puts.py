@@ -43,10 +43,14 @@ def put_start(
     tenant: int,
     digests: NDArray[np.uint64],
     sizes: NDArray[np.int64],
-    names: Names | None,
-    options: PutOptions,
+    names: Names | None = None,
+    options: PutOptions = DEFAULTS,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Begin objects that do not exist yet; see `Shard.put_start`."""
+    """Begin objects: (PUT_ROW per key, REPLICA per replica of the accepted keys, in order).
+
+    Every replica lies on a segment of its own; fewer than asked is success if at least
+    `replicas_min` fit. Where nothing fits, cold objects are evicted first.
+    """
     n = len(digests)
     if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
         return _all_refused(n, _why_whole(state, client, tenant))
@@ -55,7 +59,7 @@ def put_start(
     who = client, tenant
     answers, replicas = np.empty(n, PUT_ROW), np.empty(n * options.replicas, REPLICA)
     begun, placed, retries = 0, 0, 0
-    if options is DEFAULTS:
+    if options.plain:
         begun, placed, retries = _start_runs(state, who, words, sizes, lengths, answers, replicas)
         if begun == n and not retries:
             if names is None or not state.names.store(state.found[:n], state.status[:n], names):
@@ -86,10 +90,10 @@ def upsert_start(
     tenant: int,
     digests: NDArray[np.uint64],
     sizes: NDArray[np.int64],
-    names: Names | None,
-    options: PutOptions,
+    names: Names | None = None,
+    options: PutOptions = DEFAULTS,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Begin new generations; a readable one stays readable until its successor is complete."""
+    """Begin new generations; a readable one stays readable until put_end swaps its successor in."""
     n = len(digests)
     if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
         return _all_refused(n, _why_whole(state, client, tenant))
@@ -128,7 +132,7 @@ def _admits(
         len(names.lengths) != n or int(np.add.reduce(names.lengths)) != len(names.blob)
     ):
         return False
-    return options is DEFAULTS or (
+    return options.plain or (
         (options.groups is None or len(options.groups) == n)
         and 1 <= options.replicas <= REPLICAS_MAX
         and 1 <= options.replicas_min <= options.replicas
@@ -462,7 +466,7 @@ def put_end(
     generations: NDArray[np.uint32],
     checksums: NDArray[np.uint64],
 ) -> NDArray[np.int16]:
-    """Make written objects readable; see `Shard.put_end`."""
+    """Make written objects readable, with the checksum of their bytes."""
     n = len(digests)
     if n > BATCH_MAX or len(generations) != n or len(checksums) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)

@@ -56,9 +56,13 @@ def get(
     client: int,
     digests: NDArray[np.uint64],
     ttl_ns: int,
-    stop_at_miss: bool,
+    stop_at_miss: bool = False,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Answer where objects are, with a lease of `ttl_ns` for a client if that is above zero."""
+    """Return (GET_ROW per key, REPLICA per living replica); `ttl_ns` 0 grants no lease.
+
+    The lease is the client's; client 0 is nobody, whose leases run to their end. With
+    `stop_at_miss` keys after the first miss are neither leased nor touched.
+    """
     n = len(digests)
     if n > BATCH_MAX or ttl_ns < 0:
         answers = np.zeros(n, GET_ROW)
@@ -103,7 +107,10 @@ def renew(
     generations: NDArray[np.uint32],
     ttl_ns: int,
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Prolong leases of a client on objects that are still what they were."""
+    """Prolong a client's leases of unchanged objects: (status, remaining ns) per key.
+
+    Who has none is granted one; with `ttl_ns` 0 the status only says what is unchanged.
+    """
     n = len(digests)
     status, remaining = np.empty(n, np.int16), np.zeros(n, np.int64)
     if n > BATCH_MAX or len(generations) != n or ttl_ns < 0:
@@ -132,7 +139,10 @@ def release(
     digests: NDArray[np.uint64],
     generations: NDArray[np.uint32],
 ) -> NDArray[np.int16]:
-    """Give leases of a client back, one grant each."""
+    """Give a client's leases back, one grant each; a lease ends when all are given back.
+
+    What is somebody else's, or was given back already, stays as it is.
+    """
     n = len(digests)
     status = np.empty(n, np.int16)
     if n > BATCH_MAX or len(generations) != n:
@@ -152,7 +162,7 @@ def release(
 
 
 def list_objects(
-    state: ShardState, tenant: int, prefix: bytes, cursor: int, limit: int
+    state: ShardState, tenant: int, prefix: bytes = b"", cursor: int = 0, limit: int = 1000
 ) -> tuple[NDArray[Any], bytes, int]:
     """Return up to `limit` readable, named objects whose name starts with `prefix`."""
     limit = max(1, min(limit, BATCH_MAX))

@@ -28,9 +28,12 @@ KINDS = ("prefix", "glob", "regex", "all")
 
 
 def remove(
-    state: ShardState, client: int, digests: NDArray[np.uint64], force: bool
+    state: ShardState, digests: NDArray[np.uint64], force: bool = False, client: int = 0
 ) -> NDArray[np.int16]:
-    """Remove objects; space that a reader or writer may still touch is quarantined."""
+    """Remove objects; `force` also those leased or being written, space quarantined.
+
+    Leases of the client that asks are in nobody's way; their space is quarantined as well.
+    """
     n = len(digests)
     if n > BATCH_MAX:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
@@ -45,7 +48,7 @@ def remove(
 
 
 def remove_replicas(
-    state: ShardState, client: int, digests: NDArray[np.uint64], segment: int
+    state: ShardState, digests: NDArray[np.uint64], segment: int, client: int = 0
 ) -> NDArray[np.int16]:
     """Remove what lies on one segment of objects that no other client than this one reads.
 
@@ -71,7 +74,7 @@ def _remove_replica(
         return Status.REPLICA_NOT_FOUND
     flags = int(state.rows["flags"][row])
     if living == {segment} or flags & (c.TASK | c.UPSERT):
-        return Status(int(remove(state, client, digest, force=False)[0]))
+        return Status(int(remove(state, digest, client=client)[0]))
     asked = state.rows, state.shared, row, client, state.now
     if leases.is_leased_to_others(*asked):
         return Status.HAS_LEASE
@@ -95,13 +98,13 @@ def _remove_rows(
 
 def remove_matching(
     state: ShardState,
-    client: int,
     tenant: int,
     pattern: str,
     kind: str,
-    force: bool,
-    cursor: int,
-    rows_max: int,
+    force: bool = False,
+    cursor: int = 0,
+    rows_max: int = 65_536,
+    client: int = 0,
 ) -> tuple[int, int]:
     """Remove the matching objects among the next `rows_max` rows.
 
@@ -134,7 +137,7 @@ def remove_matching(
 
 
 def pin(
-    state: ShardState, digests: NDArray[np.uint64], soft_pin: SoftPin, ttl_ns: int | None
+    state: ShardState, digests: NDArray[np.uint64], soft_pin: SoftPin, ttl_ns: int | None = None
 ) -> NDArray[np.int16]:
     """Set or clear the soft pin of readable objects."""
     found, status = _readable(state, digests)

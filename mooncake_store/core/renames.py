@@ -32,14 +32,19 @@ __all__ = ["rename"]
 
 def rename(
     state: ShardState,
-    client: int,
     sources: NDArray[np.uint64],
     targets: NDArray[np.uint64],
-    names: Names | None,
-    overwrite: bool,
-    force: bool,
+    names: Names | None = None,
+    overwrite: bool = False,
+    force: bool = False,
+    client: int = 0,
 ) -> NDArray[np.int16]:
-    """Give objects other keys; see `Shard.rename`."""
+    """Give readable objects other keys of the same tenant, pair by pair, in order.
+
+    Bytes, generation, leases, pins and group stay. What a new key names is in the way unless
+    `overwrite` replaces it; `force` overrides leases of both, and a put under the new key.
+    Leases of the client that asks are in nobody's way.
+    """
     n = len(sources)
     if n > RENAMES_MAX or len(targets) != n or not _sound(names, n):
         return np.full(n, Status.INVALID_PARAMS, np.int16)

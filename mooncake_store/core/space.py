@@ -218,7 +218,10 @@ class Space:
             self._readers = {n: t for n, t in self._readers.items() if t > now}
 
     def readers_until(self, index: int) -> int:
-        """Return when the last lease ends, at the latest, on a segment that is known or was."""
+        """Return when the last lease ends, at the latest, on a segment that is known or was.
+
+        Leases given back count until the sweep that follows an unmount has seen all rows.
+        """
         if index in self._segments:
             return int(self.lease_until[index])
         return self._readers.get(index, 0)

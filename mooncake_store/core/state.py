@@ -106,6 +106,8 @@ class ShardState:
         rows_max = config.objects_max
         self.config = config
         self.now = 0
+        self.check: Callable[[ShardState], None] | None = None
+        """What is done after each operation, to find what broke an invariant."""
         self.rng = random.Random(config.seed)
         self.context = Context()
         self.words = self.context.words
@@ -152,12 +154,6 @@ class ShardState:
         self.handles_used = 0  # the greatest there was
         self.replicas_most = 1  # replicas of one object, at most, ever
         self.hot: dict[int, int] = {}  # row -> generation it had; both may have changed since
-
-    def advance(self, now: int) -> int:
-        """Take over the time of a request; time never runs backwards here."""
-        if now > self.now:
-            self.now = now
-        return self.now
 
     def flags(self, rows: NDArray[np.int32]) -> NDArray[np.uint8]:
         """Return the flags of rows."""

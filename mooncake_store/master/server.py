@@ -31,7 +31,7 @@ from mooncake_store.master.building import (
 )
 from mooncake_store.master.cluster import Cluster, ClusterFacts
 from mooncake_store.master.liveness import Liveness
-from mooncake_store.master.shard_service import ShardPlace
+from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.slices import LocalShard
 from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
@@ -137,7 +137,7 @@ class Master:
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()
-        return (address,), (LocalShard(service),)
+        return (address,), (LocalShard(service.site),)
 
     def _liveness_failed(self, error: Exception) -> None:
         if self.failed is not None and not self.failed.done():

@@ -19,7 +19,7 @@ from mooncake_store.clock import SystemClock
 from mooncake_store.config import MasterConfig
 from mooncake_store.garbage_collection import hold_garbage_collection, settle_garbage_collection
 from mooncake_store.master.building import build_service, fail_with, load_kernels, shard_limits
-from mooncake_store.master.shard_service import ShardPlace
+from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.slices import LocalShard
 from mooncake_store.wire.cluster import ADMIN
 from mooncake_store.wire.shard import SHARD
@@ -44,7 +44,7 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
         Server(
             SHARD, service.handle, secret=message["secret"], limits=shard_limits(config)
         ) as clients,
-        Server(ADMIN, LocalShard(service).handle, secret=message["admin_secret"]) as master,
+        Server(ADMIN, LocalShard(service.site).handle, secret=message["admin_secret"]) as master,
     ):
         shard = await clients.listen(config.host, 0, insecure=config.insecure)
         admin = await master.listen("127.0.0.1", 0)

@@ -19,7 +19,7 @@ from transfer_engine.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
     from mooncake_store.core.figures import SegmentInfo
-    from mooncake_store.master.shard_service import ShardService
+    from mooncake_store.master.site import Site
     from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.frame import Frame
 
@@ -54,9 +54,9 @@ class ShardLink(Protocol):
 class LocalShard:
     """A shard of this process, seen from the master."""
 
-    def __init__(self, service: ShardService) -> None:
-        self._service = service
-        self._shard = service.shard
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._shard = site.shard
         self._jobs: dict[int, int] = {}  # segment number -> drain job
 
     def handle(self, connection: Connection, frame: Frame) -> bytes:
@@ -89,9 +89,9 @@ class LocalShard:
         )
 
     def _mount(self, request: wire.MountSlice) -> wire.SliceReply:
-        service, now = self._service, self._service.now()
+        site, now = self._site, self._site.now()
         try:
-            run = service.clients.enroll(now, request.worker, request.worker_epoch, request.host)
+            run = site.clients.enroll(now, request.worker, request.worker_epoch, request.host)
         except StoreError as error:
             return wire.SliceReply(error.code, message=str(error))
         status, number = self._shard.mount(
@@ -107,20 +107,20 @@ class LocalShard:
             if number != request.number:
                 # The master numbers every segment once; another number is another segment.
                 return wire.SliceReply(int(Status.SEGMENT_ALREADY_EXISTS))
-            service.clients.mounted(run, number)
-            service.place_slice(number, request.base)
+            site.clients.mounted(run, number)
+            site.place_slice(number, request.base)
             self._jobs.pop(number, None)
         return self._answer(status, number)
 
     def _change(self, request: wire.SegmentState) -> wire.SliceReply:
-        now, number = self._service.now(), request.number
+        now, number = self._site.now(), request.number
         found = self._find(number)
         status = Status.OK
         if request.state in ("ok", "suspect"):
             self._shard.set_suspect(now, number, request.state == "suspect")
         elif request.state == "gone" and found is not None and found.state != State.GONE:
             status = self._shard.unmount(now, found.owner, found.uuid, force=True)
-            self._service.clients.unmounted(now, number)
+            self._site.clients.unmounted(now, number)
         elif request.state == "drain":
             status = self._drain(now, found, request.deadline_ms)
         elif request.state == "cancel":
@@ -147,9 +147,9 @@ class LocalShard:
 
     def _answer(self, status: Status, number: int) -> wire.SliceReply:
         found = self._find(number)
-        job = self._shard.drain_job(self._jobs.get(number, 0))
+        job = self._shard.janitor.job(self._jobs.get(number, 0))
         # The core may have forgotten a segment by now whose last lease still runs.
-        busy_ns = max(0, self._shard.readers_until(number) - self._service.now())
+        busy_ns = max(0, self._shard.space.readers_until(number) - self._site.now())
         return wire.SliceReply(
             int(status),
             used_bytes=0 if found is None else found.used,

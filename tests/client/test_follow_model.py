@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 from mooncake_store.client._following import Following, Position
 from mooncake_store.clock import ManualClock
 from mooncake_store.core.shard import Shard
-from mooncake_store.master.shard_service import ShardPlace, ShardService, ShardTimes
+from mooncake_store.master.shard_service import ShardService
+from mooncake_store.master.site import ShardPlace, ShardTimes
 from tests.core.lab import MIB, SECOND, Lab, digest_of
 from transfer_engine.wire.frame import Frame
 
@@ -62,7 +63,7 @@ class Life:
     def clear(self):
         self.lab.remove_matching("", "all")
         self.keys.clear()
-        self.told += [None] * (self.service.next_event() - 1 - len(self.told))
+        self.told += [None] * (self.lab.shard.events.next_number - 1 - len(self.told))
 
     def answer(self, call):
         _, operation, body = call
@@ -74,7 +75,7 @@ class Followed(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.life = Life()
-        self.streams = [self.life.service.stream]
+        self.streams = [self.life.service.site.stream]
         self.kept = (frozenset(), None)
         self.come_back()
 
@@ -95,7 +96,7 @@ class Followed(RuleBasedStateMachine):
     @rule(keys=KEYS)
     def start_anew(self, keys):
         self.life = Life()
-        self.streams.append(self.life.service.stream)
+        self.streams.append(self.life.service.site.stream)
         self.life.put(keys)
 
     # What happens to the follower.
@@ -121,7 +122,7 @@ class Followed(RuleBasedStateMachine):
         if news.reset:
             self.held = set()
         elif not news.snapshot:
-            assert self.position.stream == news.position.stream == self.life.service.stream
+            assert self.position.stream == news.position.stream == self.life.service.site.stream
             expected = self.life.told[self.position.number - 1 : news.position.number - 1]
             assert changes == expected
         for digest, stored in changes:
@@ -146,8 +147,8 @@ class Followed(RuleBasedStateMachine):
     def come_with_another_position(self, life, number):
         """A position of another life, or a number that this one has not reached."""
         stream = self.streams[life % len(self.streams)]
-        if stream == self.life.service.stream:
-            number += self.life.service.next_event() + 1
+        if stream == self.life.service.site.stream:
+            number += self.life.service.site.shard.events.next_number + 1
         self.held, self.position = {"of another"}, Position(stream, number)
         self.following = Following(0, 1, self.position)
         assert self.take()
@@ -155,7 +156,7 @@ class Followed(RuleBasedStateMachine):
     @rule()
     def settle(self):
         """Listen until all events were told: then what there is is known."""
-        end = (self.life.service.stream, self.life.service.next_event())
+        end = (self.life.service.site.stream, self.life.service.site.shard.events.next_number)
         for _ in range(ENOUGH):
             if self.position == end:
                 break

@@ -65,7 +65,7 @@ class Checked(TaskCalls):
 
     def upsert_runs(self, key: int) -> bool:
         """Whether a second generation is still known; no reply tells, so this looks inside."""
-        state = self.shard._state
+        state = self.shard
         row = int(state.table.find(as_words(digests_of([key])))[0])
         return row >= 0 and bool(int(state.rows["flags"][row]) & Flag.UPSERT)
 

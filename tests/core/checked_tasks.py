@@ -50,7 +50,7 @@ class TaskCalls:
         ]
         expect({e.segment for e in extents} <= set(targets), "copy went elsewhere")
         if source is None:
-            source = self.shard.task(number).source
+            source = self.shard.tasks.get(number).source
             held = {extent.segment for extent in self.model.alive(item.current)}
             expect(source in held, f"copy of {key} from {source}, held by {held}")
         self.model.copy_begins(number, Task(key, client, move, source, extents, self.now))
@@ -161,7 +161,7 @@ class TaskCalls:
     def follow_tasks(self) -> None:
         """Follow the tasks that the core gave up: late ones, and those that lost a replica."""
         for number, task in list(self.model.tasks.items()):
-            found = self.shard.task(number)
+            found = self.shard.tasks.get(number)
             if found is None or found.state == TaskState.FAILED:
                 late = self.now - task.started >= self.model.config.task_timeout_ns
                 current = self.model.objects[task.key].current

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEYS = 120
+KEYS_OF_WIDE_RUNS = 3000
+BATCH_OF_WIDE_RUNS = 1000
 SEGMENT_BYTES = 1 * MIB
 SLACK = SEGMENT_BYTES // 2
 SMALL = (1, 100, 4096, 5000, 16_384)
 LARGE = (40_000, 65_536, 131_072)
+MANY = (960, 1024, 2000)
+"""Sizes of keys of which there are many: most of a batch has room."""
 
 
 def tenant_of(key: int) -> int:
@@ -38,10 +42,18 @@ def group_of(key: int) -> str:
 
 
 class Rules:
-    """One run: a checked shard, its clients and segments, and a weighted choice of rules."""
+    """One run: a checked shard, its clients and segments, and a weighted choice of rules.
 
-    def __init__(self, rng: random.Random, check_every: int = 1) -> None:
+    Some runs are wide: of many keys, put and asked for in batches of up to a thousand, without
+    groups, so that evictions take their shorter way as well.
+    """
+
+    def __init__(
+        self, rng: random.Random, check_every: int = 1, *, wide: bool | None = None
+    ) -> None:
         self.rng = rng
+        self.wide = rng.random() < 0.15 if wide is None else wide
+        self.known = range(KEYS_OF_WIDE_RUNS if self.wide else KEYS)
         self.check_every = check_every
         config = ShardConfig(
             seed=rng.randrange(1 << 30),
@@ -108,10 +120,12 @@ class Rules:
     # Drawing arguments
 
     def _keys(self, most: int = 8) -> list[int]:
-        """Keys of one tenant; sometimes twice the same, now and then a whole page of them."""
+        """Keys of one tenant; sometimes twice the same, in wide runs now and then very many."""
         count = self.rng.randrange(0, most + 1)
+        if self.wide and self.rng.random() < 0.3:
+            count = int(BATCH_OF_WIDE_RUNS ** self.rng.random())
         tenant = 1 if self.rng.random() < 0.15 else 0
-        keys = [key for key in range(KEYS) if tenant_of(key) == tenant]
+        keys = [key for key in self.known if tenant_of(key) == tenant]
         return [self.rng.choice(keys) for _ in range(count)]
 
     def _some_client(self) -> int:
@@ -133,6 +147,8 @@ class Rules:
 
     def _options(self, keys: list[int]) -> PutOptions:
         rng = self.rng
+        if rng.random() < 0.5:
+            return PutOptions()
         replicas = rng.choice((1, 1, 1, 2, 3))
         names = [segment.name for segment in self.model.segments.values()]
         return PutOptions(
@@ -143,16 +159,23 @@ class Rules:
             hard_pin=rng.random() < 0.03,
             preferred=(rng.choice(names),) if rng.random() < 0.2 else (),
             excluded=(rng.choice(names),) if rng.random() < 0.1 else (),
-            groups=tuple(map(group_of, keys)),
+            groups=None if self.wide else tuple(map(self._group_wished, keys)),
         )
+
+    def _group_wished(self, key: int) -> str:
+        """The group of a key; none for an object without one, as the model lets no object join."""
+        item = self.model.objects.get(key)
+        return group_of(key) if item is None or item.group else ""
 
     def _sizes(self, keys: list[int]) -> list[int]:
         odd = (0, -1, SIZE_MAX, SEGMENT_BYTES * 5)
         draw = self.rng.random
+        usual = MANY if self.wide else SMALL
+        large = 0.3 if len(keys) < 20 else 0.001
         return [
             self.rng.choice(odd)
             if draw() < 0.01
-            else self.rng.choice(LARGE if draw() < 0.3 else SMALL)
+            else self.rng.choice(LARGE if draw() < large else usual)
             for _ in keys
         ]
 
@@ -246,7 +269,7 @@ class Rules:
     def rename(self) -> None:
         """Within a tenant and group; also chains, swaps and keys renamed to themselves."""
         tenant, pick = 1 if self.rng.random() < 0.15 else 0, self.rng.choice
-        keys = [key for key in range(KEYS) if tenant_of(key) == tenant]
+        keys = [key for key in self.known if tenant_of(key) == tenant]
         there = [key for key in self.model.objects if tenant_of(key) == tenant] or keys
         count = self.rng.randrange(0, 4)
         sources = [pick(there if self.rng.random() < 0.8 else keys) for _ in range(count)]
@@ -299,7 +322,7 @@ class Rules:
     def copy(self) -> None:
         readable = [key for key in self.model.objects if self.model.readable(key)]
         if not readable or self.rng.random() < 0.1:
-            key, held = self.rng.randrange(KEYS), []
+            key, held = self.rng.choice(self.known), []
         else:
             key = self.rng.choice(readable)
             held = [extent.segment for extent in self.model.alive(self.model.objects[key].current)]
@@ -322,14 +345,14 @@ class Rules:
         """Workers take tasks, at times newly submitted ones."""
         if self.rng.random() < 0.5:
             targets = self.rng.sample(list(self.model.segments), 1)
-            self.checked.submit(self.rng.randrange(KEYS), targets)
-        self.checked.fetch(self._some_client(), range(KEYS))
+            self.checked.submit(self.rng.choice(self.known), targets)
+        self.checked.fetch(self._some_client(), self.known)
 
     def mend(self) -> None:
         """All workers do their tasks for a while; mostly there is room for what is missing."""
         if self.rng.random() < 0.3:
             self.checked.evict(self.rng.choice((0.0, 0.5, 0.7)), None)
-            self.checked.mend(range(KEYS), self.clients)
+            self.checked.mend(self.known, self.clients)
 
     def restart_client(self) -> None:
         """A client leaves, or comes back under a new epoch; its unfinished puts are over."""
@@ -366,4 +389,4 @@ class Rules:
             self.checked.unmount(self.clients[1], there[0], force=True)
 
     def audit(self) -> None:
-        self.checked.audit(range(KEYS), (0, 1))
+        self.checked.audit(self.known, (0, 1))

@@ -348,10 +348,10 @@ def test_the_largest_segment_and_a_batch_of_objects_as_large() -> None:
 def test_tenants_beyond_the_last() -> None:
     lab = pool()
     for number in range(1, TENANTS_MAX):
-        lab.shard._state.tenant_by_number[number] = lab.shard._state.tenants["default"]
+        lab.shard.tenant_by_number[number] = lab.shard.tenants["default"]
     assert lab.shard.tenant("one more") == -1
     assert lab.shard.tenant("default") == 0
-    del lab.shard._state.tenant_by_number[77]
+    del lab.shard.tenant_by_number[77]
     assert lab.shard.tenant("one more") == 77
 
 

@@ -159,6 +159,22 @@ def test_a_group_with_a_hard_pinned_member_stays() -> None:
     assert gone(lab, range(6)) == [3, 4, 5]
 
 
+@pytest.mark.parametrize("asked", [None, ("",), ("g",)])
+@pytest.mark.parametrize("before", ["", "g", "other"])
+def test_an_upsert_joins_the_group_it_names_and_else_keeps_its_own(
+    before: str, asked: tuple[str, ...] | None
+) -> None:
+    lab = Lab()
+    lab.put([0], SIZE, groups=(before,))
+    lab.put([1], SIZE, groups=("g",))
+    lab.put([2], SIZE, groups=("other",))
+    lab.put([0], SIZE, upsert=True, groups=asked)
+    assert lab.stat(0).group == (before if asked in (None, ("",)) else "g")
+    lab.get([1], ttl=10)
+    lab.evict(1.0)
+    assert lab.exists([0]) == [lab.stat(1).group == before or asked == ("g",)]
+
+
 def test_groups_of_two_tenants_with_one_name_are_two() -> None:
     lab = Lab()
     other = lab.shard.tenant("other")

@@ -62,7 +62,7 @@ def test_damage_to_the_space_is_noticed(
 ) -> None:
     lab = Lab(segments=2)
     lab.put(range(2), replicas=2)
-    state = lab.shard._state
+    state = lab.shard
     integrity.check(state)
     damage(state)
     with pytest.raises(AssertionError, match=complaint):

@@ -97,7 +97,7 @@ def some_life(seed):
     shard.remove_matching(now, 0, "name/2", "prefix", force=True)
     said.append(np.array(shard.remove_matching(now, 0, "e/[0-9]", "regex", force=True)))
     assert said[-1][0] > 0
-    said.append(shard.events_since(1)[1])
+    said.append(shard.events.since(1)[1])
     shard.check_integrity()
     return said + an_eviction_without_groups(seed)
 

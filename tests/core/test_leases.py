@@ -214,7 +214,7 @@ def test_memory_that_goes_is_kept_for_leases_that_were_not_given_back(removed: b
     if removed:
         lab.remove([2], client=lab.client)
     assert lab.shard.unmount(lab.now, lab.client, lab.uuid(0)) == S.OK
-    assert lab.shard.readers_until(0) == lab.now + 10 * SECOND
+    assert lab.shard.space.readers_until(0) == lab.now + 10 * SECOND
 
 
 def test_memory_that_goes_is_kept_for_nobody_when_all_leases_were_given_back() -> None:
@@ -224,7 +224,7 @@ def test_memory_that_goes_is_kept_for_nobody_when_all_leases_were_given_back() -
     lab.release([1], generations)
     for number in range(2):
         assert lab.shard.unmount(lab.now, lab.client, lab.uuid(number)) == S.OK
-        assert lab.shard.readers_until(number) == 0
+        assert lab.shard.space.readers_until(number) == 0
 
 
 def test_a_release_of_another_generation_frees_nobody() -> None:

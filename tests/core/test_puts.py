@@ -158,6 +158,19 @@ def test_release_returns_the_space_of_an_unfinished_put() -> None:
     assert (stats.bytes_used, stats.quarantined_bytes, stats.writing) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("batch", [[2, 1], [1, 2], [2, 1, 4]])
+def test_keys_that_are_there_already_take_no_space_from_their_batch(batch: list[int]) -> None:
+    lab = Lab()
+    lab.put([1])
+    rows, _ = lab.start(batch)
+    new = [at for at, key in enumerate(batch) if key != 1]
+    assert rows["status"][batch.index(1)] == S.ALREADY_EXISTS
+    lab.end([batch[at] for at in new], rows["generation"][new])
+    lab.put([3])
+    _, replicas = lab.get(sorted([*batch, 3]))
+    assert len(np.unique(replicas["offset"])) == len(batch) + 1
+
+
 def test_release_must_come_after_discard() -> None:
     with pytest.raises(ValueError, match="release"):
         Lab(put_discard_ns=30 * SECOND, put_release_ns=30 * SECOND)
@@ -257,6 +270,17 @@ def test_an_upsert_with_a_pin_of_no_length_makes_an_ordinary_object() -> None:
     lab.put([1], soft_pin=SoftPin.ENABLE)
     lab.put([1], upsert=True, soft_pin=SoftPin.ENABLE, soft_pin_ttl_ns=0)
     assert lab.stat(1).soft_pin_ns == 0
+
+
+def test_an_upsert_that_says_nothing_of_pins_keeps_the_hard_one() -> None:
+    lab = Lab()
+    lab.put([1], hard_pin=True)
+    lab.put([1], 8192, upsert=True)
+    lab.evict(1.0)
+    assert lab.exists([1]) == [True]
+    assert lab.shard.stats().hard_pinned_bytes == 8192
+    lab.remove([1])
+    assert lab.shard.stats().hard_pinned_bytes == 0
 
 
 def test_a_recycled_row_has_no_memory_of_its_pin() -> None:
@@ -364,8 +388,8 @@ def test_the_coldest_of_a_tenant_is_found_without_a_walk_over_others() -> None:
     assert lab.shard.tenant("other", 4 * SIZE) == other
     lab.put([103], SIZE, tenant=other)
     walked: list[int] = []
-    walk = lab.shard._state.policy._walk
-    lab.shard._state.policy._walk = lambda *to: walked.append(1) or walk(*to)
+    walk = lab.shard.policy._walk
+    lab.shard.policy._walk = lambda *to: walked.append(1) or walk(*to)
     lab.put([104], SIZE, tenant=other)
     assert lab.exists(range(100, 105)) == [True, False, True, True, True]
     lab.shard.pin(lab.now, digests_of([102]), SoftPin.ENABLE)

@@ -132,7 +132,7 @@ def test_events_tell_both_keys() -> None:
     lab.put([1, 2])
     first = lab.shard.event_snapshot(0, 0)[2]
     rename(lab, 1, 2, overwrite=True)
-    _, events, _ = lab.shard.events_since(first, 100)
+    _, events, _ = lab.shard.events.since(first, 100)
     told = [(int(event["kind"]), int(event["digest_lo"])) for event in events]
     old, new = (int(digest[0]) for digest in digests_of([1, 2]))
     assert told == [(EventKind.REMOVED, old), (EventKind.STORED, new)]

@@ -136,6 +136,16 @@ def test_copies_fill_no_segment_beyond_what_eviction_leaves() -> None:
     assert missing(lab) == 0
 
 
+def test_room_for_one_copy_is_used_for_one() -> None:
+    lab = Lab(segments=1, nbytes=4 * MIB)
+    lab.put([1, 2], MIB, replicas=2)
+    lab.mount(1, 2 * MIB)
+    lab.tick()
+    assert lab.shard.stats().tasks_unfinished == 1
+    assert pass_time(lab, 5) == 1
+    assert sorted(replicas(lab, [1, 2])) == [1, 2]
+
+
 def test_room_is_checked_again_when_a_copy_begins() -> None:
     lab = Lab(segments=1, nbytes=4 * MIB)
     lab.put([1], MIB, replicas=2)
@@ -188,7 +198,7 @@ def test_a_drain_goes_on_beside_a_long_repair() -> None:
         lab.tick()
         assert lab.shard.stats().tasks_unfinished <= 2 * DRAIN_IN_FLIGHT
         work(lab, [lab.client])
-    found = lab.shard.drain_job(job)
+    found = lab.shard.janitor.job(job)
     assert found is not None
     assert found.state == DrainState.DONE
     assert missing(lab) > 0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mooncake_store.core import janitor
 from mooncake_store.core.janitor import SWEEP_ROWS_URGENT
 from mooncake_store.core.records import REPLICAS_MAX, EventKind, SegmentState, Status
 from mooncake_store.core.state import HOT_KEPT
@@ -137,6 +138,28 @@ def test_quarantine_outlives_unmount_sweep_and_return() -> None:
         lab.tick()
     lab.mount(0, MIB, host="host0")
     assert lab.start([2], 700_000)[0]["status"].tolist() == [S.NO_SPACE]
+
+
+@pytest.mark.parametrize("ticks", [0, 1, 20])
+def test_a_late_writer_is_waited_for_over_unmount_and_return(
+    ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before the sweep has seen all rows."""
+    monkeypatch.setattr(janitor, "SWEEP_ROWS_URGENT", 5)
+    lab = Lab(nbytes=MIB)
+    lab.put(range(100, 120), 100)
+    lab.start([1], 700_000)
+    lab.sleep(31)
+    lab.evict(1.0)  # nobody waits for the put any more, but it may still be written
+    lab.shard.unmount(lab.now, lab.client, lab.uuid(0))
+    for _ in range(ticks):
+        lab.sleep(0.01)
+        lab.tick()
+    lab.mount(0, MIB, host="host0")
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.NO_SPACE]
+    lab.sleep(570)
+    lab.tick()
+    assert lab.start([2], 700_000)[0]["status"].tolist() == [S.OK]
 
 
 def test_only_owner_or_admin_unmounts() -> None:
@@ -312,7 +335,7 @@ def test_a_copy_whose_target_is_gone_costs_no_replica(move: bool) -> None:
     key = SWEEP_ROWS_URGENT
     _, task, _ = begin(lab, key, lab.segments[1:], move=move)
     assert lab.shard.unmount(lab.now, lab.client, lab.uuid(1)) == S.OK
-    told = lab.shard.task(task)
+    told = lab.shard.tasks.get(task)
     assert told is not None
     assert told.state.name == "PROCESSING"
     assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.REPLICA_IS_GONE
@@ -453,7 +476,7 @@ def test_events_tell_what_is_readable() -> None:
     lab.put([1, 2])
     lab.start([3])
     lab.remove([1])
-    first, events, gap = lab.shard.events_since(1, 100)
+    first, events, gap = lab.shard.events.since(1, 100)
     assert not gap
     told = [(int(event["kind"]), int(event["digest_lo"])) for event in events]
     low = {key: digest_of(key)[0] for key in (1, 2)}
@@ -462,7 +485,7 @@ def test_events_tell_what_is_readable() -> None:
         (EventKind.STORED, low[2]),
         (EventKind.REMOVED, low[1]),
     ]
-    after, none, gap = lab.shard.events_since(first + len(events), 100)
+    after, none, gap = lab.shard.events.since(first + len(events), 100)
     assert (len(none), gap) == (0, False)
     assert after == first + len(events)
 
@@ -470,7 +493,7 @@ def test_events_tell_what_is_readable() -> None:
 def test_events_lost_are_a_gap() -> None:
     lab = Lab(events_kept=16)
     lab.put(range(100))
-    _, events, gap = lab.shard.events_since(1, 1000)
+    _, events, gap = lab.shard.events.since(1, 1000)
     assert gap
     assert len(events) <= 16
     found: set[int] = set()
@@ -495,7 +518,7 @@ def test_following_events_gives_the_set_of_readable_objects() -> None:
     for _ in range(20):
         lab.sleep(0.01)
         lab.tick()
-    _, events, gap = lab.shard.events_since(1, 100_000)
+    _, events, gap = lab.shard.events.since(1, 100_000)
     assert not gap
     known: set[int] = set()
     for event in events:

@@ -346,7 +346,7 @@ def test_the_end_of_an_older_generation_stays_a_repetition_while_an_upsert_runs(
 
 def test_generations_are_told_older_from_newer_when_their_count_begins_anew() -> None:
     lab = Lab()
-    lab.shard._state.tally[c.GENERATION] = 0xFFFFFFFE
+    lab.shard.tally[c.GENERATION] = 0xFFFFFFFE
     first, _ = lab.start([KEY], upsert=True)
     second, _ = lab.start([KEY], upsert=True)
     assert (first["generation"][0], second["generation"][0]) == (0xFFFFFFFF, 0)
@@ -450,14 +450,14 @@ def test_writers_that_never_come_are_known_up_to_a_bound(monkeypatch: pytest.Mon
     lab = Lab()
     owner = lab.open(10)
     begun = [lab.start([KEY], client=owner, upsert=True)[0]["generation"][0] for _ in range(6)]
-    assert len(lab.shard._state.space.late) == 3
+    assert len(lab.shard.space.late) == 3
     for generation in begun[:-1]:
         assert lab.end([KEY], [generation], client=owner) == [S.SUPERSEDED]
     assert lab.shard.stats().quarantined_bytes == 2 * 4096  # of the two longest overtaken
     lab.sleep(600)
     lab.tick()
     assert lab.shard.stats().quarantined_bytes == 0
-    assert not lab.shard._state.space.late
+    assert not lab.shard.space.late
 
 
 def test_put_end_twice_in_one_batch_is_ok() -> None:

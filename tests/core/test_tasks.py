@@ -41,7 +41,7 @@ def test_tasks_are_fetched_by_their_worker_only() -> None:
     assert len(mine) == 1
     wrong = lab.shard.finish_task(lab.now, workers[1], task, True, "")
     assert wrong == S.ILLEGAL_CLIENT
-    assert lab.shard.task(task) is not None
+    assert lab.shard.tasks.get(task) is not None
     lab.check()
 
 
@@ -69,7 +69,7 @@ def test_a_task_that_is_told_again_and_again_still_ends() -> None:
         lab.shard.fetch_tasks(lab.now, worker, 10)
         lab.sleep(1)
         lab.tick()
-    found = lab.shard.task(number)
+    found = lab.shard.tasks.get(number)
     assert found is not None
     assert found.state == TaskState.FAILED
     assert lab.remove([1]) == [S.OK]
@@ -97,7 +97,7 @@ def test_a_copy_to_where_copies_lie_is_done_at_once() -> None:
     lab, workers = crew()
     status, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[:1])
     assert status == S.OK
-    task = lab.shard.task(number)
+    task = lab.shard.tasks.get(number)
     assert task is not None
     assert task.state.name == "SUCCESS"
     assert work(lab, workers) == 0
@@ -136,7 +136,7 @@ def fail_drain(lab: Lab) -> str:
         lab.sleep(0.01)
         lab.tick()
         work(lab, [lab.client], ok=False)
-    found = lab.shard.drain_job(job)
+    found = lab.shard.janitor.job(job)
     assert found is not None
     assert found.state == DrainState.FAILED
     return found.message
@@ -154,7 +154,7 @@ def test_a_submitted_task_is_done_by_its_worker(move: bool) -> None:
     assert where(lab, 1) == {lab.segments[0]}
     assert work(lab, workers) == 1
     assert where(lab, 1) == ({target} if move else set(lab.segments))
-    task = lab.shard.task(number)
+    task = lab.shard.tasks.get(number)
     assert task is not None
     assert task.state.name == "SUCCESS"
 
@@ -164,7 +164,7 @@ def test_a_task_whose_object_is_gone_is_not_run() -> None:
     _, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
     assert lab.remove([1]) == [S.OK]
     assert work(lab, workers) == 0
-    task = lab.shard.task(number)
+    task = lab.shard.tasks.get(number)
     assert task is None or task.state.name == "FAILED"
     assert lab.shard.stats().bytes_used == 0
 
@@ -174,7 +174,7 @@ def test_a_pending_task_of_a_vanished_worker_fails() -> None:
     _, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
     lab.shard.close_client(lab.now, workers[0])
     lab.tick()
-    task = lab.shard.task(number)
+    task = lab.shard.tasks.get(number)
     assert task is None or task.state.name == "FAILED"
     assert lab.remove([1]) == [S.OK]
 
@@ -205,7 +205,7 @@ def test_a_drain_converges() -> None:
         lab.sleep(0.01)
         lab.tick()
         work(lab, [lab.client])
-        found = lab.shard.drain_job(job)
+        found = lab.shard.janitor.job(job)
         assert found is not None
         if found.state != DrainState.RUNNING:
             break
@@ -232,7 +232,7 @@ def test_a_drain_waits_for_readers_and_writers() -> None:
         lab.sleep(2)
         lab.tick()
         work(lab, [lab.client])
-    found = lab.shard.drain_job(job)
+    found = lab.shard.janitor.job(job)
     assert found is not None
     assert found.state == DrainState.DONE
     assert where(lab, 1) == where(lab, 2) == {lab.segments[1]}
@@ -285,7 +285,7 @@ def test_drains_of_the_past_are_forgotten_in_time() -> None:
         numbers.append(lab.shard.drain(lab.now, lab.segments[0])[1])
         assert lab.shard.cancel_drain(lab.now, numbers[-1]) == S.OK
     assert len(set(numbers)) == len(numbers)
-    known = [number for number in numbers if lab.shard.drain_job(number) is not None]
+    known = [number for number in numbers if lab.shard.janitor.job(number) is not None]
     assert known == numbers[2:]
 
 
@@ -295,7 +295,7 @@ def test_a_drain_that_cannot_place_an_object_fails_once() -> None:
     _, job = lab.shard.drain(lab.now, lab.segments[0])
     for _ in range(10):
         lab.tick()
-    found = lab.shard.drain_job(job)
+    found = lab.shard.janitor.job(job)
     assert found is not None
     assert found.state == DrainState.FAILED
     assert "NO_SPACE" in found.message

@@ -16,7 +16,7 @@ SEGMENT = 16 * MIB
 
 def widest_gap(lab: Lab, segment: int) -> int:
     """The most bytes side by side between hard pins, looked for one pin after the other."""
-    state = lab.shard._state
+    state = lab.shard
     live = np.flatnonzero(state.rows["state"][: state.table.rows_high] != State.FREE)
     pins = sorted(
         (offset, offset + int(state.rows["size"][row]))

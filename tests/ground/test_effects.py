@@ -139,7 +139,7 @@ def spread(given):
 def events_that_are_left(given):
     lab = core(given)
     lab.put(range(200), 64)
-    _, rows, lost = lab.shard.events_since(0)
+    _, rows, lost = lab.shard.events.since(0)
     return len(rows), lost
 
 

@@ -159,6 +159,7 @@ def test_what_a_waiting_put_was_granted_is_revoked_when_its_client_goes(pool):
     until(lambda: pool.stats().writing == 1)
     going.close()
     until(lambda: pool.stats().writing == 0, what="the granted key is revoked")
+    assert pool.stats().quarantined_bytes == 0
 
 
 def test_followers_of_events_wait_for_the_next_one(pool):

@@ -1,0 +1,136 @@
+"""How an operation is answered: one declaration beside its handler.
+
+    @answers(wire.REMOVE, keys="digests", changes=True)
+    def remove(self, peer: Peer, request: Any) -> Answer:
+        ...
+
+Everything else is the same for all of them and done by `AnswerTable`: the request is unpacked, a
+credential that may only read is refused what changes something, keys are counted and, where an
+object would be lost by it, checked to be of this shard, and what the handler returns is packed. A
+handler that cannot answer at once returns an awaitable of its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from mooncake_store import ids
+from transfer_engine.errors import AuthError
+from transfer_engine.wire.schema import Packed
+
+if TYPE_CHECKING:
+    from mooncake_store.master.clients import Peer
+    from mooncake_store.master.site import Site
+    from transfer_engine.rpc.serving import Reply
+    from transfer_engine.wire.frame import Frame
+    from transfer_engine.wire.registry import Operation
+
+__all__ = ["Answer", "AnswerTable", "answers"]
+
+Answer = Any
+"""The fields of a packed reply as a dict, or the struct of another one."""
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class _Declaration(NamedTuple):
+    operation: Operation[Any, Any]
+    keys: str
+    routed: tuple[str, ...]
+    changes: bool
+    waits: bool
+
+
+def answers(
+    operation: Operation[Any, Any],
+    *,
+    keys: str = "",
+    routed: tuple[str, ...] = (),
+    changes: bool = False,
+    waits: bool = False,
+) -> Callable[[Handler], Handler]:
+    """Declare a method as the handler of an operation.
+
+    `keys` is the column of the request whose rows are counted, `routed` those whose keys must be of
+    this shard. `changes`: not for a credential that may only read. A handler that `waits` is told
+    the milliseconds that its caller waits at most, 0 for any time.
+    """
+
+    def declare(handler: Handler) -> Handler:
+        declaration = _Declaration(operation, keys, routed, changes, waits)
+        handler.declaration = declaration  # type: ignore[attr-defined]
+        return handler
+
+    return declare
+
+
+class _Entry(NamedTuple):
+    declaration: _Declaration
+    unpack: Callable[[Any], Any]
+    handle: Callable[..., Any]
+    pack: Callable[[Any], bytes]
+
+
+class AnswerTable:
+    """The handlers of a service by opcode."""
+
+    def __init__(self, site: Site, owners: Iterable[object]) -> None:
+        self._site = site
+        self._entries = {
+            entry.declaration.operation.opcode: entry for owner in owners for entry in _of(owner)
+        }
+
+    def answer(self, peer: Peer, frame: Frame) -> Reply | Awaitable[Reply] | None:
+        """Answer a request, at once or later; None for an operation without a handler."""
+        entry = self._entries.get(frame.opcode)
+        if entry is None:
+            return None
+        declaration = entry.declaration
+        request = entry.unpack(frame.body)
+        if peer.read_only and declaration.changes:
+            raise _refused(declaration.operation, request)
+        if declaration.keys:
+            self._site.keys += len(getattr(request, declaration.keys))
+        for column in declaration.routed:
+            self._site.check_routing(getattr(request, column))
+        if not declaration.waits:
+            return entry.pack(entry.handle(peer, request))
+        told = entry.handle(peer, request, frame.deadline_ms)
+        return _later(entry.pack, told) if isinstance(told, Awaitable) else entry.pack(told)
+
+
+async def _later(pack: Callable[[Any], bytes], told: Awaitable[Answer]) -> bytes:
+    return pack(await told)
+
+
+def _of(owner: object) -> Iterable[_Entry]:
+    for name in dir(owner):
+        handle = getattr(owner, name)
+        declaration = getattr(handle, "declaration", None)
+        if declaration is not None:
+            operation = declaration.operation
+            yield _Entry(declaration, operation.request.unpack, handle, _packer(operation.reply))
+
+
+def _packer(reply: Any) -> Callable[[Any], bytes]:
+    if isinstance(reply, Packed):
+        pack = reply.pack
+        return lambda fields: pack(**fields)
+    struct: Callable[[Any], bytes] = reply.pack
+    return struct
+
+
+def _refused(operation: Operation[Any, Any], request: Any) -> AuthError:
+    """Say what a read-only credential does not allow, and of which key it was asked."""
+    names, digests = getattr(request, "names", None), getattr(request, "digests", None)
+    key: str | None = None
+    if names is not None and len(names.blob):
+        key = bytes(names.blob[: int(names.offsets[1])]).decode(errors="backslashreplace")
+    elif digests is not None and len(digests):
+        key = ids.hex(digests[0])
+    return AuthError(
+        "the credential is read-only",
+        key=key,
+        operation=operation.name,
+        advice="connect with the shared secret itself to change objects",
+    )

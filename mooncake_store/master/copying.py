@@ -1,0 +1,100 @@
+"""Copies and moves: who asks for one, how it stands, and the workers that carry it out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.core.records import Status
+from mooncake_store.master.answers import Answer, answers
+from mooncake_store.master.words import digest_of
+from mooncake_store.units import MILLISECOND_NS
+from mooncake_store.wire import shard as wire
+from transfer_engine.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from mooncake_store.core.tasks import Task
+    from mooncake_store.master.clients import Peer
+    from mooncake_store.master.site import Site
+
+__all__ = ["Copying"]
+
+TASKS_PER_FETCH = 256
+
+
+class Copying:
+    """Answers what is asked of tasks."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._shard = site.shard
+        self._now = site.now
+
+    @answers(wire.SUBMIT_TASK, changes=True)
+    def submit_task(self, peer: Peer, request: Any) -> Answer:
+        """Queue a copy or a move."""
+        digest, targets = digest_of(request.digest), list(request.targets)
+        source = None if request.source < 0 else request.source
+        now = self._now()
+        if request.kind == 0 and targets:
+            status, number = self._shard.submit_copy(now, digest, targets, source)
+        elif request.kind == 1 and len(targets) == 1:
+            status, number = self._shard.submit_move(now, digest, targets[0], source)
+        else:
+            raise InvalidArgumentError("a copy (0) has targets, a move (1) has exactly one")
+        return wire.TaskReply(int(status), number) if status else self._described(number)
+
+    @answers(wire.TASK)
+    def task(self, peer: Peer, request: Any) -> Answer:
+        """Say how a task stands."""
+        return self._described(request.number)
+
+    def _described(self, number: int) -> wire.TaskReply:
+        found = self._shard.tasks.get(number)
+        if found is None:
+            return wire.TaskReply(int(Status.TASK_NOT_FOUND), number)
+        now = self._now()
+        return wire.TaskReply(
+            0,
+            number,
+            int(found.kind),
+            int(found.state),
+            found.message,
+            max(0, now - found.created_ns) // MILLISECOND_NS,
+            max(0, now - found.updated_ns) // MILLISECOND_NS,
+        )
+
+    @answers(wire.FETCH_TASKS, changes=True)
+    def fetch_tasks(self, peer: Peer, request: Any) -> Answer:
+        """Hand out work of the asking worker."""
+        limit = max(0, min(request.limit, TASKS_PER_FETCH))
+        tasks = self._shard.fetch_tasks(self._now(), peer.handle, limit)
+        work = tuple(work for task in tasks if (work := self._work(peer, task)) is not None)
+        return wire.TaskList(work)
+
+    def _work(self, peer: Peer, task: Task) -> wire.TaskWork | None:
+        """Say what a worker has to copy; a task whose source is gone ends here."""
+        now, bases = self._now(), self._site.bases
+        found = self._shard.stat(now, np.array(task.digest, np.uint64))
+        at = [] if found is None else [o for s, o, _ in found.replicas if s == task.source]
+        if found is None or not at:
+            self._shard.finish_task(now, peer.handle, task.number, False, "the source is gone")
+            return None
+        return wire.TaskWork(
+            task.number,
+            found.size,
+            (task.source, at[0] + int(bases[task.source])),
+            tuple(
+                (int(r["segment"]), int(r["offset"]) + int(bases[r["segment"]]))
+                for r in task.replicas
+            ),
+        )
+
+    @answers(wire.FINISH_TASK, changes=True)
+    def finish_task(self, peer: Peer, request: Any) -> Answer:
+        """End a task of the asking worker."""
+        status = self._shard.finish_task(
+            self._now(), peer.handle, request.number, request.ok, request.message
+        )
+        return wire.TaskOutcome(int(status))
