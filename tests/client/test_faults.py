@@ -18,6 +18,7 @@ from mooncake_store import (
     TransferTimeoutError,
     UnavailableError,
 )
+from mooncake_store.client import _reads
 from mooncake_store.client._kernels import SET_WORDS, WAYS, WORDS
 from mooncake_store.client._writes import Putting
 from mooncake_store.units import MIB
@@ -444,6 +445,48 @@ def test_a_put_to_an_owner_that_stands_still_goes_elsewhere(own_cluster, connect
     finally:
         cluster.resume_worker(0)
     assert store.get("key") == b"value"
+
+
+def test_a_batch_to_an_owner_that_stands_still_goes_elsewhere_and_its_space_rests(
+    own_cluster, connect
+):
+    """What was sent to it may still be written there once it goes on."""
+    cluster = own_cluster()
+    store = connect(cluster.url, transports=["tcp"])
+    assert store.put_many(["a", "b"], [b"x"] * 2, preferred=["worker-0"]).ok
+    stand_still(cluster, 0)
+    try:
+        values = [bytes([number]) * 4096 for number in range(4)]
+        keys = [f"key-{number}" for number in range(4)]
+        put = store.put_many(keys, values, preferred=["worker-0"], deadline=PATIENCE_S)
+        assert put.ok
+        assert sum(shard.quarantined_bytes for shard in store.store_stats()) >= 4 * 4096
+        assert store.get_many(keys).values == values
+    finally:
+        cluster.resume_worker(0)
+    assert store.get_many(["a", "b", *keys]).values == [b"x", b"x", *values]
+
+
+def test_a_read_that_timed_out_under_a_cached_lease_is_asked_for_anew(
+    own_cluster, connect, monkeypatch
+):
+    monkeypatch.setattr(_reads, "half_of", lambda until: until)  # nothing is left for a second try
+    cluster = own_cluster()
+    store = connect(cluster.url, transports=["tcp"])
+    keys = ["key", "other"]
+    assert store.put_many(keys, [b"value"] * 2, preferred=["worker-0"]).ok
+    assert store.get_many(keys).ok
+    hits = [store.stats().lease_cache_hits]
+    stand_still(cluster, 0)
+    try:
+        for _ in range(2):
+            assert len(store.get_many(keys, deadline=0.5).failed) == 2
+            hits.append(store.stats().lease_cache_hits)
+    finally:
+        cluster.resume_worker(0)
+    assert hits[1] - hits[0] == 2  # the first follows the leases
+    assert hits[2] == hits[1]
+    assert store.get_many(keys).values == [b"value"] * 2
 
 
 def test_a_put_whose_time_goes_into_connecting_names_the_owner_and_leaves_nothing(

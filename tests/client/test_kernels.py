@@ -136,6 +136,18 @@ def test_grants_are_counted_and_handed_out_once(kernel):
     assert kernel("forget")(table, digests, index, 101, generations, counts) == 0  # it has ended
 
 
+def test_a_lease_that_ended_and_was_granted_again_counts_once(kernel):
+    table = np.zeros(k.SET_WORDS, np.int64)
+    digests, index = some_digests(1), np.zeros(1, np.int64)
+    cols = columns(1, k.FOUND)
+    cols[k.UNTIL], cols[k.GENERATION] = 100, 7
+    kernel("remember")(table, digests, index, 1, cols)
+    cols[k.UNTIL] = 300
+    kernel("remember")(table, digests, index, 200, cols)
+    generations, counts = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    assert kernel("forget")(table, digests, index, 201, generations, counts) == 1
+
+
 def test_leases_of_the_same_generation_last_as_long_as_the_longest(kernel):
     table = np.zeros(k.SET_WORDS, np.int64)
     digests, index = some_digests(2), np.arange(2)

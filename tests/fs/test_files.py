@@ -215,6 +215,16 @@ def test_moves_keep_parts_where_they_are(fs, store):
     assert not fs.exists("small")
 
 
+@pytest.mark.parametrize("size", [1, 5 * PART])
+def test_a_file_moved_to_where_it_is_stays(fs, store, size):
+    fs.pipe_file("dir/file", content(size))
+    parts = {item.key for item in store.list("\0")}
+    for target in ("dir/", "dir/file"):
+        fs.mv("dir/file", target)
+        assert fs.cat_file("dir/file") == content(size)
+        assert {item.key for item in store.list("\0")} == parts
+
+
 def test_a_copy_is_a_file_of_its_own(fs):
     fs.pipe_file("large", content(5 * PART))
     fs.cp("large", "other")

@@ -136,6 +136,21 @@ def test_a_copy_that_cannot_fit_evicts_nothing(small):
     assert not small.exists("copy")
 
 
+def test_a_file_that_could_not_be_replaced_has_its_old_content():
+    settings = {"quotas": ["mine=8MiB"]}
+    with LocalCluster(1, "64MiB", in_process=True, namespace="mine", master=settings) as running:
+        fs = MooncakeFileSystem(running.url, part_size="1MiB", skip_instance_cache=True)
+        old = os.urandom(3 * MIB)
+        fs.pipe_file("file", old, pin="hard")
+        used = sum(shard.tenant_bytes for shard in fs.client.store_stats())
+        # All parts find room, the object that carries the name does not.
+        with pytest.raises(NoSpaceError):
+            fs.pipe_file("file", bytes(8 * MIB - used - 10))
+        assert fs.cat_file("file") == old
+        assert sum(shard.tenant_bytes for shard in fs.client.store_stats()) == used
+        fs.close()
+
+
 def test_a_quota_is_refused_before_anything_is_evicted():
     settings = {"quotas": ["mine=8MiB"]}
     with LocalCluster(1, "64MiB", in_process=True, namespace="mine", master=settings) as running:

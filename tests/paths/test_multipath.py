@@ -146,6 +146,19 @@ def test_a_rail_that_fails_rests_and_comes_back(setting, faults, caplog):
     until(lambda: not any(t.name == "mooncake-prober" for t in threading.enumerate()))
 
 
+def test_the_next_small_batches_avoid_a_rail_that_failed(setting, faults):
+    engine, target, region, _ = setting
+    small = target, [5], [1000], [region.address]
+    assert engine.read_batch(*small).ok
+    (used,) = hosts(faults)
+    faults.refuse.add(used)
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    faults.calls.clear()
+    for _ in range(5):
+        assert engine.read_batch(*small).ok
+    assert used not in hosts(faults)
+
+
 def test_a_rail_that_goes_silent_costs_its_patience_once(setting, faults):
     engine, target, region, memory = setting
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok

@@ -2,9 +2,9 @@
 
 import os
 import signal
-import socket
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from tests.waiting import long_before, until
 from transfer_engine import (
     Operation,
     Segment,
-    SegmentDescriptor,
     TransferEngine,
     TransferServer,
     transports,
@@ -23,15 +22,12 @@ from transfer_engine.errors import (
     AuthError,
     NotFoundError,
     PeerLostError,
-    RemoteProtocolError,
     StoreError,
     TransferError,
     TransferTimeoutError,
 )
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports import dialing, shm
-from transfer_engine.transports.stream import REPLY, REQUEST
-from transfer_engine.wire.frame import MAGIC
 from transfer_engine.wire.handshake import read_only_secret
 
 SIZE = 8 << 20
@@ -143,6 +139,28 @@ def test_a_stopped_owner_runs_into_the_deadline(owner, engine, setting, monkeypa
         os.kill(owner.process.pid, signal.SIGCONT)
     # What the stopped owner still sends belongs to connections that were given up.
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+
+
+def bytes_on_their_way_to(port):
+    """What sockets of this machine still hold for a port, whoever had them open."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    waiting = [row[4].partition(":")[0] for row in rows if row[2].endswith(f":{port:04X}")]
+    return sum(int(count, 16) for count in waiting)
+
+
+def test_nothing_of_a_write_that_was_given_up_is_sent_later(owner, engine, setting):
+    descriptor, _, region = setting
+    target = engine.open(descriptor, require="tcp")
+    place = (target, [0], [SIZE], [region.address])
+    assert engine.read_batch(*place).ok
+    os.kill(owner.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED)  # all its threads
+    try:
+        with pytest.raises(TransferTimeoutError):
+            engine.write_batch(*place, timeout_s=0.3)
+        assert bytes_on_their_way_to(descriptor.tcp_port) == 0
+    finally:
+        os.kill(owner.process.pid, signal.SIGCONT)
 
 
 def test_a_stopped_owner_does_not_stop_shared_memory(owner, engine, setting):
@@ -450,145 +468,3 @@ def test_a_forked_child_goes_on_by_itself(owner, engine, setting, transport):
         assert np.array_equal(memory, expected)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
-
-
-def greeted(descriptor):
-    """Return a connection that has passed the handshake, for saying anything on it."""
-    from transfer_engine.transports.tcp import _Pool
-
-    link, _ = _Pool(descriptor, None, 1).acquire(time.monotonic() + 5) or ()
-    link.deadline = time.monotonic() + 5
-    return link
-
-
-def request(descriptor, *, opcode=0x20, flags=0, count=1, body=None, magic=MAGIC, version=1):
-    return REQUEST.pack(
-        magic, version, flags, opcode, 32 + 16 * count if body is None else body, 0, 1,
-        descriptor.uuid, 0, count,
-    )  # fmt: skip
-
-
-def columns(*values):
-    return np.array(values, np.int64).tobytes()
-
-
-HOSTILE = {
-    "magic": lambda d: request(d, magic=7) + columns(0, 1),
-    "version": lambda d: request(d, version=99) + columns(0, 1),
-    "opcode": lambda d: request(d, opcode=0x99) + columns(0, 1),
-    "flags": lambda d: request(d, flags=3) + columns(0, 1),
-    "count": lambda d: request(d, count=1 << 40, body=32) + bytes(64),
-    "count past the limit": lambda d: request(d, count=70_000) + bytes(64),
-    "negative count": lambda d: request(d, count=(1 << 64) - 1, body=16) + bytes(64),
-    "body": lambda d: request(d, body=40) + columns(0, 1),
-    "negative length": lambda d: request(d) + columns(0, -1),
-    "sum overflows": lambda d: request(d, count=2) + columns(0, 0, 1 << 62, 1 << 62),
-    "absurd write": lambda d: request(d, opcode=0x21) + columns(0, 1 << 40),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_messages_end_their_own_connection(owner, engine, setting, name):
-    descriptor, memory, region = setting
-    target = engine.open(descriptor, require="tcp")
-    before = owner.digest(descriptor)
-    link = greeted(descriptor)
-    link.send(HOSTILE[name](descriptor))
-    link.receive(link.view[: REPLY.size])
-    flags = REPLY.unpack_from(link.view)[2]
-    assert flags == 3  # a reply that is an error; then the connection ends
-    with pytest.raises(PeerLostError):
-        link.receive(memoryview(bytearray(1 << 20)))
-    link.close()
-    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
-    assert np.array_equal(memory, content(3, SIZE))
-    assert owner.digest(descriptor) == before
-
-
-@pytest.mark.parametrize("opcode", [0x20, 0x21])
-def test_ranges_out_of_bounds_are_refused_by_the_owner(owner, setting, opcode):
-    descriptor, _, _ = setting
-    before = owner.digest(descriptor)
-    link = greeted(descriptor)
-    offsets = (SIZE, -1, (1 << 63) - 1, -(1 << 63), SIZE - 1, 0)
-    lengths = (1, 8, 8, 8, 2, SIZE + 1)
-    link.send(request(descriptor, opcode=opcode, count=6) + columns(*offsets, *lengths))
-    if opcode == 0x21:
-        link.send(b"\xee" * sum(lengths))
-    link.receive(link.view[: REPLY.size])
-    *_, body, _, _, data, refused = REPLY.unpack_from(link.view)
-    assert (data, refused) == (0, 6)
-    statuses = bytearray(body - 16)
-    link.receive(memoryview(statuses))
-    assert set(np.frombuffer(statuses, np.int32)[:6].tolist()) == {-600}
-    link.close()
-    assert owner.digest(descriptor) == before
-
-
-def test_garbage_and_silence_on_the_port_harm_nobody(owner, engine, setting):
-    descriptor, memory, region = setting
-    target = engine.open(descriptor, require="tcp")
-    threads = owner.ask("threads")
-    address = (descriptor.tcp_host, descriptor.tcp_port)
-    rng = np.random.default_rng(6)
-    for size in (0, 1, 23, 24, 25, 1000, 100_000):
-        with socket.create_connection(address) as sock:
-            sock.sendall(rng.integers(0, 256, size, np.uint8).tobytes())
-    for part in (0, 10, 56, 60):
-        link = greeted(descriptor)
-        link.send((request(descriptor, opcode=0x21) + columns(0, 1 << 20))[:part])
-        link.close()
-    with socket.create_connection(address) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: mooncake\r\n\r\n")
-        assert b"speaks HTTP" in sock.recv(4096)
-    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
-    assert np.array_equal(memory, content(3, SIZE))
-    until(lambda: owner.ask("threads") <= threads)
-
-
-def test_a_write_cut_short_leaves_the_rest(owner, setting):
-    descriptor, _, _ = setting
-    link = greeted(descriptor)
-    link.send(request(descriptor, opcode=0x21) + columns(0, SIZE))
-    link.send(b"\x11" * 1000)
-    link.close()
-    expected = content(3, SIZE)
-    expected[:1000] = 0x11
-    import xxhash
-
-    until(lambda: owner.digest(descriptor) == xxhash.xxh3_128_hexdigest(expected))
-
-
-def test_a_full_owner_says_so():
-    owner = OwnerProcess(connections_max=2)
-    try:
-        descriptor = owner.publish(4096, 3)
-        links = [greeted(descriptor) for _ in range(2)]
-        with TransferEngine() as engine, pytest.raises(StoreError, match="2 data connections"):
-            engine.open(descriptor, require="tcp")
-        for link in links:
-            link.close()
-    finally:
-        owner.close()
-
-
-def test_a_server_that_lies_is_refused(engine):
-    listener = socket.create_server(("127.0.0.1", 0))
-    descriptor = SegmentDescriptor(
-        uuid=bytes(16), size=64, name="x", writable=True, host="elsewhere", instance=bytes(16),
-        uid=0, pid=1, transports=("shm", "tcp"), unix_address="@nobody",
-        tcp_host="127.0.0.1", tcp_port=listener.getsockname()[1],
-    )  # fmt: skip
-
-    def lie():
-        sock, _ = listener.accept()
-        sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100))
-        sock.recv(100)
-        sock.close()
-
-    thread = threading.Thread(target=lie)
-    thread.start()
-    with pytest.raises(RemoteProtocolError, match="HTTP"):
-        engine.open(descriptor)
-    thread.join(60)
-    listener.close()

@@ -17,7 +17,7 @@ from transfer_engine.wire import (
     VersionRange,
     encode_frame,
 )
-from transfer_engine.wire.handshake import HANDSHAKE_LIMITS
+from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, read_only_secret
 
 N = 3
 CURRENT = VersionRange.ending_at(N)
@@ -56,6 +56,16 @@ def test_both_sides_learn_who_the_other_is(secret):
     assert client.session.version == server.session.version == N
     assert client.session.features == server.session.features == {"b"}
     assert client.session.proven == server.session.proven == (secret is not None)
+
+
+def test_who_may_only_read_shares_no_features():
+    """A feature may be all that a way to write asks for: remote memory access starts with one."""
+    client, server = pair(client_secret=read_only_secret(b"hunter2"), server_secret=b"hunter2")
+    converse(client, server)
+    assert client.session.proven
+    assert server.session.read_only
+    assert client.session.features == server.session.features == set()
+    assert client.session.peer.features == ()
 
 
 def test_the_previous_version_is_spoken_with_a_peer_that_knows_no_newer():

@@ -116,6 +116,13 @@ def test_decode_goes_where_tokens_come_fastest_and_there_is_room():
     assert choose_decode(Demand(100), views[2:], costs().decode) is None
 
 
+@pytest.mark.parametrize(("free", "fits"), [(119, False), (120, True), (121, True)])
+def test_an_answer_goes_where_exactly_enough_is_free(free, fits):
+    view = DecodeView("d0", free_tokens=free)
+    chosen = choose_decode(Demand(100, max_new_tokens=20), [view], costs().decode)
+    assert (chosen is not None) is fits
+
+
 def test_a_threshold_below_one_is_refused():
     with pytest.raises(ValueError, match="balancing"):
         CacheCentric(balancing=0.5)
