@@ -32,7 +32,7 @@ from mooncake_store.errors import StoreError
 from mooncake_store.master.building import build_service, liveness_times, shard_config
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.running import serve_master
-from mooncake_store.master.shard_service import ShardPlace
+from mooncake_store.master.site import ShardPlace
 from mooncake_store.worker import Worker
 from mooncake_store.worker_program import run_worker
 from serving.conductor.views import Demand, PrefillView
@@ -144,8 +144,8 @@ def events_that_are_left(given):
 
 
 def checks(given):
-    lab = core(given)
     with mock.patch("mooncake_store.core.integrity.check") as check:
+        lab = core(given)
         lab.shard.remove(lab.now, np.ones((1, 2), np.uint64))
         return check.called
 
@@ -155,7 +155,7 @@ def room_of_a_namespace(given):
 
     async def build():
         config = load(MasterConfig, environ={}, overrides={"objects_max": 4096, **given}).value
-        return build_service(config, ShardPlace(), ManualClock()).shard
+        return build_service(config, ShardPlace(), ManualClock()).site.shard
 
     lab = core({})
     lab.shard = asyncio.run(build())
