@@ -98,7 +98,7 @@ def relieve(state: ShardState) -> EvictReport:
     _reclaim_late_puts(state)
     where = _on_segments(state, full)
     first = _pass(state, state.policy, target, where, VICTIMS_MAX)
-    over = state.space.used_bytes() - state.space.watermark_bytes()
+    over = state.space.excess_bytes()
     if 2 * first.bytes >= target or over <= 0:
         return first
     second = _pass(state, state.policy, over, None, VICTIMS_MAX)

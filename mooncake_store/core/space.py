@@ -44,6 +44,8 @@ RELEASED_MAX = 16_384
 LATE_KEPT = 65_536
 """Late writers that are known, at most; the space of those before waits for its whole time."""
 NEVER = 1 << 62
+KEEPING = (SegmentState.OK, SegmentState.SUSPECT)
+"""States of segments on which objects stay."""
 
 
 @dataclass(slots=True)
@@ -408,8 +410,12 @@ class Space:
 
         Segments that drain will take nothing any more; one that is suspect may come back.
         """
-        takes = (SegmentState.OK, SegmentState.SUSPECT)
-        return sum(s.full_at for s in self._segments.values() if s.state in takes)
+        return sum(s.full_at for s in self._segments.values() if s.state in KEEPING)
+
+    def excess_bytes(self) -> int:
+        """What the segments that `watermark_bytes` counts hold above it, all of them together."""
+        self.settle()
+        return sum(s.used - s.full_at for s in self._segments.values() if s.state in KEEPING)
 
     def used_bytes(self) -> int:
         """Bytes of them that are not free."""

@@ -331,6 +331,17 @@ def test_nothing_pinned_softly_leaves_while_plain_objects_are_left_elsewhere() -
     assert sum(segment.used for segment in lab.shard.segments()) <= 0.90 * 32 * MIB
 
 
+def test_a_full_segment_that_drains_costs_the_others_nothing() -> None:
+    lab = Lab(segments=2, nbytes=16 * MIB)
+    lab.put(range(15), MIB, preferred=("segment0",), soft_pin=SoftPin.ENABLE)
+    lab.put(range(15, 25), MIB, preferred=("segment1",))
+    lab.shard.drain(lab.now, 0)
+    for _ in range(5):
+        lab.sleep(0.01)
+        lab.tick()
+    assert all(lab.exists(range(25)))
+
+
 def test_tick_evicts_nothing_below_the_watermark() -> None:
     lab = Lab(nbytes=4 * MIB)
     lab.put(range(800), 4096)
