@@ -15,6 +15,7 @@ Cost: 0.1 us for bytes, 1 us for other buffers, 0 a key for arrays and `Rows`.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Buffers", "Memory", "Rows", "locate", "new_bytes"]
+__all__ = ["Buffers", "Memory", "Rows", "locate", "new_bytes", "new_bytes_many"]
 
 Buffers: TypeAlias = "Sequence[Any] | Rows | Any"
 """A list of buffers, an array or CPU tensor of rows, or `Rows`."""
@@ -74,6 +75,14 @@ def new_bytes(nbytes: int) -> tuple[bytes, int]:
     return made, (id(made) + _OFFSET if _OFFSET else address_of(made, writable=False)[0])
 
 
+def new_bytes_many(lengths: list[int]) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Return as many bytes objects with undefined content, and their addresses."""
+    made: list[bytes] = list(map(_create, itertools.repeat(None), lengths))
+    if not _OFFSET:
+        return made, np.array([address_of(each, writable=False)[0] for each in made], np.int64)
+    return made, np.fromiter(map(id, made), np.int64, len(made)) + _OFFSET
+
+
 def locate_one(buffer: object, *, writable: bool) -> tuple[int, int]:
     """Address and size of one buffer."""
     if type(buffer) is bytes and _OFFSET and not writable:
@@ -92,7 +101,7 @@ def locate(buffers: Buffers, count: int, *, writable: bool) -> Memory:
     if isinstance(buffers, list | tuple):
         if len(buffers) != count:
             raise InvalidArgumentError(f"{count} keys and {len(buffers)} buffers")
-        if _OFFSET and not writable and all(type(buffer) is bytes for buffer in buffers):
+        if _OFFSET and not writable and set(map(type, buffers)) == {bytes}:
             addresses = np.fromiter(map(id, buffers), np.int64, count)
             addresses += _OFFSET
             return Memory(addresses, np.fromiter(map(len, buffers), np.int64, count), buffers)

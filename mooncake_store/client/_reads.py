@@ -32,7 +32,7 @@ import numpy as np
 
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._answers import still_there
-from mooncake_store.client._buffers import new_bytes
+from mooncake_store.client._buffers import new_bytes_many
 from mooncake_store.client._core import every, parts
 from mooncake_store.client._failures import BUFFER_SMALL, OUT_OF_RANGE
 from mooncake_store.client._steps import CLUSTER, Move, Moves, Opens, ask
@@ -125,9 +125,12 @@ class BytesSink:
 
     def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
         """Make them; all fit."""
-        values = self.values
-        for at, length in zip(index.tolist(), lengths.tolist(), strict=True):
-            values[at], addresses[at] = new_bytes(length)
+        made, addresses[index] = new_bytes_many(lengths.tolist())
+        if len(made) == len(self.values):  # all of them, in order
+            self.values[:] = made
+        else:
+            for at, value in zip(index.tolist(), made, strict=True):
+                self.values[at] = value
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""The one way in which objects are put: begin, write every replica, end. Every kind of put is this.
+"""Puts of batches: begin, write every replica, end.
 
     1. One request per shard begins the batch; each key is accepted with its replicas, present
        already, or refused. A full pool makes the shard wait within the deadline.
