@@ -5,7 +5,7 @@
     target = engine.open(descriptor)                  # a segment of some process
     engine.read_batch(target, offsets, lengths, region.address + positions)
 
-`open` chooses among the transports by cost (local, shm, tcp) and keeps the reasons of the choice;
+`open` chooses among the transports that reach a segment by their cost, and keeps the reasons;
 a path that fails is logged once and the next one is taken for that segment. `require=` names the
 only transport that will do. Batches run on the calling thread (`read_batch`, `write_batch`) or in
 a bounded pool (`submit`). Everything is thread-safe; a forked child makes its own connections.

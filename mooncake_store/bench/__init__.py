@@ -3,8 +3,8 @@
     def run(report: Report, *, quick: bool, vs: tuple[str, ...], **own_options) -> None
 
 `mooncake bench <name>` finds the module by its name, so adding a bench is adding a file here and
-a subcommand in `mooncake_store/cli/bench.py`. The modules import each other's helpers only through
-`harness`; importing this package costs nothing.
+a subcommand in `mooncake_store/cli/bench.py`. What benches share is in `harness` and in modules
+with an underscore; importing this package costs nothing.
 """
 
 from typing import TYPE_CHECKING

@@ -2,7 +2,7 @@
 
 One object is one 64-byte row, so that a lookup costs one cache line beside the hash table's.
 What few objects have, or few requests read, lives in separate columns indexed by the same row
-(`rows.py`); such a column costs memory only where it has been written. Replies are arrays of
+(`state.py`); such a column costs memory only where it has been written. Replies are arrays of
 packed records: they go onto the wire as they are and are read there with `np.frombuffer`.
 """
 

@@ -5,7 +5,7 @@ computing thread it is the engine's listener. Events cross over in order. Its bl
 when nobody computes on them *and* no transfer touches them any more (`holds`): a request that was
 cancelled ends at once for its caller, and a moment later for the cache.
 
-The last event is sent once, by `_end`; everything that may end a request goes through it.
+The last event is sent once: after it `emit` sends nothing more, whatever else ends the request.
 """
 
 from __future__ import annotations
