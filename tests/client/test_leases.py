@@ -8,7 +8,12 @@ import pytest
 
 from mooncake_store import ids
 from mooncake_store.client._leases import Leases
-from mooncake_store.errors import HasLeaseError, LeaseExpiredError, NoSpaceError
+from mooncake_store.errors import (
+    HasLeaseError,
+    LeaseExpiredError,
+    NoSpaceError,
+    TransferTimeoutError,
+)
 from mooncake_store.wire import shard as wire
 from tests.master.wires import ClusterWire
 from tests.waiting import until
@@ -161,11 +166,11 @@ def test_an_error_names_the_leases_that_hold_the_space(own_cluster, connect):
     assert reader.get_many(keys, ttl="300s").ok
 
     def said():
-        with pytest.raises(NoSpaceError) as caught:
-            store.put("new", bytes(4 * MIB), deadline=0.5)
+        with pytest.raises((NoSpaceError, TransferTimeoutError)) as caught:
+            store.put("new", bytes(4 * MIB), deadline=2.0)
         return str(caught.value)
 
-    # The shard adds up what is leased from tick to tick.
+    # The shard adds up what is leased from tick to tick; a busy one may not answer in time.
     text = until(lambda: "13MiB are leased to readers, 13MiB of it" in (text := said()) and text)
     assert "to one client on" in text
     reader.close()
