@@ -104,7 +104,8 @@ def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
     shared = column(context, SHARED, INT64)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
-    hot_hits, window = context[HOT_HITS], 0
+    hot_hits = context[HOT_HITS]
+    window = 0
     if hot_hits > 0:
         window = ((now // context[HOT_WINDOW_NS]) & HOT_WINDOWS) << HOT_COUNT_BITS
     m, hot = 0, 0

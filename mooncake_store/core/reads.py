@@ -164,7 +164,11 @@ def release(
 def list_objects(
     state: ShardState, tenant: int, prefix: bytes = b"", cursor: int = 0, limit: int = 1000
 ) -> tuple[NDArray[Any], bytes, int]:
-    """Return up to `limit` readable, named objects whose name starts with `prefix`."""
+    """Return (LISTED rows, their names as one blob, next cursor or 0) of a tenant.
+
+    At most `limit` readable objects whose name starts with `prefix`. A page may be short, or empty,
+    before the end: only a cursor of 0 means the end.
+    """
     limit = max(1, min(limit, BATCH_MAX))
 
     def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
