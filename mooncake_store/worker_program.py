@@ -7,7 +7,6 @@ signals, so that it can live in any process.
 from __future__ import annotations
 
 import os
-import queue
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +35,19 @@ def run_worker(
 ) -> None:
     """Run a worker on the main thread until SIGTERM, SIGINT, or the end of its parent."""
     kernels.forget_stale_caches()
-    # Its `put` may interrupt its own `get`. An Event set by a signal handler waits for a lock that
-    # the interrupted `wait` may hold, and then for ever.
-    ending: queue.SimpleQueue[None] = queue.SimpleQueue()
+    # Not a lock: the kernel may hand a signal to any thread (one that is just starting or ending,
+    # for example), and the main thread then sleeps on. This is written whoever receives it.
+    heard, asked = os.pipe()
+    os.set_blocking(asked, False)
     if parent is not None:
-        parent.watch(lambda: ending.put(None))
+        parent.watch(lambda: os.write(asked, b"."))
     worker = Worker(config, secret=secret)
     worker.start()
     # Not earlier: while it waits for its master nothing needs an orderly end.
-    signal.signal(signal.SIGTERM, lambda *_: ending.put(None))
+    signal.set_wakeup_fd(asked)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     if parent is None:
-        signal.signal(signal.SIGINT, lambda *_: ending.put(None))
+        signal.signal(signal.SIGINT, lambda *_: None)
     facts = {
         "name": worker.name,
         "pid": os.getpid(),
@@ -60,7 +61,7 @@ def run_worker(
             write_port_file(config.port_file, facts)
         settle_garbage_collection()
         on_ready(facts)
-        ending.get()
+        os.read(heard, 1)
         # Whoever asks a second time does not want to wait for leases.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if parent is None:

@@ -1,5 +1,6 @@
 """`mooncake master` and `mooncake worker` as programs: ready, told, refused, ended."""
 
+import ctypes
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from tests.waiting import until
 
 MASTER = ("-m", "mooncake_store", "master")
 WORKER = ("-m", "mooncake_store", "worker")
+LIBC = ctypes.CDLL(None)
 
 
 def ready(program):
@@ -91,6 +93,19 @@ def test_a_worker_serves_and_leaves_in_order(start_program, wire_to, tmp_path):
     assert wire.segments() == ()
     master.signal(signal.SIGINT)
     assert master.wait() == 0
+
+
+def test_a_worker_ends_whichever_of_its_threads_is_given_the_signal(start_program):
+    """Meant for a process, any thread may get it: one that starts or ends takes it with it."""
+    address = ready(master := start_program(*MASTER, "--port", 0, "--json"))["address"]
+    worker = start_program(*WORKER, "--master", address, "--segment", "16MiB", "--json")
+    ready(worker)
+    pid = worker.process.pid
+    others = [int(thread) for thread in os.listdir(f"/proc/{pid}/task") if int(thread) != pid]
+    assert LIBC.tgkill(pid, others[0], signal.SIGTERM) == 0
+    assert worker.wait() == 0
+    assert "leaves without" not in worker.output
+    master.kill()
 
 
 def test_a_port_in_use_is_one_sentence(start_program, tmp_path):
