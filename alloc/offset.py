@@ -14,7 +14,7 @@ do: keep small objects of one size from fragmenting the pool for large ones; see
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -172,29 +172,3 @@ class OffsetAllocator(Allocator):
         from alloc._integrity import check_extents
 
         check_extents(self._state)
-
-    def dump(self) -> dict[str, Any]:
-        """The whole state; copies what is in use. O(n)."""
-        head, span, _, bucket = self._state
-        return {
-            "kind": "offset",
-            "capacity": self.capacity,
-            "alignment": self.alignment,
-            "rows": len(span),
-            "head": head.copy(),
-            "span": span[: head[kernels.NODE_TOP]].copy(),
-            "bucket": bucket[: head[kernels.BUCKETS]].copy(),
-        }
-
-    @classmethod
-    def load(cls, state: dict[str, Any]) -> Self:
-        """An allocator that continues exactly as the dumped one would. O(n)."""
-        self = cls(int(state["capacity"]), int(state["alignment"]))
-        head, span, _, bucket = self._state
-        head[:] = state["head"]
-        # This system may let us reserve more or fewer rows than the one the dump was made on.
-        head[kernels.NODE_LEFT] += len(span) - int(state["rows"])
-        head[kernels.BUCKET_MAX] = len(bucket)
-        span[: len(state["span"])] = state["span"]
-        bucket[: len(state["bucket"])] = state["bucket"]
-        return self

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction._storage import reserve
-from eviction.base import EvictionPolicy, State, as_ids, state_columns
+from eviction.base import EvictionPolicy, as_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,17 +72,6 @@ class LogPolicy(EvictionPolicy):
         """Raise AssertionError when the log and its count disagree; O(n)."""
         if not self._kernels.log_check(self._head, self._places, self._log):
             raise AssertionError(f"{self.name}: the log and its count disagree")
-
-    def dump(self) -> State:
-        """The ids, coldest first."""
-        return {"ids": self.coldest(len(self))}
-
-    def load(self, state: State) -> None:
-        """Become the dumped order."""
-        (ids,) = state_columns(state, "ids")
-        ids = self._loadable(ids)
-        self._reset()
-        self.insert(ids)
 
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         k = self._kernels

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction._buckets import BucketPolicy
-from eviction.base import State, as_ids
+from eviction.base import as_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,18 +53,6 @@ class OptPolicy(BucketPolicy):
     def touch(self, ids: NDArray[Any]) -> None:
         """Let `ids` look forward to their next use; a use of an absent id is spent as well."""
         self._place(as_ids(ids), add=False)
-
-    def dump(self) -> State:
-        """Order and keys, and how many uses of each id have happened."""
-        return super().dump() | {"uses_done": self._uses_done.copy()}
-
-    def load(self, state: State) -> None:
-        """Become what another policy with the same future was."""
-        uses_done = state.get("uses_done")
-        if uses_done is None or len(uses_done) != self.capacity_ids:
-            raise ValueError("opt: the state has no uses_done for this capacity")
-        super().load(state)
-        self._uses_done[:] = uses_done
 
     def _place(self, ids: NDArray[Any], *, add: bool) -> None:
         if add and len(ids) and not 0 <= ids.min() <= ids.max() < self.capacity_ids:
