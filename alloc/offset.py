@@ -71,7 +71,7 @@ def sorted_ranges(
 
 
 class OffsetAllocator(Allocator):
-    """Allocates extents of any size in O(1); see the module for when to use it.
+    """Allocates extents of any size in O(1), for sizes that are few, large or ever-changing.
 
     Raises ValueError for a capacity or alignment it cannot have.
     """

@@ -41,7 +41,7 @@ _BITS_MAX = 1 << 30
 
 
 class SlabAllocator(Allocator):
-    """Allocates slots of exactly the size asked for; see the module for how.
+    """Allocates slots of exactly the size asked for, a class of slabs for each size.
 
     Raises ValueError for a capacity or alignment it cannot have.
     """

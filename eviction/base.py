@@ -165,12 +165,10 @@ class EvictionPolicy(ABC):
             chunk *= 2
         return picked[0] if len(picked) == 1 else np.concatenate(picked or [_NO_IDS])
 
-    def coldest(self, count: int, skip: int = 0) -> NDArray[np.int64]:
-        """The `count` coldest ids after the first `skip`, coldest first; O(skip + count)."""
-        total = max(0, min(skip + count, len(self)))
-        out = np.empty(total, dtype=np.int64)
-        found = self._walk(np.zeros(2, dtype=np.int64), out)
-        return out[min(skip, found) : found]
+    def coldest(self, count: int) -> NDArray[np.int64]:
+        """The `count` coldest ids, coldest first; O(count)."""
+        out = np.empty(max(0, min(count, len(self))), dtype=np.int64)
+        return out[: self._walk(np.zeros(2, dtype=np.int64), out)]
 
 
 _NO_IDS = np.empty(0, dtype=np.int64)

@@ -21,13 +21,12 @@ from abc import abstractmethod
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from eviction.base import EvictionPolicy, as_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["PlainPolicy"]

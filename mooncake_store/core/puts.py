@@ -13,9 +13,9 @@ from mooncake_store.core import context as places
 from mooncake_store.core import pressure
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.names import as_lengths
-from mooncake_store.core.options import DEFAULTS, PutOptions, SoftPin
+from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
 from mooncake_store.core.records import (
-    BATCH_MAX,
+    KEYS_MAX,
     PUT_ROW,
     REPLICA,
     REPLICAS_MAX,
@@ -44,7 +44,7 @@ def put_start(
     digests: NDArray[np.uint64],
     sizes: NDArray[np.int64],
     names: Names | None = None,
-    options: PutOptions = DEFAULTS,
+    options: StartOptions = DEFAULTS,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin objects: (PUT_ROW per key, REPLICA per replica of the accepted keys, in order).
 
@@ -91,7 +91,7 @@ def upsert_start(
     digests: NDArray[np.uint64],
     sizes: NDArray[np.int64],
     names: Names | None = None,
-    options: PutOptions = DEFAULTS,
+    options: StartOptions = DEFAULTS,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin new generations; a readable one stays readable until put_end swaps its successor in."""
     n = len(digests)
@@ -121,10 +121,10 @@ def upsert_start(
 
 
 def _admits(
-    state: ShardState, client: int, tenant: int, n: int, names: Names | None, options: PutOptions
+    state: ShardState, client: int, tenant: int, n: int, names: Names | None, options: StartOptions
 ) -> bool:
     """Whether the arguments of a put make sense; else the whole batch is refused."""
-    if n > BATCH_MAX or client not in state.client_by_handle:
+    if n > KEYS_MAX or client not in state.client_by_handle:
         return False
     if tenant not in state.tenant_by_number:
         return False
@@ -202,7 +202,7 @@ def _second_generations(
     state: ShardState,
     who: tuple[int, int],
     sizes: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
     status: NDArray[np.int16],
     found: NDArray[np.int32],
     beside: NDArray[np.int64],
@@ -234,7 +234,7 @@ def _fill(
     who: tuple[int, int],
     found: NDArray[np.int32],
     sizes: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
     status: NDArray[np.int16],
 ) -> None:
     """Find space for the claimed rows that have none, and give up those that get none."""
@@ -309,10 +309,7 @@ def _start_runs(
     n, start, placed, retries = len(words), 0, 0, 0
     order, first = state.space.turn(state.now)
     if first < 0:
-        first, order = (
-            0,
-            state.space.order(state.now, DEFAULTS, state.client_by_handle[who[0]].host),
-        )
+        order, first = state.space.order(state.now, DEFAULTS), 0
     state.table.maintain(n)
     choices = len(order)
     runs = min(choices, max(1, n // SPREAD_RUN))
@@ -353,7 +350,7 @@ def _mark(
     tenant: int,
     rows: NDArray[np.int32],
     accepted: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
 ) -> None:
     """Write what the options say into the columns of new rows."""
     if options.hard_pin:
@@ -382,10 +379,10 @@ def _place(
     who: tuple[int, int],
     rows: NDArray[np.int32],
     sizes: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
 ) -> NDArray[np.int16] | None:
     """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
-    order = state.space.order(state.now, options, state.client_by_handle[who[0]].host)
+    order = state.space.order(state.now, options)
     result = np.zeros(len(rows), np.int16)
     large = sizes > nth_largest(order, options.replicas_min)
     if large.any():  # for these nobody else shall be evicted, nor anybody wait in vain
@@ -429,7 +426,7 @@ def _hold_limits(
     state: ShardState,
     tenant: int,
     sizes: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
     result: NDArray[np.int16],
 ) -> None:
     """Refuse, in order, what a tenant's quota or the share of hard pins does not allow."""
@@ -468,7 +465,7 @@ def put_end(
 ) -> NDArray[np.int16]:
     """Make written objects readable, with the checksum of their bytes."""
     n = len(digests)
-    if n > BATCH_MAX or len(generations) != n or len(checksums) != n:
+    if n > KEYS_MAX or len(generations) != n or len(checksums) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     if client not in state.client_by_handle:  # its puts may not have been swept away yet
         return np.full(n, Status.CLIENT_NOT_FOUND, np.int16)
@@ -572,7 +569,7 @@ def put_revoke(
     So does that of own puts that were given up before: theirs has been waiting for this.
     """
     n = len(digests)
-    if n > BATCH_MAX or len(generations) != n:
+    if n > KEYS_MAX or len(generations) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     if client not in state.client_by_handle:
         return np.full(n, Status.CLIENT_NOT_FOUND, np.int16)

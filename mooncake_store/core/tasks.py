@@ -16,7 +16,7 @@ import numpy as np
 
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_writes as k
-from mooncake_store.core.options import PutOptions
+from mooncake_store.core.options import DEFAULTS
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import (
     REPLICA,
@@ -72,8 +72,6 @@ class Task:
     generation: int = 0
     state: TaskState = TaskState.PENDING
     message: str = ""
-    fetched: bool = False
-    """Whether it was begun by a fetch; else its worker was told of it when it was asked for."""
     repair: bool = False
     """Whether it makes a missing replica anew: while one is missing, in spare room and quota."""
     replicas: NDArray[Any] = field(default_factory=lambda: np.empty(0, REPLICA))
@@ -130,28 +128,6 @@ class Tasks:
             self._tasks[number].repair = True
         return status, number
 
-    def start(
-        self,
-        kind: TaskKind,
-        client: int,
-        digest: NDArray[np.uint64],
-        source: int | None,
-        targets: list[int],
-    ) -> tuple[Status, int, NDArray[Any]]:
-        """Begin a task at once, run by `client`; returns the replicas to write."""
-        if client not in self._state.client_by_handle:
-            return Status.CLIENT_NOT_FOUND, 0, np.empty(0, REPLICA)
-        targets = list(dict.fromkeys(targets))
-        status, row, chosen = self._check(digest, source, targets)
-        if status == Status.OK:
-            status, number = self._new(kind, row, chosen, targets, client)
-            if status == Status.OK:
-                status = self._begin(self._tasks[number])
-                if status == Status.OK:
-                    return status, number, self._tasks[number].replicas
-                self._close(self._tasks[number], TaskState.FAILED, status.name)
-        return status, 0, np.empty(0, REPLICA)
-
     def fetch(self, client: int, limit: int) -> list[Task]:
         """Return up to `limit` tasks of this worker, which runs none while it asks.
 
@@ -160,14 +136,13 @@ class Tasks:
         are pending and begin now.
         """
         mine = [task for task in self.unfinished() if task.worker == client]
-        out = [task for task in mine if task.fetched and task.state == TaskState.PROCESSING][:limit]
+        out = [task for task in mine if task.state == TaskState.PROCESSING][:limit]
         for task in mine:
             if len(out) >= limit:
                 break
             if task.state == TaskState.PENDING:
                 status = self._begin(task)
                 if status == Status.OK:
-                    task.fetched = True
                     out.append(task)
                 else:
                     self._close(task, TaskState.FAILED, status.name)
@@ -323,7 +298,7 @@ class Tasks:
         held = {s for s, _, _ in replicas_of(state, row)}
         size = state.rows["size"][row : row + 1]
         placed: list[tuple[int, int]] = []
-        state.space.settle()
+        state.space.return_freed()
         for target in task.targets:
             if target in held:
                 continue
@@ -407,7 +382,7 @@ def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
 def spare_bytes(state: ShardState, segment: Segment) -> int:
     """Return how much of a segment may be in use after a repair.
 
-    It is what eviction leaves: copies that filled what it made free would have it begin again.
+    Eviction leaves this much: if copies filled the room that it makes, it would begin again.
     """
     config = state.config
     return int(max(0.0, config.high_watermark - config.eviction_ratio) * segment.nbytes)
@@ -417,6 +392,6 @@ def choose_target(state: ShardState, row: int) -> int | None:
     """Return a segment that could take one more replica of `row`, the emptiest of a few."""
     held = {s for s, _, _ in replicas_of(state, row)}
     hosts = {s.host for s in state.space.all() if s.index in held}
-    order = [s for s in state.space.order(state.now, PutOptions(), "") if s.index not in held]
+    order = [s for s in state.space.order(state.now, DEFAULTS) if s.index not in held]
     order.sort(key=lambda s: (s.host in hosts, s.used / s.nbytes))
     return order[0].index if order else None

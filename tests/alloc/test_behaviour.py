@@ -12,10 +12,10 @@ from alloc import (
     CompositeAllocator,
     OffsetAllocator,
     SlabAllocator,
+    _kernels_slabs,
     create_allocator,
 )
 from alloc import _kernels_extents as kernels
-from alloc import _kernels_slabs
 from alloc.testing import fill, ints
 
 KINDS = ["offset", "slab", "composite"]
