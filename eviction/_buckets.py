@@ -33,10 +33,8 @@ class BucketPolicy(EvictionPolicy):
     def __init__(self, capacity_ids: int) -> None:
         from eviction import _kernels_buckets
 
-        self._kernels = _kernels_buckets
         super().__init__(capacity_ids)
-
-    def _reset(self) -> None:
+        self._kernels = _kernels_buckets
         self._nodes: NDArray[np.uint32] = reserve((self.capacity_ids + 1, 4), np.uint32)
         self._heads: NDArray[np.uint32] = reserve((self._kernels.KEYS,), np.uint32)
         self._words: NDArray[np.uint64] = reserve((self._kernels.WORDS,), np.uint64)

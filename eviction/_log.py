@@ -28,11 +28,8 @@ class LogPolicy(EvictionPolicy):
     def __init__(self, capacity_ids: int) -> None:
         from eviction import _kernels_log
 
-        self._kernels = _kernels_log
         super().__init__(capacity_ids)
-
-    def _reset(self) -> None:
-        k = self._kernels
+        k = self._kernels = _kernels_log
         self._head = np.zeros(k.HEAD_WORDS, dtype=np.int64)
         self._numbers = self._head.data  # the same words for Python, which reads one faster
         self._places: NDArray[np.uint32] = reserve((self.capacity_ids,), np.uint32)

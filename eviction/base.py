@@ -75,7 +75,6 @@ class EvictionPolicy(ABC):
         if not 1 <= capacity_ids <= CAPACITY_MAX:
             raise ValueError(f"capacity_ids must be 1 to {CAPACITY_MAX}, not {capacity_ids}")
         self.capacity_ids = int(capacity_ids)
-        self._reset()
 
     @abstractmethod
     def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
@@ -116,10 +115,6 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def check_integrity(self) -> None:
         """Raise AssertionError when the links contradict each other; O(n)."""
-
-    @abstractmethod
-    def _reset(self) -> None:
-        """Start empty, on fresh arrays."""
 
     @abstractmethod
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:

@@ -32,8 +32,8 @@ class OptPolicy(BucketPolicy):
     name: ClassVar[str] = "opt"
 
     def __init__(self, capacity_ids: int, future: NDArray[Any] | None = None) -> None:
-        self._future = as_ids(np.empty(0, np.int64) if future is None else future)
         super().__init__(capacity_ids)
+        self._future = as_ids(np.empty(0, np.int64) if future is None else future)
         if len(self._future) >= self._kernels.KEYS:
             raise ValueError(f"opt: a future has fewer than {self._kernels.KEYS} uses")
         if len(self._future) and not 0 <= self._future.min() <= self._future.max() < capacity_ids:
@@ -41,10 +41,7 @@ class OptPolicy(BucketPolicy):
         self._uses = np.argsort(self._future, kind="stable")
         counts = np.bincount(self._future, minlength=capacity_ids)
         self._starts = np.concatenate(([0], np.cumsum(counts)))
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._uses_done = np.zeros(self.capacity_ids, dtype=np.int64)
+        self._uses_done = np.zeros(capacity_ids, dtype=np.int64)
 
     def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
         """Add `ids`, each with its next use; those already present learn their next use."""

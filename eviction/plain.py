@@ -35,6 +35,11 @@ __all__ = ["PlainPolicy"]
 class PlainPolicy(EvictionPolicy):
     """An order of ids that a subclass keeps one id at a time."""
 
+    def __init__(self, capacity_ids: int) -> None:
+        super().__init__(capacity_ids)
+        self._here: set[int] = set()
+        self.start()
+
     @abstractmethod
     def start(self) -> None:
         """Make the empty state, as attributes of `self`."""
@@ -93,10 +98,6 @@ class PlainPolicy(EvictionPolicy):
         """Raise AssertionError when `order` has other ids than were inserted; O(n log n)."""
         if sorted(self.order()) != sorted(self._here):
             raise AssertionError(f"{self.name}: order() gives other ids than were inserted")
-
-    def _reset(self) -> None:
-        self._here: set[int] = set()
-        self.start()
 
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         begin = int(cursor[0])

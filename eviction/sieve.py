@@ -34,10 +34,8 @@ class SievePolicy(EvictionPolicy):
     def __init__(self, capacity_ids: int) -> None:
         from eviction import _kernels_sieve
 
-        self._kernels = _kernels_sieve
         super().__init__(capacity_ids)
-
-    def _reset(self) -> None:
+        self._kernels = _kernels_sieve
         rows = self.capacity_ids + self._kernels.FIRST
         self._links: NDArray[np.uint32] = reserve((rows, 2), np.uint32)
         self._links[self._kernels.END] = self._kernels.END

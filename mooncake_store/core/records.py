@@ -138,7 +138,9 @@ COLD = np.dtype(
 OVERFLOW = np.dtype(
     [("offset", "<i8"), ("next", "<i4"), ("segment", "<i2"), ("state", "u1"), ("spare", "u1")]
 )
-"""A replica after the first; `state` is READABLE, or WRITING while a copy fills it."""
+"""A replica after the first, in a chain that begins at `ROW.more`; `state` is READABLE, or WRITING
+while a copy fills it. Entry 0 is the head of the free list (`next`) and counts the entries ever
+used (`offset`)."""
 
 REPLICA = np.dtype([("offset", "<i8"), ("segment", "<i4"), ("spare", "<i4")])
 """Where one replica lies, as told to clients."""

@@ -77,7 +77,7 @@ class Shard(ShardState):
         """
         tenants = self.tenants
         if name not in tenants:
-            number = len(tenants)
+            number = len(self.tenant_by_number)
             if number == TENANTS_MAX:
                 return -1
             tenants[name] = self.tenant_by_number[number] = Tenant(number, name, None)

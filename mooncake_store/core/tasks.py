@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Task", "TaskKind", "TaskState", "Tasks"]
 
 FINISHED_KEPT = 4096
-MASK64 = (1 << 64) - 1
 
 
 class TaskKind(IntEnum):
@@ -61,15 +60,14 @@ class Task:
 
     number: int
     kind: TaskKind
-    digest: tuple[int, int]
+    digest: NDArray[np.uint64]
     source: int
     targets: tuple[int, ...]
     worker: int
     """Handle of the only client that may fetch and finish it."""
     created_ns: int
     updated_ns: int
-    row: int = -1
-    generation: int = 0
+    row: int
     state: TaskState = TaskState.PENDING
     message: str = ""
     repair: bool = False
@@ -256,18 +254,15 @@ class Tasks:
         if len(self._open) >= self._state.config.tasks_max:
             return Status.TASK_LIMIT, 0
         self._last += 1
-        now, rows = self._state.now, self._state.rows
-        key = int(rows["digest_lo"][row]) & MASK64, int(rows["digest_hi"][row]) & MASK64
-        task = Task(self._last, kind, key, source, tuple(targets), worker, now, now)
-        task.row, task.generation = row, int(rows["generation"][row])
+        now, digest = self._state.now, self._state.digests(np.array([row]))[0]
+        task = Task(self._last, kind, digest, source, tuple(targets), worker, now, now, row)
         self._tasks[task.number] = self._open[task.number] = task
         return Status.OK, task.number
 
     def _begin(self, task: Task) -> Status:
         """Allocate the target replicas and flag the object."""
         state = self._state
-        digest = np.array(task.digest, np.uint64)
-        status, row, _ = self._check(digest, task.source, list(task.targets))
+        status, row, _ = self._check(task.digest, task.source, list(task.targets))
         if status != Status.OK:
             return status
         if task.repair and state.rows["replicas"][row] >= state.cold["wanted"][row]:
@@ -280,8 +275,7 @@ class Tasks:
         self._attach(row, placed)
         state.set_flag(row, Flag.TASK)
         state.replicas_most = max(state.replicas_most, int(state.rows["replicas"][row]))
-        task.row, task.generation = row, int(state.rows["generation"][row])
-        task.state, task.updated_ns = TaskState.PROCESSING, state.now
+        task.row, task.state, task.updated_ns = row, TaskState.PROCESSING, state.now
         task.replicas = np.array([(offset, where, 0) for where, offset in placed], REPLICA)
         return Status.OK
 

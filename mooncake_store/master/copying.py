@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mooncake_store.core.records import Status
 from mooncake_store.core.tasks import TaskKind
 from mooncake_store.master.answers import Answer, answers
@@ -74,7 +72,7 @@ class Copying:
     def _work(self, peer: Peer, task: Task) -> wire.TaskWork | None:
         """Say what a worker has to copy; a task whose source is gone ends here."""
         now, bases = self._now(), self._site.bases
-        found = self._shard.stat(now, np.array(task.digest, np.uint64))
+        found = self._shard.stat(now, task.digest)
         at = [] if found is None else [o for s, o, _ in found.replicas if s == task.source]
         if found is None or not at:
             self._shard.finish_task(now, peer.handle, task.number, False, "the source is gone")

@@ -46,23 +46,18 @@ class Objects:
     @answers(wire.PUT_START, keys="digests", routed=("digests",), changes=True, waits=True)
     def put_start(self, peer: Peer, request: Any, deadline_ms: int) -> Answer:
         """Begin objects; where there is no space, wait for it."""
-        site = self._site
-        put = Put(
-            peer.handle,
-            peer.tenant,
-            request.digests,
-            request.sizes,
-            _names_of(request.names),
-            _options_of(request),
-            bool(request.flags & PutFlag.UPSERT),
-        )
-        rows, replicas = put.run(self._shard, self._now())
+        site, options = self._site, _options_of(request)
+        upsert = bool(request.flags & PutFlag.UPSERT)
+        names = _names_of(request.names)
+        asked = peer.handle, peer.tenant, request.digests, request.sizes, names, options
+        start = self._shard.upsert_start if upsert else self._shard.put_start
+        rows, replicas = start(self._now(), *asked)
         patient = request.wait_ms and not site.puts.full and not site.stopped
         # With one replica each there are as many as accepted keys: nobody has to look.
-        refused = len(replicas) < len(rows) or put.options.replicas > 1
+        refused = len(replicas) < len(rows) or options.replicas > 1
         if refused and patient and (rows["status"] == Status.NO_SPACE).any():
             wait_ms = wait_max_ms(request.wait_ms, deadline_ms)
-            return self._wait_for_space(put, rows, replicas, wait_ms)
+            return self._wait_for_space(Put(*asked, upsert), rows, replicas, wait_ms)
         return self._placed(rows, replicas)
 
     async def _wait_for_space(

@@ -380,23 +380,23 @@ FETCH_TASKS = Operation("fetch_tasks", 0x35, Cold(FetchTasks), Cold(TaskList), "
 FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome), "ends work")
 
 
-class One(NamedTuple):
+class SingleKey(NamedTuple):
     """How an operation asks for a single key, and reads the answer; see `SingleRow`."""
 
     request: SingleRow
     reply: SingleRow
 
 
-def _one(operation: Operation[Any, Any]) -> One:
-    return One(
+def _single(operation: Operation[Any, Any]) -> SingleKey:
+    return SingleKey(
         SingleRow(operation.request, whole=("digests",)), SingleRow(operation.reply, signed=True)
     )
 
 
-EXISTS_ONE = _one(EXISTS)
-GET_ONE = _one(GET)
+EXISTS_ONE = _single(EXISTS)
+GET_ONE = _single(GET)
 """Its reply has one replica: GET_ROW as four words, then REPLICA as two."""
-PUT_END_ONE = _one(PUT_END)
+PUT_END_ONE = _single(PUT_END)
 PUT_STARTED_ONE = SingleRow(PUT_START.reply, signed=True)
 """The reply to the put of one replica: PUT_ROW as a word, then REPLICA as two."""
 

@@ -72,7 +72,7 @@ class TaskCalls:
             expect(places == [(e.segment, e.offset) for e in begun.targets], f"{task} moved")
         self._check_repairs(tasks)
         for task in tasks:
-            key = by_digest[task.digest]
+            key = by_digest[tuple(task.digest.tolist())]
             self.note("  task", task.number, key, task.source, task.targets)
             item = self.model.readable(key)
             expect(item is not None and item.task is None, f"task of {key}: {item}")
