@@ -4,9 +4,9 @@ Every hole is in one of 32 bins per power of two of its size, so finding one tha
 bit operations; both neighbours of a freed extent are known, so holes merge at once and an empty
 pool is always one hole. Extents start at multiples of 64 bytes and are rounded up to 64.
 
-With `best_fit` (the default) up to 16 holes of a bin are compared and the remainder of a split
-is left beside its larger neighbour; without, the first hole in the bin is taken. Best fit costs
-some 10 ns and gains 3 points of utilisation on random sizes (docs/internals/alloc.md).
+Up to 16 holes of a bin are compared and the remainder of a split is left beside its larger
+neighbour. That costs some 10 ns more than the first hole in the bin, and gains 3 points of
+utilisation on random sizes (docs/internals/alloc.md).
 
 Good for few, large or ever-changing sizes; 36 bytes of memory per allocation. What it does not
 do: keep small objects of one size from fragmenting the pool for large ones; see `slab`.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CAPACITY_MAX = 1 << 47
 ALIGNMENT_MAX = 1 << 21
 _NODES_MAX = 1 << 28
-_BEST_FIT_SCAN = 16
+_HOLES_COMPARED = 16
 _INT64 = np.dtype(np.int64)
 
 
@@ -76,7 +76,7 @@ class OffsetAllocator(Allocator):
     Raises ValueError for a capacity or alignment it cannot have.
     """
 
-    def __init__(self, capacity: int, alignment: int = 1, *, best_fit: bool = True) -> None:
+    def __init__(self, capacity: int, alignment: int = 1) -> None:
         check_geometry(capacity, alignment)
         self.capacity = capacity
         self.alignment = alignment
@@ -91,7 +91,7 @@ class OffsetAllocator(Allocator):
         head[kernels.NODE_SPARE] = kernels.NIL
         head[kernels.NODE_LEFT] = len(span)
         head[kernels.BUCKET_MAX] = len(bucket)
-        head[kernels.SCAN] = _BEST_FIT_SCAN if best_fit else 1
+        head[kernels.SCAN] = _HOLES_COMPARED
         self._head = head
         self._numbers = head.data  # the same words for Python, which reads one faster
         self._state = (head, span, span.view(np.int32), bucket)

@@ -178,13 +178,13 @@ class Janitor:
         state.dispose(rows[overdue & ~fenced])
         rest = rows[~(overdue | fenced)]
         rest = rest[state.rows["state"][rest] != State.FREE]  # second generations went along
-        only = state.rows["replicas"][rest] == 1
-        only &= (state.flags(rest) & Flag.TASK) == 0
-        several = rest[~only]
+        single = state.rows["replicas"][rest] == 1
+        single &= (state.flags(rest) & Flag.TASK) == 0
+        several = rest[~single]
         for row in several[:ATTENDED_MAX].tolist():
             self._drop_dead_replicas(row)
         emptied = several[:ATTENDED_MAX]
-        doomed = np.concatenate([rest[only], emptied[state.rows["segment"][emptied] < 0]])
+        doomed = np.concatenate([rest[single], emptied[state.rows["segment"][emptied] < 0]])
         state.totals.lost_objects += len(doomed)
         first = (state.flags(doomed) & Flag.UPSERT) != 0
         first &= state.rows["state"][doomed] == State.READABLE
