@@ -52,8 +52,9 @@ def put_start(
     `replicas_min` fit. Where nothing fits, cold objects are evicted first.
     """
     n = len(digests)
-    if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
-        return _all_refused(n, _why_whole(state, client, tenant))
+    refusal = _refusal(state, client, tenant, n, sizes, names, options)
+    if refusal != c.OK:
+        return _all_refused(n, refusal)
     words, sizes = as_words(digests), as_column(sizes, INT64)
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     who = client, tenant
@@ -95,8 +96,9 @@ def upsert_start(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin new generations; a readable one stays readable until put_end swaps its successor in."""
     n = len(digests)
-    if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
-        return _all_refused(n, _why_whole(state, client, tenant))
+    refusal = _refusal(state, client, tenant, n, sizes, names, options)
+    if refusal != c.OK:
+        return _all_refused(n, refusal)
     words, sizes = as_words(digests), as_column(sizes, INT64)
     status = np.zeros(n, np.int16)
     status[(sizes <= 0) | (sizes >= c.SIZE_MAX)] = c.INVALID_PARAMS
@@ -120,34 +122,31 @@ def upsert_start(
     return _answer(state, found, names, status, answers, replicas)
 
 
-def _admits(
-    state: ShardState, client: int, tenant: int, n: int, names: Names | None, options: StartOptions
-) -> bool:
-    """Whether the arguments of a put make sense; else the whole batch is refused."""
-    if n > KEYS_MAX or client not in state.client_by_handle:
-        return False
-    if tenant not in state.tenant_by_number:
-        return False
-    if names is not None and (
-        len(names.lengths) != n or int(np.add.reduce(names.lengths)) != len(names.blob)
-    ):
-        return False
-    return options.plain or (
-        (options.groups is None or len(options.groups) == n)
-        and 1 <= options.replicas <= REPLICAS_MAX
-        and 1 <= options.replicas_min <= options.replicas
-    )
-
-
-def _why_whole(state: ShardState, client: int, tenant: int) -> Status:
+def _refusal(
+    state: ShardState,
+    client: int,
+    tenant: int,
+    n: int,
+    sizes: NDArray[np.int64],
+    names: Names | None,
+    options: StartOptions,
+) -> int:
+    """Why a whole batch is refused, OK where the arguments of a put make sense."""
     if client not in state.client_by_handle:
         return Status.CLIENT_NOT_FOUND
     if tenant not in state.tenant_by_number:
         return Status.TENANT_NOT_REGISTERED
-    return Status.INVALID_PARAMS
+    sound = n <= KEYS_MAX and n == len(sizes)
+    if names is not None:
+        total = int(np.add.reduce(names.lengths))
+        sound = sound and n == len(names.lengths) and total == len(names.blob)
+    if not options.plain:
+        sound = sound and 1 <= options.replicas_min <= options.replicas <= REPLICAS_MAX
+        sound = sound and (options.groups is None or len(options.groups) == n)
+    return c.OK if sound else c.INVALID_PARAMS
 
 
-def _all_refused(n: int, status: Status) -> tuple[NDArray[Any], NDArray[Any]]:
+def _all_refused(n: int, status: int) -> tuple[NDArray[Any], NDArray[Any]]:
     answers = np.zeros(n, PUT_ROW)
     answers["status"] = status
     return answers, np.empty(0, REPLICA)
@@ -489,24 +488,23 @@ def put_end(
             if int(state.rows["flags"][row]) & c.UPSERT:  # else a repetition within the batch
                 _swap_in(state, row)
             status[at] = c.OK
-    refused = _hear_late(state, client, generations, status)
-    if refused is not None:  # the put that overtook it may be gone from the key again
-        status[refused[status[refused] == c.NOT_FOUND]] = c.SUPERSEDED
+    if state.space.late:
+        overtaken = _hear_late(state, client, generations, status)
+        # The put that overtook one of them may be gone from the key again.
+        status[overtaken[status[overtaken] == c.NOT_FOUND]] = c.SUPERSEDED
     return status
 
 
 def _hear_late(
     state: ShardState, client: int, generations: NDArray[np.uint32], status: NDArray[np.int16]
-) -> NDArray[np.int64] | None:
+) -> NDArray[np.int64]:
     """Return the space of puts that were given up earlier: their writer says that it is done.
 
-    Returns the places of those that another put had overtaken, None if nobody was waited for.
+    Returns the places of those that another put had overtaken.
     """
-    if not state.space.late:
-        return None
     refused = np.flatnonzero(status)
     if not len(refused):
-        return None
+        return refused
     writers = writers_of(np.full(len(refused), client), generations[refused])
     return refused[state.space.writers_done(writers)]
 
@@ -578,7 +576,7 @@ def put_revoke(
     count = k.revoke(
         state.rows, state.cold, found, as_column(generations, UINT32), client, status, doomed
     )
-    if not late:
+    if state.space.late and not late:
         _hear_late(state, client, generations, status)
     state.dispose(doomed[:count], writer_done=not late)
     return status
