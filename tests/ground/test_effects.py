@@ -26,7 +26,6 @@ from mooncake_store import Client, LocalCluster, _capacity, logs
 from mooncake_store._capacity import Machine
 from mooncake_store.cli._program_options import begin
 from mooncake_store.client._setup import Setup
-from mooncake_store.clock import ManualClock
 from mooncake_store.config import PROGRAMS, ClientConfig, MasterConfig, WorkerConfig, describe, load
 from mooncake_store.errors import StoreError
 from mooncake_store.master.building import build_service, liveness_times, shard_config
@@ -37,6 +36,7 @@ from mooncake_store.worker import Worker
 from mooncake_store.worker_program import run_worker
 from serving.conductor.views import Demand, PrefillView
 from serving.system import ServingSystem, SystemSettings
+from tests.clocks import ManualClock
 from tests.core.lab import Lab
 from tests.master.wires import ClusterWire
 from tests.serving.conductor.test_placement import costs
