@@ -26,7 +26,14 @@ from mooncake_store import Client, LocalCluster, _capacity, logs
 from mooncake_store._capacity import Machine
 from mooncake_store.cli._program_options import begin
 from mooncake_store.client._setup import Setup
-from mooncake_store.config import PROGRAMS, ClientConfig, MasterConfig, WorkerConfig, describe, load
+from mooncake_store.config import (
+    PROGRAMS,
+    ClientConfig,
+    MasterConfig,
+    WorkerConfig,
+    load,
+    settings_of,
+)
 from mooncake_store.errors import StoreError
 from mooncake_store.master.building import build_service, liveness_times, shard_config
 from mooncake_store.master.liveness import Liveness
@@ -522,7 +529,7 @@ OBSERVED = {
     "client.strict": Observation({"strict": True}, beside_a_typo(ClientConfig)),
 }
 
-SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in describe(program)]
+SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in settings_of(program)]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
