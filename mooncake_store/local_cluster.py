@@ -19,7 +19,7 @@ import contextlib
 import logging
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store import config
 from mooncake_store._capacity import check_room
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from mooncake_store.worker import Worker
 
 __all__ = ["LocalCluster"]
+
+S = TypeVar("S", bound=config.Settings)
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +117,7 @@ class LocalCluster:
         if self._facts:
             return self
         # Of all workers at once: each of them alone would find the room of the others free.
-        lent = config.load(config.WorkerConfig, environ={}, overrides=self._worker_settings).value
+        lent = _load(config.WorkerConfig, self._worker_settings)
         check_room(lent, workers=self._workers_wanted)
         try:
             if self._in_process:
@@ -131,14 +133,12 @@ class LocalCluster:
     def _start_threads(self) -> None:
         from mooncake_store.worker import Worker
 
-        loaded = config.load(config.MasterConfig, environ={}, overrides=self._master_settings)
-        master = self._master = _MasterThread(loaded.value, self._secret)
+        master = _MasterThread(_load(config.MasterConfig, self._master_settings), self._secret)
+        self._master = master
         self._facts = master.start()
         for index in range(self._workers_wanted):
-            settings = config.load(
-                config.WorkerConfig, environ={}, overrides=self._worker_overrides(index)
-            )
-            worker = Worker(settings.value, secret=self._secret)
+            settings = _load(config.WorkerConfig, self._settings_of_worker(index))
+            worker = Worker(settings, secret=self._secret)
             self._workers.append(worker)
             worker.start()
 
@@ -151,28 +151,19 @@ class LocalCluster:
             child.wait_ready()
 
     def _start_master(self, overrides: dict[str, Any]) -> None:
-        message = {
-            "program": "master",
-            "settings": {**self._master_settings, **overrides},
-            "secret": self._secret,
-        }
-        self._master = master = Child(_PROGRAM, message, name="the master")
+        settings = {**self._master_settings, **overrides}
+        self._master = master = self._child("master", settings, "the master")
         self._facts = master.wait_ready()
 
     def _new_worker(self, index: int) -> Child:
-        message = {
-            "program": "worker",
-            "settings": self._worker_overrides(index),
-            "secret": self._secret,
-        }
-        return Child(_PROGRAM, message, name=f"worker {index}")
+        return self._child("worker", self._settings_of_worker(index), f"worker {index}")
 
-    def _worker_overrides(self, index: int) -> dict[str, Any]:
-        return {
-            "name": f"worker-{index}",
-            "master": self.address,
-            **self._worker_settings,
-        }
+    def _child(self, program: str, settings: dict[str, Any], name: str) -> Child:
+        message = {"program": program, "settings": settings, "secret": self._secret}
+        return Child(_PROGRAM, message, name=name)
+
+    def _settings_of_worker(self, index: int) -> dict[str, Any]:
+        return {"name": f"worker-{index}", "master": self.address, **self._worker_settings}
 
     def close(self) -> None:
         """End everything: workers first, then the master."""
@@ -251,6 +242,11 @@ class LocalCluster:
         if not isinstance(self._master, Child):
             raise InvalidArgumentError("an in-process master cannot be killed or stopped")
         return self._master
+
+
+def _load(program: type[S], overrides: Mapping[str, Any]) -> S:
+    """Return settings on which environment and files have no say."""
+    return config.load(program, environ={}, overrides=overrides).value
 
 
 def _end(worker: Child | Worker) -> None:
