@@ -13,7 +13,7 @@ environment's way to say it, and there each setting's own variable is the more s
 An unknown name in a file is an error that names the nearest known one, in every table and not only
 in the one being loaded, because a file is usually shared by all programs. In the environment others
 put names as well, without asking: an unknown variable that begins like ours is one warning, and an
-error where `strict` says so. Left alone are the tables and variables of `serving`, which reads its
+error where `strict` says so. Left alone are the tables and variables of `serving`, which are its
 own, those that describe a service or container (`_service_links.py`), and those that inference
 engines read. An empty variable counts as absent, since compose files cannot unset one.
 

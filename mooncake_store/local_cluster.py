@@ -85,7 +85,7 @@ class LocalCluster:
             "log_level": "warning",
             **(worker or {}),
         }
-        self._facts: dict[str, Any] = {}
+        self._address = ""
         self._master: Child | _MasterThread | None = None
         self._workers: list[Child | Worker] = []
 
@@ -94,10 +94,9 @@ class LocalCluster:
     @property
     def address(self) -> str:
         """Host and port of the master."""
-        if not self._facts:
+        if not self._address:
             raise UnavailableError("the cluster is not running", advice="call start()")
-        address: str = self._facts["address"]
-        return address
+        return self._address
 
     @property
     def url(self) -> str:
@@ -114,7 +113,7 @@ class LocalCluster:
 
     def start(self) -> LocalCluster:
         """Start everything, or nothing; return self. Does nothing when it runs."""
-        if self._facts:
+        if self._address:
             return self
         # Of all workers at once: each of them alone would find the room of the others free.
         lent = _load(config.WorkerConfig, self._worker_settings)
@@ -135,7 +134,7 @@ class LocalCluster:
 
         master = _MasterThread(_load(config.MasterConfig, self._master_settings), self._secret)
         self._master = master
-        self._facts = master.start()
+        self._address = master.start()
         for index in range(self._workers_wanted):
             settings = _load(config.WorkerConfig, self._settings_of_worker(index))
             worker = Worker(settings, secret=self._secret)
@@ -153,7 +152,7 @@ class LocalCluster:
     def _start_master(self, overrides: dict[str, Any]) -> None:
         settings = {**self._master_settings, **overrides}
         self._master = master = self._child("master", settings, "the master")
-        self._facts = master.wait_ready()
+        self._address = master.wait_ready()["address"]
 
     def _new_worker(self, index: int) -> Child:
         return self._child("worker", self._settings_of_worker(index), f"worker {index}")
@@ -181,7 +180,7 @@ class LocalCluster:
             end.join()
         if master is not None:
             master.stop(STOP_S)
-        self._facts = {}
+        self._address = ""
 
     def __enter__(self) -> LocalCluster:
         return self.start()
@@ -263,14 +262,14 @@ class _MasterThread:
         self._settings = settings
         self._secret = secret
         self._ready = threading.Event()
-        self._facts: dict[str, Any] = {}
+        self._address = ""
         self._error: BaseException | None = None
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._body, name="mooncake-master", daemon=True)
 
-    def start(self) -> dict[str, Any]:
-        """Start it and return its addresses; raises what kept it from starting."""
+    def start(self) -> str:
+        """Start it and return its address; raises what kept it from starting."""
         self._thread.start()
         if not self._ready.wait(START_S):
             raise UnavailableError(
@@ -279,7 +278,7 @@ class _MasterThread:
             )
         if self._error is not None:
             raise self._error
-        return self._facts
+        return self._address
 
     def _body(self) -> None:
         from transfer_engine.rpc.server import run
@@ -294,12 +293,11 @@ class _MasterThread:
             self._ready.set()
 
     async def _serve(self) -> None:
-        from mooncake_store.master.running import described
         from mooncake_store.master.server import Master
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         master = Master(self._settings, secret=self._secret)
-        self._facts = described(await master.start())
+        self._address = str((await master.start()).master)
         self._ready.set()
         assert master.failed is not None
         ending = self._loop.create_task(self._stop.wait())
