@@ -13,7 +13,7 @@ environment's way to say it, and there each setting's own variable is the more s
 An unknown name in a file is an error that names the nearest known one, in every table and not only
 in the one being loaded, because a file is usually shared by all programs. In the environment others
 put names as well, without asking: an unknown variable that begins like ours is one warning, and an
-error where `strict` says so. Left alone are the tables and variables of `serving`, which reads its
+error where `strict` says so. Left alone are the tables and variables of `serving`, which are its
 own, those that describe a service or container (`_service_links.py`), and those that inference
 engines read. An empty variable counts as absent, since compose files cannot unset one.
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import ChainMap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -33,7 +34,7 @@ from mooncake_store._setting import Contradiction, Setting, Settings, settings_o
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "COMMAND_LINE",
@@ -83,6 +84,7 @@ CLIENT_ARGUMENT = Source("argument", "given to the client")
 class Loaded(Generic[S]):
     """The settings of a program, where each of them came from, and what meant nothing.
 
+    An origin is `default`, `file PATH`, `environment VARIABLE`, `command line` or `argument`.
     `unknown` are the variables that begin like ours, each with the nearest that has a meaning;
     `links` are those that describe a service and were passed over.
     """
@@ -91,16 +93,6 @@ class Loaded(Generic[S]):
     origins: Mapping[str, str]
     unknown: Mapping[str, str]
     links: tuple[str, ...]
-
-    def origin(self, name: str) -> str:
-        """Return `default`, `file PATH`, `environment VARIABLE`, `command line` or `argument`.
-
-        Raises:
-            ConfigError: no setting has this name.
-        """
-        if name not in self.origins:
-            raise ConfigError(f"unknown setting {name!r}{nearest(name, self.origins)}")
-        return self.origins[name]
 
     def warn(self) -> None:
         """Log the unknown variables in one line; each is told once in the life of a process."""
@@ -181,25 +173,25 @@ def load_settings(
     for name in given:
         if name not in settings:
             raise ConfigError(f"unknown setting {name!r} {source.where}{nearest(name, settings)}")
-    chosen = profile or environ.get(PROFILE_VARIABLE, "") if program.profiled else ""
-    sources = _Sources(
-        given=given,
-        source=source,
-        environ={name: raw for name, raw in environ.items() if raw and name not in links},
-        profile=_profile(document, path, chosen, given=bool(profile)),
-        profile_first=bool(profile),
-        document=document,
-        path=path,
-    )
-    values: dict[str, object] = {}
-    origins: dict[str, str] = {}
-    for setting in settings.values():
-        found = sources.find(setting)
-        origins[setting.name] = DEFAULT if found is None else found.origin
-        if found is not None:
-            values[setting.attribute] = setting.parse(
-                found.raw, found.where, ways=_ways(setting), from_file=found.typed
-            )
+    chosen = (profile or environ.get(PROFILE_VARIABLE, "")) if program.profiled else ""
+    variables = {name: raw for name, raw in environ.items() if raw and name not in links}
+    in_profile = _from_profile(document, path, chosen, given=bool(profile))
+    strongest_first = [
+        _from_caller(given, source),
+        in_profile if profile else {},
+        _from_environment(settings.values(), variables),
+        in_profile,
+        _from_file(settings.values(), document, path),
+    ]
+    found = ChainMap(*strongest_first)
+    origins = {name: found[name].origin if name in found else DEFAULT for name in settings}
+    values = {
+        setting.attribute: setting.parse(
+            found[name].raw, found[name].where, ways=_ways(setting), from_file=found[name].typed
+        )
+        for name, setting in settings.items()
+        if name in found
+    }
     try:
         value = program(**values)
     except Contradiction as error:
@@ -208,7 +200,7 @@ def load_settings(
             f"{error.what} ({whence})",
             advice="; ".join(_ways(settings[name]) for name in error.names),
         ) from None
-    unknown = known.unknown_variables(sources.environ)
+    unknown = known.unknown_variables(variables)
     if unknown and getattr(value, "strict", False):
         raise ConfigError(
             f"unknown variables in the environment: {_listed(unknown)}",
@@ -227,49 +219,46 @@ def _ways(setting: Setting) -> str:
 
 
 class _Found(NamedTuple):
+    """A value in one source, and what origins and refusals call its place."""
+
     raw: object
     origin: str
     where: str
     typed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """Where values are looked for, the strongest first."""
+def _from_caller(given: Mapping[str, object], source: Source) -> dict[str, _Found]:
+    return {
+        name: _Found(raw, source.origin, f"{name} {source.where}") for name, raw in given.items()
+    }
 
-    given: Mapping[str, object]
-    source: Source
-    environ: Mapping[str, str]
-    profile: Mapping[str, _Found]
-    profile_first: bool
-    document: Mapping[str, Any]
-    path: str
 
-    def find(self, setting: Setting) -> _Found | None:
-        """Return the value that wins for `setting`, or None when only the default is left."""
-        return next(self._candidates(setting), None)
-
-    def _candidates(self, setting: Setting) -> Iterator[_Found]:
-        if setting.name in self.given:
-            origin, where = self.source
-            yield _Found(self.given[setting.name], origin, f"{setting.name} {where}")
-        in_profile = [self.profile[setting.name]] if setting.name in self.profile else []
-        if self.profile_first:
-            yield from in_profile
-        for place in reversed(setting.places):
+def _from_environment(settings: Iterable[Setting], environ: Mapping[str, str]) -> dict[str, _Found]:
+    found = {}
+    for setting in settings:
+        for place in setting.places:  # the more general one first
             variable = environment_name(place)
-            if variable in self.environ:
-                raw = self.environ[variable]
-                yield _Found(raw, f"environment {variable}", f"{variable} in the environment")
-        yield from in_profile
-        for table, name in reversed(setting.places):
-            settings = self.document.get(table, {}) if table else self.document
-            if name in settings:
-                where = f"{name} {_within(table)}{self.path}"
-                yield _Found(settings[name], f"file {self.path}", where, typed=True)
+            if variable in environ:
+                found[setting.name] = _Found(
+                    environ[variable], f"environment {variable}", f"{variable} in the environment"
+                )
+    return found
 
 
-def _profile(
+def _from_file(
+    settings: Iterable[Setting], document: Mapping[str, Any], path: str
+) -> dict[str, _Found]:
+    found = {}
+    for setting in settings:
+        for table, name in setting.places:
+            given = document.get(table, {}) if table else document
+            if name in given:
+                where = f"{name} {_within(table)}{path}"
+                found[setting.name] = _Found(given[name], f"file {path}", where, typed=True)
+    return found
+
+
+def _from_profile(
     document: Mapping[str, Any], path: str, name: str, *, given: bool
 ) -> dict[str, _Found]:
     """Return the settings of a profile; none without a name.

@@ -8,7 +8,7 @@ bytes of a source do not change while its task runs, so reading them needs no le
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +21,9 @@ from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
-    from mooncake_store.worker import Worker
     from transfer_engine.file_segment import FileSegment
     from transfer_engine.handle import SegmentHandle
 
@@ -41,14 +40,23 @@ PIECE_BYTES = 8 << 20
 
 
 class Copier:
-    """Copies from segments of this process into those of others; used by one thread."""
+    """Copies from segments of this process into those of others; used by one thread.
+
+    `identity` says to shards whose copies these are; `describe` asks the master for segments by
+    their numbers, and leaves out those that are gone.
+    """
 
     def __init__(
         self,
-        segments: Iterable[Lent],
+        segments: Sequence[Lent],
         descriptors: Mapping[bytes, SegmentDescriptor],
+        identity: shard_wire.OpenClient,
+        describe: Callable[[tuple[int, ...]], tuple[wire.SegmentEntry, ...]],
         secret: bytes | None,
     ) -> None:
+        self._segments = segments
+        self._identity = identity
+        self._describe = describe
         self._secret = secret
         self._engine = TransferEngine(secret=secret)
         # Those that are files are read like segments of others.
@@ -62,46 +70,46 @@ class Copier:
         self._targets: dict[int, SegmentHandle] = {}
         self._epoch = 0
 
-    def work(self, worker: Worker, cluster: wire.ClusterMap) -> bool:
-        """Run what every shard has for this worker; return whether there was anything."""
+    def work(self, cluster: wire.ClusterMap, numbers: tuple[int, ...]) -> bool:
+        """Run what every shard has for this worker; return whether there was anything.
+
+        `numbers` are those under which the master knows the segments, in their order.
+        """
         if cluster.epoch != self._epoch:
             self._reset(cluster.epoch)
         worked = False
         for address in cluster.shards:
-            connection = self._shard(worker, address)
+            connection = self._shard(address)
             body = shard_wire.FETCH_TASKS.request.pack(shard_wire.FetchTasks(FETCH))
             reply = connection.call(shard_wire.FETCH_TASKS, body, timeout_s=CALL_S)
             tasks = shard_wire.FETCH_TASKS.reply.unpack(reply).tasks
             if tasks:
                 worked = True
-                failures = self._run(worker, tasks)
-                self._finish(connection, tasks, failures)
+                lent = dict(zip(numbers, self._segments, strict=True))
+                self._finish(connection, tasks, self._run(lent, tasks))
         return worked
 
-    def _shard(self, worker: Worker, address: str) -> BlockingConnection:
+    def _shard(self, address: str) -> BlockingConnection:
         connection = self._connections.get(address)
         if connection is None or connection.closed or connection.stale():
             connection = BlockingConnection.connect(
                 address, shard_wire.SHARD, secret=self._secret, timeout_s=CALL_S
             )
-            opening = shard_wire.OpenClient(worker.uuid, worker.epoch, worker.host, "default")
-            connection.call(
-                shard_wire.OPEN, shard_wire.OPEN.request.pack(opening), timeout_s=CALL_S
-            )
+            opening = shard_wire.OPEN.request.pack(self._identity)
+            connection.call(shard_wire.OPEN, opening, timeout_s=CALL_S)
             self._connections[address] = connection
         return connection
 
-    def _run(self, worker: Worker, tasks: tuple[shard_wire.TaskWork, ...]) -> dict[int, str]:
+    def _run(self, lent: dict[int, Lent], tasks: tuple[shard_wire.TaskWork, ...]) -> dict[int, str]:
         """Copy; return the number of each task that failed, and why."""
         failures: dict[int, str] = {}
         by_target: dict[int, list[tuple[shard_wire.TaskWork, int]]] = {}
         for task in tasks:
             for segment, offset in task.targets:
                 by_target.setdefault(segment, []).append((task, offset))
-        numbers = dict(zip(worker.numbers, worker.segments, strict=True))
         for number, parts in by_target.items():
             try:
-                statuses = self._copy(worker, numbers, number, parts)
+                statuses = self._copy(lent, number, parts)
             except Exception as error:  # a target must not keep the others from being copied to
                 if not isinstance(error, StoreError):
                     log.exception("copying to segment %d failed", number)
@@ -115,23 +123,22 @@ class Copier:
 
     def _copy(
         self,
-        worker: Worker,
-        numbers: dict[int, Lent],
+        lent: dict[int, Lent],
         target: int,
         parts: list[tuple[shard_wire.TaskWork, int]],
     ) -> list[int]:
         for task, _ in parts:
-            if task.source[0] not in numbers:
+            if task.source[0] not in lent:
                 raise NotFoundError(f"segment {task.source[0]} is not of this worker", advice="")
-        there = self._target(worker, target)
+        there = self._target(target)
         for task, offset in parts:
-            source = numbers[task.source[0]]
+            source = lent[task.source[0]]
             if not isinstance(source, Segment):
                 self._copy_file(self._files[source.uuid], task, there, offset)
         mapped = [
             (task, offset, source.address + task.source[1])
             for task, offset in parts
-            if isinstance(source := numbers[task.source[0]], Segment)
+            if isinstance(source := lent[task.source[0]], Segment)
         ]
         result = self._engine.write_batch(
             there,
@@ -142,7 +149,7 @@ class Copier:
         moved = iter(result.statuses.tolist())
         # What did not raise on its way from a file has arrived.
         return [
-            next(moved) if isinstance(numbers[task.source[0]], Segment) else 0 for task, _ in parts
+            next(moved) if isinstance(lent[task.source[0]], Segment) else 0 for task, _ in parts
         ]
 
     def _copy_file(
@@ -155,10 +162,10 @@ class Copier:
             self._engine.read_into(source, task.source[1] + at, part)
             self._engine.write_from(target, offset + at, part)
 
-    def _target(self, worker: Worker, number: int) -> SegmentHandle:
+    def _target(self, number: int) -> SegmentHandle:
         handle = self._targets.get(number)
         if handle is None:
-            found: Any = worker.describe((number,))
+            found = self._describe((number,))
             if not found:
                 raise NotFoundError(f"segment {number} is not mounted any more", advice="")
             descriptor = SegmentDescriptor.decode(found[0].descriptor)

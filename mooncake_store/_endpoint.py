@@ -1,8 +1,7 @@
 """What names a peer and what proves knowing it: addresses, store URLs, namespaces, shared secrets.
 
-Secrets come by reference: a setting holds the path of a file, never the secret, and a `Secret`
-shows its bytes only to whoever calls `reveal`, so none ends up in a log, a traceback or
-`mooncake config show`. An address is `host:port`, with IPv6 in brackets.
+Secrets come by reference: a setting holds the path of a file, never the secret, so none ends up in
+a log or in `mooncake config show`. An address is `host:port`, with IPv6 in brackets.
 
 Not done here: name resolution and connecting. Everything is O(length of its text).
 """
@@ -19,7 +18,6 @@ from mooncake_store.units import MIB, VALUE_MAX, format_size, parse_size
 from transfer_engine.errors import ConfigError, InvalidArgumentError
 
 __all__ = [
-    "Secret",
     "StoreUrl",
     "is_loopback",
     "read_secret",
@@ -125,27 +123,7 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback(host.strip("[]"))
 
 
-class Secret:
-    """A shared secret that does not show itself."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: bytes) -> None:
-        self._value = value
-
-    def __repr__(self) -> str:
-        return "Secret(****)"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # A pickle would be a copy in clear text, in whatever file or pipe it goes to.
-        raise TypeError("a Secret is not pickled; pass the path of its file instead")
-
-    def reveal(self) -> bytes:
-        """Return the bytes, for computing a proof; never log or send them."""
-        return self._value
-
-
-def read_secret(path: str) -> Secret:
+def read_secret(path: str) -> bytes:
     """Read a shared secret from the file `path`, without the line break at its end.
 
     A file that others may read or change is refused; one that its group may read is accepted
@@ -173,4 +151,4 @@ def read_secret(path: str) -> Secret:
         )
     if mode & stat.S_IRGRP:
         log.warning("the group of the secret file %s may read it (mode %04o)", path, mode)
-    return Secret(value)
+    return value

@@ -4,8 +4,8 @@ A file or device is lent by one worker at a time: it holds a lock (flock) while 
 lay there before is not looked at. A file that does not exist yet is created with its space
 reserved; it stays when the worker ends.
 
-When the master was started anew, readers and writers of its predecessor may still be under way.
-They keep what they have: memory and files are made anew, under new names. A device cannot be; it
+When the master was restarted, readers and writers of its predecessor may still be under way.
+They keep what they have: memory and files are replaced by new ones. A device cannot be; it
 is left out until the worker is started again.
 """
 
@@ -25,7 +25,7 @@ from transfer_engine.segment import Segment
 if TYPE_CHECKING:
     from mooncake_store.config import WorkerConfig
 
-__all__ = ["Lending", "Place", "parse_place"]
+__all__ = ["WorkerSegments", "Place", "parse_place"]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def parse_place(text: str) -> Place:
     return found
 
 
-class Lending:
+class WorkerSegments:
     """Makes, replaces and closes the segments of one worker."""
 
     def __init__(self, config: WorkerConfig, name: str) -> None:
@@ -109,7 +109,7 @@ class Lending:
             ) from error
         self._locks.append(fd)
 
-    def make_anew(self) -> None:
+    def replace(self) -> None:
         """Replace what can be replaced; nobody who still holds the old reaches the new."""
         self.close()
         kept = []

@@ -36,12 +36,8 @@ from transfer_engine.errors import ConfigError
 __all__ = ["Contradiction", "Setting", "Settings", "settings_of"]
 
 _UNIT_SUFFIXES = ("_bytes", "_ns", "_s")
-_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True} | {
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True)
+_BOOLEANS |= dict.fromkeys(("false", "no", "off", "0"), False)
 _SHOWN_MAX = 60
 
 

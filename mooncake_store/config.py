@@ -1,7 +1,7 @@
 """The settings of master, worker and client: what each means, its default, and what excludes what.
 
     loaded = load(MasterConfig, file="mooncake.toml", overrides={"port": 50060})
-    loaded.value.port, loaded.origin("port")          # 50060, "command line"
+    loaded.value.port, loaded.origins["port"]         # 50060, "command line"
 
 Defaults are overridden by a TOML file, that by `MOONCAKE_*` variables, those by the command line.
 A frozen struct per program, checked when it is made: a value out of range, a misspelt name or a
@@ -33,8 +33,6 @@ from mooncake_store._config_load import (
     rows,
 )
 from mooncake_store._endpoint import (
-    Secret,
-    StoreUrl,
     is_loopback,
     read_secret,
     split_address,
@@ -56,12 +54,10 @@ __all__ = [
     "Loaded",
     "MasterConfig",
     "Row",
-    "Secret",
     "Setting",
     "Settings",
-    "StoreUrl",
     "WorkerConfig",
-    "describe",
+    "settings_of",
     "load",
     "load_client",
     "read_secret",
@@ -493,11 +489,6 @@ def load_client(url: str | None, settings: Mapping[str, Any]) -> ClientConfig:
     return load(
         ClientConfig, file=file, profile=profile, overrides=given, source=CLIENT_ARGUMENT
     ).value
-
-
-def describe(program: type[Settings]) -> tuple[Setting, ...]:
-    """Return every setting of `program`: name, kind, default, explanation, places."""
-    return settings_of(program)
 
 
 def _check_order(config: Settings, small: str, large: str, why: str, *, strict: bool) -> None:

@@ -71,6 +71,14 @@ class Route(NamedTuple):
 
 OK, NOTE, WARNING, PROBLEM = Severity
 
+
+def _ok_if(
+    fine: bool, name: str, good: str, severity: Severity, bad: str, advice: str = ""
+) -> Finding:
+    """Return what is said of a thing that is fine, or else what is said of one that is not."""
+    return Finding(name, OK, good) if fine else Finding(name, severity, bad, advice)
+
+
 _UNLIMITED = resource.RLIM_INFINITY
 _OPEN_FILES_MIN = 4096
 _SHM_MIN = GIB
@@ -182,7 +190,7 @@ def routes() -> list[Route]:
 
 
 def routes_to(segments: Mapping[str, SegmentDescriptor]) -> list[Route]:
-    """Say the same of given segments, by the name of their place. Connects to nobody."""
+    """Say how given segments would be reached, by the name of their place. Connects to nobody."""
     from transfer_engine.engine import TransferEngine
 
     with TransferEngine() as engine:
@@ -197,33 +205,19 @@ def ask_peer(address: str, secret: bytes | None) -> tuple[list[Finding], list[Ro
     """Ask whoever serves memory at host:port: is it there, how far, how would it be reached."""
     from transfer_engine.base import SegmentDescriptor
     from transfer_engine.memory import host_identity
-    from transfer_engine.notify import (
-        Alive,
-        Find,
-        Found,
-        Listed,
-        Names,
-        Probe,
-        decode_answer,
-        encode,
-    )
+    from transfer_engine.notify import Alive, Find, Found, Listed, Names, Probe
     from transfer_engine.rpc.address import Address
-    from transfer_engine.transports.calling import ask
+    from transfer_engine.transports.calling import ask_at
 
     where = Address.parse(address)
     name = f"peer {address}"
-
-    def answer(question: Find | Names | Probe) -> Alive | Found | Listed | object:
-        told = ask(where.host, where.port, encode(question), secret, _PEER_S)
-        return decode_answer(told, address)
-
     started = time.monotonic()
     try:
-        alive = answer(Probe())
+        alive = ask_at(address, Probe(), secret, _PEER_S)
         took_ms = (time.monotonic() - started) * 1e3
-        listed = answer(Names(""))
+        listed = ask_at(address, Names(""), secret, _PEER_S)
         names = listed.names[:_PEER_SEGMENTS_MAX] if isinstance(listed, Listed) else []
-        found = {segment: answer(Find(segment)) for segment in names}
+        found = {segment: ask_at(address, Find(segment), secret, _PEER_S) for segment in names}
     except StoreError as error:
         return [Finding(name, PROBLEM, error.what, error.advice or "see that a worker runs")], []
     assert isinstance(alive, Alive), alive
@@ -245,14 +239,13 @@ def _path_mtu(host: str, port: int) -> list[Finding]:
             mtu = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU)
     except OSError:
         return []  # an address of another family, or it left meanwhile: nothing to compare
-    if mtu < _MTU_MIN:
-        return [
-            Finding(
-                f"path to {host}", WARNING, f"packets of at most {mtu} bytes",
-                "find the tunnel or router in between that makes them small",
-            )
-        ]  # fmt: skip
-    return [Finding(f"path to {host}", OK, f"packets of up to {mtu} bytes")]
+    return [
+        _ok_if(
+            mtu >= _MTU_MIN, f"path to {host}", f"packets of up to {mtu} bytes",
+            WARNING, f"packets of at most {mtu} bytes",
+            "find the tunnel or router in between that makes them small",
+        )
+    ]  # fmt: skip
 
 
 def _software(host: Host) -> Iterator[Finding]:
@@ -262,13 +255,11 @@ def _software(host: Host) -> Iterator[Finding]:
     number = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
     if not release:
         yield Finding("kernel", NOTE, "unknown")
-    elif number < (5, 14):
-        yield Finding(
-            "kernel", WARNING, release,
+    else:
+        yield _ok_if(
+            number >= (5, 14), "kernel", release, WARNING, release,
             "segments are touched on first use instead of ahead; 5.14 or newer can prefault them",
         )  # fmt: skip
-    else:
-        yield Finding("kernel", OK, release)
     if not host.live:
         return
     yield Finding("python", OK, platform.python_version())
@@ -287,43 +278,39 @@ def _kernels() -> Finding:
 
     folder = Path(kernel_cache.__path__[0])
     place = cache_of(folder)
-    if place is None:
-        return Finding(
-            "compiled kernels", WARNING,
-            f"cannot be kept, so each start may compile for half a minute: none of "
-            f"{places_tried(folder)}",
-            "set NUMBA_CACHE_DIR to a directory that this user may write to, or run "
-            "`mooncake warmup` as the owner of the package",
-        )  # fmt: skip
-    return Finding("compiled kernels", OK, f"kept as in {place}")
+    return _ok_if(
+        place is not None, "compiled kernels", f"kept as in {place}", WARNING,
+        f"cannot be kept, so each start may compile for half a minute: none of "
+        f"{places_tried(folder)}",
+        "set NUMBA_CACHE_DIR to a directory that this user may write to, or run "
+        "`mooncake warmup` as the owner of the package",
+    )  # fmt: skip
 
 
 def _memory(host: Host, found: Topology) -> Iterator[Finding]:
     memlock = host.limits["memlock"]
     if memlock == _UNLIMITED:
         yield Finding("memlock", OK, "unlimited")
-    elif found.of_kind("rdma"):
-        yield Finding(
-            "memlock", PROBLEM, f"{format_size(memlock)}: RDMA can register no more than this",
+    else:
+        size = format_size(memlock)
+        yield _ok_if(
+            not found.of_kind("rdma"), "memlock", f"{size}; it matters for RDMA and io_uring",
+            PROBLEM, f"{size}: RDMA can register no more than this",
             "ulimit -l unlimited; LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 in docker",
         )  # fmt: skip
-    else:
-        yield Finding("memlock", OK, f"{format_size(memlock)}; it matters for RDMA and io_uring")
     files = host.limits["nofile"]
-    if files != _UNLIMITED and files < _OPEN_FILES_MIN:
-        yield Finding(
-            "open files", WARNING, f"{files}: about as many connections and segments",
-            f"ulimit -n {_OPEN_FILES_MIN} or more",
-        )  # fmt: skip
-    else:
-        yield Finding("open files", OK, "unlimited" if files == _UNLIMITED else f"{files}")
-    if host.read("proc/sys/vm/overcommit_memory") == "2":
-        yield Finding(
-            "overcommit", PROBLEM, "vm.overcommit_memory=2: the master reserves address space",
-            "sysctl vm.overcommit_memory=0, or 1",
-        )  # fmt: skip
-    else:
-        yield Finding("overcommit", OK, "address space may be reserved")
+    yield _ok_if(
+        files == _UNLIMITED or files >= _OPEN_FILES_MIN,
+        "open files", "unlimited" if files == _UNLIMITED else f"{files}",
+        WARNING, f"{files}: about as many connections and segments",
+        f"ulimit -n {_OPEN_FILES_MIN} or more",
+    )  # fmt: skip
+    yield _ok_if(
+        host.read("proc/sys/vm/overcommit_memory") != "2",
+        "overcommit", "address space may be reserved",
+        PROBLEM, "vm.overcommit_memory=2: the master reserves address space",
+        "sysctl vm.overcommit_memory=0, or 1",
+    )  # fmt: skip
     limit = host.read("sys/fs/cgroup/memory.max")
     if limit.isdigit():
         yield Finding(
@@ -339,23 +326,20 @@ def _memory(host: Host, found: Topology) -> Iterator[Finding]:
 
 def _pages(host: Host) -> Iterator[Finding]:
     shared = host.chosen("sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    if shared in ("always", "within_size", "advise"):
-        yield Finding("huge pages of segments", OK, f"shmem_enabled is {shared}")
-    else:
-        yield Finding(
-            "huge pages of segments", WARNING,
-            f"shmem_enabled is {shared or 'not there'}: segments get 4 KiB pages, whose first "
-            "touch is several times slower",
-            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-        )  # fmt: skip
+    yield _ok_if(
+        shared in ("always", "within_size", "advise"),
+        "huge pages of segments", f"shmem_enabled is {shared}",
+        WARNING, f"shmem_enabled is {shared or 'not there'}: segments get 4 KiB pages, whose first "
+        "touch is several times slower",
+        "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    )  # fmt: skip
     private = host.chosen("sys/kernel/mm/transparent_hugepage/enabled")
-    if private in ("always", "madvise"):
-        yield Finding("huge pages of buffers", OK, f"transparent_hugepage is {private}")
-    else:
-        yield Finding(
-            "huge pages of buffers", WARNING, f"transparent_hugepage is {private or 'not there'}",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        )  # fmt: skip
+    yield _ok_if(
+        private in ("always", "madvise"),
+        "huge pages of buffers", f"transparent_hugepage is {private}",
+        WARNING, f"transparent_hugepage is {private or 'not there'}",
+        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+    )  # fmt: skip
     reserved = []
     for name in host.listed("sys/kernel/mm/hugepages"):
         folder = f"sys/kernel/mm/hugepages/{name}"
@@ -376,12 +360,11 @@ def _shm(host: Host) -> Finding:
         )  # fmt: skip
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     told = f"{format_size(free)} free of {format_size(size)}"
-    if size < _SHM_MIN:
-        return Finding(
-            "/dev/shm", WARNING, f"{told}: room for named segments only up to this",
-            "docker run --shm-size=16g, or mount -o remount,size=50% /dev/shm",
-        )  # fmt: skip
-    return Finding("/dev/shm", OK, told)
+    return _ok_if(
+        size >= _SHM_MIN, "/dev/shm", told,
+        WARNING, f"{told}: room for named segments only up to this",
+        "docker run --shm-size=16g, or mount -o remount,size=50% /dev/shm",
+    )  # fmt: skip
 
 
 def _rdma(host: Host, found: Topology) -> Iterator[Finding]:
@@ -426,13 +409,13 @@ def _gids(host: Host, name: str, gbps: float) -> Finding:
         if host.read(f"{folder}/gids/{number}").strip("0:")
     ]
     told = f"{layer}, {gbps:g} Gb/s, {len(gids)} GIDs"
-    if layer == "Ethernet" and not any("v2" in kind for _, kind in gids):
-        return Finding(
-            f"rdma {name}", WARNING, f"{told}, none of RoCE v2: packets stay in one subnet",
-            "give its interface an IP address; see `rdma link` and cma_roce_mode",
-        )  # fmt: skip
-    best = next((number for number, kind in gids if "v2" in kind), "0")
-    return Finding(f"rdma {name}", OK, f"{told}, index {best}")
+    version_2 = [number for number, kind in gids if "v2" in kind]
+    return _ok_if(
+        layer != "Ethernet" or bool(version_2),
+        f"rdma {name}", f"{told}, index {version_2[0] if version_2 else 0}",
+        WARNING, f"{told}, none of RoCE v2: packets stay in one subnet",
+        "give its interface an IP address; see `rdma link` and cma_roce_mode",
+    )  # fmt: skip
 
 
 def _network(host: Host, found: Topology) -> Iterator[Finding]:
@@ -468,24 +451,20 @@ def _ports(host: Host, ports: tuple[int, ...]) -> Iterator[Finding]:
             if len(words) > 3 and words[3] == "0A":
                 listening.add(int(words[1].rpartition(":")[2], 16))
     for port in ports:
-        if port in listening:
-            yield Finding(
-                f"port {port}", NOTE, "in use: by a master that runs here, or by something else",
-                f"`ss -ltnp 'sport = :{port}'` tells who; start a second one with --port",
-            )  # fmt: skip
-        else:
-            yield Finding(f"port {port}", OK, "free")
+        yield _ok_if(
+            port not in listening, f"port {port}", "free",
+            NOTE, "in use: by a master that runs here, or by something else",
+            f"`ss -ltnp 'sport = :{port}'` tells who; start a second one with --port",
+        )  # fmt: skip
 
 
 def _clock(host: Host) -> Iterator[Finding]:
     source = host.read("sys/devices/system/clocksource/clocksource0/current_clocksource")
-    if source in _SLOW_CLOCKS:
-        yield Finding(
-            "clock source", WARNING, f"{source}: reading the time is a slow system call",
-            "boot with tsc=reliable where the processor's counter is steady",
-        )  # fmt: skip
-    else:
-        yield Finding("clock source", OK, source or "unknown")
+    yield _ok_if(
+        source not in _SLOW_CLOCKS, "clock source", source or "unknown",
+        WARNING, f"{source}: reading the time is a slow system call",
+        "boot with tsc=reliable where the processor's counter is steady",
+    )  # fmt: skip
     if host.live:
         yield _synchronised()
 
@@ -495,11 +474,10 @@ def _synchronised() -> Finding:
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes 0: nothing is set
     answer = _libc().adjtimex(timex)
     status = int.from_bytes(timex.raw[_TIMEX_STATUS_AT : _TIMEX_STATUS_AT + 4], "little")
-    if answer >= 0 and not status & _STA_UNSYNC:
-        return Finding("clock", OK, "synchronised")
-    return Finding(
-        "clock", NOTE, "nothing in this system keeps the time (a hypervisor may)",
-        "run chrony or systemd-timesyncd: leases do not need it, logs and HTTP proofs do",
+    return _ok_if(
+        answer >= 0 and not status & _STA_UNSYNC, "clock", "synchronised",
+        NOTE, "nothing in this system keeps the time (a hypervisor may)",
+        "run chrony or systemd-timesyncd: leases do not need it, logs do",
     )  # fmt: skip
 
 
@@ -514,13 +492,11 @@ def _storage(host: Host) -> Iterator[Finding]:
         # A call with a null pointer fails before it does anything; how it fails is the answer.
         _libc().syscall(ctypes.c_long(_IO_URING_SETUP), ctypes.c_uint(1), ctypes.c_void_p(0))
         code = ctypes.get_errno()
-        if code in (errno.ENOSYS, errno.EPERM):
-            yield Finding(
-                "io_uring", NOTE, f"{os.strerror(code)}: files are read by threads",
-                "allow it in the seccomp profile of the container",
-            )  # fmt: skip
-        else:
-            yield Finding("io_uring", OK, "available")
+        yield _ok_if(
+            code not in (errno.ENOSYS, errno.EPERM), "io_uring", "available",
+            NOTE, f"{os.strerror(code)}: files are read by threads",
+            "allow it in the seccomp profile of the container",
+        )  # fmt: skip
 
 
 def _cuda(found: Topology) -> Iterator[Finding]:

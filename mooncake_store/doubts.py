@@ -17,19 +17,18 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
 
-__all__ = ["DOUBT_S", "Doubts"]
+__all__ = ["FailedReads"]
 
 K = TypeVar("K", bound="Hashable")
 
-DOUBT_S = 60.0
 _KEYS_MAX = 100_000
 
 
-class Doubts(Generic[K]):
-    """The keys in doubt of one client; each is for `doubt_s` seconds. Thread-safe."""
+class FailedReads(Generic[K]):
+    """The keys of one client whose reads failed in the last `kept_s` seconds. Thread-safe."""
 
-    def __init__(self, doubt_s: float = DOUBT_S) -> None:
-        self._doubt_s = doubt_s
+    def __init__(self, kept_s: float = 60.0) -> None:
+        self._kept_s = kept_s
         self._until: dict[K, float] = {}
         self._lock = threading.Lock()
 
@@ -46,8 +45,8 @@ class Doubts(Generic[K]):
         return until is not None and time.monotonic() < until
 
     def note(self, keys: Iterable[K]) -> None:
-        """Doubt keys from now on."""
-        until = time.monotonic() + self._doubt_s
+        """Doubt keys from now on: their reads failed."""
+        until = time.monotonic() + self._kept_s
         with self._lock:
             for key in keys:
                 self._until.pop(key, None)

@@ -19,7 +19,7 @@ import contextlib
 import logging
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store import config
 from mooncake_store._capacity import check_room
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from mooncake_store.worker import Worker
 
 __all__ = ["LocalCluster"]
+
+S = TypeVar("S", bound=config.Settings)
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class LocalCluster:
             "log_level": "warning",
             **(worker or {}),
         }
-        self._facts: dict[str, Any] = {}
+        self._address = ""
         self._master: Child | _MasterThread | None = None
         self._workers: list[Child | Worker] = []
 
@@ -92,10 +94,9 @@ class LocalCluster:
     @property
     def address(self) -> str:
         """Host and port of the master."""
-        if not self._facts:
+        if not self._address:
             raise UnavailableError("the cluster is not running", advice="call start()")
-        address: str = self._facts["address"]
-        return address
+        return self._address
 
     @property
     def url(self) -> str:
@@ -112,10 +113,10 @@ class LocalCluster:
 
     def start(self) -> LocalCluster:
         """Start everything, or nothing; return self. Does nothing when it runs."""
-        if self._facts:
+        if self._address:
             return self
         # Of all workers at once: each of them alone would find the room of the others free.
-        lent = config.load(config.WorkerConfig, environ={}, overrides=self._worker_settings).value
+        lent = _load(config.WorkerConfig, self._worker_settings)
         check_room(lent, workers=self._workers_wanted)
         try:
             if self._in_process:
@@ -131,14 +132,12 @@ class LocalCluster:
     def _start_threads(self) -> None:
         from mooncake_store.worker import Worker
 
-        loaded = config.load(config.MasterConfig, environ={}, overrides=self._master_settings)
-        master = self._master = _MasterThread(loaded.value, self._secret)
-        self._facts = master.start()
+        master = _MasterThread(_load(config.MasterConfig, self._master_settings), self._secret)
+        self._master = master
+        self._address = master.start()
         for index in range(self._workers_wanted):
-            settings = config.load(
-                config.WorkerConfig, environ={}, overrides=self._worker_overrides(index)
-            )
-            worker = Worker(settings.value, secret=self._secret)
+            settings = _load(config.WorkerConfig, self._settings_of_worker(index))
+            worker = Worker(settings, secret=self._secret)
             self._workers.append(worker)
             worker.start()
 
@@ -151,28 +150,19 @@ class LocalCluster:
             child.wait_ready()
 
     def _start_master(self, overrides: dict[str, Any]) -> None:
-        message = {
-            "program": "master",
-            "settings": {**self._master_settings, **overrides},
-            "secret": self._secret,
-        }
-        self._master = master = Child(_PROGRAM, message, name="the master")
-        self._facts = master.wait_ready()
+        settings = {**self._master_settings, **overrides}
+        self._master = master = self._child("master", settings, "the master")
+        self._address = master.wait_ready()["address"]
 
     def _new_worker(self, index: int) -> Child:
-        message = {
-            "program": "worker",
-            "settings": self._worker_overrides(index),
-            "secret": self._secret,
-        }
-        return Child(_PROGRAM, message, name=f"worker {index}")
+        return self._child("worker", self._settings_of_worker(index), f"worker {index}")
 
-    def _worker_overrides(self, index: int) -> dict[str, Any]:
-        return {
-            "name": f"worker-{index}",
-            "master": self.address,
-            **self._worker_settings,
-        }
+    def _child(self, program: str, settings: dict[str, Any], name: str) -> Child:
+        message = {"program": program, "settings": settings, "secret": self._secret}
+        return Child(_PROGRAM, message, name=name)
+
+    def _settings_of_worker(self, index: int) -> dict[str, Any]:
+        return {"name": f"worker-{index}", "master": self.address, **self._worker_settings}
 
     def close(self) -> None:
         """End everything: workers first, then the master."""
@@ -190,7 +180,7 @@ class LocalCluster:
             end.join()
         if master is not None:
             master.stop(STOP_S)
-        self._facts = {}
+        self._address = ""
 
     def __enter__(self) -> LocalCluster:
         return self.start()
@@ -253,6 +243,11 @@ class LocalCluster:
         return self._master
 
 
+def _load(program: type[S], overrides: Mapping[str, Any]) -> S:
+    """Return settings on which environment and files have no say."""
+    return config.load(program, environ={}, overrides=overrides).value
+
+
 def _end(worker: Child | Worker) -> None:
     if isinstance(worker, Child):
         worker.stop(STOP_S)
@@ -267,14 +262,14 @@ class _MasterThread:
         self._settings = settings
         self._secret = secret
         self._ready = threading.Event()
-        self._facts: dict[str, Any] = {}
+        self._address = ""
         self._error: BaseException | None = None
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._body, name="mooncake-master", daemon=True)
 
-    def start(self) -> dict[str, Any]:
-        """Start it and return its addresses; raises what kept it from starting."""
+    def start(self) -> str:
+        """Start it and return its address; raises what kept it from starting."""
         self._thread.start()
         if not self._ready.wait(START_S):
             raise UnavailableError(
@@ -283,7 +278,7 @@ class _MasterThread:
             )
         if self._error is not None:
             raise self._error
-        return self._facts
+        return self._address
 
     def _body(self) -> None:
         from transfer_engine.rpc.server import run
@@ -298,12 +293,11 @@ class _MasterThread:
             self._ready.set()
 
     async def _serve(self) -> None:
-        from mooncake_store.master.running import described
         from mooncake_store.master.server import Master
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         master = Master(self._settings, secret=self._secret)
-        self._facts = described(await master.start())
+        self._address = str((await master.start()).master)
         self._ready.set()
         assert master.failed is not None
         ending = self._loop.create_task(self._stop.wait())

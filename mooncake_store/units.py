@@ -32,7 +32,6 @@ __all__ = [
     "MILLISECOND_NS",
     "MINUTE_NS",
     "SECOND_NS",
-    "TIB",
     "VALUE_MAX",
     "format_duration",
     "format_rate",
@@ -45,7 +44,6 @@ __all__ = [
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
-TIB = 1 << 40
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000

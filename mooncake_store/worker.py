@@ -15,7 +15,7 @@ Stopping takes the segments back: the master hides their replicas at once (after
 if time for that was granted) and says for how long readers may still hold leases; the memory stays
 until then, within a bound. All waits have deadlines; `stop` is idempotent.
 
-A master that was started anew knows nothing of the objects, nor of who still reads or writes
+A master that was restarted knows nothing of the objects, nor of who still reads or writes
 them: the worker then lends fresh memory instead of the old.
 
 Not done here: deciding what lies where (the shards do), and surviving a crash with the data.
@@ -33,12 +33,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store._capacity import check_room
+from mooncake_store._copier import Copier
 from mooncake_store._endpoint import split_address, split_rail
-from mooncake_store._lending import Lending
+from mooncake_store._lending import WorkerSegments
 from mooncake_store._orderly_exit import end_at_exit, ended
 from mooncake_store.children import START_S
 from mooncake_store.logs import StateLog
 from mooncake_store.wire import cluster as wire
+from mooncake_store.wire import shard as shard_wire
 from transfer_engine.errors import (
     ConfigError,
     IllegalClientError,
@@ -50,13 +52,13 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.lasting import LastingThread
+from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.transports.server import TransferServer
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mooncake_store._copier import Copier
     from mooncake_store.config import WorkerConfig
     from transfer_engine.file_segment import FileSegment
     from transfer_engine.segment import Segment
@@ -98,7 +100,7 @@ class Worker:
         self.name = config.name or f"{host_name()}-{os.getpid()}"
         self.host = host_name()
         self.numbers: tuple[int, ...] = ()
-        self._lending = Lending(config, self.name)
+        self._lent = WorkerSegments(config, self.name)
         self._secret = secret
         self._server: TransferServer | None = None
         self._specs: tuple[wire.SegmentSpec, ...] = ()
@@ -120,13 +122,13 @@ class Worker:
     @property
     def segments(self) -> list[Segment | FileSegment]:
         """What is lent, memory first."""
-        return self._lending.segments
+        return self._lent.segments
 
     @property
     def address(self) -> str | None:
         """Host and port where data is served over TCP, if it is."""
         found = self._server.tcp_address if self._server is not None else None
-        return None if found is None else _bracketed(*found)
+        return None if found is None else str(Address(*found))
 
     # -- life
 
@@ -140,8 +142,8 @@ class Worker:
         check_room(self.config)
         try:
             self._serve()
-            self._lending.make()
-            self._lend()
+            self._lent.make()
+            self._publish()
             self._mount_within(timeout_s)
             self._say_alive()
         except BaseException:
@@ -159,28 +161,29 @@ class Worker:
     def _serve(self) -> None:
         config = self.config
         self._server = TransferServer(
-            tcp=_bracketed(config.host, config.port) if "tcp" in config.transports else None,
+            tcp=str(Address(config.host, config.port)) if "tcp" in config.transports else None,
             unix="auto" if "shm" in config.transports else None,
             rdma="rdma" in config.transports,
-            rails=[_bracketed(*split_rail(rail)) for rail in config.rails],
+            rails=[str(Address(*split_rail(rail))) for rail in config.rails],
             secret=self._secret,
             insecure=config.insecure,
             advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
         )
 
-    def _lend(self) -> None:
+    def _publish(self) -> None:
         """Let others reach the segments."""
-        from mooncake_store._copier import Copier
-
         assert self._server is not None
         descriptors = {s.uuid: self._server.publish(s) for s in self.segments}
         self._specs = tuple(
             wire.SegmentSpec(s.uuid, s.name, s.size, descriptors[s.uuid].encode())
             for s in self.segments
         )
-        self._copier = Copier(self.segments, descriptors, self._secret)
+        identity = shard_wire.OpenClient(self.uuid, self.epoch, self.host, "default")
+        self._copier = Copier(
+            tuple(self.segments), descriptors, identity, self._describe, self._secret
+        )
 
-    def _lend_anew(self) -> None:
+    def _replace_segments(self) -> None:
         """Replace all segments: a new master knows nothing of who still uses the old ones.
 
         Readers and writers of its predecessor may be under way for as long as their leases last;
@@ -193,8 +196,8 @@ class Worker:
         for segment in self.segments:
             if self._server.find(segment.uuid) is not None:
                 self._server.withdraw(segment, timeout_s=WITHDRAW_S)
-        self._lending.make_anew()
-        self._lend()
+        self._lent.replace()
+        self._publish()
 
     def _mount_within(self, timeout_s: float) -> None:
         started = time.monotonic()
@@ -221,7 +224,7 @@ class Worker:
     def _mount(self) -> None:
         found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest())
         if self._map is not None and self._map.epoch != found.epoch and self.numbers:
-            self._lend_anew()
+            self._replace_segments()
         self._map = found
         mounted: wire.Mounted = self._call(
             wire.MOUNT, wire.Mount(self.uuid, self.epoch, self.name, self.host, self._specs)
@@ -288,7 +291,7 @@ class Worker:
             self._copier.close()
         if self._server is not None:
             self._server.close()
-        self._lending.close()
+        self._lent.close()
         for connection in (self._cluster, self._pulse):
             if connection is not None:
                 connection.close()
@@ -330,7 +333,7 @@ class Worker:
             )
         return operation.reply.unpack(body)
 
-    def describe(self, numbers: tuple[int, ...]) -> tuple[wire.SegmentEntry, ...]:
+    def _describe(self, numbers: tuple[int, ...]) -> tuple[wire.SegmentEntry, ...]:
         """Ask the master how to reach segments; those that are gone are left out."""
         reply: wire.SegmentsReply = self._call(wire.SEGMENTS, wire.SegmentsRequest(numbers))
         return reply.segments
@@ -372,7 +375,7 @@ class Worker:
             pong = wire.PING.reply.unpack(reply)
         except StoreError as error:
             self._failed(error)
-            # A master that was started anew may listen for pings elsewhere.
+            # A restarted master may listen for pings elsewhere.
             self._ask_to_mount()
             return
         if pong.known and pong.master_epoch == self._map.epoch:
@@ -403,16 +406,12 @@ class Worker:
                         self._mount()
             assert self._copier is not None
             assert self._map is not None
-            worked = self._copier.work(self, self._map)
+            worked = self._copier.work(self._map, self.numbers)
         except StoreError as error:
             self._failed(error)
             worked = False
         # Work seldom comes alone: look again soon, then less and less often.
         self._pause_s = 0.005 if worked else min(self._interval_s, self._pause_s * 2)
-
-
-def _bracketed(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _towards(master: str) -> str:

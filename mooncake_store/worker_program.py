@@ -1,7 +1,7 @@
 """Running a worker as a program: signals, the port file, exit.
 
-The same for `mooncake worker` and for the workers of a `LocalCluster`; `Worker` itself touches no
-signals, so that it can live in any process.
+`mooncake worker` and the workers of a `LocalCluster` run it; `Worker` itself touches no signals, so
+that it can live in any process.
 """
 
 from __future__ import annotations

@@ -40,8 +40,6 @@ fi
 # What some tests run against; without it those tests say so and are skipped.
 if [ "$extra" = torch ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   needs=()
-  command -v etcd >/dev/null || needs+=(etcd-server)
-  command -v redis-server >/dev/null || needs+=(redis-server)
   command -v fusermount3 >/dev/null || needs+=(fuse3)
   command -v rsync >/dev/null || needs+=(rsync)
   command -v git >/dev/null || needs+=(git)

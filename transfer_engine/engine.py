@@ -38,7 +38,6 @@ from transfer_engine.base import (
 from transfer_engine.checksum import address_of
 from transfer_engine.columns import as_column, merge_ranges
 from transfer_engine.devices import DeviceMemory, DeviceRanges, locate
-from transfer_engine.directory.peer import PeerDirectory
 from transfer_engine.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -58,6 +57,7 @@ from transfer_engine.segment import Segment, flat_view
 from transfer_engine.single import move_at_once, only
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
+from transfer_engine.transports.calling import find_segment
 from transfer_engine.transports.tcp import TcpTransport
 
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Columns
     from transfer_engine.devices import SupportsDevice
-    from transfer_engine.directory.base import Directory
     from transfer_engine.notify import Answer, Post, Question
-    from transfer_engine.paths_routes import Route
-    from transfer_engine.topology import Topology
 
 __all__ = ["TransferEngine"]
 
@@ -81,9 +78,7 @@ class TransferEngine:
     """Moves batches. Several engines may live in one process.
 
     `transports` limits and orders nothing: it names those that may be used. `secret` proves this
-    process to owners on TCP. `directory` is where `open` looks names up; left out, the peers
-    themselves are asked. `topology` lets transfers prefer networks near the memory they touch.
-    `threads` and `queue_max` bound what `submit` runs and holds.
+    process to owners on TCP. `threads` and `queue_max` bound what `submit` runs and holds.
     """
 
     def __init__(
@@ -91,8 +86,6 @@ class TransferEngine:
         *,
         transports: Sequence[str] = transports.NAMES,
         secret: bytes | None = None,
-        directory: Directory | None = None,
-        topology: Topology | None = None,
         threads: int = 4,
         queue_max: int = 1024,
     ) -> None:
@@ -103,8 +96,7 @@ class TransferEngine:
             (create_transport(name, secret=secret) for name in dict.fromkeys(transports)),
             key=lambda transport: transport.cost,
         )
-        self._topology = topology
-        self._directory = directory or PeerDirectory(secret=secret)
+        self._secret = secret
         self._lock = threading.Lock()
         self._regions: dict[int, Region] = {}
         # Sorted disjoint [start, end) of everything registered; replaced, never changed.
@@ -186,14 +178,11 @@ class TransferEngine:
         segment: SegmentDescriptor | str,
         *,
         require: str | None = None,
-        location: str = "",
         timeout_s: float = OPEN_TIMEOUT_S,
     ) -> SegmentHandle:
         """Reach a segment over the cheapest path that works, or only over `require`.
 
-        A segment is named by its descriptor or by an address in the engine's directory; without
-        one of its own that is "host:port/name", answered by the owner itself. `location` is where
-        the local memory of its transfers lies, as the topology names it: "cpu:1", "cuda:0".
+        A segment is named by its descriptor or by "host:port/name", answered by its owner.
 
         Raises the error of the cheapest path when none works, UnavailableError when no transport
         of this engine can reach the segment at all.
@@ -207,27 +196,16 @@ class TransferEngine:
                 operation="open",
                 advice="allow another transport, here or at the owner",
             )
-        routes = Routes(descriptor, self._routes(descriptor, usable, location), self._prober)
+        routes = Routes(descriptor, routes_of(descriptor, usable), self._prober)
         routes.find(time.monotonic() + timeout_s)
         return SegmentHandle(self, descriptor, routes, report)
 
-    def _routes(
-        self, descriptor: SegmentDescriptor, usable: list[Transport], location: str
-    ) -> list[Route]:
-        found = self._topology
-        if found is None or not descriptor.rails:
-            return routes_of(descriptor, usable)
-        from transfer_engine.topology_routes import weight
-
-        if location and location not in found.locations:
-            raise ConfigError(
-                f"location={location!r}: this machine has {', '.join(found.locations)}"
-            )
-        return routes_of(descriptor, usable, lambda host: weight(host, found, location))
-
     def find(self, address: str) -> SegmentDescriptor:
-        """Look an address up in the directory. Raises NotFoundError."""
-        return SegmentDescriptor.decode(self._directory.lookup(address))
+        """Ask the process at "host:port/name" for the segment of that name there.
+
+        Raises NotFoundError when there is none, or several; UnavailableError when nobody answers.
+        """
+        return find_segment(address, self._secret)
 
     def notify(
         self, target: SegmentHandle, name: str, data: bytes = b"", *, timeout_s: float = 5.0
@@ -267,7 +245,7 @@ class TransferEngine:
     ) -> list[PathReport]:
         """Say which transport `open` would try first and why not the others.
 
-        Asks nobody, but for the directory when the segment is named by an address.
+        Asks nobody, but for the owner when the segment is named by an address.
         """
         descriptor = self.find(segment) if isinstance(segment, str) else segment
         return self._survey(descriptor, require)[0]

@@ -1,6 +1,6 @@
 """What peers ask of each other besides bytes: where is this segment, are you there, take this note.
 
-    find     a segment by its name, for its descriptor: how engines meet without any directory
+    find     a segment by its name, for its descriptor: how engines meet
     names    the names of what is published
     post     a notification: a name and a few bytes, for the application at the other end
     probe    nothing; who answers, with how many segments
@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from transfer_engine.directory.memory import MemoryDirectory
 from transfer_engine.errors import (
     BusyError,
     InvalidArgumentError,
     NotFoundError,
     RemoteProtocolError,
-    StoreError,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +84,7 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True, tag="found"):
-    """A value: of a name that was published, or the descriptor of a segment."""
+    """The descriptor of a segment, encoded."""
 
     value: bytes
 
@@ -194,8 +192,6 @@ class Desk:
 
     def __init__(self, publisher: Publisher, pid: int, host: str) -> None:
         self.inbox = Inbox()
-        self.names = MemoryDirectory()
-        """Names that this process publishes besides those of its segments."""
         self._publisher = publisher
         self._identity = (pid, host)
 
@@ -211,19 +207,14 @@ class Desk:
         if isinstance(asked, Find):
             return Found(self._find(asked.name))
         if isinstance(asked, Names):
-            own = [found.name for found in self._publisher.described()]
-            names = {name for name in own if name.startswith(asked.prefix)}
-            names.update(self.names.names(asked.prefix))
-            return Listed(sorted(names)[:NAMES_MAX])
+            names = {segment.name for segment in self._publisher.described()}
+            return Listed(sorted(n for n in names if n.startswith(asked.prefix))[:NAMES_MAX])
         if isinstance(asked, Post):
             return Posted(self.inbox.put(Notification(peer, asked.name, asked.data)))
         return Alive(*self._identity, len(self._publisher.described()))
 
     def _find(self, name: str) -> bytes:
-        try:
-            return self.names.lookup(name)
-        except StoreError:
-            found = [one for one in self._publisher.described() if one.name == name]
+        found = [segment for segment in self._publisher.described() if segment.name == name]
         if len(found) == 1:
             return found[0].encode()
         what = f"{len(found)} segments are" if found else "no segment is"

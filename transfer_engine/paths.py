@@ -4,12 +4,12 @@ A *path* is one way to a peer: a transport, or one of several rails of a transpo
 network addresses). Paths have a tier; only the best tier with a healthy path is used, so shared
 memory is never mixed with a network. Within a tier a slice goes where it would arrive first:
 
-    score = weight x (bytes in flight + bytes of the slice) / bandwidth
+    score = (bytes in flight + bytes of the slice) / bandwidth
 
-The weight prefers near devices (`topology`). Bandwidth is what the path delivered while it was
-busy, old observations fading; a path nobody measured counts as fast as the fastest, so that it is
-tried. A slow path that is left alone is thought better of with time, so that a figure from a bad
-hour does not stand for ever; then a slice shows what it is worth now.
+Bandwidth is what the path delivered while it was busy, old observations fading; a path nobody
+measured counts as fast as the fastest, so that it is tried. A slow path that is left alone is
+thought better of with time, so that a figure from a bad hour does not stand for ever; then a slice
+shows what it is worth now.
 
 A path that fails rests, each time longer. Resting paths get no slices: when its pause is over a
 path is *due*, somebody probes it with a request that hurts nobody, and only a probe that succeeds
@@ -33,11 +33,10 @@ __all__ = ["Choice", "PathHealth", "PathPolicy", "PathSpec", "Rules"]
 
 
 class PathSpec(NamedTuple):
-    """A path as the policy is told of it. Lower tiers go first; weight 1 is the nearest device."""
+    """A path as the policy is told of it. Lower tiers go first."""
 
     name: str
     tier: int = 0
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +101,11 @@ class _Path:
 
 
 class PathPolicy:
-    """Chooses among fixed paths; see the module. Not thread-safe."""
+    """Chooses among fixed paths. Not thread-safe."""
 
     def __init__(self, paths: Sequence[PathSpec], rules: Rules | None = None) -> None:
         if not paths:
             raise ValueError("a policy needs at least one path")
-        if any(not (math.isfinite(path.weight) and path.weight > 0) for path in paths):
-            raise ValueError("the weight of a path is a positive number")
         self.rules = rules or Rules()
         self._paths = [_Path(spec) for spec in paths]
         self._choices = 0
@@ -162,7 +159,7 @@ class PathPolicy:
 
     def _score(self, at: int, length: int, fastest: float) -> float:
         path = self._paths[at]
-        return path.spec.weight * (path.inflight + length) / (path.bandwidth or fastest)
+        return (path.inflight + length) / (path.bandwidth or fastest)
 
     def _last_resort(self) -> Choice | None:
         first = min(range(len(self._paths)), key=lambda at: self._paths[at].due)

@@ -30,7 +30,7 @@ from transfer_engine.paths import PathPolicy, PathSpec
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from transfer_engine.base import RemoteSegment, SegmentDescriptor, Transport
     from transfer_engine.paths import PathHealth
@@ -56,29 +56,23 @@ class Route(NamedTuple):
     descriptor: SegmentDescriptor
     name: str
     tier: int
-    weight: float = 1.0
 
 
-def routes_of(
-    descriptor: SegmentDescriptor,
-    usable: Sequence[Transport],
-    weight: Callable[[str], float] = lambda _host: 1.0,
-) -> list[Route]:
+def routes_of(descriptor: SegmentDescriptor, usable: Sequence[Transport]) -> list[Route]:
     """Return the routes to a segment over transports that can reach it, best first.
 
-    TCP has one per address that the owner listens on; `weight` says how far its network is.
+    TCP has one per address that the owner listens on.
     """
     found = []
     for tier, transport in enumerate(usable):
         found.append(Route(transport, descriptor, transport.name, tier))
         if transport.name != "tcp" or not descriptor.rails:
             continue
-        main = f"tcp {descriptor.tcp_host}"
-        found[-1] = found[-1]._replace(name=main, weight=weight(descriptor.tcp_host))
+        found[-1] = found[-1]._replace(name=f"tcp {descriptor.tcp_host}")
         for rail in descriptor.rails:
             where = Address.parse(rail)
             there = replace(descriptor, tcp_host=where.host, tcp_port=where.port, rails=())
-            found.append(Route(transport, there, f"tcp {where.host}", tier, weight(where.host)))
+            found.append(Route(transport, there, f"tcp {where.host}", tier))
     return found
 
 
@@ -97,7 +91,7 @@ class Routes:
         self.sliced = False
         """Whether large batches may use several routes at once."""
         self.several = len(routes) > 1
-        self.policy = PathPolicy([PathSpec(r.name, r.tier, r.weight) for r in routes] or [_NONE])
+        self.policy = PathPolicy([PathSpec(r.name, r.tier) for r in routes] or [_NONE])
         self._routes = tuple(routes)
         self._remotes: list[RemoteSegment | None] = [None] * len(routes)
         # What was open on routes that failed; batches that have not noticed yet still use it.

@@ -1,4 +1,4 @@
-"""Which device is near which memory: the machine as the engine sees it, and the matrix made of it.
+"""Which device is near which memory: a machine's nodes and devices, and the matrix made of them.
 
     found = topology_scan.discover()
     found.matrix()["cuda:0"]["rdma"]      # Preference(preferred=("mlx5_0",), secondary=(...))
@@ -12,19 +12,16 @@ bridges, a host bridge, a NUMA node, the machine; that is the order of bandwidth
 A virtual function whose physical function is also here is left out: it shares that one's wire.
 So are devices that are down, and virtual network interfaces wherever there are real ones.
 
-A file may replace cells of the matrix (`topology_file`), for machines whose firmware lies.
-This module reads nothing: `topology_scan` fills it from /sys.
+This module reads nothing: `topology_scan` fills it from /sys. It decides nothing either: it is for
+people, who choose addresses, cards and nodes by it.
 Cost: O(locations x devices), once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 __all__ = [
     "KINDS",
@@ -110,11 +107,7 @@ class Preference(NamedTuple):
         return self.preferred + self.secondary
 
 
-if TYPE_CHECKING:
-    Matrix = dict[str, dict[str, Preference]]
-
-
-def distance(one: Device, other: Device, nodes: Mapping[int, Node] | None = None) -> Distance:
+def distance(one: Device, other: Device) -> Distance:
     """Return what the paths of two devices have in common. Unknown nodes count as one node."""
     if one.pci and one.pci.rpartition(".")[0] == other.pci.rpartition(".")[0]:
         return Distance.SAME
@@ -136,13 +129,10 @@ def distance(one: Device, other: Device, nodes: Mapping[int, Node] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A machine: its nodes and devices, and cells of the matrix that a file replaced."""
+    """A machine: its nodes and devices."""
 
     nodes: tuple[Node, ...]
     devices: tuple[Device, ...]
-    overrides: Mapping[str, Mapping[str, Preference]] = field(default_factory=dict)
-    source: str = ""
-    """The file that the overrides come from."""
 
     def of_kind(self, kind: str) -> tuple[Device, ...]:
         """Return the devices of a kind, in the order of their names."""
@@ -168,26 +158,15 @@ class Topology:
         real = [device for device in own if not device.virtual]
         return tuple(real or own)
 
-    def matrix(self) -> Matrix:
+    def matrix(self) -> dict[str, dict[str, Preference]]:
         """Return the preferred and secondary devices of every location, by kind of device."""
         return {
-            location: {
-                kind: self.overrides.get(location, {}).get(kind) or self._prefer(location, kind)
-                for kind in KINDS
-            }
+            location: {kind: self.preference(location, kind) for kind in KINDS}
             for location in self.locations
         }
 
     def preference(self, location: str, kind: str) -> Preference:
-        """Return one cell of the matrix; of a place nobody knows, every device is preferred."""
-        replaced = self.overrides.get(location, {}).get(kind)
-        if replaced is not None:
-            return replaced
-        if location in self.locations:
-            return self._prefer(location, kind)
-        return Preference(tuple(device.name for device in self.usable(kind)), ())
-
-    def _prefer(self, location: str, kind: str) -> Preference:
+        """Return one cell of the matrix."""
         usable = self.usable(kind)
         if not usable:
             return Preference((), ())
@@ -219,24 +198,10 @@ class Topology:
         at = order.index(other) if other in order else len(row)
         return row[at] if at < len(row) else 20
 
-    def with_overrides(
-        self, overrides: Mapping[str, Mapping[str, Preference]], source: str
-    ) -> Topology:
-        """Return the same machine with cells of its matrix replaced."""
-        return replace(self, overrides=overrides, source=source)
-
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
         return {
-            "nodes": [
-                {
-                    "number": node.number,
-                    "cpus": node.cpus,
-                    "memory_bytes": node.memory_bytes,
-                    "distances": list(node.distances),
-                }
-                for node in self.nodes
-            ],
+            "nodes": [asdict(node) | {"distances": list(node.distances)} for node in self.nodes],
             "devices": [device.to_dict() for device in self.devices],
             "matrix": {
                 location: {
@@ -244,5 +209,4 @@ class Topology:
                 }
                 for location, row in self.matrix().items()
             },
-            "overrides": self.source or None,
         }

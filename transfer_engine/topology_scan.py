@@ -101,23 +101,18 @@ def _rdma(root: Path) -> list[Device]:
     found = []
     for name in _listed(root / "class/infiniband"):
         place = root / "class/infiniband" / name
-        node, pci, bridges, parent = _place(root, place / "device")
+        device = _device(root, place / "device", name, "rdma")
         ports = [place / "ports" / port for port in _listed(place / "ports")]
         rates = [_number(_read(port / "rate")) for port in ports]
         netdevs = _listed(place / "device/net")
         # Soft-RoCE has no device; it names the interface it runs on.
         netdev = netdevs[0] if netdevs else _read(place / "parent")
         found.append(
-            Device(
-                name,
-                "rdma",
-                node,
-                pci,
-                bridges,
+            replace(
+                device,
                 gbps=max(rates, default=0.0),
                 up=any("ACTIVE" in _read(port / "state") for port in ports),
-                virtual=not pci,
-                parent=parent,
+                virtual=not device.pci,
                 netdev=netdev,
                 model=_read(place / "hca_type"),
             )
@@ -132,19 +127,12 @@ def _network(root: Path) -> list[Device]:
         place = root / "class/net" / name
         if _read(place / "type") not in (_ETHERNET, "") or not place.is_dir() or name == "lo":
             continue
-        node, pci, bridges, parent = _place(root, place / "device")
-        megabits = _number(_read(place / "speed"))
         found.append(
-            Device(
-                name,
-                "ethernet",
-                node,
-                pci,
-                bridges,
-                gbps=max(0.0, megabits) / 1000,
+            replace(
+                _device(root, place / "device", name, "ethernet"),
+                gbps=max(0.0, _number(_read(place / "speed"))) / 1000,
                 up=_read(place / "operstate") in ("up", "unknown"),
                 virtual=not (place / "device").exists(),
-                parent=parent,
                 mtu=int(_number(_read(place / "mtu"))),
             )
         )
@@ -160,8 +148,7 @@ def _gpus(root: Path, order: Sequence[str]) -> list[Device]:
         vendor = _GPU_VENDORS.get(_read(place / "vendor"))
         if vendor is None or not _read(place / "class").startswith(_GPU_CLASSES):
             continue
-        node, pci, bridges, parent = _place(root, place)
-        found[address] = Device("", "gpu", node, pci, bridges, parent=parent, model=vendor)
+        found[address] = replace(_device(root, place, "", "gpu"), model=vendor)
     known = [address for address in order if address in found]
     rest = [address for address in sorted(found) if address not in known]
     return [
@@ -176,29 +163,30 @@ def _disks(root: Path) -> list[Device]:
         place = root / "block" / name
         if _DISK_IGNORED.fullmatch(name) or not (place / "device").exists():
             continue
-        node, pci, bridges, parent = _place(root, place / "device")
-        size = int(_number(_read(place / "size"))) * _SECTOR_BYTES
-        model = _read(place / "device/model")
         found.append(
-            Device(name, "disk", node, pci, bridges, parent=parent, bytes=size, model=model)
+            replace(
+                _device(root, place / "device", name, "disk"),
+                bytes=int(_number(_read(place / "size"))) * _SECTOR_BYTES,
+                model=_read(place / "device/model"),
+            )
         )
     return found
 
 
-def _place(root: Path, device: Path) -> tuple[int, str, tuple[str, ...], str]:
-    """Return node, PCI address, bridges above it and physical function of a device link."""
+def _device(root: Path, link: Path, name: str, kind: str) -> Device:
+    """Return a device by the link to its folder: its node, address, bridges, physical function."""
     top = os.path.realpath(root)
-    real = os.path.realpath(device)
+    real = os.path.realpath(link)
     if not os.path.exists(real) or os.path.commonpath((top, real)) != top:
-        return UNKNOWN_NODE, "", (), ""
+        return Device(name, kind)
     parts = os.path.relpath(real, top).split(os.sep)
     chain = [part for part in parts if _PCI.fullmatch(part) or _HOST_BRIDGE.fullmatch(part)]
     if not chain or not _PCI.fullmatch(chain[-1]):
-        return _node(Path(real)), "", (), ""
+        return Device(name, kind, _node(Path(real)))
     own = Path(top, *parts[: parts.index(chain[-1]) + 1])
     parent = own / "physfn"
     physical = os.path.basename(os.path.realpath(parent)) if parent.exists() else ""
-    return _node(own), chain[-1], tuple(chain[:-1]), physical
+    return Device(name, kind, _node(own), chain[-1], tuple(chain[:-1]), parent=physical)
 
 
 def _node(device: Path) -> int:

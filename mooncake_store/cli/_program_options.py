@@ -128,5 +128,5 @@ def begin(program: type[S], file: Path | None, given: dict[str, Any]) -> tuple[S
     settings: Any = loaded.value
     logs.configure(settings.log_level, as_json=settings.log_json)
     loaded.warn()
-    secret = config.read_secret(settings.secret_file).reveal() if settings.secret_file else None
+    secret = config.read_secret(settings.secret_file) if settings.secret_file else None
     return loaded.value, secret

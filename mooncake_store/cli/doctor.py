@@ -52,7 +52,7 @@ def doctor(
     if peer is not None:
         from mooncake_store.config import read_secret
 
-        secret = read_secret(secret_file).reveal() if secret_file else None
+        secret = read_secret(secret_file) if secret_file else None
         asked, told = examination.ask_peer(peer, secret)
         found += asked
         routes += told

@@ -25,5 +25,5 @@ def secret(
     from mooncake_store.config import read_secret
     from transfer_engine.wire.handshake import read_only_secret
 
-    made = read_only_secret(read_secret(file).reveal()).decode()
+    made = read_only_secret(read_secret(file)).decode()
     emit({"read_only_secret": made}, as_json=as_json, human=lambda: made)

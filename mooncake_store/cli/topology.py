@@ -17,21 +17,11 @@ app = make_app()
     no_args_is_help=False,
     epilog=examples(
         ("mooncake topology", "nodes, cards, GPUs, disks and what is near what"),
-        ("mooncake topology --json", "the same for a program, or to edit"),
-        ("mooncake topology --file machine.json", "check an edited matrix and show the result"),
+        ("mooncake topology --json", "the same for a program"),
         ("mooncake topology --sys ./recorded/sys", "of another machine, from a copy of its /sys"),
     ),
 )
 def topology(
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            metavar="FILE",
-            help="Replace cells of the matrix by those of this JSON file.",
-            show_default=False,
-        ),
-    ] = None,
     sys_root: Annotated[
         Path, typer.Option("--sys", metavar="DIR", help="Read this copy of a /sys instead.")
     ] = Path("/sys"),
@@ -39,14 +29,11 @@ def topology(
 ) -> None:
     """Show the devices of this machine and, for each place of memory, the nearest ones."""
     from mooncake_store.errors import NotFoundError
-    from transfer_engine.topology_file import load_overrides
     from transfer_engine.topology_scan import discover
 
     if not sys_root.is_dir():
         raise NotFoundError(f"there is no folder {sys_root}", advice="name a copy of /sys")
     found = discover(sys_root)
-    if file is not None:
-        found = load_overrides(found, file)
     emit(found.to_dict(), as_json=as_json, human=lambda: _draw(found))
 
 
@@ -71,8 +58,7 @@ def _draw(found: "Topology") -> Any:
         if row[kind].all
     ]
     titles = dict.fromkeys(("memory at", "through", "preferred", "secondary"), "left")
-    caption = f"with the cells of {found.source}" if found.source else None
-    return Group(*nodes, table(columns, devices), table(titles, cells, caption=caption))
+    return Group(*nodes, table(columns, devices), table(titles, cells))
 
 
 def _device(device: "Device") -> tuple[str, ...]:

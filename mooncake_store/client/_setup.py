@@ -72,9 +72,7 @@ class Setup:
     def __init__(self, url: str | None, settings: dict[str, Any]) -> None:
         load_kernels()
         self.config = load_client(url, settings)
-        self.secret = (
-            read_secret(self.config.secret_file).reveal() if self.config.secret_file else None
-        )
+        self.secret = read_secret(self.config.secret_file) if self.config.secret_file else None
         self.namespace = split_url(self.config.url).namespace
         self.engine = TransferEngine(
             transports=self.config.transports,

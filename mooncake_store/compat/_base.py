@@ -25,7 +25,7 @@ from mooncake_store.compat._codes import (
 from mooncake_store.compat._memory import Registry
 from mooncake_store.compat._setup import Wanted, connect, lend
 from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
-from mooncake_store.doubts import Doubts
+from mooncake_store.doubts import FailedReads
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from transfer_engine.base import default_timeout_s
 
@@ -69,7 +69,7 @@ class Base:
         self._extra_workers: dict[str, Worker] = {}
         self._hostname = ""
         self._registry = Registry()
-        self._doubts: Doubts[str] = Doubts()
+        self._doubts: FailedReads[str] = FailedReads()
         self._engine: object = None
         self._http: Any = None
         self._told_s: dict[str, float] = {}
@@ -151,7 +151,7 @@ class Base:
         for worker in workers:
             if worker is not None and self._pid == os.getpid():
                 worker.stop(leases_s=_LEASES_S)
-        self._doubts = Doubts()
+        self._doubts = FailedReads()
         return OK
 
     tearDownAll = close

@@ -87,7 +87,7 @@ class EngineMemory:
         try:
             host, port = _split(local_hostname)
             config = load(WorkerConfig).value
-            secret = read_secret(config.secret_file).reveal() if config.secret_file else None
+            secret = read_secret(config.secret_file) if config.secret_file else None
             bind = "127.0.0.1" if is_loopback(host) else host
             self._secret = secret
             self._server = TransferServer(

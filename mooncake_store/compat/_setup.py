@@ -141,7 +141,7 @@ def _worker(wanted: Wanted, client: Client, host: str, port: int) -> Worker:
             "files": (f"{wanted.file}:{nbytes}",) if wanted.file else (),
         },
     ).value
-    secret = read_secret(settings.secret_file).reveal() if settings.secret_file else None
+    secret = read_secret(settings.secret_file) if settings.secret_file else None
     worker = Worker(settings, secret=secret)
     worker.start(timeout_s=client.config.deadline_s)
     return worker

@@ -46,7 +46,7 @@ def chat(
     from mooncake_store import config
     from mooncake_store.units import parse_duration
 
-    token = config.read_secret(token_file).reveal().decode() if token_file else ""
+    token = config.read_secret(token_file).decode() if token_file else ""
     talk = _Talk(url.rstrip("/"), token, parse_duration(timeout))
     talk.settings = {"max_tokens": max_tokens, "temperature": temperature}
     if seed is not None:

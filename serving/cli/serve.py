@@ -143,7 +143,7 @@ def serve(
     from mooncake_store.units import parse_duration
 
     logs.configure(log_level)
-    token = config.read_secret(token_file).reveal().decode() if token_file else ""
+    token = config.read_secret(token_file).decode() if token_file else ""
     settings = SystemSettings(
         prefill=prefill,
         decode=decode,

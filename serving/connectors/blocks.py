@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.doubts import Doubts
+from mooncake_store.doubts import FailedReads
 from mooncake_store.errors import NotFoundError
 from serving.connectors.moves import Moves
 
@@ -31,7 +31,7 @@ class Blocks(Moves):
     def __init__(self, link: StoreLink, options: StoreOptions, counts: Counts) -> None:
         super().__init__(link, options, counts)
         self._lookup_s = options.lookup_deadline_s
-        self._doubts: Doubts[str] = Doubts(options.distrust_s)
+        self._doubts: FailedReads[str] = FailedReads(options.distrust_s)
         self._holders: dict[str, int] = {}
         self._holding = threading.Lock()
 

@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
-from mooncake_store.config import PROGRAMS, MasterConfig, Secret, WorkerConfig, describe, load
+from mooncake_store.config import PROGRAMS, MasterConfig, WorkerConfig, load, settings_of
 from tests.cli.test_cli import LEAVES
 
 COMMANDS = {" ".join(path): command for path, command in LEAVES}
@@ -21,7 +21,7 @@ def options(command):
 @pytest.mark.parametrize("program", [MasterConfig, WorkerConfig])
 def test_every_setting_of_a_program_is_an_option_of_its_command(program):
     command = COMMANDS[f"mooncake {program.table}"]
-    for setting in describe(program):
+    for setting in settings_of(program):
         assert setting.option in options(command)
     assert "--no-insecure" in options(command)
 
@@ -82,11 +82,11 @@ def typed(setting):
     [
         pytest.param(program, setting, id=f"{program.table}.{setting.name}")
         for program in (MasterConfig, WorkerConfig)
-        for setting in describe(program)
+        for setting in settings_of(program)
     ],
 )
 def test_an_option_reaches_its_setting(started, monkeypatch, program, setting):
-    monkeypatch.setattr("mooncake_store.config.read_secret", lambda _: Secret(b"x" * 16))
+    monkeypatch.setattr("mooncake_store.config.read_secret", lambda _: b"x" * 16)
     words, meant = typed(setting)
     settings = started(program.table, *words)
     assert getattr(settings, setting.attribute) != setting.default

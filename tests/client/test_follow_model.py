@@ -19,10 +19,10 @@ from hypothesis.stateful import (
 )
 
 from mooncake_store.client._following import Following, Position
-from mooncake_store.clock import ManualClock
 from mooncake_store.core.shard import Shard
 from mooncake_store.master.shard_service import ShardService
 from mooncake_store.master.site import ShardPlace, ShardTimes
+from tests.clocks import ManualClock
 from tests.core.lab import MIB, SECOND, Lab, digest_of
 from transfer_engine.wire.frame import Frame
 

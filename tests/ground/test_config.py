@@ -14,9 +14,9 @@ from mooncake_store.config import (
     Row,
     Settings,
     WorkerConfig,
-    describe,
     load,
     rows,
+    settings_of,
 )
 from mooncake_store.units import GIB, MIB, SECOND_NS
 
@@ -38,7 +38,7 @@ def test_every_default_is_valid_explained_and_called_a_default(program):
     loaded = load(program, environ={})
     assert loaded.value == program()
     assert {row.origin for row in rows(loaded)} == {"default"}
-    assert all(setting.text.endswith((".", "none.")) for setting in describe(program))
+    assert all(setting.text.endswith((".", "none.")) for setting in settings_of(program))
 
 
 def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(toml):
@@ -47,16 +47,16 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
     loaded = load(MasterConfig, file=path, environ=environ, overrides={"port": 5, "shards": None})
     value = loaded.value
     assert (value.port, value.shards, value.host, value.placement) == (5, 4, "127.0.0.2", "random")
-    assert loaded.origin("port") == "command line"
-    assert loaded.origin("shards") == "environment MOONCAKE_MASTER_SHARDS"
-    assert loaded.origin("host") == f"file {path}"
-    assert loaded.origin("placement") == "default"
+    assert loaded.origins["port"] == "command line"
+    assert loaded.origins["shards"] == "environment MOONCAKE_MASTER_SHARDS"
+    assert loaded.origins["host"] == f"file {path}"
+    assert loaded.origins["placement"] == "default"
 
 
 def test_the_environment_can_name_the_file(toml):
     path = toml("[master]\nport = 7\n")
     loaded = load(MasterConfig, environ={"MOONCAKE_CONFIG": path})
-    assert (loaded.value.port, loaded.origin("port")) == (7, f"file {path}")
+    assert (loaded.value.port, loaded.origins["port"]) == (7, f"file {path}")
 
 
 def test_a_file_on_the_command_line_replaces_the_one_of_the_environment(toml):
@@ -83,7 +83,7 @@ def test_a_general_variable_beats_the_own_table_of_the_file_but_not_the_own_vari
     environ["MOONCAKE_CLIENT_SECRET_FILE"] = "/own"
     loaded = load(ClientConfig, file=path, environ=environ)
     assert loaded.value.secret_file == "/own"
-    assert loaded.origin("secret_file") == "environment MOONCAKE_CLIENT_SECRET_FILE"
+    assert loaded.origins["secret_file"] == "environment MOONCAKE_CLIENT_SECRET_FILE"
 
 
 def test_sizes_and_durations_take_units_from_every_source(toml):
@@ -117,7 +117,7 @@ def test_a_boolean_variable_has_the_usual_spellings(text, value):
 
 def test_an_empty_variable_counts_as_absent():
     environ = {"MOONCAKE_MASTER_PORT": "", "MOONCAKE_CONFIG": "", "MOONCAKE_MASTER_TYPO": ""}
-    assert load(MasterConfig, environ=environ).origin("port") == "default"
+    assert load(MasterConfig, environ=environ).origins["port"] == "default"
 
 
 def test_variables_that_inference_engines_read_are_not_settings():

@@ -273,9 +273,3 @@ def test_settings_made_by_hand_are_checked_too(wrong, said):
     with pytest.raises(ConfigError) as refused:
         MasterConfig(**wrong)
     assert said in str(refused.value)
-
-
-def test_asking_for_the_origin_of_no_setting_names_the_nearest():
-    loaded = load(MasterConfig, environ={})
-    with pytest.raises(ConfigError, match="unknown setting 'shard'; did you mean 'shards'"):
-        loaded.origin("shard")

@@ -26,8 +26,14 @@ from mooncake_store import Client, LocalCluster, _capacity, logs
 from mooncake_store._capacity import Machine
 from mooncake_store.cli._program_options import begin
 from mooncake_store.client._setup import Setup
-from mooncake_store.clock import ManualClock
-from mooncake_store.config import PROGRAMS, ClientConfig, MasterConfig, WorkerConfig, describe, load
+from mooncake_store.config import (
+    PROGRAMS,
+    ClientConfig,
+    MasterConfig,
+    WorkerConfig,
+    load,
+    settings_of,
+)
 from mooncake_store.errors import StoreError
 from mooncake_store.master.building import build_service, liveness_times, shard_config
 from mooncake_store.master.liveness import Liveness
@@ -37,6 +43,7 @@ from mooncake_store.worker import Worker
 from mooncake_store.worker_program import run_worker
 from serving.conductor.views import Demand, PrefillView
 from serving.system import ServingSystem, SystemSettings
+from tests.clocks import ManualClock
 from tests.core.lab import Lab
 from tests.master.wires import ClusterWire
 from tests.serving.conductor.test_placement import costs
@@ -522,7 +529,7 @@ OBSERVED = {
     "client.strict": Observation({"strict": True}, beside_a_typo(ClientConfig)),
 }
 
-SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in describe(program)]
+SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in settings_of(program)]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

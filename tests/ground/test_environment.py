@@ -125,7 +125,7 @@ def test_a_strict_program_refuses_them(switch):
 def test_a_url_in_the_general_variable_is_the_store_and_nonsense_is_refused():
     url = "mooncake://10.0.0.5:50051/a"
     loaded = load(ClientConfig, environ={"MOONCAKE_URL": url})
-    assert (loaded.value.url, loaded.origin("url")) == (url, "environment MOONCAKE_URL")
+    assert (loaded.value.url, loaded.origins["url"]) == (url, "environment MOONCAKE_URL")
     own = {"MOONCAKE_URL": url, "MOONCAKE_CLIENT_URL": "mooncake://own:1/b"}
     assert load(ClientConfig, environ=own).value.url == "mooncake://own:1/b"
     with pytest.raises(ConfigError) as refused:

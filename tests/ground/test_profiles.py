@@ -32,8 +32,8 @@ def test_a_profile_replaces_the_settings_of_the_client_and_no_others(path):
     loaded = load(ClientConfig, file=path, profile="test", environ={})
     value = loaded.value
     assert (value.url, value.deadline_s, value.replicas) == ("mooncake://test:1/a", 5.0, 2)
-    assert loaded.origin("url") == f"file {path} [profile.test]"
-    assert loaded.origin("replicas") == f"file {path}"
+    assert loaded.origins["url"] == f"file {path} [profile.test]"
+    assert loaded.origins["replicas"] == f"file {path}"
     assert load(ClientConfig, file=path, environ={}).value.deadline_s == 9.0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_store import errors
-from mooncake_store.config import PROGRAMS, describe
+from mooncake_store.config import PROGRAMS, settings_of
 from scripts.async_client import SOURCE, TARGET, async_client
 from scripts.store_reference import PAGES
 
@@ -20,7 +20,7 @@ def test_a_generated_page_is_up_to_date(name):
 
 def test_every_setting_has_its_place_in_the_page():
     page = PAGES["config.md"]()
-    for setting in (setting for program in PROGRAMS for setting in describe(program)):
+    for setting in (setting for program in PROGRAMS for setting in settings_of(program)):
         assert page.count(f"\n### {setting.table}.{setting.name}\n") == 1
         assert setting.text in page
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import Client, LocalCluster, TruncatedError
-from mooncake_store._lending import Lending, Place, parse_place
+from mooncake_store._lending import Place, WorkerSegments, parse_place
 from mooncake_store.cli.worker import _lent
 from mooncake_store.config import WorkerConfig
 from mooncake_store.errors import ConfigError
@@ -53,7 +53,7 @@ def lend(tmp_path):
 
     def make(*files, **settings):
         config = WorkerConfig(files=files, segments_bytes=(), **settings)
-        lending = Lending(config, "w")
+        lending = WorkerSegments(config, "w")
         made.append(lending)
         return lending
 
@@ -107,7 +107,7 @@ def test_a_new_master_gets_a_new_file(lend, tmp_path):
     old = lending.segments[0]
     inode, uuid = path.stat().st_ino, old.uuid
     with open(path, "rb") as before:
-        lending.make_anew()
+        lending.replace()
         assert (path.stat().st_ino, lending.segments[0].uuid) != (inode, uuid)
         assert os.fstat(before.fileno()).st_nlink == 0
 
@@ -118,7 +118,7 @@ def test_a_device_is_left_out_when_the_master_is_new(lend, tmp_path, caplog):
     lending.make()
     lending._places.append(Place("/dev/full", MIB))
     with caplog.at_level(logging.WARNING):
-        lending.make_anew()
+        lending.replace()
     assert [segment.size for segment in lending.segments] == [MIB]
     assert "/dev/full is not lent any more" in caplog.text
 

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from mooncake_store.clock import ManualClock
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.doors import ATTEMPTS
 from mooncake_store.master.liveness import Liveness, LivenessTimes
 from mooncake_store.wire.cluster import MAP, MapRequest
+from tests.clocks import ManualClock
 from tests.master.wires import PingWire, numbered
 from tests.waiting import PATIENCE_S, until
 

@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 
 from transfer_engine import Operation, Segment, TransferEngine, TransferServer
-from transfer_engine.directory.memory import MemoryDirectory
-from transfer_engine.directory.peer import PeerDirectory
-from transfer_engine.directory.testing import DirectoryContract
 from transfer_engine.errors import (
     AuthError,
     BusyError,
@@ -22,7 +19,7 @@ from transfer_engine.errors import (
     RemoteProtocolError,
     UnavailableError,
 )
-from transfer_engine.notify import Desk, Inbox, Notification, Post, Probe, decode_answer, encode
+from transfer_engine.notify import Inbox, Notification, Probe, decode_answer, encode
 from transfer_engine.testing import OwnerProcess
 from transfer_engine.transports.calling import ask
 from transfer_engine.transports.stream import READ, REQUEST
@@ -42,16 +39,6 @@ def server():
 def segment():
     with Segment.create(SIZE, name="pool") as segment:
         yield segment
-
-
-class TestPeerDirectory(DirectoryContract):
-    @pytest.fixture
-    def directory(self, server):
-        return PeerDirectory(server)
-
-    @pytest.fixture
-    def other(self):
-        return PeerDirectory()
 
 
 def test_a_segment_is_opened_by_its_name_at_its_owner():
@@ -82,22 +69,13 @@ def test_two_segments_of_one_name_are_told_apart_by_an_error(server, segment):
     with Segment.create(SIZE, name="pool") as twin, TransferEngine() as engine:
         assert engine.find(address) == published
         server.publish(twin)
-        with pytest.raises(NotFoundError):
+        with pytest.raises(NotFoundError, match="2 segments are published"):
             engine.find(address)
         server.withdraw(twin)
         assert engine.find(address) == published
         server.withdraw(segment)
         with pytest.raises(NotFoundError):
             engine.find(address)
-
-
-def test_a_directory_of_ones_own_is_asked_instead(server, segment):
-    directory = MemoryDirectory()
-    directory.publish("kv", server.publish(segment).encode())
-    with TransferEngine(directory=directory) as engine:
-        assert engine.open("kv").size == SIZE
-        with pytest.raises(NotFoundError):
-            engine.open("vk")
 
 
 @pytest.mark.parametrize("address", ["pool", "host/pool", "127.0.0.1:1/", "127.0.0.1:1/../x y"])
@@ -263,10 +241,12 @@ def test_an_inbox_gives_what_waits_in_order_and_no_more_than_once():
     assert inbox.take() == []
 
 
-def test_a_desk_lists_what_is_published_under_any_name(server, segment):
-    server.publish(segment)
-    server.desk.names.publish("more", b"1")
-    told = msgspec.msgpack.decode(server.desk.answer(msgspec.msgpack.encode(["names", ""]), "p"))
-    assert told == ["listed", ["more", "pool"]]
-    assert isinstance(server.desk, Desk)
-    assert server.desk.answer(encode(Post("a", b"")), "p")
+def test_a_server_lists_what_it_publishes_by_prefix(server, segment):
+    with Segment.create(SIZE, name="other") as other:
+        for published in (segment, other):
+            server.publish(published)
+        for prefix, names in (("", ["other", "pool"]), ("po", ["pool"]), ("none", [])):
+            question = msgspec.msgpack.encode(["names", prefix])
+            told = msgspec.msgpack.decode(ask(*server.tcp_address, question, None, 5.0))
+            assert told == ["listed", names]
+        server.withdraw(other)

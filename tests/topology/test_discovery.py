@@ -1,4 +1,4 @@
-"""Topology from /sys trees of machines of many shapes, and cells of the matrix from a file."""
+"""Topology from /sys trees of machines of many shapes."""
 
 import json
 import subprocess
@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from mooncake_store.cli.main import main
 from tests.topology import machines
-from transfer_engine.errors import ConfigError
 from transfer_engine.topology import Device, Distance, Node, Preference, Topology, distance
-from transfer_engine.topology_file import FILE_BYTES_MAX, load_overrides
 from transfer_engine.topology_scan import discover, gpu_addresses
 
 
@@ -182,55 +180,6 @@ def test_a_cell_holds_every_usable_device_once(devices):
     assert bool(cell.preferred) == bool(found.usable("rdma"))
 
 
-def test_a_file_replaces_the_cells_it_names(eight, tmp_path):
-    place = tmp_path / "matrix.json"
-    place.write_text(
-        json.dumps({"cuda:0": [["mlx5_1"], ["mlx5_0"]], "cpu:1": {"disk": [["nvme0n1"], []]}})
-    )
-    changed = load_overrides(eight, place)
-    assert changed.matrix()["cuda:0"]["rdma"] == Preference(("mlx5_1",), ("mlx5_0",))
-    assert changed.preference("cpu:1", "disk") == Preference(("nvme0n1",), ())
-    assert changed.matrix()["cuda:1"] == eight.matrix()["cuda:1"]
-    assert changed.to_dict()["overrides"] == str(place)
-
-
-def test_what_the_command_prints_can_be_read_back(eight, tmp_path):
-    place = tmp_path / "whole.json"
-    place.write_text(json.dumps(eight.to_dict()))
-    assert load_overrides(eight, place).matrix() == eight.matrix()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("[]", "an object of locations"),
-        ('{"cuda:9": [[], []]}', "'cuda:9'"),
-        ('{"cpu:0": 3}', "an object of cells"),
-        ('{"cpu:0": {"rmda": [[], []]}}', "did you mean 'rdma'?"),
-        ('{"cpu:0": {"rdma": [["mlx5_0"]]}}', "two lists"),
-        ('{"cpu:0": [["mlx_3"], []]}', "did you mean 'mlx5_3'?"),
-        ('{"cpu:0": [["mlx5_0"], ["mlx5_0"]]}', "listed twice"),
-        ('{"cpu:0": [[["mlx5_0"]], []]}', "this machine does not have"),
-        ('{"cpu:0": [["eth0"], []]}', "this machine does not have"),
-        (" " * (FILE_BYTES_MAX + 1), "larger than"),
-    ],
-)
-def test_a_wrong_file_is_refused_by_name(eight, tmp_path, text, said):
-    place = tmp_path / "wrong.json"
-    place.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load_overrides(eight, place)
-    assert said in str(caught.value)
-    assert str(place) in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_named(eight, tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.json: No such file"):
-        load_overrides(eight, tmp_path / "none.json")
-
-
 def test_the_command_shows_another_machine(tmp_path, capsys):
     machines.eight_gpus(tmp_path)
     assert main(["topology", "--sys", str(tmp_path), "--json"]) == 0
@@ -242,11 +191,6 @@ def test_the_command_shows_another_machine(tmp_path, capsys):
     assert "cuda:7" in text
 
 
-def test_the_command_names_what_is_wrong(tmp_path, capsys):
-    machines.eight_gpus(tmp_path / "sys")
-    wrong = tmp_path / "wrong.json"
-    wrong.write_text('{"cpu:0": [["mlx5_9"], []]}')
-    options = ["topology", "--sys", str(tmp_path / "sys"), "--file", str(wrong)]
-    assert main(options) == 3
-    assert "mlx5_9" in capsys.readouterr().err
+def test_the_command_names_a_folder_that_is_not_there(tmp_path, capsys):
     assert main(["topology", "--sys", str(tmp_path / "none")]) == 5
+    assert str(tmp_path / "none") in capsys.readouterr().err

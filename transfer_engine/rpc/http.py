@@ -2,7 +2,7 @@
 
     class Hello(HttpServer):
         async def answer(self, request):
-            return HttpReply(200, b"hello")
+            return HttpReply(200, b"hello", TEXT)
 
     with Hello("127.0.0.1", 8080): ...
 
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import TracebackType
 
-__all__ = ["BINARY", "JSON", "TEXT", "HttpReply", "HttpRequest", "HttpServer"]
+__all__ = ["JSON", "TEXT", "HttpReply", "HttpRequest", "HttpServer"]
 
 _log = logging.getLogger(__name__)
 
-BINARY = "application/octet-stream"
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json; charset=utf-8"
 CLOSE_S = 5.0
@@ -60,12 +59,8 @@ class HttpReply(NamedTuple):
     """What a request is answered with; a body of unknown length comes in pieces."""
 
     status: int
-    body: bytes | AsyncIterator[bytes] = b""
-    kind: str = BINARY
-    headers: tuple[str, ...] = ()
-    """Further lines."""
-    is_last: bool = False
-    """Whether what follows on this connection may not be a request, so that it ends."""
+    body: bytes | AsyncIterator[bytes]
+    kind: str
 
 
 class HttpServer(ABC):
@@ -106,10 +101,6 @@ class HttpServer(ABC):
     @abstractmethod
     async def answer(self, request: HttpRequest) -> HttpReply:
         """Answer a request; it may take as long as the server has patience."""
-
-    def refuse(self, error: InvalidArgumentError) -> HttpReply:
-        """Answer what is no request within the limits; the connection ends."""
-        return HttpReply(400, str(error).encode(errors="replace"), TEXT)
 
     async def ended(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of what belongs to the loop; no request follows."""
@@ -152,10 +143,10 @@ class HttpServer(ABC):
             try:
                 request = await self._receive(reader)
             except InvalidArgumentError as error:
-                reply, is_last = self.refuse(error), True
+                # What follows on this connection may not be a request, so it ends.
+                reply, is_last = HttpReply(400, str(error).encode(errors="replace"), TEXT), True
             else:
-                reply = await self._answered(request)
-                is_last = request.is_last or reply.is_last
+                reply, is_last = await self._answered(request), request.is_last
             writer.write(_head(reply, is_last))
             if isinstance(reply.body, bytes):
                 writer.write(reply.body)
@@ -238,7 +229,6 @@ def _head(reply: HttpReply, is_last: bool) -> bytes:
         f"Content-Length: {len(reply.body)}"
         if isinstance(reply.body, bytes)
         else "Transfer-Encoding: chunked",
-        *reply.headers,
     ]
     if is_last:
         lines.append("Connection: close")

@@ -4,16 +4,35 @@ A question looks like a batch to the code that receives it, so that nothing chan
 its header names the opcode CALL, the question lies where the columns would (padded to whole
 pairs), and its length where the fence would. The answer is a reply without data.
 
-`ask` makes a connection of its own: it is for peers whose instance nobody knows yet.
+`ask` makes a connection of its own: it is for peers whose instance nobody knows yet. `find_segment`
+asks so for a segment by its name, which is how engines meet without anybody else.
 Cost: one round trip; `ask` three more.
 """
 
 from __future__ import annotations
 
+import re
 import time
+from typing import TYPE_CHECKING
 
-from transfer_engine.errors import RemoteProtocolError
-from transfer_engine.notify import ANSWER_BYTES_MAX, QUESTION_BYTES_MAX
+from transfer_engine.base import SegmentDescriptor
+from transfer_engine.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PeerLostError,
+    RemoteProtocolError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from transfer_engine.notify import (
+    ANSWER_BYTES_MAX,
+    QUESTION_BYTES_MAX,
+    Find,
+    Found,
+    decode_answer,
+    encode,
+)
+from transfer_engine.rpc.address import Address
 from transfer_engine.transports.dialing import dial
 from transfer_engine.transports.stream import (
     CALL,
@@ -29,10 +48,15 @@ from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error
 from transfer_engine.wire.frame import ERROR, MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 
-__all__ = ["ask", "call", "reply"]
+if TYPE_CHECKING:
+    from transfer_engine.notify import Answer, Question
+
+__all__ = ["ask", "ask_at", "call", "find_segment", "reply"]
 
 _PAIR_BYTES = 16
 _NOBODY = bytes(16)
+_FIND_S = 5.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,255}")
 
 
 def call(link: Link, question: bytes) -> bytes:
@@ -81,3 +105,41 @@ def ask(host: str, port: int, question: bytes, secret: bytes | None, timeout_s: 
         return call(link, question)
     finally:
         link.close()
+
+
+def ask_at(address: str, question: Question, secret: bytes | None, timeout_s: float) -> Answer:
+    """Ask whoever serves segments at "host:port"."""
+    peer = Address.parse(address)
+    return decode_answer(ask(peer.host, peer.port, encode(question), secret, timeout_s), address)
+
+
+def find_segment(address: str, secret: bytes | None) -> SegmentDescriptor:
+    """Ask the process at "host:port/name" for the descriptor of the segment it calls so.
+
+    Raises InvalidArgumentError, NotFoundError, UnavailableError when nobody answers.
+    """
+    where, _, name = address.partition("/")
+    if ":" not in where or not name:
+        raise InvalidArgumentError(
+            f"{address!r} does not say which process to ask", advice="write host:port/name"
+        )
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            f"{name[:256]!r} cannot name a segment",
+            advice="use up to 256 letters, digits and . _ : @ / + -",
+        )
+    try:
+        told = ask_at(where, Find(name), secret, _FIND_S)
+    except NotFoundError as error:
+        error.peer = error.peer or where
+        raise
+    except (PeerLostError, TransferTimeoutError) as error:
+        raise UnavailableError(
+            str(error.what),
+            peer=where,
+            operation="find",
+            advice="check that the peer runs and serves on this address",
+        ) from error
+    if not isinstance(told, Found):
+        raise RemoteProtocolError(f"{where} answered {type(told).__name__}", peer=where)
+    return SegmentDescriptor.decode(told.value)

@@ -23,7 +23,7 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.doubts import Doubts
+from mooncake_store.doubts import FailedReads
 from serving.connectors.keys import scope_prefix
 from serving.connectors.vllm.lookup import present_prefix
 from serving.connectors.vllm.messages import GroupBlocks, LoadJob, SaveJob, StepPlan, WorkerReport
@@ -126,7 +126,7 @@ class SchedulerSide:
         self._held = 0
         self._next_save = 0
         self._patience_s = options.lookup_wait_s
-        self._doubts: Doubts[tuple[int, bytes]] = Doubts(options.distrust_s)
+        self._doubts: FailedReads[tuple[int, bytes]] = FailedReads(options.distrust_s)
         self._stored: list[StoredRun] = []
         self._gone: list[tuple[int, bytes]] = []
 

@@ -9,7 +9,6 @@ from mooncake_store.compat.rest import MooncakeStoreService
 from serving.front.external import ExternalFront, external_application
 from serving.front.indexer_http import Indexer, indexer_application
 from serving.system import listen, serve_http
-from transfer_engine.directory.http_server import HttpDirectoryServer
 
 
 def plain(make):
@@ -31,7 +30,6 @@ def with_aiohttp(make):
 
 
 KINDS = {
-    "directory": lambda: plain(HttpDirectoryServer),
     "control": lambda: plain(lambda: Control("127.0.0.1", 0)),
     "indexer": lambda: with_aiohttp(lambda: indexer_application(Indexer())),
     "front": lambda: with_aiohttp(lambda: external_application(ExternalFront({}))),

@@ -1,0 +1,129 @@
+"""The HTTP server against hostile bytes, stalling peers and too many of them."""
+
+import socket
+import threading
+
+import pytest
+
+from tests.waiting import PATIENCE_S, until
+from transfer_engine.errors import ConfigError
+from transfer_engine.rpc.http import TEXT, HttpReply, HttpServer
+
+
+class Echo(HttpServer):
+    """Answers with the body of the request."""
+
+    def __init__(self, port=0, **bounds):
+        super().__init__("127.0.0.1", port, name="mooncake-echo", **bounds)
+        self.answered = 0
+
+    async def answer(self, request):
+        self.answered += 1
+        return HttpReply(200, request.body or b"nothing", TEXT)
+
+
+@pytest.fixture
+def server():
+    with Echo() as server:
+        yield server
+
+
+def connect(server):
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+
+
+def send(server, data):
+    """Send bytes and return all that comes back until the server closes."""
+    with connect(server) as sock:
+        sock.sendall(data)
+        told = b""
+        while part := sock.recv(65_536):
+            told += part
+        return told
+
+
+def answers(server):
+    return send(server, b"GET / HTTP/1.0\r\n\r\n").endswith(b"nothing")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 100 + b"\r\n\r\n",
+        b"GET /names HTTP/9.9\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET names HTTP/1.1\r\n\r\n",
+        b"GET /names\x7f HTTP/1.1\r\n\r\n",
+        b"GET /names HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /names HTTP/1.1\r\n folded: x\r\n\r\n",
+        b"PUT /names/a HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+        b"PUT /names/a HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"PUT /names/a HTTP/1.1\r\nContent-Length: 99999999999999\r\n\r\n",
+        b"PUT /names/a HTTP/1.1\r\nContent-Length: 65537\r\n\r\n",
+        b"PUT /names/a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /names/a HTTP/1.1\r\n" + b"x: y\r\n" * 5000 + b"\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused_and_its_connection_ends(server, data):
+    assert send(server, data).startswith(b"HTTP/1.1 400 ")
+    assert server.answered == 0
+    assert answers(server)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:80", 200),
+        ("evil.example", 400), ("evil.example:80", 400), ("10.0.0.5:80", 400),
+    ],
+)  # fmt: skip
+def test_a_server_on_loopback_answers_to_names_of_loopback_only(server, host, status):
+    told = send(server, f"GET /names HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+    assert told.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GET /v1", b"PUT /names/a HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"]
+)
+def test_who_stalls_is_dropped(data):
+    with Echo(patience_s=0.2) as server:
+        assert send(server, data) == b""
+
+
+def test_a_connection_carries_many_requests(server):
+    with connect(server) as sock:
+        for _ in range(3):
+            sock.sendall(b"PUT /names/a HTTP/1.1\r\nContent-Length: 5\r\n\r\nvalue")
+            told = b""
+            while not told.endswith(b"\r\n\r\nvalue"):
+                part = sock.recv(4096)
+                assert part
+                told += part
+
+
+def test_connections_beyond_the_bound_are_closed_at_once():
+    with Echo(connections_max=2, patience_s=PATIENCE_S) as server:
+        idle = [connect(server), connect(server)]
+        until(lambda: len(server._tasks) == 2)
+        with connect(server) as late:
+            assert late.recv(1) == b""
+        for sock in idle:
+            sock.close()
+        until(lambda: not server._tasks)
+        assert answers(server)
+
+
+def test_a_server_closes_with_connections_open():
+    server = Echo(patience_s=60)
+    with connect(server) as sock:
+        until(lambda: server._tasks)
+        server.close()
+        server.close()
+        assert sock.recv(1) == b""
+    assert not any(t.name == "mooncake-echo" for t in threading.enumerate())
+
+
+def test_a_port_in_use_is_named(server):
+    with pytest.raises(ConfigError, match=f"cannot listen on {server.address}"):
+        Echo(int(server.address.rpartition(":")[2]))
