@@ -192,7 +192,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
             "transports": len(self.transports) <= _WAYS_MAX,
             "unix_address": len(unix.encode(errors="replace")) <= _UNIX_BYTES_MAX
             and "\0" not in unix,
-            "rails": len(rails) <= _WAYS_MAX and not any(Address.parse(r).path for r in rails),
+            "rails": len(rails) <= _WAYS_MAX and all(map(Address.parse, rails)),
         }
         return next((name for name, holds in bounds.items() if not holds), "")
 
