@@ -22,7 +22,15 @@ from transfer_engine.errors import (
     RemoteProtocolError,
     UnavailableError,
 )
-from transfer_engine.notify import Desk, Inbox, Notification, Post, Probe, decode_answer, encode
+from transfer_engine.notify import (
+    Inbox,
+    Notification,
+    PeerService,
+    Post,
+    Probe,
+    decode_answer,
+    encode,
+)
 from transfer_engine.testing import OwnerProcess
 from transfer_engine.transports.calling import ask
 from transfer_engine.transports.stream import READ, REQUEST
@@ -148,7 +156,7 @@ def test_a_batch_that_failed_leaves_no_note(server, segment):
 
 
 def test_notes_that_nobody_takes_are_refused(server, segment):
-    server.desk.inbox = Inbox(waiting_max=2)
+    server.peer_service.inbox = Inbox(waiting_max=2)
     with TransferEngine() as engine:
         target = engine.open(server.publish(segment))
         assert engine.notify(target, "a") == 1
@@ -265,8 +273,10 @@ def test_an_inbox_gives_what_waits_in_order_and_no_more_than_once():
 
 def test_a_desk_lists_what_is_published_under_any_name(server, segment):
     server.publish(segment)
-    server.desk.names.publish("more", b"1")
-    told = msgspec.msgpack.decode(server.desk.answer(msgspec.msgpack.encode(["names", ""]), "p"))
+    server.peer_service.names.publish("more", b"1")
+    told = msgspec.msgpack.decode(
+        server.peer_service.answer(msgspec.msgpack.encode(["names", ""]), "p")
+    )
     assert told == ["listed", ["more", "pool"]]
-    assert isinstance(server.desk, Desk)
-    assert server.desk.answer(encode(Post("a", b"")), "p")
+    assert isinstance(server.peer_service, PeerService)
+    assert server.peer_service.answer(encode(Post("a", b"")), "p")

@@ -56,13 +56,13 @@ class PeerDirectory(Directory):
         return self._server
 
     def _publish(self, name: str, value: bytes, ttl_s: float | None, replace: bool) -> bool:
-        return self._own().desk.names._publish(name, value, ttl_s, replace)
+        return self._own().peer_service.names._publish(name, value, ttl_s, replace)
 
     def _withdraw(self, name: str) -> bool:
-        return self._own().desk.names.withdraw(name)
+        return self._own().peer_service.names.withdraw(name)
 
     def _names(self, prefix: str) -> list[str]:
-        return self._own().desk.names.names(prefix)
+        return self._own().peer_service.names.names(prefix)
 
     def _lookup(self, address: str) -> bytes | None:
         where, _, name = address.partition("/")
