@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer_engine.errors import ConfigError
 from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.rpc.serving import WRITE_BYTES, Connection, Handler, ServerLimits, Service
-from transfer_engine.rpc.spinning import Vigil
+from transfer_engine.rpc.spinning import LoopSpin
 from transfer_engine.wire.frame import VERSIONS, VersionRange
 from transfer_engine.wire.handshake import Identity
 
@@ -68,7 +68,7 @@ class Server:
             identity or Identity(registry.service, role="server"),
             secret,
             versions,
-            Vigil(self.loop) if limits.vigil_bytes_max else None,
+            LoopSpin(self.loop) if limits.awake_bytes_max else None,
             self._admit,
             self._forget,
         )

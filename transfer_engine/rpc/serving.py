@@ -55,7 +55,7 @@ from transfer_engine.wire.handshake import (
 )
 
 if TYPE_CHECKING:
-    from transfer_engine.rpc.spinning import Vigil
+    from transfer_engine.rpc.spinning import LoopSpin
     from transfer_engine.wire.registry import Registry
 
 __all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "ServerLimits", "Service"]
@@ -79,13 +79,13 @@ class ServerLimits:
     handshake_s: float = 5.0
     in_flight_max: int = 256
     write_bytes_max: int = 1 << 18
-    vigil_bytes_max: int = 0
+    awake_bytes_max: int = 0
     """Stay awake for a moment after a request of at most this length; 0 sleeps at once.
 
     For services with single operations that take less time than waking up does. After longer
     requests the peer has more to do before it asks again.
     """
-    vigil_opcodes: frozenset[int] = frozenset()
+    awake_opcodes: frozenset[int] = frozenset()
     """Operations after which it stays awake however long the request was."""
 
 
@@ -101,7 +101,7 @@ class Service:
     identity: Identity
     secret: bytes | None
     versions: VersionRange
-    vigil: Vigil | None
+    spin: LoopSpin | None
     admit: Callable[[Connection], bool]
     """Count a connection in; False when there are too many to serve it."""
     forget: Callable[[Connection], None]
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._handle: Handler = service.handle
         self._limits = service.limits
-        self._vigil = service.vigil
+        self._spin = service.spin
         self._reply_limits = service.registry.reply_limits
         versions = service.versions
         self._handshake = ServerHandshake(
@@ -193,13 +193,13 @@ class Connection(asyncio.Protocol):
             self._shake(frames)
         if self._decoder.error is not None and not self._closing:
             self._violated(self._decoder.error)
-        if self._vigil is not None:
+        if self._spin is not None:
             limits = self._limits
-            brief = len(data) <= limits.vigil_bytes_max
-            if brief or (frames and frames[-1].opcode in limits.vigil_opcodes):
-                self._vigil.expect()
+            brief = len(data) <= limits.awake_bytes_max
+            if brief or (frames and frames[-1].opcode in limits.awake_opcodes):
+                self._spin.expect()
             else:
-                self._vigil.rest()
+                self._spin.rest()
 
     def pause_writing(self) -> None:
         """Note that the peer does not take its replies."""
