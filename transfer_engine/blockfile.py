@@ -29,7 +29,7 @@ import functools
 import logging
 import os
 import stat
-import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -195,15 +195,21 @@ class BlockFile:
         if not work.tasks:
             return
         failure = np.zeros(2, dtype=np.int64)
-        job = _Job(len(work.tasks), batch)
+        tasks = iter(work.tasks)  # each goes to one of the threads that take from it
 
         def run() -> None:
-            with _buffers.lease(batch.deadline, batch.operation.verb, peer) as buffer:
-                while (number := job.next()) is not None:
-                    batch.remaining_s(peer)
-                    self._run_task(work, number, buffer, batch, failure)
+            try:
+                with _buffers.lease(batch.deadline, batch.operation.verb, peer) as buffer:
+                    for first, last in tasks:
+                        if batch.cancelled:
+                            return
+                        batch.remaining_s(peer)
+                        self._run_task(work, first, last, buffer, batch, failure)
+            except BaseException:
+                deque(tasks, maxlen=0)  # nobody begins what the batch cannot end
+                raise
 
-        job.share(run)
+        _share(run, len(work.tasks))
         if batch.cancelled:
             batch.fail(CANCELLED)
         self._report(failure, batch, peer)
@@ -230,9 +236,14 @@ class BlockFile:
         return _Runs(pieces, runs, begins, ends, tiled, _deal(ends - begins))
 
     def _run_task(
-        self, work: _Runs, number: int, buffer: Mapping, batch: Batch, failure: NDArray[np.int64]
+        self,
+        work: _Runs,
+        first: int,
+        last: int,
+        buffer: Mapping,
+        batch: Batch,
+        failure: NDArray[np.int64],
     ) -> None:
-        first, last = work.tasks[number]
         with contextlib.ExitStack() as stack:
             if batch.writing and self.block > 1:
                 partial = not work.tiled[first:last].all()
@@ -280,43 +291,17 @@ class BlockFile:
         self.close()
 
 
-class _Job:
-    """The tasks of one batch, taken one by one by the threads that share them."""
-
-    def __init__(self, tasks: int, batch: Batch) -> None:
-        self._tasks = tasks
-        self._batch = batch
-        self._next = 0
-        self._lock = threading.Lock()
-
-    def next(self) -> int | None:
-        """Return the number of a task nobody took yet; None when there is none or to stop."""
-        with self._lock:
-            if self._next >= self._tasks or self._batch.cancelled:
-                return None
-            self._next += 1
-            return self._next - 1
-
-    def share(self, run: Callable[[], None]) -> None:
-        """Run on this thread and some others; return when all have ended, or raise."""
-
-        def guarded() -> None:
-            try:
-                run()
-            except BaseException:
-                with self._lock:
-                    self._next = self._tasks  # nobody begins what the batch cannot end
-                raise
-
-        helpers = [_threads.submit(guarded) for _ in range(min(THREADS, self._tasks - 1))]
-        try:
-            guarded()
-        finally:
-            # One that has not begun has nothing to do; one that has uses the caller's memory.
-            errors = [helper.exception() for helper in helpers if not helper.cancel()]
-        for error in errors:
-            if error is not None:
-                raise error
+def _share(run: Callable[[], None], parts: int) -> None:
+    """Run on this thread and, for more than one part, some others; return when all have ended."""
+    helpers = [_threads.submit(run) for _ in range(min(THREADS, parts - 1))]
+    try:
+        run()
+    finally:
+        # One that has not begun has nothing to do; one that has uses the caller's memory.
+        errors = [helper.exception() for helper in helpers if not helper.cancel()]
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 @functools.cache

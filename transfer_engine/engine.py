@@ -54,7 +54,7 @@ from transfer_engine.memory import load_kernels
 from transfer_engine.notify import Posted, Probe, decode_answer, encode, note
 from transfer_engine.outcome import BatchResult
 from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
-from transfer_engine.paths_run import SLICED_BYTES_MIN, Workers, move_sliced
+from transfer_engine.paths_run import SLICED_BYTES_MIN, move_sliced, slice_threads
 from transfer_engine.segment import Segment, flat_view
 from transfer_engine.single import move_at_once
 from transfer_engine.submission import Submission, Submitter
@@ -114,7 +114,7 @@ class TransferEngine:
         self._devices = DeviceRanges()
         self._submitter = Submitter(threads=threads, queue_max=queue_max)
         self._prober = Prober()
-        self._workers = Workers()
+        self._slice_threads = slice_threads()
         self.closed = False
         forking.register(self)
 
@@ -459,7 +459,7 @@ class TransferEngine:
         while True:
             transport, remote = routes.find(batch.deadline)
             if routes.sliced and batch.total_bytes >= SLICED_BYTES_MIN and batch.staged is None:
-                move_sliced(routes, batch, self._workers)
+                move_sliced(routes, batch, self._slice_threads)
                 return transport.name
             try:
                 if batch.staged is None:
@@ -485,7 +485,7 @@ class TransferEngine:
         self.closed = True
         self._submitter.close()
         self._prober.close()
-        self._workers.close()
+        self._slice_threads.shutdown(wait=False)
         for transport in self._transports:
             transport.close()
         self._prober.join()
@@ -495,7 +495,7 @@ class TransferEngine:
         self._lock = threading.Lock()
         self._submitter = self._submitter.fresh()
         self._prober.after_fork()
-        self._workers = Workers()
+        self._slice_threads = slice_threads()
 
     def __enter__(self) -> TransferEngine:
         return self

@@ -14,7 +14,6 @@ Cost: one thread wake-up a slice, which is why only large batches come here.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -33,13 +32,11 @@ from transfer_engine.paths_slices import cut, fold
 from transfer_engine.transports.copying import hash_local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transfer_engine.base import Statuses
     from transfer_engine.paths_routes import Routes
     from transfer_engine.paths_slices import Slices
 
-__all__ = ["SLICED_BYTES_MIN", "Workers", "move_sliced"]
+__all__ = ["SLICED_BYTES_MIN", "move_sliced", "slice_threads"]
 
 SLICED_BYTES_MIN = 1 << 20
 """Smaller batches take one route: waking threads would cost more than a second route brings."""
@@ -51,32 +48,9 @@ _TRIES_MAX = 9
 _THREADS_MAX = 16
 
 
-class Workers:
-    """The threads of an engine that move slices; they start when a batch is first cut."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._closed = False
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Do this on a thread, once one is free. Raises UnavailableError if there will be none."""
-        with self._lock:
-            if self._closed:
-                raise UnavailableError("the engine was closed", advice="")
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="mooncake-slice")
-            try:
-                self._pool.submit(work)
-            except RuntimeError as error:
-                raise UnavailableError(f"no thread for a slice: {error}", advice="") from error
-
-    def close(self) -> None:
-        """Take no more; the threads end with what was taken. Idempotent."""
-        with self._lock:
-            self._closed = True
-            if self._pool is not None:
-                self._pool.shutdown(wait=False)
+def slice_threads() -> ThreadPoolExecutor:
+    """Return the threads of an engine that move slices; they start when a batch is first cut."""
+    return ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="mooncake-slice")
 
 
 class _Waiting(NamedTuple):
@@ -87,7 +61,7 @@ class _Waiting(NamedTuple):
     tries: int
 
 
-def move_sliced(routes: Routes, batch: Batch, workers: Workers) -> None:
+def move_sliced(routes: Routes, batch: Batch, threads: ThreadPoolExecutor) -> None:
     """Move a checked batch over all healthy routes of the best tier; raises as `move` does."""
     lengths = batch.lengths
     if batch.bad:
@@ -96,7 +70,7 @@ def move_sliced(routes: Routes, batch: Batch, workers: Workers) -> None:
     slices = cut(batch.offsets, lengths, batch.addresses, _slice_bytes(routes, batch.total_bytes))
     counts = np.diff(np.append(slices.firsts, slices.lengths.size))
     pieces = np.repeat(batch.statuses, counts)
-    _Run(routes, batch, slices, pieces).run(workers)
+    _Run(routes, batch, slices, pieces).run(threads)
     batch.statuses[:] = fold(slices, pieces)
     hash_local(batch)
 
@@ -124,7 +98,7 @@ class _Run:
         self._flying: set[_Slice] = set()
         self._error: StoreError | None = None
 
-    def run(self, workers: Workers) -> None:
+    def run(self, threads: ThreadPoolExecutor) -> None:
         """Move everything, or raise once nothing is under way any more."""
         self._batch.interrupt = self._interrupt
         try:
@@ -132,7 +106,7 @@ class _Run:
                 while self._waiting or self._flying:
                     if self._batch.cancelled or self._error is not None or self._late():
                         break
-                    if not self._send(workers):
+                    if not self._send(threads):
                         self._changed.wait(self._batch.deadline - time.monotonic())
                 self._recall()
         finally:
@@ -143,7 +117,7 @@ class _Run:
         elif self._error is not None:
             raise self._error.again()
 
-    def _send(self, workers: Workers) -> bool:
+    def _send(self, threads: ThreadPoolExecutor) -> bool:
         """Give one waiting slice to a route, if one should have it. Held: `_changed`."""
         if not self._waiting:
             return False
@@ -162,12 +136,12 @@ class _Run:
         flying = _Slice(self, item, path, size, patience)
         self._flying.add(flying)
         try:
-            workers.submit(flying.move)
-        except StoreError as error:
+            threads.submit(flying.move)
+        except RuntimeError as error:  # the engine was closed, or there can be no more threads
             self._flying.discard(flying)
             with routes.lock:
                 routes.policy.abandoned(path, size)
-            self._error = error.again()
+            self._error = UnavailableError(f"no thread for a slice: {error}", advice="")
         return True
 
     def awaits(self, flying: _Slice) -> bool:
