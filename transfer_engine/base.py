@@ -450,36 +450,33 @@ def restarted(named: bytes, found: str, *, operation: str, peer: str) -> PeerLos
     )
 
 
-_ERRORS: dict[int, type[StoreError]] = {
-    BAD_RANGE: InvalidArgumentError,
-    UNKNOWN_SEGMENT: NotFoundError,
-    REFUSED: AuthError,
-    PEER_LOST: PeerLostError,
-    TIMED_OUT: TransferTimeoutError,
-    NO_SPACE: NoSpaceError,
-    TRUNCATED: TruncatedError,
-}
-
-_REASONS = {
-    BAD_RANGE: "the range is outside of the segment",
-    UNKNOWN_SEGMENT: "the owner does not serve this segment any more",
-    REFUSED: "the owner refused access",
-    CANCELLED: "the transfer was cancelled",
-    TIMED_OUT: "the deadline passed first",
-    PEER_LOST: "the peer was lost",
-    NO_SPACE: "the disk under the segment is full",
-    TRUNCATED: "the file under the segment ended before the range did",
-}
-
-_ADVICE = {
-    UNKNOWN_SEGMENT: "get the new descriptor of the segment and open that",
-    REFUSED: "its access hook or its user decides; ask for the right, or only read",
-    NO_SPACE: "free some space where the owner keeps the file",
+# What went wrong, and what to do about it where the error itself does not know.
+_FAILURES: dict[int, tuple[type[StoreError], str, str | None]] = {
+    BAD_RANGE: (InvalidArgumentError, "the range is outside of the segment", None),
+    UNKNOWN_SEGMENT: (
+        NotFoundError,
+        "the owner does not serve this segment any more",
+        "get the new descriptor of the segment and open that",
+    ),
+    REFUSED: (
+        AuthError,
+        "the owner refused access",
+        "its access hook or its user decides; ask for the right, or only read",
+    ),
+    CANCELLED: (TransferError, "the transfer was cancelled", None),
+    TIMED_OUT: (TransferTimeoutError, "the deadline passed first", None),
+    PEER_LOST: (PeerLostError, "the peer was lost", None),
+    NO_SPACE: (
+        NoSpaceError,
+        "the disk under the segment is full",
+        "free some space where the owner keeps the file",
+    ),
+    TRUNCATED: (TruncatedError, "the file under the segment ended before the range did", None),
 }
 
 
 def error_of(status: int, *, operation: str, peer: str) -> StoreError:
     """Return the error that a negative status stands for."""
-    kind = _ERRORS.get(status, TransferError)
-    what = _REASONS.get(status, f"the transfer failed with status {status}")
-    return kind(what, operation=operation, peer=peer, advice=_ADVICE.get(status))
+    unknown = TransferError, f"the transfer failed with status {status}", None
+    kind, what, advice = _FAILURES.get(status, unknown)
+    return kind(what, operation=operation, peer=peer, advice=advice)
