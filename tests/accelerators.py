@@ -15,7 +15,8 @@ import weakref
 
 import numpy as np
 
-from transfer_engine.devices import BORROWERS, Device, DeviceMemory, Fence, Queue
+from transfer_engine.accelerators import BORROWERS
+from transfer_engine.devices import Device, DeviceMemory, Fence, Queue
 from transfer_engine.staging import StagingPool
 
 POISON = 0xDD

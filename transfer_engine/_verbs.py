@@ -251,7 +251,7 @@ class MemoryRegion:
 
 
 class Nic:
-    """One port of an RDMA card, open, with a protection domain. `describe` is what peers see."""
+    """One port of an RDMA card, open, with a protection domain."""
 
     def __init__(self, device: int, name: str) -> None:
         library = _library()

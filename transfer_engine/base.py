@@ -8,8 +8,8 @@ A status is one int32: 0 completed, positive not finished yet, negative a code o
 `transfer_engine.errors` (or CANCELLED). What hits the whole batch (peer lost, deadline) is raised;
 what hits one request (a bad range, a refusal) is a status.
 
-To add a transport: subclass `Transport`, give it a cost, name it in `transports.create`, and run
-`transfer_engine.testing.TransportContract` on it.
+To add a transport: subclass `Transport`, give it a cost, name it in `transports/__init__.py`, and
+run `transfer_engine.testing.TransportContract` on it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from transfer_engine.memory import Mapping
 
@@ -58,12 +58,13 @@ __all__ = [
     "WAITING",
     "Access",
     "Batch",
+    "BatchRequest",
     "Detour",
-    "One",
     "Operation",
     "Region",
     "RemoteSegment",
     "SegmentDescriptor",
+    "SingleRequest",
     "Staged",
     "Transport",
     "default_timeout_s",
@@ -140,6 +141,11 @@ class Operation(enum.IntEnum):
     READ = 1
     WRITE = 2
 
+    @property
+    def verb(self) -> str:
+        """What errors and logs call it."""
+        return self.name.lower()
+
 
 class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
     """How to reach a segment; the store keeps it with its metadata and hands it to clients.
@@ -192,7 +198,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
             "transports": len(self.transports) <= _WAYS_MAX,
             "unix_address": len(unix.encode(errors="replace")) <= _UNIX_BYTES_MAX
             and "\0" not in unix,
-            "rails": len(rails) <= _WAYS_MAX and not any(Address.parse(r).path for r in rails),
+            "rails": len(rails) <= _WAYS_MAX and all(map(Address.parse, rails)),
         }
         return next((name for name, holds in bounds.items() if not holds), "")
 
@@ -223,26 +229,38 @@ if TYPE_CHECKING:
 class Detour(Protocol):
     """How a batch is moved that names memory of devices, which most transports do not know."""
 
-    def move(
-        self,
-        transport: Transport,
-        target: RemoteSegment,
-        operation: Operation,
-        batch: Batch,
-        deadline: float,
-    ) -> None:
+    def move(self, transport: Transport, target: RemoteSegment, batch: Batch) -> None:
         """Move the batch over a transport, as `Transport.move` does."""
+
+
+class BatchRequest(NamedTuple):
+    """What a caller asks of an engine, not checked yet; see `TransferEngine.read_batch`."""
+
+    operation: Operation
+    offsets: ArrayLike
+    lengths: ArrayLike
+    addresses: ArrayLike
+    timeout_s: float | None = None
+    checksums: bool = False
+    fence: int = 0
+    trusted: bool = False
 
 
 @dataclass(slots=True)
 class Batch:
-    """Columns of one batch. `statuses` and `checksums` are filled by the transport."""
+    """Which way bytes move, in columns, and until when, as time.monotonic() counts.
 
+    `statuses` and `checksums` are filled by the transport.
+    """
+
+    operation: Operation
     offsets: Columns
     lengths: Columns
     addresses: Columns
     statuses: Statuses
+    # Those of the requests whose status is 0 on entry.
     total_bytes: int
+    deadline: float
     # Requests whose status was not 0 on entry.
     bad: int = 0
     fence: int = 0
@@ -253,6 +271,45 @@ class Batch:
     interrupt: Callable[[], None] | None = None
     # None where all memory that the batch names is the host's.
     staged: Detour | None = None
+
+    @property
+    def writing(self) -> bool:
+        """Whether bytes go to the segment."""
+        return self.operation is Operation.WRITE
+
+    def remaining_s(self, peer: str) -> float:
+        """Return the seconds left, or raise TransferTimeoutError."""
+        return remaining_s(self.deadline, self.operation.verb, peer)
+
+    def fail(self, status: int) -> None:
+        """Give this status to every request that did not fail for a reason of its own."""
+        self.statuses[self.statuses == 0] = status
+
+    @contextlib.contextmanager
+    def part(self, chosen: NDArray[np.intp]) -> Iterator[Batch]:
+        """Lend some requests as a batch that is cancelled with this one; take its verdicts over."""
+        lengths, statuses = self.lengths[chosen], self.statuses[chosen]
+        part = Batch(
+            self.operation,
+            self.offsets[chosen],
+            lengths,
+            self.addresses[chosen],
+            statuses,
+            int(lengths[statuses == 0].sum()),
+            self.deadline,
+            bad=int(np.count_nonzero(statuses)),
+            fence=self.fence,
+            checksums=None if self.checksums is None else self.checksums[chosen],
+            cancel=self.cancel,
+        )
+        self.interrupt = part.stop
+        try:
+            yield part
+        finally:
+            self.interrupt = None
+        self.statuses[chosen] = part.statuses
+        if self.checksums is not None and part.checksums is not None:
+            self.checksums[chosen] = part.checksums
 
     def stop(self) -> None:
         """Ask the transport to give the batch up; what already moved stays moved."""
@@ -281,11 +338,11 @@ class Staged(Protocol):
     def ready(self, piece: Mapping) -> None:
         """Prepare for batches whose addresses lie in this memory, as far as that pays."""
 
-    def move(self, operation: Operation, batch: Batch, deadline: float, peer: str) -> None:
+    def move(self, batch: Batch, peer: str) -> None:
         """Move a batch whose ranges were checked, filling its statuses. Raises a StoreError."""
 
 
-class One(NamedTuple):
+class SingleRequest(NamedTuple):
     """A batch of one in plain numbers, checked."""
 
     operation: Operation
@@ -312,10 +369,12 @@ class Region:
 class RemoteSegment:
     """A segment opened through one transport. Close it with `Transport.release`."""
 
-    __slots__ = ("descriptor",)
+    __slots__ = ("descriptor", "name")
 
     def __init__(self, descriptor: SegmentDescriptor) -> None:
         self.descriptor = descriptor
+        self.name = str(descriptor)
+        """What errors call it."""
 
 
 class Transport(abc.ABC):
@@ -336,9 +395,7 @@ class Transport(abc.ABC):
         """Connect to the owner. Raises a StoreError that names both ends."""
 
     @abc.abstractmethod
-    def move(
-        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
-    ) -> None:
+    def move(self, target: RemoteSegment, batch: Batch) -> None:
         """Move one checked batch, filling its statuses.
 
         A request with a non-zero status on entry is left alone. Raises TransferTimeoutError,
@@ -347,7 +404,7 @@ class Transport(abc.ABC):
         """
 
     def move_one(
-        self, target: RemoteSegment, one: One
+        self, target: RemoteSegment, request: SingleRequest
     ) -> tuple[int, NDArray[np.uint64] | None] | None:
         """Move one request in less than a batch takes; return its status, and its checksum.
 
@@ -382,36 +439,44 @@ class Transport(abc.ABC):
         """Give everything up. Idempotent."""
 
 
-_ERRORS: dict[int, type[StoreError]] = {
-    BAD_RANGE: InvalidArgumentError,
-    UNKNOWN_SEGMENT: NotFoundError,
-    REFUSED: AuthError,
-    PEER_LOST: PeerLostError,
-    TIMED_OUT: TransferTimeoutError,
-    NO_SPACE: NoSpaceError,
-    TRUNCATED: TruncatedError,
-}
+def restarted(named: bytes, found: str, *, operation: str, peer: str) -> PeerLostError:
+    """Return the error of a descriptor whose owner is another instance by now."""
+    return PeerLostError(
+        f"the owner restarted: the descriptor names instance {named.hex()[:8]}, "
+        f"the process at this address is {found[:8]}",
+        operation=operation,
+        peer=peer,
+        advice="get the new descriptor of the segment and open that",
+    )
 
-_REASONS = {
-    BAD_RANGE: "the range is outside of the segment",
-    UNKNOWN_SEGMENT: "the owner does not serve this segment any more",
-    REFUSED: "the owner refused access",
-    CANCELLED: "the transfer was cancelled",
-    TIMED_OUT: "the deadline passed first",
-    PEER_LOST: "the peer was lost",
-    NO_SPACE: "the disk under the segment is full",
-    TRUNCATED: "the file under the segment ended before the range did",
-}
 
-_ADVICE = {
-    UNKNOWN_SEGMENT: "get the new descriptor of the segment and open that",
-    REFUSED: "its access hook or its user decides; ask for the right, or only read",
-    NO_SPACE: "free some space where the owner keeps the file",
+# What went wrong, and what to do about it where the error itself does not know.
+_FAILURES: dict[int, tuple[type[StoreError], str, str | None]] = {
+    BAD_RANGE: (InvalidArgumentError, "the range is outside of the segment", None),
+    UNKNOWN_SEGMENT: (
+        NotFoundError,
+        "the owner does not serve this segment any more",
+        "get the new descriptor of the segment and open that",
+    ),
+    REFUSED: (
+        AuthError,
+        "the owner refused access",
+        "its access hook or its user decides; ask for the right, or only read",
+    ),
+    CANCELLED: (TransferError, "the transfer was cancelled", None),
+    TIMED_OUT: (TransferTimeoutError, "the deadline passed first", None),
+    PEER_LOST: (PeerLostError, "the peer was lost", None),
+    NO_SPACE: (
+        NoSpaceError,
+        "the disk under the segment is full",
+        "free some space where the owner keeps the file",
+    ),
+    TRUNCATED: (TruncatedError, "the file under the segment ended before the range did", None),
 }
 
 
 def error_of(status: int, *, operation: str, peer: str) -> StoreError:
     """Return the error that a negative status stands for."""
-    kind = _ERRORS.get(status, TransferError)
-    what = _REASONS.get(status, f"the transfer failed with status {status}")
-    return kind(what, operation=operation, peer=peer, advice=_ADVICE.get(status))
+    unknown = TransferError, f"the transfer failed with status {status}", None
+    kind, what, advice = _FAILURES.get(status, unknown)
+    return kind(what, operation=operation, peer=peer, advice=advice)

@@ -1,7 +1,7 @@
 """Batches of reads and writes on a file or block device.
 
     with BlockFile.open("/dev/nvme1n1") as store:
-        store.move(Operation.READ, batch, deadline, "whom to name in errors")
+        store.move(batch, "whom to name in errors")
 
 With O_DIRECT, where the kernel grants it, bytes move between the device and memory without the
 page cache. The device then wants offsets, lengths and memory aligned to its blocks, and batches
@@ -29,15 +29,15 @@ import functools
 import logging
 import os
 import stat
-import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from transfer_engine import _kernels_file
-from transfer_engine.base import CANCELLED, Operation, remaining_s
+from transfer_engine.base import CANCELLED
 from transfer_engine.errors import (
     AuthError,
     ConfigError,
@@ -84,27 +84,18 @@ _TASK_BYTES_MAX = 8 << 20
 _TASKS_PER_THREAD = 4
 
 
-class _Shared:
-    """The threads and buffers that all files of a process use, made when first needed."""
-
-    buffers: ClassVar[StagingPool] = StagingPool(THROUGH_BYTES, 4 * THREADS)
-    _threads: ClassVar[ThreadPoolExecutor | None] = None
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    @classmethod
-    def threads(cls) -> ThreadPoolExecutor:
-        with cls._lock:
-            if cls._threads is None:
-                cls._threads = ThreadPoolExecutor(THREADS, "mooncake-file")
-            return cls._threads
-
-    @classmethod
-    def after_fork(cls) -> None:
-        cls._lock = threading.Lock()
-        cls._threads = None
+# What all files of a process share; threads start when there is work for them.
+_buffers = StagingPool(THROUGH_BYTES, 4 * THREADS)
+_threads = ThreadPoolExecutor(THREADS, "mooncake-file")
 
 
-os.register_at_fork(after_in_child=_Shared.after_fork)
+def _new_threads() -> None:
+    """In a forked child, where those of the parent are not."""
+    global _threads
+    _threads = ThreadPoolExecutor(THREADS, "mooncake-file")
+
+
+os.register_at_fork(after_in_child=_new_threads)
 
 
 class _Runs(NamedTuple):
@@ -194,7 +185,7 @@ class BlockFile:
     def ready(self, piece: Mapping) -> None:
         """Prepare for transfers of this memory: the kernel takes any."""
 
-    def move(self, operation: Operation, batch: Batch, deadline: float, peer: str) -> None:
+    def move(self, batch: Batch, peer: str) -> None:
         """Move a batch whose ranges were checked, filling its statuses.
 
         What fails for single requests is their status: NoSpaceError, TruncatedError or
@@ -204,18 +195,24 @@ class BlockFile:
         if not work.tasks:
             return
         failure = np.zeros(2, dtype=np.int64)
-        job = _Job(len(work.tasks), batch)
+        tasks = iter(work.tasks)  # each goes to one of the threads that take from it
 
         def run() -> None:
-            with _Shared.buffers.lease(deadline, operation.name.lower(), peer) as buffer:
-                while (number := job.next()) is not None:
-                    remaining_s(deadline, operation.name.lower(), peer)
-                    self._run_task(work, number, operation, buffer, batch, failure, deadline)
+            try:
+                with _buffers.lease(batch.deadline, batch.operation.verb, peer) as buffer:
+                    for first, last in tasks:
+                        if batch.cancelled:
+                            return
+                        batch.remaining_s(peer)
+                        self._run_task(work, first, last, buffer, batch, failure)
+            except BaseException:
+                deque(tasks, maxlen=0)  # nobody begins what the batch cannot end
+                raise
 
-        job.share(run)
+        _share(run, len(work.tasks))
         if batch.cancelled:
-            batch.statuses[batch.statuses == 0] = CANCELLED
-        self._report(operation, failure, batch, peer)
+            batch.fail(CANCELLED)
+        self._report(failure, batch, peer)
 
     def _plan(self, batch: Batch) -> _Runs:
         """Cut a batch into pieces, sort them, join them into runs, and deal these out as tasks."""
@@ -241,38 +238,33 @@ class BlockFile:
     def _run_task(
         self,
         work: _Runs,
-        number: int,
-        operation: Operation,
+        first: int,
+        last: int,
         buffer: Mapping,
         batch: Batch,
         failure: NDArray[np.int64],
-        deadline: float,
     ) -> None:
-        first, last = work.tasks[number]
-        writing = operation is Operation.WRITE
         with contextlib.ExitStack() as stack:
-            if writing and self.block > 1:
+            if batch.writing and self.block > 1:
                 partial = not work.tiled[first:last].all()
                 begin, end = int(work.begins[first]), int(work.ends[first:last].max())
                 stack.enter_context(
-                    self._lock.hold(begin, end, exclusive=partial, deadline=deadline)
+                    self._lock.hold(begin, end, exclusive=partial, deadline=batch.deadline)
                 )
             _kernels_file.move_runs(
                 self._fd, work.pieces, work.runs, first, last, self.block, self._memory_block,
-                work.begins, work.ends, work.tiled, buffer.address, int(writing),
+                work.begins, work.ends, work.tiled, buffer.address, int(batch.writing),
                 batch.statuses, failure, batch.cancel,
             )  # fmt: skip
 
-    def _report(
-        self, operation: Operation, failure: NDArray[np.int64], batch: Batch, peer: str
-    ) -> None:
+    def _report(self, failure: NDArray[np.int64], batch: Batch, peer: str) -> None:
         """Log the cause of failed requests once until a batch succeeds again."""
         failed = int(np.count_nonzero(batch.statuses)) > batch.bad and not batch.cancelled
         if failed and not self._failing:
             number, where = int(failure[0]), int(failure[1])
             _log.warning(
                 "%s of %s (%s) failed at byte %d: %s",
-                operation.name.lower(), self.name, peer, where,
+                batch.operation.verb, self.name, peer, where,
                 os.strerror(number) if number else "the file ends there",
             )  # fmt: skip
         self._failing = failed
@@ -299,48 +291,17 @@ class BlockFile:
         self.close()
 
 
-class _Job:
-    """The tasks of one batch, taken one by one by the threads that share them."""
-
-    def __init__(self, tasks: int, batch: Batch) -> None:
-        self._tasks = tasks
-        self._batch = batch
-        self._next = 0
-        self._lock = threading.Lock()
-
-    def next(self) -> int | None:
-        """Return the number of a task nobody took yet; None when there is none or to stop."""
-        with self._lock:
-            if self._next >= self._tasks or self._batch.cancelled:
-                return None
-            self._next += 1
-            return self._next - 1
-
-    def share(self, run: Callable[[], None]) -> None:
-        """Run on this thread and some others; return when all have ended, or raise."""
-
-        def guarded() -> None:
-            try:
-                run()
-            except BaseException:
-                with self._lock:
-                    self._next = self._tasks  # nobody begins what the batch cannot end
-                raise
-
-        threads = _Shared.threads() if self._tasks > 1 else None
-        helpers = (
-            [threads.submit(guarded) for _ in range(min(THREADS, self._tasks - 1))]
-            if threads
-            else []
-        )
-        try:
-            guarded()
-        finally:
-            # One that has not begun has nothing to do; one that has uses the caller's memory.
-            errors = [helper.exception() for helper in helpers if not helper.cancel()]
-        for error in errors:
-            if error is not None:
-                raise error
+def _share(run: Callable[[], None], parts: int) -> None:
+    """Run on this thread and, for more than one part, some others; return when all have ended."""
+    helpers = [_threads.submit(run) for _ in range(min(THREADS, parts - 1))]
+    try:
+        run()
+    finally:
+        # One that has not begun has nothing to do; one that has uses the caller's memory.
+        errors = [helper.exception() for helper in helpers if not helper.cancel()]
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 @functools.cache

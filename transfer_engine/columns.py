@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,19 +13,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from transfer_engine.base import Columns
+    from transfer_engine.base import Columns, Region
 
 __all__ = ["as_column", "merge_ranges"]
 
 _INT64 = np.dtype(np.int64)
-
-
-class _Range(Protocol):
-    @property
-    def address(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
 
 
 def as_column(values: ArrayLike) -> Columns:
@@ -41,7 +33,7 @@ def as_column(values: ArrayLike) -> Columns:
     return column if column.flags.writeable else column.copy()
 
 
-def merge_ranges(regions: Sequence[_Range]) -> tuple[Columns, Columns]:
+def merge_ranges(regions: Sequence[Region]) -> tuple[Columns, Columns]:
     """Return the union of regions as sorted, disjoint, non-touching starts and ends. O(r log r)."""
     starts: list[int] = []
     ends: list[int] = []

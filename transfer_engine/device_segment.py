@@ -13,30 +13,19 @@ It does not allocate. Cost: O(1).
 from __future__ import annotations
 
 import os
-import weakref
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine.devices import locate
+from transfer_engine.accelerators import locate
 from transfer_engine.errors import InvalidArgumentError, NotFoundError
-from transfer_engine.segment import check_name, check_uuid
+from transfer_engine.segment import OpenSegment, check_name
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transfer_engine.devices import DeviceMemory, SupportsDevice
 
-__all__ = ["DeviceSegment", "find_device_segment"]
-
-_live: weakref.WeakValueDictionary[bytes, DeviceSegment] = weakref.WeakValueDictionary()
-os.register_at_fork(after_in_child=lambda: _live.clear())
+__all__ = ["DeviceSegment"]
 
 
-def find_device_segment(uuid: bytes) -> DeviceSegment | None:
-    """Return the open device segment of this process with this uuid."""
-    return _live.get(uuid)
-
-
-class DeviceSegment:
+class DeviceSegment(OpenSegment):
     """Memory of a device that others may be allowed to read and write.
 
     Attributes are constant: `name`, `uuid` (16 bytes), `size`, `writable`. Made by `wrap`.
@@ -46,12 +35,8 @@ class DeviceSegment:
     """The transport by which other processes of this host reach it."""
 
     def __init__(self, memory: DeviceMemory, *, name: str, uuid: bytes | None) -> None:
-        self.name = name
-        self.uuid = check_uuid(uuid)
-        self.size = memory.size
-        self.writable = True
         self._memory: DeviceMemory | None = memory
-        _live[self.uuid] = self
+        super().__init__(name, uuid, memory.size, writable=True)
 
     @classmethod
     def wrap(
@@ -103,19 +88,7 @@ class DeviceSegment:
     def close(self) -> None:
         """Give the segment up: no new transfer finds it. Idempotent."""
         self._memory = None
-        if _live.get(self.uuid) is self:
-            del _live[self.uuid]
-
-    def __enter__(self) -> DeviceSegment:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         return f"DeviceSegment({self.name!r}, {self.uuid.hex()}, {self.size} bytes)"

@@ -28,18 +28,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 
-from transfer_engine.base import CANCELLED, REFUSED, Batch, Operation, remaining_s
-from transfer_engine.errors import InvalidArgumentError
+from transfer_engine.base import CANCELLED, REFUSED, Batch
 from transfer_engine.staging import windows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from transfer_engine.base import Columns, RemoteSegment, Transport
     from transfer_engine.memory import Mapping
-    from transfer_engine.staging import StagingPool
+    from transfer_engine.staging import StagingPool, Window
 
 __all__ = [
     "Device",
@@ -49,8 +48,6 @@ __all__ = [
     "Queue",
     "StagedBatch",
     "SupportsDevice",
-    "borrow",
-    "locate",
 ]
 
 PIECE_BYTES = 8 << 20
@@ -62,8 +59,6 @@ _DEPTH = 2
 
 _DIRECT_BYTES = 256 << 20
 """Bytes queued between two looks at the clock when no staging is needed."""
-
-_UNCUT = 1 << 62
 
 
 class Fence(abc.ABC):
@@ -139,63 +134,23 @@ class DeviceMemory(NamedTuple):
         """Let the device reach memory of the host that batches will name from now on."""
         self.device.pin(piece)
 
-    def move(self, operation: Operation, batch: Batch, deadline: float, peer: str) -> None:
+    def move(self, batch: Batch, peer: str) -> None:
         """Let the device copy a batch of a segment that this is, and wait for it.
 
         Raises TransferTimeoutError, and TransferError when the device fails.
         """
-
-        def check() -> None:
-            remaining_s(deadline, operation.name.lower(), peer)
-
         with self.device.queue() as queue:
-            _copy_between(queue, self.address, operation, batch, check)
+            _copy_between(queue, self.address, batch, peer)
+        if batch.cancelled:
+            batch.fail(CANCELLED)
 
 
 class SupportsDevice(Protocol):
-    """Memory of a device, a torch tensor for example. It is recognised by `locate`."""
+    """Memory of a device, a torch tensor for example; `accelerators.locate` recognises it."""
 
     @property
     def is_cuda(self) -> bool:
         """Whether it lies on a device."""
-
-
-def locate(memory: object) -> DeviceMemory | None:
-    """Return where memory lies on a device, or None when it does not; imports no torch.
-
-    What has a method `device_memory()` is asked; torch tensors are recognised by their module.
-    Raises InvalidArgumentError for tensors that are not contiguous.
-    """
-    ask = getattr(memory, "device_memory", None)
-    if ask is not None:
-        found: DeviceMemory = ask()
-        return found
-    if type(memory).__module__.partition(".")[0] == "torch" and getattr(memory, "is_cuda", False):
-        from transfer_engine.cuda import locate_tensor
-
-        return locate_tensor(memory)
-    return None
-
-
-def _borrow_cuda(token: bytes) -> DeviceMemory:
-    from transfer_engine.cuda import borrow_memory
-
-    return borrow_memory(token)
-
-
-BORROWERS: dict[bytes, Callable[[bytes], DeviceMemory]] = {b"cuda": _borrow_cuda}
-"""Who maps lent memory, by the first four bytes of what `Device.lend` returned."""
-
-
-def borrow(token: bytes) -> DeviceMemory:
-    """Map memory that another process lent; it stays mapped while the result's `keep` lives.
-
-    Raises InvalidArgumentError for what no device of this process understands.
-    """
-    borrower = BORROWERS.get(token[:4])
-    if borrower is None:
-        raise InvalidArgumentError("this process has no device like the one that lends its memory")
-    return borrower(token)
 
 
 class DeviceRanges:
@@ -247,82 +202,36 @@ class StagedBatch:
         self._host = host
         self._shares = shares
 
-    def move(
-        self,
-        transport: Transport,
-        target: RemoteSegment,
-        operation: Operation,
-        batch: Batch,
-        deadline: float,
-    ) -> None:
+    def move(self, transport: Transport, target: RemoteSegment, batch: Batch) -> None:
         """Move the batch over a transport, as `Transport.move` does."""
         if self._host.size:
-            part = _part(batch, self._host)
-            transport.move(target, operation, part, deadline)
-            _merge(batch, self._host, part)
+            with batch.part(self._host) as part:
+                transport.move(target, part)
         for share in self._shares:
-            requests = np.sort(np.concatenate(share.requests))
-            part = _part(batch, requests)
-            move = _DeviceMove(share, transport, target, operation, part, deadline)
-            move.run()
-            _merge(batch, requests, part)
+            with batch.part(np.sort(np.concatenate(share.requests))) as part:
+                _DeviceMove(share, transport, target, part).run()
         if batch.cancelled:
-            batch.statuses[batch.statuses == 0] = CANCELLED
-
-
-def _part(batch: Batch, chosen: NDArray[np.intp]) -> Batch:
-    """Return some requests of a batch as a batch that is cancelled with it."""
-    lengths, statuses = batch.lengths[chosen], batch.statuses[chosen]
-    part = Batch(
-        batch.offsets[chosen],
-        lengths,
-        batch.addresses[chosen],
-        statuses,
-        int(lengths[statuses == 0].sum()),
-        bad=int(np.count_nonzero(statuses)),
-        fence=batch.fence,
-        checksums=None if batch.checksums is None else batch.checksums[chosen],
-        cancel=batch.cancel,
-    )
-    batch.interrupt = part.stop
-    return part
-
-
-def _merge(batch: Batch, chosen: NDArray[np.intp], part: Batch) -> None:
-    """Put what became of a part back into its batch."""
-    batch.interrupt = None
-    batch.statuses[chosen] = part.statuses
-    if batch.checksums is not None and part.checksums is not None:
-        batch.checksums[chosen] = part.checksums
+            batch.fail(CANCELLED)
 
 
 class _DeviceMove:
     """One move of requests that all name memory of one device."""
 
     def __init__(
-        self,
-        share: _Share,
-        transport: Transport,
-        target: RemoteSegment,
-        operation: Operation,
-        batch: Batch,
-        deadline: float,
+        self, share: _Share, transport: Transport, target: RemoteSegment, batch: Batch
     ) -> None:
         self._device = share.device
         self._fence = share.fence
         self._transport = transport
         self._target = target
-        self._operation = operation
         self._batch = batch
-        self._deadline = deadline
-        self._peer = str(target.descriptor)
         self._hashers: dict[int, Any] = {}
 
     def run(self) -> None:
         """Move over the shortest way there is."""
         if self._transport.takes_device_memory and self._batch.checksums is None:
             self._fence.wait()
-            self._transport.move(self._target, self._operation, self._batch, self._deadline)
+            self._transport.move(self._target, self._batch)
             return
         mapping = None
         if self._batch.checksums is None:
@@ -331,122 +240,106 @@ class _DeviceMove:
             queue.after(self._fence)
             if mapping is not None and self._device.pin(mapping):
                 self._move_directly(queue, mapping)
-            elif self._operation is Operation.READ:
-                self._read_staged(queue)
-            else:
+            elif self._batch.writing:
                 self._write_staged(queue)
-
-    def _check(self) -> None:
-        remaining_s(self._deadline, self._operation.name.lower(), self._peer)
+            else:
+                self._read_staged(queue)
 
     def _move_directly(self, queue: Queue, mapping: Mapping) -> None:
         """Let the device copy between its memory and the segment's."""
-        batch = self._batch
-        writing = self._operation is Operation.WRITE
-        if writing and not mapping.writable:
-            batch.statuses[batch.statuses == 0] = REFUSED
+        if self._batch.writing and not mapping.writable:
+            self._batch.fail(REFUSED)
             return
-        _copy_between(queue, mapping.address, self._operation, batch, self._check)
+        _copy_between(queue, mapping.address, self._batch, self._target.name)
 
     def _read_staged(self, queue: Queue) -> None:
         """Fill staging memory from the segment while the device empties the piece before."""
-        with _Flight(self) as flight:
-            for chunk in self._chunks():
+        with _Flight(self._device.pool, self._batch, self._target.name) as flight:
+            for window in self._windows():
                 if self._batch.cancelled:
                     return
                 piece = flight.room()
                 with flight.using(piece, queue):
-                    self._transfer(chunk, piece)
-                    whole = self._batch.statuses[chunk.owners] == 0
-                    positions = piece.address + chunk.positions[whole]
-                    lengths = chunk.lengths[whole]
-                    for near, far, length in _joined(chunk.addresses[whole], positions, lengths):
+                    self._transfer(window, piece)
+                    whole = self._batch.statuses[window.owners] == 0
+                    positions = piece.address + window.positions[whole]
+                    lengths = window.lengths[whole]
+                    for near, far, length in _joined(self._near(window)[whole], positions, lengths):
                         queue.copy(near, far, length)
 
     def _write_staged(self, queue: Queue) -> None:
         """Let the device fill a piece of staging memory while the one before moves on."""
-        filled: deque[_Chunk] = deque()
-        with _Flight(self) as flight:
+        filled: deque[Window] = deque()
+        with _Flight(self._device.pool, self._batch, self._target.name) as flight:
 
             def send() -> None:
-                chunk = filled.popleft()
+                window = filled.popleft()
                 with flight.oldest() as piece:
                     if not self._batch.cancelled:
-                        self._transfer(chunk, piece)
+                        self._transfer(window, piece)
 
-            for chunk in self._chunks():
+            for window in self._windows():
                 if self._batch.cancelled:
                     return
                 while (piece := flight.fresh(patient=not filled)) is None:
                     send()
-                positions = piece.address + chunk.positions
+                positions = piece.address + window.positions
                 with flight.using(piece, queue):
-                    for near, far, length in _joined(chunk.addresses, positions, chunk.lengths):
+                    for near, far, length in _joined(self._near(window), positions, window.lengths):
                         queue.copy(far, near, length)
-                filled.append(chunk)
+                filled.append(window)
             while filled:
                 send()
 
-    def _transfer(self, chunk: _Chunk, piece: Mapping) -> None:
-        """Move one chunk between the segment and staging memory."""
-        self._check()
+    def _transfer(self, window: Window, piece: Mapping) -> None:
+        """Move one window between the segment and staging memory."""
         batch = self._batch
-        statuses = batch.statuses[chunk.owners]
+        batch.remaining_s(self._target.name)
+        statuses = batch.statuses[window.owners]
         part = Batch(
-            chunk.offsets,
-            chunk.lengths,
-            piece.address + chunk.positions,
+            batch.operation,
+            batch.offsets[window.owners] + window.begins,
+            window.lengths,
+            piece.address + window.positions,
             statuses,
-            int(chunk.lengths[statuses == 0].sum()),
+            int(window.lengths[statuses == 0].sum()),
+            batch.deadline,
             bad=int(np.count_nonzero(statuses)),
             fence=batch.fence,
             cancel=batch.cancel,
         )
         batch.interrupt = part.stop
-        self._transport.move(self._target, self._operation, part, self._deadline)
+        self._transport.move(self._target, part)
         batch.interrupt = None
         failed = part.statuses != 0
-        batch.statuses[chunk.owners[failed]] = part.statuses[failed]
+        batch.statuses[window.owners[failed]] = part.statuses[failed]
         if batch.checksums is not None:
-            self._hash(chunk, piece, batch.checksums)
+            self._hash(window, piece, batch.checksums)
 
-    def _hash(self, chunk: _Chunk, piece: Mapping, checksums: NDArray[np.uint64]) -> None:
+    def _hash(self, window: Window, piece: Mapping, checksums: NDArray[np.uint64]) -> None:
         """Carry the checksum of each request on over its next bytes."""
         memory = memoryview(piece.buffer)
-        columns = (chunk.owners, chunk.positions, chunk.lengths)
+        columns = (window.owners, window.positions, window.lengths)
         for owner, position, length in zip(*(column.tolist() for column in columns), strict=True):
             hasher = self._hashers.setdefault(owner, xxhash.xxh3_64())
             hasher.update(memory[position : position + length])
             checksums[owner] = hasher.intdigest()
 
-    def _chunks(self) -> Iterator[_Chunk]:
+    def _windows(self) -> Iterator[Window]:
         """Cut the batch into what fits into one piece of staging memory each."""
-        from transfer_engine import _kernels_file
+        lengths = np.where(self._batch.statuses == 0, self._batch.lengths, 0)
+        return windows(lengths, self._device.pool.piece_bytes)
 
-        batch, room = self._batch, self._device.pool.piece_bytes
-        rows = np.empty((4, 0), dtype=np.int64)
-        count = -1
-        while count != rows.shape[1]:
-            rows = np.empty((4, max(count, batch.offsets.size)), dtype=np.int64)
-            count = _kernels_file.plan(
-                batch.offsets, batch.lengths, batch.addresses, batch.statuses, 1, 1, _UNCUT,
-                room, room, rows,
-            )  # fmt: skip
-            if count < rows.shape[1]:
-                rows = np.ascontiguousarray(rows[:, :count])
-        for first, last in windows(rows[1], room):
-            offsets, lengths, addresses, owners = (row[first:last] for row in rows)
-            yield _Chunk(offsets, lengths, addresses, owners, np.cumsum(lengths) - lengths)
+    def _near(self, window: Window) -> Columns:
+        """Where the device has the bytes of a window."""
+        return self._batch.addresses[window.owners] + window.begins
 
 
-def _copy_between(
-    queue: Queue, base: int, operation: Operation, batch: Batch, check: Callable[[], None]
-) -> None:
+def _copy_between(queue: Queue, base: int, batch: Batch, peer: str) -> None:
     """Let a device copy a batch between a segment at `base` and local memory, and wait for it.
 
-    `check` raises when the time is up; it is asked now and then. Stops early once cancelled.
+    Stops early once cancelled. Raises TransferTimeoutError.
     """
-    writing = operation is Operation.WRITE
     good = np.flatnonzero((batch.statuses == 0) & (batch.lengths > 0))
     inside, outside = base + batch.offsets[good], batch.addresses[good]
     queued = 0
@@ -454,33 +347,24 @@ def _copy_between(
         for near, far, length in _joined(outside, inside, batch.lengths[good]):
             if batch.cancelled:
                 return
-            target, source = (far, near) if writing else (near, far)
+            target, source = (far, near) if batch.writing else (near, far)
             queue.copy(target, source, length)
             queued += length
             if queued >= _DIRECT_BYTES:
                 queue.mark().wait()
-                check()
+                batch.remaining_s(peer)
                 queued = 0
     finally:
         queue.mark().wait()
 
 
-class _Chunk(NamedTuple):
-    """Pieces of requests, and where in staging memory each lies."""
-
-    offsets: Columns
-    lengths: Columns
-    addresses: Columns
-    owners: Columns
-    positions: Columns
-
-
 class _Flight:
     """The staging memory a move holds, oldest first, each with the fence behind its last use."""
 
-    def __init__(self, move: _DeviceMove) -> None:
-        self._move = move
-        self._pool = move._device.pool
+    def __init__(self, pool: StagingPool, batch: Batch, peer: str) -> None:
+        self._batch = batch
+        self._pool = pool
+        self._peer = peer
         self._held: deque[tuple[Mapping, Fence]] = deque()
 
     def fresh(self, *, patient: bool) -> Mapping | None:
@@ -493,8 +377,8 @@ class _Flight:
             return None
         if not patient:
             return self._pool.try_take()
-        move = self._move
-        return self._pool.take(move._deadline, move._operation.name.lower(), move._peer)
+        batch = self._batch
+        return self._pool.take(batch.deadline, batch.operation.verb, self._peer)
 
     def room(self) -> Mapping:
         """Return a piece to fill: a fresh one, or the oldest once the device has emptied it."""

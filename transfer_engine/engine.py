@@ -26,18 +26,19 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from transfer_engine import _kernels, transports
+from transfer_engine.accelerators import locate
 from transfer_engine.base import (
     Batch,
+    BatchRequest,
     Operation,
     Region,
     SegmentDescriptor,
     Transport,
     default_timeout_s,
-    remaining_s,
 )
 from transfer_engine.checksum import address_of
 from transfer_engine.columns import as_column, merge_ranges
-from transfer_engine.devices import DeviceMemory, DeviceRanges, locate
+from transfer_engine.devices import DeviceMemory, DeviceRanges
 from transfer_engine.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -52,9 +53,9 @@ from transfer_engine.memory import load_kernels
 from transfer_engine.notify import Posted, Probe, decode_answer, encode, note
 from transfer_engine.outcome import BatchResult
 from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
-from transfer_engine.paths_run import SLICED_BYTES_MIN, Workers, move_sliced
+from transfer_engine.paths_run import SLICED_BYTES_MIN, move_sliced, slice_threads
 from transfer_engine.segment import Segment, flat_view
-from transfer_engine.single import move_at_once, only
+from transfer_engine.single import move_at_once
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
 from transfer_engine.transports.calling import find_segment
@@ -105,7 +106,7 @@ class TransferEngine:
         self._devices = DeviceRanges()
         self._submitter = Submitter(threads=threads, queue_max=queue_max)
         self._prober = Prober()
-        self._workers = Workers()
+        self._slice_threads = slice_threads()
         self.closed = False
         forking.register(self)
 
@@ -198,7 +199,7 @@ class TransferEngine:
             )
         routes = Routes(descriptor, routes_of(descriptor, usable), self._prober)
         routes.find(time.monotonic() + timeout_s)
-        return SegmentHandle(self, descriptor, routes, report)
+        return SegmentHandle(descriptor, routes, report)
 
     def find(self, address: str) -> SegmentDescriptor:
         """Ask the process at "host:port/name" for the segment of that name there.
@@ -293,8 +294,10 @@ class TransferEngine:
         has ended, and vouches for their bounds: they need not be registered, which for a buffer
         used once costs more than a small transfer.
         """
-        columns = offsets, lengths, addresses
-        return self._batch(Operation.READ, target, columns, timeout_s, checksums, fence, trusted)
+        request = BatchRequest(
+            Operation.READ, offsets, lengths, addresses, timeout_s, checksums, fence, trusted
+        )
+        return self._batch(target, request)
 
     def write_batch(
         self,
@@ -313,25 +316,18 @@ class TransferEngine:
         After an error an unknown part was written. `fence` reaches the access hook of the owner
         where the owner takes part (tcp).
         """
-        columns = offsets, lengths, addresses
-        return self._batch(Operation.WRITE, target, columns, timeout_s, checksums, fence, trusted)
+        request = BatchRequest(
+            Operation.WRITE, offsets, lengths, addresses, timeout_s, checksums, fence, trusted
+        )
+        return self._batch(target, request)
 
-    def _batch(
-        self,
-        operation: Operation,
-        target: SegmentHandle,
-        columns: tuple[ArrayLike, ArrayLike, ArrayLike],
-        timeout_s: float | None,
-        checksums: bool,
-        fence: int,
-        trusted: bool,
-    ) -> BatchResult:
-        done = self._at_once(target, operation, columns, timeout_s, checksums, fence, trusted)
+    def _batch(self, target: SegmentHandle, request: BatchRequest) -> BatchResult:
+        done = self._at_once(target, request)
         if done is not None:
             return done
-        ranges = _ANYWHERE if trusted else None
-        batch = self._prepare(target, *columns, fence, checksums, ranges)
-        return self._run(target, operation, batch, timeout_s)
+        batch = self._prepare(target, request)
+        name = self._move(target, batch)
+        return BatchResult(batch.statuses, batch.checksums, name, target.descriptor)
 
     def read_into(
         self, target: SegmentHandle, offset: int, buffer: Buffer, *, timeout_s: float | None = None
@@ -340,13 +336,26 @@ class TransferEngine:
         view = flat_view(buffer)
         if view.readonly:
             raise InvalidArgumentError("cannot read into read-only memory")
-        self._single(target, Operation.READ, offset, view, timeout_s)
+        self._whole(target, Operation.READ, offset, view, timeout_s)
 
     def write_from(
         self, target: SegmentHandle, offset: int, buffer: Buffer, *, timeout_s: float | None = None
     ) -> None:
         """Write a buffer into one range; the buffer need not be registered."""
-        self._single(target, Operation.WRITE, offset, flat_view(buffer), timeout_s)
+        self._whole(target, Operation.WRITE, offset, flat_view(buffer), timeout_s)
+
+    def _whole(
+        self,
+        target: SegmentHandle,
+        operation: Operation,
+        offset: int,
+        view: memoryview,
+        timeout_s: float | None,
+    ) -> None:
+        """Move all of a buffer."""
+        address, length = address_of(view, writable=False)
+        request = BatchRequest(operation, [offset], [length], [address], timeout_s, trusted=True)
+        self._batch(target, request).check()
 
     def submit(
         self,
@@ -370,26 +379,15 @@ class TransferEngine:
         Raises BusyError when `queue_max` submissions wait already.
         """
         post = None if notify is None else note(*notify)
-        ranges = _ANYWHERE if trusted else None
-        batch = self._prepare(target, offsets, lengths, addresses, fence, checksums, ranges)
-        if timeout_s is None:
-            timeout_s = default_timeout_s(batch.total_bytes)
-        deadline = time.monotonic() + timeout_s
-        return self._submitter.submit(
-            batch, deadline, lambda: self._move_and_tell(target, operation, batch, deadline, post)
+        request = BatchRequest(
+            operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted
         )
+        batch = self._prepare(target, request)
+        return self._submitter.submit(batch, lambda: self._move_and_tell(target, batch, post))
 
-    def _prepare(
-        self,
-        target: SegmentHandle,
-        offsets: ArrayLike,
-        lengths: ArrayLike,
-        addresses: ArrayLike,
-        fence: int,
-        checksums: bool,
-        ranges: tuple[Columns, Columns] | None = None,
-    ) -> Batch:
-        """Turn arguments into checked columns."""
+    def _prepare(self, target: SegmentHandle, request: BatchRequest) -> Batch:
+        """Turn a request into checked columns."""
+        operation, offsets, lengths, addresses, timeout_s, checksums, fence, trusted = request
         at, size, local = as_column(offsets), as_column(lengths), as_column(addresses)
         if not at.size == size.size == local.size:
             raise InvalidArgumentError(
@@ -399,7 +397,7 @@ class TransferEngine:
             raise InvalidArgumentError(f"fence {fence} does not fit in 64 bits")
         statuses = np.empty(at.size, dtype=np.int32)
         total, bad, stray = _kernels.check_batch(
-            at, size, local, target.size, *(ranges or self._ranges), statuses
+            at, size, local, target.size, *(_ANYWHERE if trusted else self._ranges), statuses
         )
         if stray >= 0:
             raise InvalidArgumentError(
@@ -407,76 +405,45 @@ class TransferEngine:
                 "registered with this engine",
                 advice="register the buffer, and keep it registered until the transfer ends",
             )
+        if timeout_s is None:
+            timeout_s = default_timeout_s(total)
+        deadline = time.monotonic() + timeout_s
         sums = np.zeros(at.size, dtype=np.uint64) if checksums else None
-        batch = Batch(at, size, local, statuses, total, bad, fence, sums)
+        batch = Batch(operation, at, size, local, statuses, total, deadline, bad, fence, sums)
         batch.staged = self._devices.stage(batch)
         return batch
 
-    def _single(
-        self,
-        target: SegmentHandle,
-        operation: Operation,
-        offset: int,
-        view: memoryview,
-        timeout_s: float | None,
-    ) -> None:
-        address, length = address_of(view, writable=False)
-        columns = [offset], [length], [address]
-        self._batch(operation, target, columns, timeout_s, False, 0, True).check()
-
-    def _at_once(
-        self,
-        target: SegmentHandle,
-        operation: Operation,
-        columns: tuple[ArrayLike, ArrayLike, ArrayLike],
-        timeout_s: float | None,
-        checksums: bool,
-        fence: int,
-        trusted: bool,
-    ) -> BatchResult | None:
+    def _at_once(self, target: SegmentHandle, request: BatchRequest) -> BatchResult | None:
         """Move one request where that takes no batch (`single`); None when it takes more."""
         routes = target._routes
         used = routes.used
         if used is None or routes.sliced or self.closed or self._devices:
             return None
-        if timeout_s is not None and timeout_s < OPEN_TIMEOUT_S:
+        if request.timeout_s is not None and request.timeout_s < OPEN_TIMEOUT_S:
             return None  # after a fork the memory is mapped anew, which may take that long
-        return move_at_once(
-            used, None if trusted else self._edges, operation, *map(only, columns),
-            fence=fence, checksums=checksums, timeout_s=timeout_s,
-        )  # fmt: skip
+        return move_at_once(used, None if request.trusted else self._edges, request)
 
-    def _run(
-        self, target: SegmentHandle, operation: Operation, batch: Batch, timeout_s: float | None
-    ) -> BatchResult:
-        if timeout_s is None:
-            timeout_s = default_timeout_s(batch.total_bytes)
-        name = self._move(target, operation, batch, time.monotonic() + timeout_s)
-        return BatchResult(batch.statuses, batch.checksums, name, target.descriptor)
-
-    def _move(
-        self, target: SegmentHandle, operation: Operation, batch: Batch, deadline: float
-    ) -> str:
+    def _move(self, target: SegmentHandle, batch: Batch) -> str:
         """Move a batch over the path in use; over another one when that fails; large ones over all.
 
         Returns the name of the transport.
         """
         if self.closed:
             raise UnavailableError("the engine was closed", advice="")
-        if time.monotonic() >= deadline:
-            remaining_s(deadline, operation.name.lower(), str(target.descriptor))
+        if time.monotonic() >= batch.deadline:
+            batch.remaining_s(str(target.descriptor))
         routes = target._routes
         asked = batch.statuses.copy() if routes.several else None
         while True:
-            transport, remote = routes.find(deadline)
+            transport, remote = routes.find(batch.deadline)
             if routes.sliced and batch.total_bytes >= SLICED_BYTES_MIN and batch.staged is None:
-                move_sliced(routes, operation, batch, deadline, self._workers)
+                move_sliced(routes, batch, self._slice_threads)
                 return transport.name
             try:
                 if batch.staged is None:
-                    transport.move(remote, operation, batch, deadline)
+                    transport.move(remote, batch)
                 else:
-                    batch.staged.move(transport, remote, operation, batch, deadline)
+                    batch.staged.move(transport, remote, batch)
             except StoreError as error:
                 timed_out = isinstance(error, TransferTimeoutError)
                 if timed_out or asked is None or not routes.fail_over(remote, error):
@@ -485,17 +452,10 @@ class TransferEngine:
                 continue
             return transport.name
 
-    def _move_and_tell(
-        self,
-        target: SegmentHandle,
-        operation: Operation,
-        batch: Batch,
-        deadline: float,
-        post: Post | None,
-    ) -> str:
-        name = self._move(target, operation, batch, deadline)
+    def _move_and_tell(self, target: SegmentHandle, batch: Batch, post: Post | None) -> str:
+        name = self._move(target, batch)
         if post is not None and not batch.statuses.any():
-            self._leave(target, post, max(0.0, deadline - time.monotonic()))
+            self._leave(target, post, max(0.0, batch.deadline - time.monotonic()))
         return name
 
     def close(self) -> None:
@@ -503,7 +463,7 @@ class TransferEngine:
         self.closed = True
         self._submitter.close()
         self._prober.close()
-        self._workers.close()
+        self._slice_threads.shutdown(wait=False)
         for transport in self._transports:
             transport.close()
         self._prober.join()
@@ -513,7 +473,7 @@ class TransferEngine:
         self._lock = threading.Lock()
         self._submitter = self._submitter.fresh()
         self._prober.after_fork()
-        self._workers = Workers()
+        self._slice_threads = slice_threads()
 
     def __enter__(self) -> TransferEngine:
         return self

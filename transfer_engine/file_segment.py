@@ -12,33 +12,22 @@ file stays when the segment is closed. Cost: O(1), and the reservation.
 from __future__ import annotations
 
 import os
-import weakref
 from typing import TYPE_CHECKING, ClassVar
 
 from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import InvalidArgumentError, NotFoundError
 from transfer_engine.os_errors import open_error
-from transfer_engine.segment import check_name, check_uuid
+from transfer_engine.segment import OpenSegment, check_name, check_uuid
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transfer_engine.blockfile import Direct
 
-__all__ = ["FileSegment", "find_file_segment"]
+__all__ = ["FileSegment"]
 
 _ROUND_BYTES = 4096
 
-_live: weakref.WeakValueDictionary[bytes, FileSegment] = weakref.WeakValueDictionary()
-os.register_at_fork(after_in_child=lambda: _live.clear())
 
-
-def find_file_segment(uuid: bytes) -> FileSegment | None:
-    """Return the open file segment of this process with this uuid."""
-    return _live.get(uuid)
-
-
-class FileSegment:
+class FileSegment(OpenSegment):
     """A named file or block device that others may be allowed to read and write.
 
     Attributes are constant: `name`, `uuid` (16 bytes), `size`, `writable`, `page_kind` ("direct"
@@ -51,17 +40,14 @@ class FileSegment:
     def __init__(
         self, file: BlockFile, *, name: str, uuid: bytes | None, size: int | None = None
     ) -> None:
-        self.name = name
-        self.uuid = check_uuid(uuid)
-        self.size = file.size if size is None else size
-        self.page_kind = "direct" if file.direct else "cached"
-        self.writable = file.writable
-        if not 0 < self.size <= file.size:
+        size = file.size if size is None else size
+        if not 0 < size <= file.size:
             raise InvalidArgumentError(
-                f"a segment of {self.size} bytes on {file.name}, which holds {file.size}"
+                f"a segment of {size} bytes on {file.name}, which holds {file.size}"
             )
+        self.page_kind = "direct" if file.direct else "cached"
         self._file: BlockFile | None = file
-        _live[self.uuid] = self
+        super().__init__(name, uuid, size, writable=file.writable)
 
     @classmethod
     def create(
@@ -143,19 +129,7 @@ class FileSegment:
     def close(self) -> None:
         """Give the segment up; the file stays. Transfers under way still end. Idempotent."""
         self._file = None
-        if _live.get(self.uuid) is self:
-            del _live[self.uuid]
-
-    def __enter__(self) -> FileSegment:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         return f"FileSegment({self.name!r}, {self.uuid.hex()}, {self.size} bytes, {self.page_kind})"

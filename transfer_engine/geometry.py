@@ -36,7 +36,7 @@ class Geometry(NamedTuple):
     at all; `memory_block` for memory. For DAX devices `block` is what a mapping is aligned to.
     """
 
-    kind: Literal["file", "block", "dax", "memory"]
+    kind: Literal["file", "block", "dax"]
     size: int
     block: int
     memory_block: int

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
-    from transfer_engine.engine import TransferEngine
     from transfer_engine.memory import Mapping
     from transfer_engine.paths import PathHealth
     from transfer_engine.paths_routes import PathReport, Routes
@@ -23,19 +22,14 @@ OPEN_TIMEOUT_S = 5.0
 class SegmentHandle:
     """A segment opened by an engine. `size` and `descriptor` are constant."""
 
-    __slots__ = ("_engine", "_routes", "_survey", "descriptor", "size")
+    __slots__ = ("_routes", "_survey", "descriptor", "size")
 
     def __init__(
-        self,
-        engine: TransferEngine,
-        descriptor: SegmentDescriptor,
-        routes: Routes,
-        survey: list[PathReport],
+        self, descriptor: SegmentDescriptor, routes: Routes, survey: list[PathReport]
     ) -> None:
         self.descriptor = descriptor
         self.size = descriptor.size
         self._survey = survey
-        self._engine = engine
         self._routes = routes
 
     @property
@@ -63,13 +57,13 @@ class SegmentHandle:
         return transport.view(target, offset, length)
 
     def memory(self) -> Mapping | None:
-        """Return the memory that this process shares with the owner, or None; see `Transport`.
+        """Return the memory that this process shares with the owner, or None if it shares none.
 
         For whoever copies one range and does without the checks of a batch: bounds are up to it.
         The mapping is valid while it is referenced.
         """
         used = self._routes.used
-        if used is None or self._engine.closed:
+        if used is None or self._routes.prober.closed:
             return None
         return used[0].memory(used[1])
 

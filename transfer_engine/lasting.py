@@ -96,7 +96,7 @@ class LastingThread(threading.Thread):
         self._began = math.inf
 
     def run(self) -> None:
-        """Take turns; see the class."""
+        """Take turns until one returns False, or `stop` was called."""
         while not self._over.is_set():
             self._began = time.monotonic()
             try:

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 __all__ = [
     "QUESTION_BYTES_MAX",
     "Alive",
-    "Desk",
     "Find",
     "Found",
     "Inbox",
     "Listed",
     "Names",
     "Notification",
+    "PeerService",
     "Post",
     "Posted",
     "Probe",
@@ -181,13 +181,13 @@ class Inbox:
 
 
 class Publisher(Protocol):
-    """What a desk needs to know of the server it stands in."""
+    """What answers need to know of the server they are given for."""
 
     def described(self) -> list[SegmentDescriptor]:
         """Return the descriptors of everything that is published."""
 
 
-class Desk:
+class PeerService:
     """Answers the questions of peers for one server."""
 
     def __init__(self, publisher: Publisher, pid: int, host: str) -> None:

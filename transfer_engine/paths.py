@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["Choice", "PathHealth", "PathPolicy", "PathSpec", "Rules"]
+__all__ = ["PathHealth", "PathPolicy", "PathSpec", "Rules"]
 
 
 class PathSpec(NamedTuple):
@@ -54,13 +54,6 @@ class Rules:
     """A slice that takes longer than this, and than `patience_factor` times what was expected, is
     taken back when there is another path."""
     patience_factor: float = 4.0
-
-
-class Choice(NamedTuple):
-    """The path of one slice, and why it."""
-
-    path: int
-    reason: str
 
 
 class PathHealth(NamedTuple):
@@ -110,15 +103,14 @@ class PathPolicy:
         self._paths = [_Path(spec) for spec in paths]
         self._choices = 0
 
-    def choose(self, length: int, avoid: Collection[int] = (), behind: int = 0) -> Choice | None:
+    def choose(self, length: int, avoid: Collection[int] = (), behind: int = 0) -> int | None:
         """Return the path of a slice of `length` bytes; None when it should wait for one.
 
         `avoid` are paths on which this slice failed already; they are taken when nothing is left.
         `behind` are the bytes that wait with it: a slow path is used while those keep the fast
         ones busy longer, not for the last slice, which everybody would wait for.
         """
-        numbers = range(len(self._paths))
-        healthy = [at for at in numbers if not self._paths[at].resting]
+        healthy = [at for at, path in enumerate(self._paths) if not path.resting]
         if not healthy:
             return self._last_resort()
         fresh = [at for at in healthy if at not in avoid] or healthy
@@ -129,18 +121,18 @@ class PathPolicy:
             return None
         self._choices += 1
         if len(ours) == 1:
-            return Choice(ours[0], "the only healthy path" if len(numbers) > 1 else "the only path")
+            return ours[0]
         fastest = max(path.bandwidth for path in self._paths) or 1.0
         if self._choices % self.rules.explore_every == 0:
             self._doubt(min(ours, key=lambda at: self._paths[at].used), fastest)
         scores = {at: self._score(at, length, fastest) for at in ours}
         best = min(ours, key=lambda at: (scores[at], self._paths[at].used))
         if best in free:
-            return Choice(best, "earliest arrival")
+            return best
         other = min(free, key=lambda at: (scores[at], self._paths[at].used))
         all_bytes = sum(self._paths[at].inflight for at in ours) + length + behind
         all_done = all_bytes / sum(self._paths[at].bandwidth or fastest for at in ours)
-        return Choice(other, "arrives with the rest") if scores[other] <= all_done else None
+        return other if scores[other] <= all_done else None
 
     def best(self) -> int:
         """Return the path for what is not cut into slices, however much is in flight on it."""
@@ -161,12 +153,13 @@ class PathPolicy:
         path = self._paths[at]
         return (path.inflight + length) / (path.bandwidth or fastest)
 
-    def _last_resort(self) -> Choice | None:
+    def _last_resort(self) -> int | None:
+        """Return the path that is due first, for want of a healthy one."""
         first = min(range(len(self._paths)), key=lambda at: self._paths[at].due)
         if self._paths[first].slices >= self.rules.window:
             return None
         self._choices += 1
-        return Choice(first, "all paths rest; this one is due first")
+        return first
 
     def started(self, at: int, length: int, now: float) -> None:
         """Tell that a slice was given to a path."""

@@ -96,7 +96,7 @@ class Routes:
         self._remotes: list[RemoteSegment | None] = [None] * len(routes)
         # What was open on routes that failed; batches that have not noticed yet still use it.
         self._left: list[RemoteSegment | None] = [None] * len(routes)
-        self._prober = prober
+        self.prober = prober
         self._current = 0
         self._closed = False
 
@@ -190,7 +190,7 @@ class Routes:
         if error.retryable:
             self.policy.started(at, 0, time.monotonic())
             self.policy.failed(at, 0, time.monotonic(), f"failed: {error}")
-            self._prober.watch(self)
+            self.prober.watch(self)
         else:
             self.policy.exclude(at, f"failed: {error}")
         self._log_change(at, error)
@@ -205,7 +205,7 @@ class Routes:
                 if self._current == at:
                     self.used = None
                 self._hold(at, None)
-                self._prober.watch(self)
+                self.prober.watch(self)
                 self._log_change(at, error)
 
     def _log_change(self, at: int, error: StoreError) -> None:
@@ -226,7 +226,7 @@ class Routes:
         with self.lock:
             due = [] if self._closed else self.policy.due(time.monotonic())
         for at in due:
-            if self._prober.closed:
+            if self.prober.closed:
                 return None
             route = self._routes[at]
             try:

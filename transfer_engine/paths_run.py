@@ -14,7 +14,6 @@ Cost: one thread wake-up a slice, which is why only large batches come here.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from transfer_engine.base import CANCELLED, Batch
-from transfer_engine.checksum import checksum_ranges
 from transfer_engine.errors import (
     StoreError,
     TransferError,
@@ -31,15 +29,14 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.paths_slices import cut, fold
+from transfer_engine.transports.copying import hash_local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from transfer_engine.base import Operation, Statuses
+    from transfer_engine.base import Statuses
     from transfer_engine.paths_routes import Routes
     from transfer_engine.paths_slices import Slices
 
-__all__ = ["SLICED_BYTES_MIN", "Workers", "move_sliced"]
+__all__ = ["SLICED_BYTES_MIN", "move_sliced", "slice_threads"]
 
 SLICED_BYTES_MIN = 1 << 20
 """Smaller batches take one route: waking threads would cost more than a second route brings."""
@@ -51,32 +48,9 @@ _TRIES_MAX = 9
 _THREADS_MAX = 16
 
 
-class Workers:
-    """The threads of an engine that move slices; they start when a batch is first cut."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._closed = False
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Do this on a thread, once one is free. Raises UnavailableError if there will be none."""
-        with self._lock:
-            if self._closed:
-                raise UnavailableError("the engine was closed", advice="")
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="mooncake-slice")
-            try:
-                self._pool.submit(work)
-            except RuntimeError as error:
-                raise UnavailableError(f"no thread for a slice: {error}", advice="") from error
-
-    def close(self) -> None:
-        """Take no more; the threads end with what was taken. Idempotent."""
-        with self._lock:
-            self._closed = True
-            if self._pool is not None:
-                self._pool.shutdown(wait=False)
+def slice_threads() -> ThreadPoolExecutor:
+    """Return the threads of an engine that move slices; they start when a batch is first cut."""
+    return ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="mooncake-slice")
 
 
 class _Waiting(NamedTuple):
@@ -87,9 +61,7 @@ class _Waiting(NamedTuple):
     tries: int
 
 
-def move_sliced(
-    routes: Routes, operation: Operation, batch: Batch, deadline: float, workers: Workers
-) -> None:
+def move_sliced(routes: Routes, batch: Batch, threads: ThreadPoolExecutor) -> None:
     """Move a checked batch over all healthy routes of the best tier; raises as `move` does."""
     lengths = batch.lengths
     if batch.bad:
@@ -98,11 +70,9 @@ def move_sliced(
     slices = cut(batch.offsets, lengths, batch.addresses, _slice_bytes(routes, batch.total_bytes))
     counts = np.diff(np.append(slices.firsts, slices.lengths.size))
     pieces = np.repeat(batch.statuses, counts)
-    _Run(routes, operation, batch, slices, pieces, deadline).run(workers)
+    _Run(routes, batch, slices, pieces).run(threads)
     batch.statuses[:] = fold(slices, pieces)
-    if batch.checksums is not None:
-        good = np.flatnonzero(batch.statuses == 0)
-        batch.checksums[good] = checksum_ranges(batch.addresses[good], batch.lengths[good])
+    hash_local(batch)
 
 
 def _slice_bytes(routes: Routes, total: int) -> int:
@@ -116,21 +86,11 @@ def _slice_bytes(routes: Routes, total: int) -> int:
 class _Run:
     """One batch under way."""
 
-    def __init__(
-        self,
-        routes: Routes,
-        operation: Operation,
-        batch: Batch,
-        slices: Slices,
-        pieces: Statuses,
-        deadline: float,
-    ) -> None:
+    def __init__(self, routes: Routes, batch: Batch, slices: Slices, pieces: Statuses) -> None:
         self._routes = routes
-        self._operation = operation
         self._batch = batch
         self._slices = slices
         self._pieces = pieces
-        self._deadline = deadline
         # Shared by the batches of a handle: a slice of one makes room for those of another.
         self._changed = routes.changed
         self._waiting = deque(_Waiting(n, frozenset(), 0) for n in range(len(slices)))
@@ -138,7 +98,7 @@ class _Run:
         self._flying: set[_Slice] = set()
         self._error: StoreError | None = None
 
-    def run(self, workers: Workers) -> None:
+    def run(self, threads: ThreadPoolExecutor) -> None:
         """Move everything, or raise once nothing is under way any more."""
         self._batch.interrupt = self._interrupt
         try:
@@ -146,18 +106,18 @@ class _Run:
                 while self._waiting or self._flying:
                     if self._batch.cancelled or self._error is not None or self._late():
                         break
-                    if not self._send(workers):
-                        self._changed.wait(self._deadline - time.monotonic())
-                self._settle()
+                    if not self._send(threads):
+                        self._changed.wait(self._batch.deadline - time.monotonic())
+                self._recall()
         finally:
             self._batch.interrupt = None
         if self._batch.cancelled:
             for item in self._waiting:
-                _statuses_of(self._slices, self._pieces, item.number)[:] = CANCELLED
+                self._pieces[self._slices.pieces_of(item.number)] = CANCELLED
         elif self._error is not None:
             raise self._error.again()
 
-    def _send(self, workers: Workers) -> bool:
+    def _send(self, threads: ThreadPoolExecutor) -> bool:
         """Give one waiting slice to a route, if one should have it. Held: `_changed`."""
         if not self._waiting:
             return False
@@ -166,22 +126,22 @@ class _Run:
         routes = self._routes
         with routes.lock:
             now = time.monotonic()
-            choice = routes.policy.choose(size, item.avoid, self._behind - size)
-            if choice is None:
+            path = routes.policy.choose(size, item.avoid, self._behind - size)
+            if path is None:
                 return False
-            routes.policy.started(choice.path, size, now)
-            patience = routes.policy.patience_s(choice.path)
+            routes.policy.started(path, size, now)
+            patience = routes.policy.patience_s(path)
         self._waiting.popleft()
         self._behind -= size
-        flying = _Slice(self, item, choice.path, size, patience)
+        flying = _Slice(self, item, path, size, patience)
         self._flying.add(flying)
         try:
-            workers.submit(flying.move)
-        except StoreError as error:
+            threads.submit(flying.move)
+        except RuntimeError as error:  # the engine was closed, or there can be no more threads
             self._flying.discard(flying)
             with routes.lock:
-                routes.policy.abandoned(choice.path, size)
-            self._error = error.again()
+                routes.policy.abandoned(path, size)
+            self._error = UnavailableError(f"no thread for a slice: {error}", advice="")
         return True
 
     def awaits(self, flying: _Slice) -> bool:
@@ -191,17 +151,17 @@ class _Run:
 
     def _late(self) -> bool:
         """Whether the deadline has passed, which is then the error. Held: `_changed`."""
-        if time.monotonic() < self._deadline:
+        if time.monotonic() < self._batch.deadline:
             return False
         self._error = TransferTimeoutError(
             f"{len(self._waiting) + len(self._flying)} of {len(self._slices)} slices had not moved "
             "at the deadline",
             peer=str(self._routes.descriptor),
-            operation=self._operation.name.lower(),
+            operation=self._batch.operation.verb,
         )
         return True
 
-    def _settle(self) -> None:
+    def _recall(self) -> None:
         """Cut off what is still moving, and wait for it. Held: `_changed`."""
         while self._flying:
             for flying in self._flying:
@@ -259,15 +219,17 @@ class _Slice:
         self.size = size
         self._run = run
         self._patience_s = patience_s
-        whole, at = run._slices, item.number
-        pieces = slice(int(whole.bounds[at]), int(whole.bounds[at + 1]))
+        whole = run._slices
+        pieces = whole.pieces_of(item.number)
         self._asked = run._pieces[pieces].copy()
         self._batch = Batch(
+            run._batch.operation,
             whole.offsets[pieces],
             whole.lengths[pieces],
             whole.addresses[pieces],
             run._pieces[pieces],
             size,
+            run._batch.deadline,
             int(np.count_nonzero(self._asked)),
             run._batch.fence,
             cancel=run._batch.cancel,
@@ -284,12 +246,12 @@ class _Slice:
         run = self._run
         if not run.awaits(self):
             return  # it was given up because no thread could be started for it
-        deadline = run._deadline
+        batch = self._batch
         if self._patience_s is not None:
-            deadline = min(deadline, time.monotonic() + self._patience_s)
+            batch.deadline = min(batch.deadline, time.monotonic() + self._patience_s)
         try:
-            transport, remote = run._routes.remote(self.path, deadline)
-            transport.move(remote, run._operation, self._batch, deadline)
+            transport, remote = run._routes.remote(self.path, batch.deadline)
+            transport.move(remote, batch)
         except StoreError as error:
             self._batch.statuses[:] = self._asked
             run.ended(self, error)
@@ -305,7 +267,3 @@ class _Bug(TransferError):
     """What no route can help with."""
 
     retryable = False
-
-
-def _statuses_of(slices: Slices, pieces: Statuses, number: int) -> Statuses:
-    return pieces[int(slices.bounds[number]) : int(slices.bounds[number + 1])]

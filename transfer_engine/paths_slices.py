@@ -38,6 +38,10 @@ class Slices:
     def __len__(self) -> int:
         return self.sizes.size
 
+    def pieces_of(self, number: int) -> slice:
+        """Where the pieces of a slice are in the columns."""
+        return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
+
 
 def cut(offsets: Columns, lengths: Columns, addresses: Columns, slice_bytes: int) -> Slices:
     """Cut checked requests (no negative length) into slices."""

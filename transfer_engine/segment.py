@@ -28,27 +28,56 @@ from transfer_engine.os_errors import open_error
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
     from typing_extensions import Buffer
 
     from transfer_engine.memory import HugePages
 
-__all__ = ["Segment", "find_segment"]
+__all__ = ["OpenSegment", "Segment"]
 
-UUID_BYTES = 16
+_UUID_BYTES = 16
 
-# Segments of this process by uuid, for the local transport. A forked child is another process:
-# its copies of wrapped buffers are not the owner's memory, so it starts with none.
-_live: weakref.WeakValueDictionary[bytes, Segment] = weakref.WeakValueDictionary()
-os.register_at_fork(after_in_child=lambda: _live.clear())
-
-
-def find_segment(uuid: bytes) -> Segment | None:
-    """Return the open segment of this process with this uuid."""
-    return _live.get(uuid)
+# Segments of this process by uuid. A forked child is another process: its copies of wrapped
+# buffers are not the owner's memory, so it starts with none.
+_open: weakref.WeakValueDictionary[bytes, OpenSegment] = weakref.WeakValueDictionary()
+os.register_at_fork(after_in_child=lambda: _open.clear())
 
 
-class Segment:
+class OpenSegment:
+    """What segments of every kind are: a name and a size, found by uuid until they are closed."""
+
+    def __init__(self, name: str, uuid: bytes | None, size: int, *, writable: bool) -> None:
+        self.name = name
+        self.uuid = check_uuid(uuid)
+        self.size = size
+        self.writable = writable
+        _open[self.uuid] = self
+
+    @classmethod
+    def find(cls, uuid: bytes) -> Self | None:
+        """Return the open segment of this kind that this process has under this uuid."""
+        found = _open.get(uuid)
+        return found if isinstance(found, cls) else None
+
+    def close(self) -> None:
+        """Give the segment up: no new transfer finds it; those under way still end. Idempotent."""
+        if _open.get(self.uuid) is self:
+            del _open[self.uuid]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Segment(OpenSegment):
     """Named memory, identified everywhere by its uuid; make one with create, attach or wrap.
 
     Attributes are constant: `name`, `uuid` (16 bytes), `size` in bytes, `page_kind` ("thp",
@@ -58,17 +87,13 @@ class Segment:
     def __init__(
         self, mapping: Mapping, *, name: str, uuid: bytes | None, fd: int | None, page_kind: str
     ) -> None:
-        self.name = name
-        self.uuid = check_uuid(uuid)
-        self.size = mapping.bytes
         self.page_kind = page_kind
-        self.writable = mapping.writable
         self._mapping: Mapping | None = mapping
         # 1 until `close`: what compiled loops that serve the segment look at.
         self.opened = np.ones(1, dtype=np.int64)
         self._fd = fd
         self._prefaulter: Prefaulter | None = None
-        _live[self.uuid] = self
+        super().__init__(name, uuid, mapping.bytes, writable=mapping.writable)
 
     @classmethod
     def create(
@@ -240,19 +265,7 @@ class Segment:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
-        if _live.get(self.uuid) is self:
-            del _live[self.uuid]
-
-    def __enter__(self) -> Segment:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
 
     def __del__(self) -> None:
         fd = self.__dict__.get("_fd")
@@ -277,9 +290,9 @@ def flat_view(buffer: Buffer) -> memoryview:
 def check_uuid(uuid: bytes | None) -> bytes:
     """Return a uuid of the right length, a random one for None."""
     if uuid is None:
-        return secrets.token_bytes(UUID_BYTES)
-    if len(uuid) != UUID_BYTES:
-        raise InvalidArgumentError(f"a segment uuid has {UUID_BYTES} bytes, not {len(uuid)}")
+        return secrets.token_bytes(_UUID_BYTES)
+    if len(uuid) != _UUID_BYTES:
+        raise InvalidArgumentError(f"a segment uuid has {_UUID_BYTES} bytes, not {len(uuid)}")
     return uuid
 
 

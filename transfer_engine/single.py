@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine.base import One, Operation, default_timeout_s
+from transfer_engine.base import Operation, SingleRequest, default_timeout_s
 from transfer_engine.errors import StoreError
 from transfer_engine.outcome import BatchResult
 from transfer_engine.transports.copying import copy_single
@@ -22,20 +22,20 @@ from transfer_engine.transports.copying import copy_single
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transfer_engine.base import RemoteSegment, Transport
+    from transfer_engine.base import BatchRequest, RemoteSegment, Transport
 
-__all__ = ["move_at_once", "only"]
+__all__ = ["move_at_once"]
 
 # Longer copies look at their deadline in between.
 _BYTES_MAX = 64 << 20
 _INT64 = np.dtype(np.int64)
-_ONE = (1,)
+_ONE_ROW = (1,)
 
 
-def only(values: object) -> int:
+def _number(values: object) -> int:
     """Return the number of a column of one; -1 for every other column."""
     if type(values) is np.ndarray:
-        if values.dtype is _INT64 and values.shape == _ONE:
+        if values.dtype is _INT64 and values.shape == _ONE_ROW:
             return int(values.item())
     elif type(values) is list and len(values) == 1 and type(values[0]) is int:
         return values[0]
@@ -43,16 +43,7 @@ def only(values: object) -> int:
 
 
 def move_at_once(
-    used: tuple[Transport, RemoteSegment],
-    edges: Sequence[int] | None,
-    operation: Operation,
-    offset: int,
-    length: int,
-    address: int,
-    *,
-    fence: int,
-    checksums: bool,
-    timeout_s: float | None,
+    used: tuple[Transport, RemoteSegment], edges: Sequence[int] | None, request: BatchRequest
 ) -> BatchResult | None:
     """Move a request between a segment and local memory; None if that takes a batch.
 
@@ -60,14 +51,16 @@ def move_at_once(
     vouches for. Raises TransferTimeoutError. O(log ranges + bytes).
     """
     transport, target = used
+    operation, offsets, lengths, addresses, timeout_s, checksums, fence, _ = request
+    offset, length, address = _number(offsets), _number(lengths), _number(addresses)
     if offset < 0 or not 0 < length <= _BYTES_MAX or offset > target.descriptor.size - length:
         return None
     if fence < 0 or not (address > 0 if edges is None else _holds(edges, address, length)):
         return None
     if timeout_s is None:
         timeout_s = default_timeout_s(length)
-    one = One(operation, offset, length, address, fence, checksums, timeout_s)
-    told = transport.move_one(target, one)
+    single = SingleRequest(operation, offset, length, address, fence, checksums, timeout_s)
+    told = transport.move_one(target, single)
     if told is not None:
         status, sums = told
         statuses = np.zeros(1, np.int32)

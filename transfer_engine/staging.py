@@ -14,7 +14,7 @@ import contextlib
 import mmap
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,9 +26,11 @@ from transfer_engine.transports import forking
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from numpy.typing import NDArray
+
     from transfer_engine.base import Columns
 
-__all__ = ["StagingPool", "windows"]
+__all__ = ["StagingPool", "Window", "windows"]
 
 
 class StagingPool:
@@ -110,12 +112,33 @@ class StagingPool:
         self._made = 0
 
 
-def windows(lengths: Columns, room: int) -> Iterator[tuple[int, int]]:
-    """Cut a column of lengths, none above `room`, into runs that fit: (first, end). O(n log n)."""
-    ends = np.cumsum(lengths)
+class Window(NamedTuple):
+    """Pieces of requests that fit into staging memory together."""
+
+    owners: NDArray[np.intp]
+    """The request of each piece."""
+    begins: Columns
+    """Where in its request each begins."""
+    lengths: Columns
+    positions: Columns
+    """Where in staging memory each lies."""
+
+
+def windows(lengths: Columns, room: int) -> Iterator[Window]:
+    """Cut requests into pieces, and these, in their order, into windows of at most `room` bytes.
+
+    Requests without bytes are in none. O(n log n).
+    """
+    counts = -(-lengths // room)
+    owners = np.repeat(np.arange(lengths.size), counts)
+    begins = (np.arange(owners.size) - np.repeat(np.cumsum(counts) - counts, counts)) * room
+    pieces = np.minimum(lengths[owners] - begins, room)
+    ends = np.cumsum(pieces)
     first = 0
-    while first < lengths.size:
-        begin = int(ends[first] - lengths[first])
-        last = int(np.searchsorted(ends, begin + room, "right"))
-        yield first, last
+    while first < pieces.size:
+        before = int(ends[first] - pieces[first])
+        last = int(np.searchsorted(ends, before + room, "right"))
+        these = slice(first, last)
+        positions = ends[these] - pieces[these] - before
+        yield Window(owners[these], begins[these], pieces[these], positions)
         first = last

@@ -41,11 +41,10 @@ _log = logging.getLogger(__name__)
 class Submission:
     """A batch under way. Its statuses end as 0 or a negative code; see `base.status_name`."""
 
-    def __init__(self, batch: Batch, deadline: float, work: Callable[[], str]) -> None:
+    def __init__(self, batch: Batch, work: Callable[[], str]) -> None:
         self.error: StoreError | None = None
         self.transport = ""
         self._batch = batch
-        self._deadline = deadline
         self._work = work
         self._state = WAITING
         self._done = threading.Event()
@@ -90,7 +89,7 @@ class Submission:
         """
         if timeout_s is None:
             # A little later than the batch itself, which ends with a better message.
-            timeout_s = max(0.0, self._deadline - time.monotonic()) + 1.0
+            timeout_s = max(0.0, self._batch.deadline - time.monotonic()) + 1.0
         if not self._done.wait(timeout_s):
             raise TransferTimeoutError(
                 "the submitted batch is still under way",
@@ -171,7 +170,7 @@ class Submission:
 
     def _expire(self) -> bool:
         """End a batch whose deadline passed in the queue."""
-        if time.monotonic() < self._deadline:
+        if time.monotonic() < self._batch.deadline:
             return False
         with self._lock:
             if not self._done.is_set():  # else it was cancelled, which is no error
@@ -189,7 +188,7 @@ class Submission:
             callback()
 
     def _finish(self, status: int) -> None:
-        self._batch.statuses[self._batch.statuses >= 0] = status
+        self._batch.fail(status)
         self._done.set()
 
 
@@ -210,9 +209,9 @@ class Submitter:
         """Return an empty one with the same bounds, for a forked child."""
         return Submitter(threads=self._threads_max, queue_max=self._queue_max)
 
-    def submit(self, batch: Batch, deadline: float, work: Callable[[], str]) -> Submission:
+    def submit(self, batch: Batch, work: Callable[[], str]) -> Submission:
         """Queue a batch. Raises BusyError when the queue is full, UnavailableError once closed."""
-        submission = Submission(batch, deadline, work)
+        submission = Submission(batch, work)
         with self._lock:
             if self._closed:
                 raise UnavailableError("the engine was closed", operation="submit", advice="")

@@ -124,6 +124,6 @@ def shard_limits(config: MasterConfig) -> ServerLimits:
     """Return what a shard grants its clients: also a moment of its full attention."""
     return ServerLimits(
         connections_max=config.connections_max,
-        vigil_bytes_max=frame_bytes(BRIEF_BYTES_MAX),
-        vigil_opcodes=_RUNS,
+        awake_bytes_max=frame_bytes(BRIEF_BYTES_MAX),
+        awake_opcodes=_RUNS,
     )

@@ -43,9 +43,9 @@ class Faults:
         self._open = TcpTransport.open
         faults = self
 
-        def move(transport, target, operation, batch, deadline):
-            faults.meet(target.descriptor.tcp_host, deadline, batch.total_bytes)
-            faults._plain(transport, target, operation, batch, deadline)
+        def move(transport, target, batch):
+            faults.meet(target.descriptor.tcp_host, batch.deadline, batch.total_bytes)
+            faults._plain(transport, target, batch)
 
         def reach(transport, descriptor, deadline):
             faults.meet(descriptor.tcp_host, deadline, 0)

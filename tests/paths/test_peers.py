@@ -19,7 +19,13 @@ from transfer_engine.errors import (
     RemoteProtocolError,
     UnavailableError,
 )
-from transfer_engine.notify import Inbox, Notification, Probe, decode_answer, encode
+from transfer_engine.notify import (
+    Inbox,
+    Notification,
+    Probe,
+    decode_answer,
+    encode,
+)
 from transfer_engine.testing import OwnerProcess
 from transfer_engine.transports.calling import ask
 from transfer_engine.transports.stream import READ, REQUEST
@@ -126,7 +132,7 @@ def test_a_batch_that_failed_leaves_no_note(server, segment):
 
 
 def test_notes_that_nobody_takes_are_refused(server, segment):
-    server.desk.inbox = Inbox(waiting_max=2)
+    server.peer_service.inbox = Inbox(waiting_max=2)
     with TransferEngine() as engine:
         target = engine.open(server.publish(segment))
         assert engine.notify(target, "a") == 1

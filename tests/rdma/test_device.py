@@ -11,7 +11,7 @@ import pytest
 from tests.storage import DAX_DEVICE, needs_dax_device
 from tests.waiting import until
 from transfer_engine import Operation, TransferEngine, _verbs
-from transfer_engine.base import REFUSED, TIMED_OUT, UNKNOWN_SEGMENT
+from transfer_engine.base import REFUSED, TIMED_OUT, UNKNOWN_SEGMENT, BatchRequest
 from transfer_engine.errors import (
     AuthError,
     NotFoundError,
@@ -296,17 +296,20 @@ def test_a_range_past_the_end_is_refused_by_the_card_as_well(owner, engine, sett
     before = owner.digest(descriptor)
     for offset, length in ((SIZE - 4, 8), (SIZE, 1), (1 << 40, 8), (-8, 8)):
         engine.read_batch(target, [0], [8], [region.address]).check()
-        batch = engine._prepare(target, [0], [length], [region.address], 0, False)
+        batch = engine._prepare(
+            target,
+            BatchRequest(Operation.READ, [0], [length], [region.address], timeout_s=30),
+        )
         batch.offsets[0] = offset
         (endpoint, _), *_ = transport._endpoints(
             transport.open(descriptor, time.monotonic() + 30), 0, time.monotonic() + 30, fresh=False
         )
         table = transport._memory.table(_verbs.find_nics())
         job = Job(
-            batch, descriptor, 0, batch.offsets, batch.lengths, batch.addresses,
-            np.zeros(1, np.int64), table.keys, time.monotonic() + 30,
+            batch, descriptor, batch.offsets, batch.lengths, batch.addresses,
+            np.zeros(1, np.int64), table.keys,
         )  # fmt: skip
-        grant = endpoint.grant(descriptor, job.deadline)
+        grant = endpoint.grant(descriptor, batch.deadline)
         ((_, error),) = drive(job, [Transfer(endpoint, job, grant, 0, length)])
         transport._pool.discard(endpoint)
         assert isinstance(error, RefusedByCard), error
@@ -375,7 +378,6 @@ def test_more_owners_than_endpoints(owners, engine):
             engine.read_batch(target, [64], [64], [region.address]).check()
             assert np.array_equal(memory, content(20 + at, 4096)[64:128])
         assert len(transport._pool) <= 2
-    assert transport.evictions > 0
 
 
 def test_the_access_hook_decides(owners, engine):

@@ -363,15 +363,14 @@ class TestLongBatchesWithChecksums:
         monkeypatch.setattr(copying, "_PIECE_BYTES", 10_000)
         self.after = lambda _piece: None
         self.pieces = []
-        plain = copying.copy_with_checksum
+        plain = copying._copy_hashed
 
-        def copy(sources, targets, lengths, *, threads):
-            done = plain(sources, targets, lengths, threads=threads)
-            self.pieces.append(len(lengths))
+        def copy(mapping, batch):
+            plain(mapping, batch)
+            self.pieces.append(batch.statuses.size)
             self.after(self.pieces)
-            return done
 
-        monkeypatch.setattr(copying, "copy_with_checksum", copy)
+        monkeypatch.setattr(copying, "_copy_hashed", copy)
         total = int(self.LENGTHS.sum())
         with Segment.create(total) as segment, TransferServer(tcp=None, unix=None) as server:
             segment.buffer[:] = content(6, total).tobytes()

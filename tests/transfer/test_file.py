@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -260,8 +261,8 @@ def test_a_full_disk_is_an_error_of_the_request():
     fd = os.open("/dev/full", os.O_RDWR)
     with BlockFile(fd, "/dev/full", size=1 << 20, block=1, memory_block=1) as file:
         data = np.ones(8, np.uint8)
-        batch = one_request(0, data)
-        file.move(Operation.WRITE, batch, deadline_in(5), "nobody")
+        batch = one_write(0, data)
+        file.move(batch, "nobody")
         assert batch.statuses.tolist() == [NO_SPACE]
 
 
@@ -383,7 +384,7 @@ def test_waiting_for_a_block_ends_at_the_deadline(own, engine):
     path, segment, target = own(direct="require")
     held, data = segment.file._lock, np.ones(10, np.uint8)
     region = engine.register(data)
-    with held.hold(0, 4096, exclusive=True, deadline=deadline_in(5)):
+    with held.hold(0, 4096, exclusive=True, deadline=time.monotonic() + 5):
         with pytest.raises(TransferTimeoutError):
             engine.write_batch(target, [0], [10], [region.address], timeout_s=0.05)
         assert engine.write_batch(target, [8192], [10], [region.address]).ok
@@ -408,16 +409,11 @@ def test_moves_one_gibibyte_in_one_request(engine, tmp_path):
         assert xxhash.xxh3_128_digest(memory.data) == expected
 
 
-def one_request(offset, data):
+def one_write(offset, data):
     def column(value):
         return np.array([value], dtype=np.int64)
 
     statuses = np.zeros(1, np.int32)
     address = column(data.ctypes.data)
-    return Batch(column(offset), column(data.size), address, statuses, data.size)
-
-
-def deadline_in(seconds):
-    import time
-
-    return time.monotonic() + seconds
+    columns = column(offset), column(data.size), address, statuses
+    return Batch(Operation.WRITE, *columns, data.size, time.monotonic() + 5)

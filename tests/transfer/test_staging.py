@@ -61,13 +61,18 @@ def test_a_piece_that_cannot_be_prepared_is_not_counted():
     ("lengths", "expected"),
     [
         ([], []),
-        ([10], [(0, 1)]),
-        ([4, 6, 1, 9, 10, 1], [(0, 2), (2, 4), (4, 5), (5, 6)]),
-        ([0, 0, 10, 0, 5], [(0, 4), (4, 5)]),
+        ([10], [[(0, 0, 10, 0)]]),
+        ([4, 6, 1, 9], [[(0, 0, 4, 0), (1, 0, 6, 4)], [(2, 0, 1, 0), (3, 0, 9, 1)]]),
+        ([9, 2], [[(0, 0, 9, 0)], [(1, 0, 2, 0)]]),
+        ([0, 0, 10, 0, 5], [[(2, 0, 10, 0)], [(4, 0, 5, 0)]]),
+        ([25, 3], [[(0, 0, 10, 0)], [(0, 10, 10, 0)], [(0, 20, 5, 0), (1, 0, 3, 5)]]),
     ],
 )
 def test_windows_hold_what_fits_in_order(lengths, expected):
-    assert list(windows(np.array(lengths, dtype=np.int64), 10)) == expected
+    """Pieces as (request, where in it, bytes, where in the window)."""
+    found = windows(np.array(lengths, dtype=np.int64), 10)
+    pieces = [[tuple(map(int, piece)) for piece in zip(*window, strict=True)] for window in found]
+    assert pieces == expected
 
 
 @pytest.mark.parametrize(("size", "count"), [(0, 1), (100, 1), (4096, 0)])

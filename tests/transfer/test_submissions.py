@@ -98,8 +98,9 @@ def submit():
     none = np.zeros(0, np.int64)
 
     def start(work):
-        batch = Batch(none, none, none, np.zeros(0, np.int32), 0)
-        return batch, submitter.submit(batch, time.monotonic() + PATIENCE_S, work)
+        deadline = time.monotonic() + PATIENCE_S
+        batch = Batch(Operation.READ, none, none, none, np.zeros(0, np.int32), 0, deadline)
+        return batch, submitter.submit(batch, work)
 
     yield start
     submitter.close()
@@ -219,7 +220,7 @@ def test_what_was_cancelled_in_the_queue_is_not_late_as_well(setting, monkeypatc
         assert moving.wait(60)  # the only thread is busy
         waiting = [engine.submit(Operation.READ, *batch, timeout_s=0.05) for _ in range(2)]
         assert waiting[0].cancel()
-        until(lambda: time.monotonic() > waiting[1]._deadline)
+        until(lambda: time.monotonic() > waiting[1]._batch.deadline)
         go_on.set()
         with pytest.raises(TransferTimeoutError, match="in the queue"):
             waiting[1].result(20)

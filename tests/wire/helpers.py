@@ -15,15 +15,13 @@ TIMEOUT_S = 60
 
 
 @contextlib.contextmanager
-def serving(handle=echo.handle, registry=echo.REGISTRY, path=None, **options):
+def serving(handle=echo.handle, registry=echo.REGISTRY, **options):
     """Run a server on uvloop in a thread; yields it with its `address`."""
     ready, box = threading.Event(), {}
 
     async def main():
         server = Server(registry, handle, **options)
-        server.address = (
-            await server.listen_unix(path) if path else await server.listen("127.0.0.1", 0)
-        )
+        server.address = await server.listen("127.0.0.1", 0)
         stop = asyncio.Event()
         box.update(server=server, stop=stop)
         ready.set()
@@ -39,6 +37,16 @@ def serving(handle=echo.handle, registry=echo.REGISTRY, path=None, **options):
         box["server"].loop.call_soon_threadsafe(box["stop"].set)
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def lent(pool):
+    """A connection of a pool, for the length of a `with` block."""
+    connection = pool.acquire(timeout_s=TIMEOUT_S)
+    try:
+        yield connection
+    finally:
+        pool.release(connection)
 
 
 def on_loop(server, function, *args):

@@ -91,16 +91,14 @@ def test_a_peer_that_does_not_read_holds_bounded_memory_and_gets_all_in_the_end(
 
 
 def test_open_requests_are_bounded_and_all_answered():
-    limits = ServerLimits(in_flight_max=4)
-    with serving(limits=limits) as server:
-        peak = 0
+    peak = 0
 
-        async def watched(connection, frame):
-            nonlocal peak
-            peak = max(peak, len(connection._tasks))
-            return await handle(connection, frame)
+    async def watched(connection, frame):
+        nonlocal peak
+        peak = max(peak, len(connection._tasks))
+        return await handle(connection, frame)
 
-        server.handle = watched
+    with serving(watched, limits=ServerLimits(in_flight_max=4)) as server:
         with connect(server) as client:
             ids = [
                 client.send(SLEEP, SLEEP.request.pack(ms=5), timeout_s=TIMEOUT_S) for _ in range(40)
@@ -262,29 +260,14 @@ def test_a_stop_does_not_wait_for_ever():
         asyncio.run_coroutine_threadsafe(server.stop(0.1), server.loop).result(TIMEOUT_S)
 
 
-def test_a_port_in_use_and_a_path_in_use_are_one_clear_sentence(tmp_path):
-    path = str(tmp_path / "s")
-    with serving() as server, serving(path=path):
+def test_a_port_in_use_is_one_clear_sentence():
+    with serving() as server:
 
-        async def again(unix):
-            other = Server(REGISTRY, handle)
-            if unix:
-                await other.listen_unix(path)
-            else:
-                await other.listen(server.address.host, server.address.port)
+        async def again():
+            await Server(REGISTRY, handle).listen(server.address.host, server.address.port)
 
-        for unix in (False, True):
-            with pytest.raises(ConfigError, match="is in use by another process"):
-                run(again(unix))
-
-
-def test_the_socket_file_of_a_dead_server_is_replaced(tmp_path):
-    path = str(tmp_path / "s")
-    left_behind = socket.socket(socket.AF_UNIX)
-    left_behind.bind(path)
-    left_behind.close()
-    with serving(path=path) as server, connect(server) as client:
-        assert client.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+        with pytest.raises(ConfigError, match="is in use by another process"):
+            run(again())
 
 
 def test_an_open_door_needs_a_secret_or_a_clear_word():

@@ -14,7 +14,7 @@ from tests.wire.helpers import on_loop, serving
 from transfer_engine.rpc import BlockingConnection, spinning
 from transfer_engine.rpc.echo import COLUMNS, ECHO, REGISTRY, SLEEP
 from transfer_engine.rpc.serving import ServerLimits
-from transfer_engine.rpc.spinning import SPIN_NS, Spin, Vigil
+from transfer_engine.rpc.spinning import SPIN_NS, LoopSpin, Spin
 
 
 class Clock:
@@ -77,49 +77,49 @@ def test_one_processor_never_polls(monkeypatch):
     assert not any(spin.worthwhile() for _ in range(1000))
 
 
-def test_a_vigil_ends_when_nothing_comes(clock):
+def test_a_loop_sleeps_when_nothing_comes(clock):
     loop = Loop()
-    vigil = Vigil(loop)
-    vigil.expect()
+    spin = LoopSpin(loop)
+    spin.expect()
     for _ in range(5):
         loop.turn()
         assert loop.due
     clock.now += SPIN_NS
     loop.turn()
     assert not loop.due
-    vigil.expect()  # it was in vain, so this request is not waited upon
+    spin.expect()  # it was in vain, so this request is not waited upon
     assert not loop.due
-    vigil.expect()
+    spin.expect()
     assert loop.due
 
 
-def test_a_vigil_lasts_while_requests_come(clock):
+def test_a_loop_stays_awake_while_requests_come(clock):
     loop = Loop()
-    vigil = Vigil(loop)
+    spin = LoopSpin(loop)
     for _ in range(10):
-        vigil.expect()
+        spin.expect()
         clock.now += SPIN_NS - 1
         loop.turn()
         assert len(loop.due) == 1
-    vigil.rest()
+    spin.rest()
     loop.turn()
     assert not loop.due
-    vigil.expect()  # resting was no failure
+    spin.expect()  # resting was no failure
     assert loop.due
 
 
 def test_a_request_that_others_delayed_was_waited_upon_in_vain(clock):
     loop = Loop()
-    vigil = Vigil(loop)
-    vigil.expect()
+    spin = LoopSpin(loop)
+    spin.expect()
     clock.now += SPIN_NS + 1  # the loop did not get to run meanwhile
-    vigil.expect()
+    spin.expect()
     clock.now += SPIN_NS
     loop.turn()
     assert not loop.due
     # Two failures: three requests are left alone.
     for due in (0, 0, 0, 1):
-        vigil.expect()
+        spin.expect()
         assert len(loop.due) == due
 
 
@@ -145,9 +145,9 @@ def test_a_reply_that_others_delayed_was_polled_for_in_vain(monkeypatch):
 
 def test_a_server_stays_awake_after_brief_requests_and_chosen_ones(monkeypatch):
     seen = []
-    monkeypatch.setattr(Vigil, "expect", lambda _: seen.append("expect"))
-    monkeypatch.setattr(Vigil, "rest", lambda _: seen.append("rest"))
-    limits = ServerLimits(vigil_bytes_max=512, vigil_opcodes=frozenset({COLUMNS.opcode}))
+    monkeypatch.setattr(LoopSpin, "expect", lambda _: seen.append("expect"))
+    monkeypatch.setattr(LoopSpin, "rest", lambda _: seen.append("rest"))
+    limits = ServerLimits(awake_bytes_max=512, awake_opcodes=frozenset({COLUMNS.opcode}))
     long = COLUMNS.request.pack(
         ttl_ms=1, owner=bytes(16), weight=0.0, digests=np.zeros((100, 2), np.uint64),
         sizes=np.zeros(100, np.uint64), names=[b""] * 100, segments=[], deltas=np.empty((0, 3)),
@@ -169,7 +169,7 @@ def test_a_server_stays_awake_after_brief_requests_and_chosen_ones(monkeypatch):
 def test_answers_soon_and_late_are_the_same(monkeypatch, processors):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: processors)
     with (
-        serving(limits=ServerLimits(vigil_bytes_max=512)) as server,
+        serving(limits=ServerLimits(awake_bytes_max=512)) as server,
         BlockingConnection.connect(server.address, REGISTRY) as connection,
     ):
         for round_ in range(20):

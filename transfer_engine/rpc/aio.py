@@ -31,7 +31,6 @@ from transfer_engine.rpc.failures import locate, lost, overdue, unreachable
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import (
     ERROR,
-    VERSIONS,
     Body,
     Buffer,
     Frame,
@@ -60,14 +59,13 @@ class AsyncConnection(asyncio.Protocol):
         peer: str,
         registry: Registry,
         handshake: ClientHandshake,
-        versions: VersionRange,
         in_flight_max: int,
     ) -> None:
         self.peer = peer
         self._registry = registry
         self._handshake: ClientHandshake | None = handshake
         self._session: Session | None = None
-        self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=versions)
+        self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False)
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._open: dict[int, tuple[int, asyncio.Future[Frame]]] = {}
@@ -88,23 +86,19 @@ class AsyncConnection(asyncio.Protocol):
         identity: Identity | None = None,
         secret: bytes | None = None,
         timeout_s: float = 5.0,
-        versions: VersionRange = VERSIONS,
         in_flight_max: int = 1024,
     ) -> AsyncConnection:
         """Connect and shake hands within `timeout_s`; raises as `BlockingConnection.connect`."""
         start = time.monotonic()
         where = Address.parse(address) if isinstance(address, str) else address
         me = identity or Identity(registry.service, role="client")
-        handshake = ClientHandshake(me, secret=secret, versions=versions)
-        connection = cls(str(where), registry, handshake, versions, in_flight_max)
+        handshake = ClientHandshake(me, secret=secret)
+        connection = cls(str(where), registry, handshake, in_flight_max)
         loop = connection._loop
         accepted = False
         try:
             async with asyncio.timeout(timeout_s):
-                if where.path:
-                    await loop.create_unix_connection(lambda: connection, where.path)
-                else:
-                    await loop.create_connection(lambda: connection, where.host, where.port)
+                await loop.create_connection(lambda: connection, where.host, where.port)
                 accepted = True
                 await connection._ready
         except BaseException as error:
@@ -127,11 +121,6 @@ class AsyncConnection(asyncio.Protocol):
     def closed(self) -> bool:
         """Whether this connection can no longer be used."""
         return self._failure is not None
-
-    @property
-    def in_flight(self) -> int:
-        """How many requests have no reply yet."""
-        return len(self._open)
 
     async def call(self, operation: Operation[Any, Any], body: Buffer, *, timeout_s: float) -> Body:
         """Send a request and return the body of its reply, both within `timeout_s`."""
@@ -297,7 +286,6 @@ class AsyncClient:
         connect_s: float = 5.0,
         identity: Identity | None = None,
         secret: bytes | None = None,
-        versions: VersionRange = VERSIONS,
         in_flight_max: int = 1024,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
@@ -305,7 +293,6 @@ class AsyncClient:
         self._connect_s = connect_s
         self._identity = identity
         self._secret = secret
-        self._versions = versions
         self._in_flight_max = in_flight_max
         self._connection: AsyncConnection | None = None
         self._connecting = asyncio.Lock()
@@ -337,7 +324,6 @@ class AsyncClient:
                     identity=self._identity,
                     secret=self._secret,
                     timeout_s=self._connect_s,
-                    versions=self._versions,
                     in_flight_max=self._in_flight_max,
                 )
             return self._connection

@@ -370,12 +370,9 @@ class BlockingConnection:
 
 def _open(where: Address, deadline: float) -> socket.socket:
     """Connect to the first address of `where` that accepts, all within the deadline."""
-    targets: list[tuple[int, Any]] = [(socket.AF_UNIX, where.path)]
-    if not where.path:
-        found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
-        targets = [(family, target) for family, _, _, _, target in found]
     failure = OSError("the name has no address")
-    for family, target in targets:
+    found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+    for family, _, _, _, target in found:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(max(1e-3, deadline - time.monotonic()))

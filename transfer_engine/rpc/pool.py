@@ -20,17 +20,15 @@ import os
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transfer_engine.errors import PeerLostError, TransferTimeoutError, UnavailableError
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.blocking import BlockingConnection
-from transfer_engine.wire.frame import VERSIONS, Body, Buffer, VersionRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from transfer_engine.wire.frame import Body, Buffer
     from transfer_engine.wire.handshake import Identity
     from transfer_engine.wire.registry import Operation, Registry
 
@@ -65,7 +63,6 @@ class BlockingPool:
         connect_s: float = 5.0,
         identity: Identity | None = None,
         secret: bytes | None = None,
-        versions: VersionRange = VERSIONS,
     ) -> None:
         self.address = Address.parse(address) if isinstance(address, str) else address
         self._registry = registry
@@ -73,7 +70,6 @@ class BlockingPool:
         self._connect_s = connect_s
         self._identity = identity
         self._secret = secret
-        self._versions = versions
         self._closed = False
         self._state = _State()
 
@@ -91,18 +87,6 @@ class BlockingPool:
             return connection.call(operation, body, timeout_s=left_s)
         except PeerLostError:
             self._drop_idle(self._state)  # they lead to the same peer
-            raise
-        finally:
-            self.release(connection)
-
-    @contextmanager
-    def connection(self, *, timeout_s: float) -> Iterator[BlockingConnection]:
-        """Lend a connection, for its `send` and `recv` halves; unread replies close it."""
-        connection = self.acquire(timeout_s=timeout_s)
-        try:
-            yield connection
-        except PeerLostError:
-            self._drop_idle(self._state)
             raise
         finally:
             self.release(connection)
@@ -185,7 +169,6 @@ class BlockingPool:
             identity=self._identity,
             secret=self._secret,
             timeout_s=max(1e-3, min(left_s, self._connect_s)),
-            versions=self._versions,
         )
         connection.last_used = time.monotonic()
         return connection

@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -47,12 +45,20 @@ from transfer_engine.wire.frame import (
     encode_frame,
     encode_frame_parts,
 )
-from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, REFUSED, Session, refusal
+from transfer_engine.wire.handshake import (
+    HANDSHAKE_LIMITS,
+    REFUSED,
+    Identity,
+    ServerHandshake,
+    Session,
+    refusal,
+)
 
 if TYPE_CHECKING:
-    from transfer_engine.rpc.server import Server
+    from transfer_engine.rpc.spinning import LoopSpin
+    from transfer_engine.wire.registry import Registry
 
-__all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "ServerLimits"]
+__all__ = ["WRITE_BYTES", "Connection", "Handler", "Reply", "ServerLimits", "Service"]
 
 log = logging.getLogger(__name__)
 
@@ -73,39 +79,59 @@ class ServerLimits:
     handshake_s: float = 5.0
     in_flight_max: int = 256
     write_bytes_max: int = 1 << 18
-    vigil_bytes_max: int = 0
+    awake_bytes_max: int = 0
     """Stay awake for a moment after a request of at most this length; 0 sleeps at once.
 
     For services with single operations that take less time than waking up does. After longer
     requests the peer has more to do before it asks again.
     """
-    vigil_opcodes: frozenset[int] = frozenset()
+    awake_opcodes: frozenset[int] = frozenset()
     """Operations after which it stays awake however long the request was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all connections of a server share: what is served, how, and who keeps count of them."""
+
+    registry: Registry
+    handle: Handler
+    limits: ServerLimits
+    short_limits: dict[int, int]
+    """Replies up to these lengths are gathered; longer ones leave alone, or not at all."""
+    identity: Identity
+    secret: bytes | None
+    versions: VersionRange
+    spin: LoopSpin | None
+    admit: Callable[[Connection], bool]
+    """Count a connection in; False when there are too many to serve it."""
+    forget: Callable[[Connection], None]
+    """Count a connection out."""
 
 
 class Connection(asyncio.Protocol):
     """A peer of a server, as its handler sees it.
 
     `peer` is its address, `session` what the handshake established, `context` is for the handler
-    to keep what it likes. For a Unix socket `credentials` holds (pid, uid, gid) of the peer.
+    to keep what it likes.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, service: Service) -> None:
         self.peer = "?"
-        self.credentials: tuple[int, int, int] | None = None
         self.context: Any = None
         self.admitted = False
         self._session: Session | None = None
-        self._server = server
-        self._loop = server.loop
-        self._handle: Handler = server.handle
-        self._limits = server.limits
-        self._vigil = server.vigil
-        self._reply_limits = server.registry.reply_limits
-        self._short_limits = server.short_limits
-        self._handshake = server.new_handshake()
-        self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=server.versions)
-        self._version = server.versions.newest
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._handle: Handler = service.handle
+        self._limits = service.limits
+        self._spin = service.spin
+        self._reply_limits = service.registry.reply_limits
+        versions = service.versions
+        self._handshake = ServerHandshake(
+            service.identity, secret=service.secret, versions=versions
+        )
+        self._decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False, versions=versions)
+        self._version = versions.newest
         self._callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._backlog: list[Frame] = []
@@ -135,7 +161,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over an accepted socket."""
         self._transport = cast("asyncio.Transport", transport)
-        self.admitted = self._server.admit(self)
+        self.admitted = self._service.admit(self)
         try:
             self._transport.set_write_buffer_limits(high=self._limits.write_bytes_max)
             self._identify(transport.get_extra_info("socket"), transport.get_extra_info("peername"))
@@ -167,13 +193,13 @@ class Connection(asyncio.Protocol):
             self._shake(frames)
         if self._decoder.error is not None and not self._closing:
             self._violated(self._decoder.error)
-        if self._vigil is not None:
+        if self._spin is not None:
             limits = self._limits
-            brief = len(data) <= limits.vigil_bytes_max
-            if brief or (frames and frames[-1].opcode in limits.vigil_opcodes):
-                self._vigil.expect()
+            brief = len(data) <= limits.awake_bytes_max
+            if brief or (frames and frames[-1].opcode in limits.awake_opcodes):
+                self._spin.expect()
             else:
-                self._vigil.rest()
+                self._spin.rest()
 
     def pause_writing(self) -> None:
         """Note that the peer does not take its replies."""
@@ -192,7 +218,7 @@ class Connection(asyncio.Protocol):
         self._backlog.clear()
         for task in self._tasks:
             task.cancel()
-        self._server.forget(self)
+        self._service.forget(self)
         for callback in self._callbacks:
             try:
                 callback()
@@ -205,15 +231,10 @@ class Connection(asyncio.Protocol):
     def _identify(self, sock: Any, peername: Any) -> None:
         if sock is None:
             return
-        if sock.family == socket.AF_UNIX:
-            packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            self.credentials = struct.unpack("3i", packed)
-            self.peer = f"unix pid {self.credentials[0]}"
-        else:
-            tune(sock)
-            if peername is None:
-                raise ConnectionResetError("it has no address any more")
-            self.peer = f"{peername[0]}:{peername[1]}"
+        tune(sock)
+        if peername is None:
+            raise ConnectionResetError("it has no address any more")
+        self.peer = f"{peername[0]}:{peername[1]}"
 
     def _shake(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -230,7 +251,7 @@ class Connection(asyncio.Protocol):
             session = self._session = self._handshake.session
             self._version = session.version
             self._decoder.expect(
-                self._server.registry.request_limits,
+                self._service.registry.request_limits,
                 replies=False,
                 versions=VersionRange(session.version, session.version),
             )
@@ -252,7 +273,8 @@ class Connection(asyncio.Protocol):
         if self._backlog:
             self._backlog += frames
             return
-        handle, version, short_limits = self._handle, self._version, self._short_limits
+        handle, version = self._handle, self._version
+        short_limits = self._service.short_limits
         out: list[bytes] = []
         waiting = 0
         for position, frame in enumerate(frames, 1):
@@ -344,7 +366,7 @@ class Connection(asyncio.Protocol):
     def _error(self, frame: Frame, error: Exception) -> bytes:
         """Return the error frame for what a handler raised; only what is unexpected is logged."""
         if not isinstance(error, StoreError):
-            operation = self._server.registry.by_opcode[frame.opcode].name
+            operation = self._service.registry.by_opcode[frame.opcode].name
             log.error("operation %s for %s failed", operation, self.peer, exc_info=error)
             error = StoreError(
                 f"the server failed: {type(error).__name__}: {error}",

@@ -25,7 +25,7 @@ Whoever polls gives way to other threads of its processor at every turn. Where t
 can take longer than sleeping would have, so what came late was polled for in vain. Where there is
 one processor only nobody polls: the other side could not run meanwhile.
 
-`Spin` is for blocking waits, `Vigil` for event loops. Neither is thread-safe; O(1), no I/O.
+`Spin` is for blocking waits, `LoopSpin` for event loops. Neither is thread-safe; O(1), no I/O.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "BRIEF_BYTES_MAX",
     "SPIN_NS",
     "Spin",
-    "Vigil",
+    "LoopSpin",
 ]
 
 BRIEF_BYTES_MAX = 256
@@ -82,7 +82,7 @@ class Spin:
         self._rest = (1 << self._failures) - 1
 
 
-class Vigil:
+class LoopSpin:
     """Keeps an event loop awake between requests that follow each other closely."""
 
     __slots__ = ("_awake", "_loop", "_spin", "_until")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,36 +10,28 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "create"]
 
-NAMES = ("local", "shm", "cuda", "file", "rdma", "tcp")
+# By the module of this package that has it. Imported when asked for: most need few.
+_CLASSES = {
+    "local": "LocalTransport",
+    "shm": "ShmTransport",
+    "cuda": "CudaTransport",
+    "file": "FileTransport",
+    "rdma": "RdmaTransport",
+    "tcp": "TcpTransport",
+}
+_PROVING = ("rdma", "tcp")
+"""Those whose owners may ask for the secret."""
+
+NAMES = tuple(_CLASSES)
 """The transports there are, cheapest first."""
 
 
 def create(name: str, *, secret: bytes | None = None) -> Transport:
     """Build a transport by name; `secret` proves this process to peers that ask for it."""
-    from transfer_engine.errors import ConfigError
+    if name not in _CLASSES:
+        from transfer_engine.errors import ConfigError
 
-    if name == "local":
-        from transfer_engine.transports.local import LocalTransport
-
-        return LocalTransport()
-    if name == "shm":
-        from transfer_engine.transports.shm import ShmTransport
-
-        return ShmTransport()
-    if name == "cuda":
-        from transfer_engine.transports.cuda import CudaTransport
-
-        return CudaTransport()
-    if name == "file":
-        from transfer_engine.transports.file import FileTransport
-
-        return FileTransport()
-    if name == "rdma":
-        from transfer_engine.transports.rdma import RdmaTransport
-
-        return RdmaTransport(secret=secret)
-    if name == "tcp":
-        from transfer_engine.transports.tcp import TcpTransport
-
-        return TcpTransport(secret=secret)
-    raise ConfigError(f"unknown transport {name!r}", advice=f"choose from {', '.join(NAMES)}")
+        raise ConfigError(f"unknown transport {name!r}", advice=f"choose from {', '.join(NAMES)}")
+    kind = getattr(importlib.import_module(f"{__name__}.{name}"), _CLASSES[name])
+    made: Transport = kind(secret=secret) if name in _PROVING else kind()
+    return made

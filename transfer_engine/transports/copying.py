@@ -15,7 +15,7 @@ import numpy as np
 
 from transfer_engine import _kernels, _kernels_xxh3
 from transfer_engine.base import CANCELLED, Operation
-from transfer_engine.checksum import copy_with_checksum, streams
+from transfer_engine.checksum import checksum_ranges, streams
 from transfer_engine.errors import TransferTimeoutError
 
 if TYPE_CHECKING:
@@ -32,17 +32,15 @@ _STREAM_BYTES_MIN = 256 << 10
 _STREAM_BLOCK_BYTES_MIN = 64 << 10
 
 
-def move_batch(
-    mapping: Mapping, operation: Operation, batch: Batch, deadline: float, peer: str
-) -> None:
+def move_batch(mapping: Mapping, batch: Batch, peer: str) -> None:
     """Copy a checked batch between `mapping` and local memory.
 
     Raises TransferTimeoutError between pieces; the pieces before it stay copied.
     """
     if batch.checksums is not None:
-        _move_with_checksums(mapping, operation, batch, deadline, peer)
+        _move_with_checksums(mapping, batch, peer)
         return
-    into_segment = 1 if operation is Operation.WRITE else 0
+    into_segment = 1 if batch.writing else 0
     long = max(_STREAM_BYTES_MIN, _STREAM_BLOCK_BYTES_MIN * batch.lengths.size)
     streaming = 1 if batch.total_bytes >= long else 0
     begin = 0
@@ -60,21 +58,19 @@ def move_batch(
             streaming,
             batch.cancel,
         ):
-            batch.statuses[batch.statuses == 0] = CANCELLED
+            batch.fail(CANCELLED)
             return
         if end >= batch.total_bytes:
             return
-        _check_deadline(deadline, end, batch, operation, peer)
+        _check_deadline(batch, end, peer)
         begin = end
 
 
-def _check_deadline(
-    deadline: float, done: int, batch: Batch, operation: Operation, peer: str
-) -> None:
-    if time.monotonic() >= deadline:
+def _check_deadline(batch: Batch, done: int, peer: str) -> None:
+    if time.monotonic() >= batch.deadline:
         raise TransferTimeoutError(
             f"{done} of {batch.total_bytes} bytes were copied when the deadline passed",
-            operation=operation.name.lower(),
+            operation=batch.operation.verb,
             peer=peer,
         )
 
@@ -93,44 +89,39 @@ def copy_single(
 
 def hash_local(batch: Batch) -> None:
     """Fill the checksums a batch asks for from its local memory, after it was moved otherwise."""
-    from transfer_engine.checksum import checksum_ranges
-
     if batch.checksums is not None:
         good = np.flatnonzero(batch.statuses == 0)
         batch.checksums[good] = checksum_ranges(batch.addresses[good], batch.lengths[good])
 
 
-def _move_with_checksums(
-    mapping: Mapping, operation: Operation, batch: Batch, deadline: float, peer: str
-) -> None:
+def _move_with_checksums(mapping: Mapping, batch: Batch, peer: str) -> None:
     """Copy and hash in one pass over the source, so that memory is read once.
 
     Pieces consist of whole requests: a sum is of one of them.
     """
-    assert batch.checksums is not None
     if not batch.bad and batch.total_bytes <= _PIECE_BYTES:
-        # The usual case, without the checks of a public function: the batch was checked.
-        inside, outside = mapping.address + batch.offsets, batch.addresses
-        if operation is Operation.WRITE:
-            inside, outside = outside, inside
-        streaming = streams(batch.total_bytes)
-        _kernels_xxh3.copy_xxh3_64(inside, outside, batch.lengths, batch.checksums, streaming)
+        _copy_hashed(mapping, batch)
         return
     good = np.flatnonzero(batch.statuses == 0)
     begin, done = 0, 0
     for end in _piece_ends(batch.lengths[good]):
         if begin:
-            _check_deadline(deadline, done, batch, operation, peer)
+            _check_deadline(batch, done, peer)
         if batch.cancelled:
             batch.statuses[good[begin:]] = CANCELLED
             return
-        part = good[begin:end]
-        inside, outside = mapping.address + batch.offsets[part], batch.addresses[part]
-        if operation is Operation.WRITE:
-            inside, outside = outside, inside
-        lengths = batch.lengths[part]
-        batch.checksums[part] = copy_with_checksum(inside, outside, lengths, threads=1)
-        begin, done = end, done + int(lengths.sum())
+        with batch.part(good[begin:end]) as part:
+            _copy_hashed(mapping, part)
+        begin, done = end, done + part.total_bytes
+
+
+def _copy_hashed(mapping: Mapping, batch: Batch) -> None:
+    """Copy a batch without bad requests; the bytes are hashed on their way through registers."""
+    inside, outside = mapping.address + batch.offsets, batch.addresses
+    if batch.writing:
+        inside, outside = outside, inside
+    streaming = streams(batch.total_bytes)
+    _kernels_xxh3.copy_xxh3_64(inside, outside, batch.lengths, batch.checksums, streaming)
 
 
 def _piece_ends(lengths: Columns) -> list[int]:

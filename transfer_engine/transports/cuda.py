@@ -13,18 +13,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine.base import (
-    CANCELLED,
-    REFUSED,
-    UNKNOWN_SEGMENT,
-    Operation,
-    RemoteSegment,
-)
-from transfer_engine.device_segment import find_device_segment
-from transfer_engine.devices import DeviceMemory, borrow
+from transfer_engine.accelerators import borrow
+from transfer_engine.device_segment import DeviceSegment
+from transfer_engine.devices import DeviceMemory
 from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.transports.copying import hash_local
-from transfer_engine.transports.lending import LendingTransport, LentSegment
+from transfer_engine.transports.lending import LendingTransport
 
 if TYPE_CHECKING:
     from transfer_engine.base import Batch, SegmentDescriptor
@@ -41,17 +35,9 @@ class CudaTransport(LendingTransport[DeviceMemory]):
     cost: ClassVar[int] = 12
     takes_device_memory: ClassVar[bool] = True
 
-    def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
-        """Device segments of this process, and those lent on this boot of this host."""
-        if find_device_segment(descriptor.uuid) is not None:
-            return None
-        return super().can_reach(descriptor)
-
-    def open(self, descriptor: SegmentDescriptor, deadline: float) -> RemoteSegment:
-        """Find the memory in this process, or map it."""
-        if find_device_segment(descriptor.uuid) is not None:
-            return RemoteSegment(descriptor)
-        return super().open(descriptor, deadline)
+    def _own(self, uuid: bytes) -> DeviceMemory | None:
+        segment = DeviceSegment.find(uuid)
+        return None if segment is None else segment.held_staged()
 
     def _accept(self, fd: int, descriptor: SegmentDescriptor, *, writable: bool) -> DeviceMemory:
         memory = borrow(os.pread(fd, _TOKEN_BYTES_MAX, 0))
@@ -61,29 +47,6 @@ class CudaTransport(LendingTransport[DeviceMemory]):
             )
         return memory
 
-    def move(
-        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
-    ) -> None:
-        """Copy the batch. Raises PeerLostError when the owner is gone."""
-        if isinstance(target, LentSegment):
-            memory: DeviceMemory | None = self._resource(target, operation, deadline)
-            writable = target.writable
-        else:
-            segment = find_device_segment(target.descriptor.uuid)
-            memory = None if segment is None else segment.held_staged()
-            writable = True
-        if memory is None:
-            batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
-            return
-        if operation is Operation.WRITE and not writable:
-            batch.statuses[batch.statuses == 0] = REFUSED
-            return
-        memory.move(operation, batch, deadline, str(target.descriptor))
-        if batch.cancelled:
-            batch.statuses[batch.statuses == 0] = CANCELLED
+    def _carry(self, lent: DeviceMemory, batch: Batch, peer: str) -> None:
+        lent.move(batch, peer)
         hash_local(batch)
-
-    def release(self, target: RemoteSegment) -> None:
-        """Give borrowed memory back after its last user."""
-        if isinstance(target, LentSegment):
-            super().release(target)

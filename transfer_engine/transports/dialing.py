@@ -11,7 +11,7 @@ import os
 import socket
 import time
 
-from transfer_engine.base import remaining_s
+from transfer_engine.base import remaining_s, restarted
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
 from transfer_engine.transports.stream import Link, handshake_decoder, identity
 from transfer_engine.wire.handshake import ClientHandshake
@@ -54,7 +54,7 @@ def dial(
     link = Link(sock, f"{name} (from {here[0]}:{here[1]})")
     try:
         link.deadline = time.monotonic() + timeout_s
-        return link, _greet(link, name, instance, secret, features)
+        return link, _greet(link, instance, secret, features)
     except RemoteProtocolError as error:
         link.close()
         error.peer = error.peer or link.peer  # who decodes what came does not know whose it is
@@ -66,7 +66,6 @@ def dial(
 
 def _greet(
     link: Link,
-    name: str,
     instance: bytes | None,
     secret: bytes | None,
     features: tuple[str, ...],
@@ -80,11 +79,5 @@ def _greet(
             link.send(reply)
     found = handshake.session.peer.instance
     if instance is not None and found != instance.hex():
-        raise PeerLostError(
-            f"the owner restarted: the descriptor names instance {instance.hex()[:8]}, "
-            f"the process at {name} is {found[:8]}",
-            peer=link.peer,
-            operation="connect",
-            advice="get the new descriptor of the segment and open that",
-        )
+        raise restarted(instance, found, operation="connect", peer=link.peer)
     return handshake.session.features

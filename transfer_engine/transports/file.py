@@ -16,12 +16,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Operation, RemoteSegment
 from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import InvalidArgumentError
-from transfer_engine.file_segment import find_file_segment
+from transfer_engine.file_segment import FileSegment
 from transfer_engine.transports.copying import hash_local
-from transfer_engine.transports.lending import LendingTransport, LentSegment
+from transfer_engine.transports.lending import LendingTransport
 
 if TYPE_CHECKING:
     from transfer_engine.base import Batch, SegmentDescriptor
@@ -35,17 +34,9 @@ class FileTransport(LendingTransport[BlockFile]):
     name: ClassVar[str] = "file"
     cost: ClassVar[int] = 15
 
-    def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
-        """File segments of this process, and those lent on this boot of this host."""
-        if find_file_segment(descriptor.uuid) is not None:
-            return None
-        return super().can_reach(descriptor)
-
-    def open(self, descriptor: SegmentDescriptor, deadline: float) -> RemoteSegment:
-        """Find the file in this process, or borrow it."""
-        if find_file_segment(descriptor.uuid) is not None:
-            return RemoteSegment(descriptor)
-        return super().open(descriptor, deadline)
+    def _own(self, uuid: bytes) -> BlockFile | None:
+        segment = FileSegment.find(uuid)
+        return None if segment is None else segment.held_staged()
 
     def _accept(self, fd: int, descriptor: SegmentDescriptor, *, writable: bool) -> BlockFile:
         file = BlockFile.adopt(os.dup(fd), f"the file of {descriptor}")
@@ -55,25 +46,6 @@ class FileTransport(LendingTransport[BlockFile]):
             )
         return file
 
-    def move(
-        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
-    ) -> None:
-        """Read or write the batch. Raises PeerLostError when the owner is gone."""
-        if isinstance(target, LentSegment):
-            file: BlockFile | None = self._resource(target, operation, deadline)
-        else:
-            segment = find_file_segment(target.descriptor.uuid)
-            file = None if segment is None else segment.held_staged()
-        if file is None:
-            batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
-            return
-        if operation is Operation.WRITE and not file.writable:
-            batch.statuses[batch.statuses == 0] = REFUSED
-            return
-        file.move(operation, batch, deadline, str(target.descriptor))
+    def _carry(self, lent: BlockFile, batch: Batch, peer: str) -> None:
+        lent.move(batch, peer)
         hash_local(batch)
-
-    def release(self, target: RemoteSegment) -> None:
-        """Give a borrowed file back after its last user."""
-        if isinstance(target, LentSegment):
-            super().release(target)

@@ -19,14 +19,17 @@ import os
 import select
 import socket
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from transfer_engine.base import (
+    REFUSED,
+    UNKNOWN_SEGMENT,
     RemoteSegment,
     Transport,
     error_of,
     held,
     remaining_s,
+    restarted,
 )
 from transfer_engine.errors import (
     InvalidArgumentError,
@@ -42,21 +45,29 @@ from transfer_engine.transports.handover import (
     GRANTED,
     MAP,
     MESSAGE_BYTES,
-    REFUSED,
     WITHDRAWN,
     Message,
     check_uid,
     peer_credentials,
     socket_address,
 )
+from transfer_engine.transports.handover import REFUSED as NOT_GRANTED
 
 if TYPE_CHECKING:
-    from transfer_engine.base import Operation, SegmentDescriptor
+    from transfer_engine.base import Batch, Operation, SegmentDescriptor
 
 __all__ = ["LendingTransport", "LentSegment"]
 
-Resource = TypeVar("Resource")
-"""What a lent segment is in this process: memory it maps, or a file it opened."""
+
+class Lent(Protocol):
+    """What a segment is in this process: memory it maps, a file it opened, or device memory."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether it may be written to."""
+
+
+Resource = TypeVar("Resource", bound=Lent)
 
 
 class _Peer(Generic[Resource]):
@@ -120,15 +131,10 @@ class _Peer(Generic[Resource]):
                 raise self.error("open")
             message = Message.unpack(data, self.name)
             if message.instance != self.instance:
-                raise PeerLostError(
-                    f"the owner restarted: the descriptor names instance "
-                    f"{self.instance.hex()[:8]}, the process at this address is "
-                    f"{message.instance.hex()[:8]}",
-                    peer=self.name,
-                    operation="open",
-                    advice="get the new descriptor of the segment and open that",
+                raise restarted(
+                    self.instance, message.instance.hex(), operation="open", peer=self.name
                 )
-            if message.kind == REFUSED:
+            if message.kind == NOT_GRANTED:
                 here = f"from process {os.getpid()} of user {os.geteuid()}"
                 raise error_of(message.code, operation="open", peer=f"{self.name}, {here}")
             if message.kind == WITHDRAWN:
@@ -202,25 +208,22 @@ class _Peer(Generic[Resource]):
 class LentSegment(RemoteSegment, Generic[Resource]):
     """A segment another process lent; `resource` is None once it was withdrawn."""
 
-    __slots__ = ("peer", "resource", "users", "writable")
+    __slots__ = ("peer", "resource", "users")
 
     def __init__(
-        self,
-        descriptor: SegmentDescriptor,
-        peer: _Peer[Resource],
-        resource: Resource,
-        *,
-        writable: bool,
+        self, descriptor: SegmentDescriptor, peer: _Peer[Resource], resource: Resource
     ) -> None:
         super().__init__(descriptor)
         self.peer = peer
         self.resource: Resource | None = resource
-        self.writable = writable
         self.users = 0
 
 
 class LendingTransport(Transport, Generic[Resource]):
-    """Asks owners for descriptors of their segments; derived classes say what to do with one."""
+    """Asks owners for descriptors of their segments; derived classes say what to do with one.
+
+    What `_own` finds in this process needs no asking.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -235,8 +238,18 @@ class LendingTransport(Transport, Generic[Resource]):
         Raises InvalidArgumentError when the file holds less than the segment.
         """
 
+    @abc.abstractmethod
+    def _carry(self, lent: Resource, batch: Batch, peer: str) -> None:
+        """Move a batch that may be moved; with its checksums, if it asks for some."""
+
+    def _own(self, uuid: bytes) -> Resource | None:
+        """Return what a segment of this very process is, where that is of use."""
+        return None
+
     def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
-        """Only segments that are lent, on this boot of this host."""
+        """Only segments of this process, or lent on this boot of this host."""
+        if self._own(descriptor.uuid) is not None:
+            return None
         if self.name not in descriptor.transports:
             return "the owner does not share this segment"
         if descriptor.host != host_identity():
@@ -244,8 +257,23 @@ class LendingTransport(Transport, Generic[Resource]):
         return None
 
     def open(self, descriptor: SegmentDescriptor, deadline: float) -> RemoteSegment:
-        """Borrow the segment, once however often it is opened."""
+        """Find the segment here, or borrow it, once however often it is opened."""
+        if self._own(descriptor.uuid) is not None:
+            return RemoteSegment(descriptor)
         return self._borrow(descriptor, deadline)
+
+    def move(self, target: RemoteSegment, batch: Batch) -> None:
+        """Move the batch. Raises PeerLostError when the owner is gone."""
+        if isinstance(target, LentSegment):
+            lent: Resource | None = self._resource(target, batch.operation, batch.deadline)
+        else:
+            lent = self._own(target.descriptor.uuid)
+        if lent is None:
+            batch.fail(UNKNOWN_SEGMENT)
+        elif batch.writing and not lent.writable:
+            batch.fail(REFUSED)
+        else:
+            self._carry(lent, batch, target.name)
 
     def _borrow(self, descriptor: SegmentDescriptor, deadline: float) -> LentSegment[Resource]:
         while True:
@@ -271,7 +299,7 @@ class LendingTransport(Transport, Generic[Resource]):
             ) from error
         finally:
             os.close(fd)
-        segment = LentSegment(descriptor, peer, resource, writable=message.writable)
+        segment = LentSegment(descriptor, peer, resource)
         peer.segments[descriptor.uuid] = segment
         return segment
 
@@ -314,7 +342,7 @@ class LendingTransport(Transport, Generic[Resource]):
         target.peer.check()
         if target.peer.lost:
             if target.peer.lost != _FORKED:
-                raise target.peer.error("map" if operation is None else operation.name.lower())
+                raise target.peer.error("map" if operation is None else operation.verb)
             self._reopen(target, deadline)
         return target.resource
 
@@ -326,13 +354,13 @@ class LendingTransport(Transport, Generic[Resource]):
             target.resource = None
             return
         target.peer, target.resource = fresh.peer, fresh.resource
-        target.writable = fresh.writable
         fresh.users += target.users - 1
         fresh.peer.segments[target.descriptor.uuid] = target
 
     def release(self, target: RemoteSegment) -> None:
         """Give back after the last user; transfers and views under way keep what they use."""
-        assert isinstance(target, LentSegment)
+        if not isinstance(target, LentSegment):
+            return
         peer = target.peer
         with peer.lock:
             target.users -= 1

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Operation, RemoteSegment, Transport
+from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, RemoteSegment, Transport
 from transfer_engine.errors import NotFoundError
-from transfer_engine.segment import Segment, find_segment
+from transfer_engine.segment import Segment
 from transfer_engine.transports.copying import move_batch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class LocalTransport(Transport):
 
     def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
         """Only segments that are open in this process."""
-        if find_segment(descriptor.uuid) is None:
+        if Segment.find(descriptor.uuid) is None:
             return "no open segment of this process has this uuid"
         return None
 
@@ -38,29 +38,24 @@ class LocalTransport(Transport):
         return RemoteSegment(descriptor)
 
     def _find(self, descriptor: SegmentDescriptor) -> Segment:
-        segment = find_segment(descriptor.uuid)
+        segment = Segment.find(descriptor.uuid)
         if segment is None:
             raise NotFoundError(f"{descriptor} is not open in this process")
         return segment
 
-    def move(
-        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
-    ) -> None:
+    def move(self, target: RemoteSegment, batch: Batch) -> None:
         """Copy the batch; all requests fail with a status once the segment is closed."""
-        segment = find_segment(target.descriptor.uuid)
-        # Held here, so that a concurrent close does not unmap it under the copy.
-        mapping = None if segment is None else segment.held()
+        mapping = self.memory(target)  # held, so that a close meanwhile does not unmap it
         if mapping is None:
-            batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
-            return
-        if operation is Operation.WRITE and not mapping.writable:
-            batch.statuses[batch.statuses == 0] = REFUSED
-            return
-        move_batch(mapping, operation, batch, deadline, str(target.descriptor))
+            batch.fail(UNKNOWN_SEGMENT)
+        elif batch.writing and not mapping.writable:
+            batch.fail(REFUSED)
+        else:
+            move_batch(mapping, batch, target.name)
 
     def memory(self, target: RemoteSegment) -> Mapping | None:
         """Return the memory itself."""
-        segment = find_segment(target.descriptor.uuid)
+        segment = Segment.find(target.descriptor.uuid)
         return None if segment is None else segment.held()
 
     def view(self, target: RemoteSegment, offset: int, length: int) -> memoryview:

@@ -33,7 +33,6 @@ from transfer_engine.base import (
     CANCELLED,
     REFUSED,
     UNKNOWN_SEGMENT,
-    Operation,
     RemoteSegment,
     Transport,
 )
@@ -127,11 +126,6 @@ class RdmaTransport(Transport):
     @property
     def _nics(self) -> tuple[Nic, ...]:
         return _verbs.find_nics()
-
-    @property
-    def evictions(self) -> int:
-        """How often an endpoint was closed to make room for another."""
-        return self._pool.evictions
 
     def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
         """Segments that their owner serves over RDMA, where this host has a card."""
@@ -229,39 +223,34 @@ class RdmaTransport(Transport):
                 raise
             return endpoint, used
 
-    def move(
-        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
-    ) -> None:
+    def move(self, target: RemoteSegment, batch: Batch) -> None:
         """Move registered memory directly, the rest through an arena."""
         assert isinstance(target, RdmaSegment)
         if batch.total_bytes:
             try:
-                self._move(target, operation, batch, deadline)
+                self._move(target, batch)
             except Cancelled:
-                batch.statuses[batch.statuses == 0] = CANCELLED
+                batch.fail(CANCELLED)
             except NotFoundError:
-                batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
+                batch.fail(UNKNOWN_SEGMENT)
             except _NotWritable:
-                batch.statuses[batch.statuses == 0] = REFUSED
+                batch.fail(REFUSED)
             except StoreError as error:
                 if error.operation is None:
-                    error.operation = operation.name.lower()
+                    error.operation = batch.operation.verb
                 raise
         hash_local(batch)
 
-    def _move(
-        self, target: RdmaSegment, operation: Operation, batch: Batch, deadline: float
-    ) -> None:
+    def _move(self, target: RdmaSegment, batch: Batch) -> None:
         table = self._memory.table(self._nics)
         where = np.empty(batch.statuses.size, dtype=np.int64)
         inside, outside = _kernels_rdma.locate(
             batch.addresses, batch.lengths, batch.statuses, table.starts, table.ends, table.reach,
             where,
         )  # fmt: skip
-        opcode = _kernels_rdma.WRITE if operation is Operation.WRITE else _kernels_rdma.READ
         job = Job(
-            batch, target.descriptor, opcode, batch.offsets, batch.lengths, batch.addresses,
-            where, table.keys, deadline,
+            batch, target.descriptor, batch.offsets, batch.lengths, batch.addresses, where,
+            table.keys,
         )  # fmt: skip
         if inside:
             self._spread(target, job, 0, inside)
@@ -273,6 +262,7 @@ class RdmaTransport(Transport):
         self, target: RdmaSegment, job: Job, strays: NDArray[np.int64], total: int
     ) -> None:
         """Move requests whose memory no card knows, one arena full at a time."""
+        batch = job.batch
         arena = self._memory.take_arena(self._nics)
         lengths = np.ascontiguousarray(job.lengths[strays])
         memory = np.ascontiguousarray(job.addresses[strays])
@@ -291,10 +281,10 @@ class RdmaTransport(Transport):
             origin = arena.address - begin
             staged.addresses = origin + positions
             window = (origin, positions, lengths, memory, good, begin, end)
-            if job.writing and _kernels.copy_batch(*window, 1, 0, job.batch.cancel):
+            if batch.writing and _kernels.copy_batch(*window, 1, 0, batch.cancel):
                 raise Cancelled
             self._spread(target, staged, begin, end)
-            if not job.writing and _kernels.copy_batch(*window, 0, 0, job.batch.cancel):
+            if not batch.writing and _kernels.copy_batch(*window, 0, 0, batch.cancel):
                 raise Cancelled
         self._memory.give_arena(arena)
 
@@ -317,7 +307,8 @@ class RdmaTransport(Transport):
         self, target: RdmaSegment, job: Job, begin: int, end: int, *, fresh: bool
     ) -> list[tuple[Transfer, StoreError]]:
         """Move one window once and return the parts that failed."""
-        found = self._endpoints(target, end - begin, job.deadline, fresh=fresh)
+        batch = job.batch
+        found = self._endpoints(target, end - begin, batch.deadline, fresh=fresh)
         transfers: list[Transfer] = []
         failed: list[tuple[Transfer, StoreError]] = []
         ended = False
@@ -325,8 +316,8 @@ class RdmaTransport(Transport):
             for at, (endpoint, _) in enumerate(found):
                 first = begin + (end - begin) * at // len(found)
                 last = begin + (end - begin) * (at + 1) // len(found)
-                grant = endpoint.grant(job.segment, job.deadline)
-                if job.writing and not grant.writable:
+                grant = endpoint.grant(job.segment, batch.deadline)
+                if batch.writing and not grant.writable:
                     ended = True
                     raise _NotWritable
                 transfers.append(Transfer(endpoint, job, grant, first, last))

@@ -29,7 +29,7 @@ import numpy as np
 
 from transfer_engine import _kernels_rdma
 from transfer_engine._verbs import REMOTE_ACCESS, STATUS_NAMES, SUCCESS
-from transfer_engine.base import remaining_s
+from transfer_engine.base import remaining_s, restarted
 from transfer_engine.errors import (
     PeerLostError,
     RemoteProtocolError,
@@ -86,18 +86,16 @@ class Job:
 
     batch: Batch
     segment: SegmentDescriptor
-    opcode: int
     offsets: Columns
     lengths: Columns
     addresses: Columns
     where: Columns
     keys: Columns
-    deadline: float
 
     @property
-    def writing(self) -> bool:
-        """Whether bytes go to the segment."""
-        return self.opcode == _kernels_rdma.WRITE
+    def opcode(self) -> int:
+        """What the card is told to do."""
+        return _kernels_rdma.WRITE if self.batch.writing else _kernels_rdma.READ
 
 
 class _Wake:
@@ -170,11 +168,7 @@ class Endpoint:
         answer: Offer = self._ask(CONNECT, own, deadline)
         check_answer(own, answer, self.link.peer)
         if answer.instance != owner:
-            raise PeerLostError(
-                f"instance {answer.instance.hex()[:8]} answered for {owner.hex()[:8]}",
-                peer=self.link.peer,
-                operation="connect",
-            )
+            raise restarted(owner, answer.instance.hex(), operation="connect", peer=self.link.peer)
         self.pair.connect(own.psn, answer.side, mtu=answer.mtu, reads=answer.reads)
         self._peer_nic = answer.nic
         self._try_out(deadline)
@@ -354,7 +348,7 @@ def _sleep(job: Job, running: list[Transfer]) -> None:
     try:
         if job.batch.cancelled:
             raise Cancelled
-        wait_for_news(endpoints, job.deadline)
+        wait_for_news(endpoints, job.batch.deadline)
     finally:
         job.batch.interrupt = None
 

@@ -55,7 +55,6 @@ class Pool(Generic[KeyT, ItemT]):
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.evictions = 0
         self._changed = threading.Condition()
         self._ring: _Node[KeyT, ItemT] = _Node(None, None)
         self._hand = self._ring
@@ -132,7 +131,6 @@ class Pool(Generic[KeyT, ItemT]):
                 continue
             self._forget_idle(node)
             self._remove(node)
-            self.evictions += 1
             return True
         return False
 
@@ -182,9 +180,4 @@ class Pool(Generic[KeyT, ItemT]):
 
     def items(self) -> list[ItemT]:
         """Return everything in the pool, oldest first."""
-        found, node = [], self._ring.newer
-        while node is not self._ring:
-            assert node.item is not None
-            found.append(node.item)
-            node = node.newer
-        return found
+        return list(self._nodes)

@@ -22,17 +22,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from transfer_engine import _verbs
 from transfer_engine._verbs import READABLE, WRITABLE
-from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Access, error_of
-from transfer_engine.base import Operation as Kind
+from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Operation, error_of
 from transfer_engine.errors import (
     RemoteProtocolError,
     StoreError,
     TransferError,
 )
+from transfer_engine.transports.owner import may_open
 from transfer_engine.transports.rdma_wire import (
     CONNECT,
     OPEN,
@@ -49,7 +48,7 @@ from transfer_engine.wire.frame import ERROR, REPLY, VERSIONS, FrameDecoder, enc
 if TYPE_CHECKING:
     from transfer_engine._verbs import MemoryRegion, Nic, QueuePair
     from transfer_engine.memory import Mapping
-    from transfer_engine.transports.server import Owner, Served
+    from transfer_engine.transports.owner import Owner, Served
     from transfer_engine.transports.stream import Link
     from transfer_engine.wire.frame import Frame
 
@@ -178,15 +177,11 @@ class RdmaServer:
                 raise error_of(UNKNOWN_SEGMENT, operation="open", peer=peer)
             segment = served.segment
             writable = ask.writable and segment.writable
-            writable = writable and self._permits(peer, Kind.WRITE, segment)
-            if not writable and not self._permits(peer, Kind.READ, segment):
+            writable = writable and may_open(self._owner, peer, Operation.WRITE, segment)
+            if not writable and not may_open(self._owner, peer, Operation.READ, segment):
                 raise error_of(REFUSED, operation="open", peer=peer)
             region = self._register(served, nic, writable=writable)
         return Grant(ask.uuid, region.base, segment.size, region.rkey, writable)
-
-    def _permits(self, peer: str, kind: Kind, segment: Served) -> bool:
-        none = np.empty(0, dtype=np.int64)
-        return self._owner.permits(Access(peer, kind, segment.uuid, none, none, 0)) is True
 
     def close(self) -> None:
         """Deregister everything. Idempotent."""

@@ -11,13 +11,11 @@ serving, the child's copies of its sockets are closed.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import secrets
-import socket
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,8 +23,8 @@ from transfer_engine import _verbs
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundError
 from transfer_engine.memory import host_identity, load_kernels
-from transfer_engine.notify import Desk
-from transfer_engine.rpc.address import Address
+from transfer_engine.notify import PeerService
+from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.transports import forking
 from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
@@ -39,58 +37,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from transfer_engine.base import Access, AccessHook, Staged
-    from transfer_engine.memory import Mapping
+    from transfer_engine.base import Access, AccessHook
     from transfer_engine.notify import Notification
+    from transfer_engine.transports.owner import Served
 
-__all__ = ["Owner", "Served", "TransferServer"]
+__all__ = ["TransferServer"]
 
 _log = logging.getLogger(__name__)
-
-
-class Served(Protocol):
-    """What a server needs to know of a segment: `Segment`, `FileSegment`, `DeviceSegment`."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102 - see Segment
-
-    @property
-    def uuid(self) -> bytes: ...  # noqa: D102
-
-    @property
-    def size(self) -> int: ...  # noqa: D102
-
-    @property
-    def writable(self) -> bool: ...  # noqa: D102
-
-    @property
-    def lent_as(self) -> str:
-        """The transport by which other processes of this host reach it, or an empty string."""
-
-    def share(self, *, writable: bool) -> int:
-        """Return a new descriptor of it for another process."""
-
-    def held(self) -> Mapping | None:
-        """Return its memory, or None when it is closed or has none."""
-
-    def held_staged(self) -> Staged | None:
-        """Return what is read and written for it, or None when it is closed or memory."""
-
-
-class Owner(Protocol):
-    """What the listeners need to know of the process they serve."""
-
-    instance: bytes
-    secret: bytes | None
-    desk: Desk
-    rdma: RdmaServer | None
-    tables: Tables
-
-    def find(self, uuid: bytes) -> Served | None:
-        """Return a published segment."""
-
-    def permits(self, access: Access) -> bool | NDArray[np.bool_]:
-        """Say whether, or which requests of, an access may proceed."""
 
 
 class TransferServer:
@@ -124,33 +77,31 @@ class TransferServer:
         self._authorize = authorize
         self._segments: dict[bytes, Served] = {}
         self._described: dict[bytes, SegmentDescriptor] = {}
-        self.desk = Desk(self, os.getpid(), host_identity())
+        self.peer_service = PeerService(self, os.getpid(), host_identity())
         self._lock = threading.Lock()
         self.tables = Tables()
         self._tcp: TcpServer | None = None
-        self._rails: list[tuple[str, TcpServer]] = []
+        self._rails: list[TcpServer] = []
         self._shm: ShmServer | None = None
         self._tcp_host = ""
         self.rdma = RdmaServer(self) if rdma and tcp is not None and _verbs.find_nics() else None
 
-        def listen(address: str) -> tuple[str, TcpServer]:
-            host, port = parse_address(address)
-            if secret is None and not insecure:
-                _check_loopback(host)
-            server = TcpServer(
-                self, (host, port), connections_max=connections_max, patience_s=patience_s
+        def listen(address: Address) -> TcpServer:
+            check_private(address.host, secret=secret, insecure=insecure)
+            return TcpServer(
+                self, address, self.rdma, connections_max=connections_max, patience_s=patience_s
             )
-            return host, server
 
         if rails and tcp is None:
             raise ConfigError("rails without tcp", advice="name the first of them as tcp")
         try:
             if tcp is not None:
-                self._tcp_host = _advertised(parse_address(tcp)[0], advertise_host)
-                _, self._tcp = listen(tcp)
-            for rail in rails:
-                _advertised(parse_address(rail)[0], None)
-                self._rails.append(listen(rail))
+                address = Address.parse(tcp)
+                self._tcp_host = _advertised(address.host, advertise_host)
+                self._tcp = listen(address)
+            for address in map(Address.parse, rails):
+                _advertised(address.host, None)
+                self._rails.append(listen(address))
             if unix is not None:
                 if unix == "auto":
                     unix = f"@mooncake-{os.getpid()}-{secrets.token_hex(8)}"
@@ -192,7 +143,7 @@ class TransferServer:
             unix_address=lender.address if lender else "",
             tcp_host=self._tcp_host if tcp else "",
             tcp_port=tcp.port if tcp else 0,
-            rails=tuple(str(Address(host, rail.port)) for host, rail in self._rails if tcp),
+            rails=tuple(str(Address(rail.host, rail.port)) for rail in self._rails),
         )
         with self._lock:
             self._described[segment.uuid] = descriptor
@@ -231,7 +182,7 @@ class TransferServer:
 
         At most 1024 wait; then senders are refused until some are taken.
         """
-        return self.desk.inbox.take(timeout_s)
+        return self.peer_service.inbox.take(timeout_s)
 
     @property
     def sound(self) -> bool:
@@ -243,7 +194,7 @@ class TransferServer:
 
     def _listeners(self) -> list[TcpServer]:
         first = [] if self._tcp is None else [self._tcp]
-        return [*first, *(rail for _, rail in self._rails)]
+        return [*first, *self._rails]
 
     def find(self, uuid: bytes) -> Served | None:
         """Return a published segment."""
@@ -295,29 +246,6 @@ class TransferServer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Split "host:port" or "[v6]:port". Raises ConfigError."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(
-            f"{text!r} is not host:port", advice="for example 127.0.0.1:0 for any free port"
-        )
-    return host, int(port)
-
-
-def _check_loopback(host: str) -> None:
-    try:
-        found = {item[4][0] for item in socket.getaddrinfo(host, None)}
-    except OSError as error:
-        raise ConfigError(f"cannot resolve {host!r}: {error}") from error
-    if not all(ipaddress.ip_address(str(address)).is_loopback for address in found):
-        raise ConfigError(
-            f"serving memory on {host} without a secret would give it to the whole network",
-            advice="set a secret, bind 127.0.0.1, or pass insecure=True",
-        )
 
 
 def _advertised(host: str, chosen: str | None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Operation, RemoteSegment, error_of
+from transfer_engine.base import UNKNOWN_SEGMENT, RemoteSegment, error_of
 from transfer_engine.memory import Mapping, map_file
 from transfer_engine.transports.copying import move_batch
 from transfer_engine.transports.lending import LendingTransport, LentSegment
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transfer_engine.base import Batch, SegmentDescriptor
 
 __all__ = ["ShmTransport"]
+
+_MAP_S = 5.0
 
 
 class ShmTransport(LendingTransport[Mapping]):
@@ -32,18 +34,8 @@ class ShmTransport(LendingTransport[Mapping]):
     def _accept(self, fd: int, descriptor: SegmentDescriptor, *, writable: bool) -> Mapping:
         return map_file(fd, descriptor.size, writable=writable)
 
-    def move(
-        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
-    ) -> None:
-        """Copy the batch. Raises PeerLostError when the owner is gone."""
-        assert isinstance(target, LentSegment)
-        mapping = self._resource(target, operation, deadline)
-        if mapping is None:
-            batch.statuses[batch.statuses == 0] = UNKNOWN_SEGMENT
-        elif operation is Operation.WRITE and not target.writable:
-            batch.statuses[batch.statuses == 0] = REFUSED
-        else:
-            move_batch(mapping, operation, batch, deadline, target.peer.name)
+    def _carry(self, lent: Mapping, batch: Batch, peer: str) -> None:
+        move_batch(lent, batch, peer)
 
     def memory(self, target: RemoteSegment) -> Mapping | None:
         """Return the mapped memory."""
@@ -54,8 +46,5 @@ class ShmTransport(LendingTransport[Mapping]):
         """Return the memory itself, read-only; it stays mapped as long as the view lives."""
         mapping = self.memory(target)
         if mapping is None:
-            raise error_of(UNKNOWN_SEGMENT, operation="view", peer=str(target.descriptor))
+            raise error_of(UNKNOWN_SEGMENT, operation="view", peer=target.name)
         return mapping.view(offset, length)
-
-
-_MAP_S = 5.0

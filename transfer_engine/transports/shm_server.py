@@ -17,10 +17,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from transfer_engine.base import REFUSED as REFUSED_STATUS
-from transfer_engine.base import UNKNOWN_SEGMENT, Access, Operation
+from transfer_engine.base import UNKNOWN_SEGMENT, Operation
 from transfer_engine.errors import AuthError, ConfigError, RemoteProtocolError, StoreError
 from transfer_engine.lasting import LastingThread
 from transfer_engine.transports.handover import (
@@ -34,9 +32,10 @@ from transfer_engine.transports.handover import (
     peer_credentials,
     socket_address,
 )
+from transfer_engine.transports.owner import may_open
 
 if TYPE_CHECKING:
-    from transfer_engine.transports.server import Owner, Served
+    from transfer_engine.transports.owner import Owner
 
 __all__ = ["ShmServer"]
 
@@ -154,9 +153,15 @@ class ShmServer:
         if segment is None or not segment.lent_as:
             self._send(client, self._message(REFUSED, code=UNKNOWN_SEGMENT, uuid=uuid))
             return
-        writable = message.writable and self._permits(client, Operation.WRITE, segment)
+        writable = (
+            message.writable
+            and segment.writable
+            and may_open(self._owner, client.peer, Operation.WRITE, segment)
+        )
         # Drivers of devices know no mapping for reading alone.
-        readable = segment.lent_as != "cuda" and self._permits(client, Operation.READ, segment)
+        readable = segment.lent_as != "cuda" and may_open(
+            self._owner, client.peer, Operation.READ, segment
+        )
         if not writable and not readable:
             client.mapped.discard(uuid)
             self._send(client, self._message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
@@ -170,14 +175,6 @@ class ShmServer:
             )
         finally:
             os.close(fd)
-
-    def _permits(self, client: _Client, operation: Operation, segment: Served) -> bool:
-        if operation is Operation.WRITE and not segment.writable:
-            return False
-        none = np.empty(0, dtype=np.int64)
-        return (
-            self._owner.permits(Access(client.peer, operation, segment.uuid, none, none, 0)) is True
-        )
 
     def _message(
         self, kind: int, *, writable: bool = False, code: int = 0, uuid: bytes = bytes(16),

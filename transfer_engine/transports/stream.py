@@ -41,9 +41,7 @@ from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
-    from transfer_engine.base import Columns, Statuses
+    from transfer_engine.base import Batch, Columns, Statuses
     from transfer_engine.transports.reachable import Reachable
     from transfer_engine.wire.frame import Frame
 
@@ -272,46 +270,41 @@ class Link:
         self._state[:] = (0, count, 0, 0, 0, 0)
         self._drive(_kernels.move_iov, self._iov, 1 if receive else 0)
 
-    def exchange(
-        self,
-        columns: tuple[Columns, Columns, Columns, Statuses],
-        total: int,
-        expected: Columns,
-        sums: NDArray[np.uint64] | None,
-        *,
-        writing: bool,
-    ) -> bool:
-        """Send the request whose header is set, and its `total` bytes; receive reply and data.
+    def exchange(self, batch: Batch, expected: Columns) -> bool:
+        """Send the request whose header is set, and the data of a write; receive reply and data.
 
-        With `sums` the data is hashed as it passes; what is no more than a window of that, and
+        For checksums the data is hashed as it passes; what is no more than a window of that, and
         stays in the cache, is hashed as a whole, before it leaves or after it came. Returns False
         when the reply is not `expected`: its header lies at the start of `view`, what follows it
         is still to be received.
         """
-        needed = 2 * (columns[0].size + 1)
+        lengths, addresses, sums = batch.lengths, batch.addresses, batch.checksums
+        writing, total = batch.writing, batch.total_bytes
+        needed = 2 * (lengths.size + 1)
         if self._iov.size < needed:
             self._iov = np.zeros(needed, dtype=np.int64)
         self._state[:] = 0
-        spins = self._spins(total if writing and columns[1].size == 1 else 0)
+        spins = self._spins(total if writing and lengths.size == 1 else 0)
         little = total <= _kernels_stream.WINDOW_BYTES
         apart = 0 if sums is None or little else 1
         if sums is not None and little and writing:
-            _kernels_xxh3.xxh3_64_ranges(columns[2], columns[1], _SEED, sums)
+            _kernels_xxh3.xxh3_64_ranges(addresses, lengths, _SEED, sums)
         asking = (
-            *columns, self.message, self._iov, expected, 1 if writing else 0, apart, spins
+            batch.offsets, lengths, addresses, batch.statuses, self.message, self._iov, expected,
+            1 if writing else 0, apart, spins,
         )  # fmt: skip
         code = self._drive(_kernels.exchange, *asking)
         if apart and writing:
-            self._hashed(columns, sums, receive=False)
+            self._move_hashed(batch, receive=False)
             self._state[:] = (0, 0, 0, 2, 0, 0)
             code = self._drive(_kernels.exchange, *asking)
         self._learn(spins, helped=bool(self._state[4]))
         if code != _kernels.MOVED_ALL:
             return False
         if apart and not writing:
-            self._hashed(columns, sums, receive=True)
+            self._move_hashed(batch, receive=True)
         elif sums is not None and not writing:
-            _kernels_xxh3.xxh3_64_ranges(columns[2], columns[1], _SEED, sums)
+            _kernels_xxh3.xxh3_64_ranges(addresses, lengths, _SEED, sums)
         return True
 
     def exchange_one(
@@ -340,21 +333,14 @@ class Link:
         # For as long as sleeping turned out right, it is not tried to do without.
         return 0 if self._rest else _SPINS + min(taking // _SPIN_BYTES, 4 * _SPINS)
 
-    def _hashed(
-        self,
-        columns: tuple[Columns, Columns, Columns, Statuses],
-        sums: NDArray[np.uint64] | None,
-        *,
-        receive: bool,
-    ) -> None:
-        """Move the data of a request and fill `sums`."""
-        _, lengths, addresses, statuses = columns
+    def _move_hashed(self, batch: Batch, *, receive: bool) -> None:
+        """Move the data of a request and fill its checksums."""
         work = np.zeros(_kernels_stream.WORK_WORDS, dtype=np.int64)
         owner = np.zeros(_kernels_stream.HASH_WORDS, dtype=np.uint64)
         self._state[:] = 0
         self._drive(
-            _kernels_stream.move_hashed, addresses, lengths, statuses, sums, self._iov, work, owner,
-            1 if receive else 0,
+            _kernels_stream.move_hashed, batch.addresses, batch.lengths, batch.statuses,
+            batch.checksums, self._iov, work, owner, 1 if receive else 0,
         )  # fmt: skip
 
     def _learn(self, spins: int, *, helped: bool) -> None:

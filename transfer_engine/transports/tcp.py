@@ -25,9 +25,10 @@ import numpy as np
 from transfer_engine import _kernels_stream
 from transfer_engine.base import (
     CANCELLED,
-    One,
+    Batch,
     Operation,
     RemoteSegment,
+    SingleRequest,
     Transport,
     error_of,
     remaining_s,
@@ -42,6 +43,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.transports import forking
 from transfer_engine.transports.calling import call
+from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.dialing import dial
 from transfer_engine.transports.stream import (
     COUNT_MAX,
@@ -64,7 +66,7 @@ from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from transfer_engine.base import Batch, Columns, SegmentDescriptor, Statuses
+    from transfer_engine.base import SegmentDescriptor
 
 __all__ = ["TcpTransport"]
 
@@ -250,11 +252,11 @@ class TcpTransport(Transport):
     def open(self, descriptor: SegmentDescriptor, deadline: float) -> TcpSegment:
         """Connect, and ask the owner whether it serves the segment."""
         target = TcpSegment(descriptor)
-        one = np.zeros(1, dtype=np.int64)
+        zero = np.zeros(1, dtype=np.int64)
         status = np.zeros(1, dtype=np.int32)
-        self._message(target, Operation.READ, (one, one, one, status), None, 0, deadline, None)
+        self._message(target, Batch(Operation.READ, zero, zero, zero, status, 0, deadline))
         if status[0] != 0:
-            raise error_of(int(status[0]), operation="open", peer=str(descriptor))
+            raise error_of(int(status[0]), operation="open", peer=target.name)
         return target
 
     def call(self, descriptor: SegmentDescriptor, question: bytes, deadline: float) -> bytes:
@@ -284,7 +286,7 @@ class TcpTransport(Transport):
         if pool is None:
             with self._lock:
                 if self._closed:  # a probe or a slice that was under way
-                    raise PeerLostError("the transport was closed", peer=str(target.descriptor))
+                    raise PeerLostError("the transport was closed", peer=target.name)
                 pool = self._pools.get(target.key)
                 if pool is None:
                     for key in [key for key, other in self._pools.items() if other.drop()]:
@@ -305,9 +307,7 @@ class TcpTransport(Transport):
                 link.deadline = deadline
                 return pool, link, used
 
-    def move(
-        self, target: RemoteSegment, operation: Operation, batch: Batch, deadline: float
-    ) -> None:
+    def move(self, target: RemoteSegment, batch: Batch) -> None:
         """Send the batch in messages of at most COUNT_MAX requests."""
         assert isinstance(target, TcpSegment)
         if batch.total_bytes > DATA_BYTES_MAX:
@@ -315,152 +315,109 @@ class TcpTransport(Transport):
                 f"{batch.total_bytes} bytes in one batch exceed {DATA_BYTES_MAX}",
                 advice="split the batch",
             )
-        count = batch.statuses.size
-        for at in range(0, max(1, count), COUNT_MAX):
-            self._part(target, operation, batch, slice(at, at + COUNT_MAX), deadline)
+        if not batch.bad and batch.statuses.size <= COUNT_MAX:
+            self._message(target, batch)
+            return
+        # Only the good requests travel; the verdict on the others stands.
+        good = np.flatnonzero(batch.statuses == 0)
+        for at in range(0, max(1, good.size), COUNT_MAX):
+            with batch.part(good[at : at + COUNT_MAX]) as part:
+                self._message(target, part)
 
     def move_one(
-        self, target: RemoteSegment, one: One
+        self, target: RemoteSegment, request: SingleRequest
     ) -> tuple[int, NDArray[np.uint64] | None] | None:
         """Exchange one request over a connection that is idle, if there is one.
 
         One that turns out dead is closed; a batch then finds, or makes, another.
         """
         assert isinstance(target, TcpSegment)
+        operation, offset, length, address, fence, checksums, timeout_s = request
         pool = self._pools.get(target.key)
-        if pool is None or one.fence >= 1 << 63 or (one.checksums and one.length > _HASHED_MAX):
+        if pool is None or fence >= 1 << 63 or (checksums and length > _HASHED_MAX):
             return None
         link = pool.take()
         if link is None:
             return None
-        link.deadline = time.monotonic() + one.timeout_s
+        link.deadline = time.monotonic() + timeout_s
         target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
-        place = one.offset, one.length, one.address
-        writing = one.operation is Operation.WRITE
+        place = offset, length, address
+        writing = operation is Operation.WRITE
         status = 0
-        sums = _hash(one) if one.checksums and writing else None
+        sums = _hash(address, length) if checksums and writing else None
         try:
-            if not link.exchange_one(target.words, number, one.fence, place, writing=writing):
-                status = self._told(link, one, number)
+            if not link.exchange_one(target.words, number, fence, place, writing=writing):
+                status = self._told(link, request, number)
         except BaseException as error:
             pool.discard(link)
             if isinstance(error, TransferTimeoutError):
-                error.operation = error.operation or one.operation.name.lower()
+                error.operation = error.operation or operation.verb
             elif isinstance(error, StoreError):
                 return None
             raise
         pool.release(link)
-        if one.checksums and sums is None:
-            sums = _hash(one)
+        if checksums and sums is None:
+            sums = _hash(address, length)
         return status, sums
 
-    def _told(self, link: Link, one: One, number: int) -> int:
+    def _told(self, link: Link, request: SingleRequest, number: int) -> int:
         """Receive the rest of an unexpected reply to one request, and return its status."""
-        column = np.array([one.length]), np.array([one.address])
-        statuses = np.zeros(1, dtype=np.int32)
-        opcode = _OPCODES[one.operation]
-        self._unexpected(link, opcode, number, (column[0], *column, statuses))
-        return int(statuses[0])
+        operation, offset, length, address, *_ = request
+        columns = np.array([offset]), np.array([length]), np.array([address])
+        status = np.zeros(1, dtype=np.int32)
+        self._unexpected(link, number, Batch(operation, *columns, status, length, link.deadline))
+        return int(status[0])
 
-    def _part(
-        self,
-        target: TcpSegment,
-        operation: Operation,
-        batch: Batch,
-        part: slice,
-        deadline: float,
-    ) -> None:
-        """Move one message's worth of a batch."""
-        statuses = batch.statuses[part]
+    def _message(self, target: TcpSegment, batch: Batch) -> None:
+        """Exchange one message, unless the batch was cancelled before."""
         if batch.cancelled:
-            statuses[statuses == 0] = CANCELLED
-            return
-        columns = (batch.offsets[part], batch.lengths[part], batch.addresses[part], statuses)
-        sums = None if batch.checksums is None else batch.checksums[part]
-        if not batch.bad:
-            self._message(target, operation, columns, sums, batch.fence, deadline, batch)
-            return
-        # Only the good requests travel; the verdict on the others stands.
-        good = np.flatnonzero(statuses == 0)
-        offsets, lengths, addresses = (column[good] for column in columns[:3])
-        verdicts = statuses[good]
-        found = None if sums is None else sums[good]
-        columns = (offsets, lengths, addresses, verdicts)
-        self._message(target, operation, columns, found, batch.fence, deadline, batch)
-        statuses[good] = verdicts
-        if sums is not None and found is not None:
-            sums[good] = found
+            batch.fail(CANCELLED)
+        else:
+            self._exchange_somewhere(target, batch)
 
-    def _message(
-        self,
-        target: TcpSegment,
-        operation: Operation,
-        columns: tuple[Columns, Columns, Columns, Statuses],
-        sums: NDArray[np.uint64] | None,
-        fence: int,
-        deadline: float,
-        batch: Batch | None,
-    ) -> None:
+    def _exchange_somewhere(self, target: TcpSegment, batch: Batch) -> None:
         """Exchange one message, on a second connection if a pooled one turns out dead."""
         fresh = False
         while True:
-            pool, link, used = self._acquire(target, deadline, fresh=fresh)
-            if batch is not None:
-                batch.interrupt = link.abort
+            pool, link, used = self._acquire(target, batch.deadline, fresh=fresh)
+            batch.interrupt = link.abort
             try:
-                self._exchange(link, target, operation, columns, sums, fence)
+                self._exchange(link, target, batch)
             except BaseException as error:
                 pool.discard(link)
-                if batch is not None and batch.cancelled:
-                    columns[3][:] = CANCELLED
+                if batch.cancelled:
+                    batch.statuses[:] = CANCELLED
                     return
                 if used and not fresh and isinstance(error, PeerLostError):
                     fresh = True
                     continue
                 if isinstance(error, StoreError) and error.operation is None:
-                    error.operation = operation.name.lower()
+                    error.operation = batch.operation.verb
                 raise
             finally:
-                if batch is not None:
-                    batch.interrupt = None
+                batch.interrupt = None
             pool.release(link)
             return
 
-    def _exchange(
-        self,
-        link: Link,
-        target: TcpSegment,
-        operation: Operation,
-        columns: tuple[Columns, Columns, Columns, Statuses],
-        sums: NDArray[np.uint64] | None,
-        fence: int,
-    ) -> None:
-        count = columns[0].size
-        total = int(columns[1].sum()) if count > 1 else int(columns[1][0]) if count else 0
+    def _exchange(self, link: Link, target: TcpSegment, batch: Batch) -> None:
+        count = batch.statuses.size
         target.number = number = (target.number + 1) & 0x7FFF_FFFF_FFFF_FFFF
-        opcode = _OPCODES[operation]
+        opcode = _OPCODES[batch.operation]
         link.reserve(count)
         REQUEST.pack_into(
             link.view, REQUEST_AT, MAGIC, VERSION, 0, opcode, REQUEST_BODY_BYTES + 16 * count, 0,
-            number, target.descriptor.uuid, fence, count,
+            number, target.descriptor.uuid, batch.fence, count,
         )  # fmt: skip
-        expected = self._expected[operation].copy()
+        expected = self._expected[batch.operation].copy()
         expected[2] = number
-        if not link.exchange(columns, total, expected, sums, writing=operation is Operation.WRITE):
-            self._unexpected(link, opcode, number, columns)
-            if sums is not None and operation is Operation.READ:
-                good = np.flatnonzero(columns[3] == 0)
-                sums[good] = checksum_ranges(columns[2][good], columns[1][good])
+        if not link.exchange(batch, expected):
+            self._unexpected(link, number, batch)
+            if not batch.writing:
+                hash_local(batch)
 
-    def _unexpected(
-        self,
-        link: Link,
-        opcode: int,
-        number: int,
-        columns: tuple[Columns, Columns, Columns, Statuses],
-    ) -> None:
+    def _unexpected(self, link: Link, number: int, batch: Batch) -> None:
         """Receive the rest of a reply that reports refusals, or raise what it says."""
-        _, lengths, addresses, statuses = columns
+        opcode, statuses = _OPCODES[batch.operation], batch.statuses
         magic, version, flags, answered, body, _, repeated, data, refused = REPLY.unpack_from(
             link.view
         )
@@ -481,7 +438,7 @@ class TcpTransport(Transport):
         link.receive(column.data.cast("B"))
         statuses[:] = column[: statuses.size]
         if opcode == READ:
-            entries, asked = link.entries(0, addresses, lengths, statuses)
+            entries, asked = link.entries(0, batch.addresses, batch.lengths, statuses)
             if asked != data:
                 raise RemoteProtocolError(
                     f"{link.peer} sends {data} bytes, {asked} were asked for", peer=link.peer
@@ -504,6 +461,6 @@ class TcpTransport(Transport):
         self._pools = {}
 
 
-def _hash(one: One) -> NDArray[np.uint64]:
-    """The checksum of the local memory of a request, as a column."""
-    return checksum_ranges(np.array([one.address]), np.array([one.length]))
+def _hash(address: int, length: int) -> NDArray[np.uint64]:
+    """The checksum of a range of local memory, as a column."""
+    return checksum_ranges(np.array([address]), np.array([length]))

@@ -60,7 +60,9 @@ from transfer_engine.wire.handshake import ServerHandshake, refusal
 
 if TYPE_CHECKING:
     from transfer_engine.base import Staged, Statuses
-    from transfer_engine.transports.server import Owner
+    from transfer_engine.rpc.address import Address
+    from transfer_engine.transports.owner import Owner
+    from transfer_engine.transports.rdma_server import RdmaServer
     from transfer_engine.wire.handshake import Session
 
 __all__ = ["TcpServer"]
@@ -79,9 +81,16 @@ class TcpServer:
     """Listens for data connections and serves the owner's segments on them."""
 
     def __init__(
-        self, owner: Owner, address: tuple[str, int], *, connections_max: int, patience_s: float
+        self,
+        owner: Owner,
+        address: Address,
+        rdma: RdmaServer | None,
+        *,
+        connections_max: int,
+        patience_s: float,
     ) -> None:
         self._owner = owner
+        self._rdma = rdma
         self._connections_max = connections_max
         self._patience_s = patience_s
         self._staged = StagedService(patience_s=patience_s)
@@ -90,12 +99,15 @@ class TcpServer:
         self._closing = False
         # Where the data of refused writes goes; nobody reads it, so all connections share it.
         self._sink = np.empty(_SINK_BYTES, dtype=np.uint8)
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.host = address.host
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
-            self._listener = socket.create_server(address, family=family, backlog=128)
+            self._listener = socket.create_server(
+                (address.host, address.port), family=family, backlog=128
+            )
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {address[0]}:{address[1]}: {error.strerror}",
+                f"cannot listen on {address}: {error.strerror}",
                 advice="choose another port, or 0 for any free one",
             ) from error
         self.port: int = self._listener.getsockname()[1]
@@ -139,8 +151,8 @@ class TcpServer:
         try:
             session = self._greet(link)
             link.read_only = session.read_only
-            if self._owner.rdma is not None and FEATURE in session.features:
-                self._owner.rdma.serve(link)
+            if self._rdma is not None and FEATURE in session.features:
+                self._rdma.serve(link)
             link.patience_s = self._patience_s
             while not self._closing:
                 self._answer(link)
@@ -161,7 +173,7 @@ class TcpServer:
 
     def _greet(self, link: Link) -> Session:
         link.deadline = time.monotonic() + _HANDSHAKE_S
-        offered = () if self._owner.rdma is None else (FEATURE,)
+        offered = () if self._rdma is None else (FEATURE,)
         handshake = ServerHandshake(
             identity("owner", self._owner.instance, offered), secret=self._owner.secret
         )
@@ -199,7 +211,7 @@ class TcpServer:
         """Answer a question, which lies where the columns of a batch would."""
         question = bytes(link.view[COLUMNS_AT : COLUMNS_AT + length])
         try:
-            answer = calling.reply(self._owner.desk.answer(question, link.peer))
+            answer = calling.reply(self._owner.peer_service.answer(question, link.peer))
         except RemoteProtocolError:
             raise
         except StoreError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,12 +22,11 @@ from transfer_engine.errors import StoreError, TransferError, TransferTimeoutErr
 from transfer_engine.staging import StagingPool, windows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable
 
     from transfer_engine.base import Columns, Staged, Statuses
     from transfer_engine.memory import Mapping
+    from transfer_engine.staging import Window
     from transfer_engine.transports.stream import Link
 
 __all__ = ["StagedService"]
@@ -36,15 +35,6 @@ _log = logging.getLogger(__name__)
 
 _WINDOW_BYTES = 8 << 20
 _WINDOWS_MAX = 8
-
-
-class _Window(NamedTuple):
-    """Pieces of requests that fit into staging memory, and where each lies there."""
-
-    offsets: Columns
-    lengths: Columns
-    positions: Columns
-    owners: NDArray[np.intp]
 
 
 class StagedService:
@@ -63,7 +53,8 @@ class StagedService:
         sink: tuple[int, int],
     ) -> None:
         """Take the data of a write off the connection and into the segment, setting statuses."""
-        for window in _cut(*ranges):
+        offsets, lengths = ranges
+        for window in windows(lengths, _WINDOW_BYTES):
             with self._pool.lease(self._deadline(), "write", link.peer) as piece:
                 verdicts = statuses[window.owners]
                 entries, _ = link.entries(
@@ -71,7 +62,7 @@ class StagedService:
                 )
                 link.expect_progress()
                 link.move(entries, receive=True)
-                self._move(Operation.WRITE, store, window, piece, statuses, link.peer)
+                self._move(Operation.WRITE, store, offsets, window, piece, statuses, link.peer)
 
     def send(
         self,
@@ -102,9 +93,9 @@ class StagedService:
         elif total == 0:
             link.move(link.lead(*promise()), receive=False)
             return
-        for window in _cut(offsets, wanted):
+        for window in windows(wanted, _WINDOW_BYTES):
             with self._pool.lease(self._deadline(), "read", link.peer) as piece:
-                self._move(Operation.READ, store, window, piece, statuses, link.peer)
+                self._move(Operation.READ, store, offsets, window, piece, statuses, link.peer)
                 verdicts = statuses[window.owners]
                 if first is None:
                     first = promise()
@@ -124,7 +115,8 @@ class StagedService:
         self,
         operation: Operation,
         store: Staged,
-        window: _Window,
+        offsets: Columns,
+        window: Window,
         piece: Mapping,
         statuses: Statuses,
         peer: str,
@@ -133,28 +125,17 @@ class StagedService:
         bad = int(np.count_nonzero(verdicts))
         total = int(window.lengths[verdicts == 0].sum())
         addresses = piece.address + window.positions
-        batch = Batch(window.offsets, window.lengths, addresses, verdicts, total, bad)
+        batch = Batch(
+            operation, offsets[window.owners] + window.begins, window.lengths, addresses,
+            verdicts, total, self._deadline(), bad,
+        )  # fmt: skip
         try:
             store.ready(piece)
-            store.move(operation, batch, self._deadline(), peer)
+            store.move(batch, peer)
         except TransferTimeoutError:
             raise
         except StoreError as error:
             _log.warning("%s failed for %s: %s", store.name, peer, error)
-            batch.statuses[batch.statuses == 0] = FAILED
+            batch.fail(FAILED)
         failed = batch.statuses != 0
         statuses[window.owners[failed]] = batch.statuses[failed]
-
-
-def _cut(offsets: Columns, lengths: Columns) -> Iterator[_Window]:
-    """Cut requests into pieces, and these into windows of staging memory, in their order."""
-    counts = -(-lengths // _WINDOW_BYTES)
-    owners = np.repeat(np.arange(lengths.size), counts)
-    within = (
-        np.arange(owners.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    ) * _WINDOW_BYTES
-    pieces = np.minimum(lengths[owners] - within, _WINDOW_BYTES)
-    starts = offsets[owners] + within
-    for first, last in windows(pieces, _WINDOW_BYTES):
-        chosen = pieces[first:last]
-        yield _Window(starts[first:last], chosen, np.cumsum(chosen) - chosen, owners[first:last])

@@ -210,7 +210,7 @@ class ClientHandshake:
                 welcome.proof, expected
             ):
                 raise AuthError("the server did not prove that it knows the shared secret")
-        _check_peer(self._identity, welcome.service, welcome.cluster, RemoteProtocolError)
+        _check_peer(self._identity, welcome.service, welcome.cluster)
         peer = Identity(
             welcome.service, welcome.role, welcome.instance, welcome.cluster,
             tuple(welcome.features),
@@ -280,7 +280,7 @@ class ServerHandshake:
                 f"the server {self._versions}",
                 advice="upgrade the older side; a release speaks its own version and the previous",
             )
-        _check_peer(self._identity, hello.service, hello.cluster, RemoteProtocolError)
+        _check_peer(self._identity, hello.service, hello.cluster)
         peer = Identity(
             hello.service, hello.role, hello.instance, hello.cluster, tuple(hello.features)
         )
@@ -346,14 +346,14 @@ def _check_secret(secret: bytes | None) -> None:
         raise AuthError("the shared secret is empty", advice="set a secret, or none at all")
 
 
-def _check_peer(me: Identity, service: str, cluster: str, error: type[RemoteProtocolError]) -> None:
+def _check_peer(me: Identity, service: str, cluster: str) -> None:
     if service != me.service:
-        raise error(
+        raise RemoteProtocolError(
             f"this is the {me.service} service and the peer speaks {service}",
             advice="check the port: every service has its own",
         )
     if me.cluster and cluster and cluster != me.cluster:
-        raise error(
+        raise RemoteProtocolError(
             f"this is cluster {me.cluster} and the peer belongs to {cluster}",
             advice="check the address, or the cluster id on both sides",
         )

@@ -54,7 +54,7 @@ class Operation(Generic[RequestT, ReplyT]):
 
 
 class Registry(Iterable[Operation[Any, Any]]):
-    """The operations of one service, by opcode and by name; immutable."""
+    """The operations of one service, by opcode; immutable."""
 
     def __init__(self, service: str, operations: Iterable[Operation[Any, Any]]) -> None:
         self.service = service
@@ -62,10 +62,8 @@ class Registry(Iterable[Operation[Any, Any]]):
         self.by_opcode: Mapping[int, Operation[Any, Any]] = MappingProxyType(
             {operation.opcode: operation for operation in self.operations}
         )
-        self.by_name: Mapping[str, Operation[Any, Any]] = MappingProxyType(
-            {operation.name: operation for operation in self.operations}
-        )
-        if not len(self.by_opcode) == len(self.by_name) == len(self.operations):
+        names = {operation.name for operation in self.operations}
+        if not len(self.by_opcode) == len(names) == len(self.operations):
             raise ValueError(f"service {service} declares an opcode or a name twice")
         # Plain dicts: every frame is looked up here.
         self.request_limits = {op.opcode: op.request.bytes_max for op in self.operations}
