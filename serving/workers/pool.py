@@ -41,7 +41,6 @@ __all__ = ["Fetch", "PoolSide", "Storing"]
 log = logging.getLogger(__name__)
 
 BATCH_OBJECTS = 256
-HISTORY = 64
 PRESSURE_PAUSE_S = 5.0
 """Nothing is offered for so long after the store had no room until a put's deadline."""
 _CLOSE_S = 15.0
@@ -58,9 +57,9 @@ class Fetch:
     known: bool
     """Whether they are known to be there, so that nothing has to be looked up."""
     until: float
-    found: Callable[[int], None]
+    found: Callable[[int], object]
     """Takes how many blocks there are; then `blocks` must be set, or none are loaded."""
-    ended: Callable[[], None]
+    ended: Callable[[], object]
     """The memory is no longer written to."""
     blocks: list[int] = field(default_factory=list)
     count: int = 0
@@ -103,7 +102,7 @@ class Storing:
 
 
 class PoolSide:
-    """See the module. `url` empty: everything is a miss, nothing is kept."""
+    """Loads and stores blocks of one worker. `url` empty: all is a miss, nothing is kept."""
 
     def __init__(
         self,
@@ -123,8 +122,6 @@ class PoolSide:
         self._news = threading.Condition()
         self._closing = False
         self._busy = 0
-        self.history: deque[tuple[int, float]] = deque(maxlen=HISTORY)
-        """(bytes, seconds) of loads."""
         self._pressed_until = 0.0
         self._threads = [
             LastingThread("kv-load", self._fetch_next),
@@ -214,11 +211,7 @@ class PoolSide:
         size = self.names.block_tokens
         for layer in fetch.layers if count else ():
             digests = self.names.blocks(layer, fetch.tokens[: count * size])
-            began = time.perf_counter()
             good = self._load_layer(fetch, layer, digests, fetch.blocks[:count])
-            if good:
-                seconds = time.perf_counter() - began
-                self.history.append((count * self._memory.object_bytes, seconds))
             fetch.tell(layer, good)
             if not good:
                 return

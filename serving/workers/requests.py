@@ -21,17 +21,18 @@ import numpy as np
 from serving.engine.sequence import PrefixLost, Sequence
 from serving.workers import protocol as p
 from serving.workers.pool import Fetch, Storing
+from serving.workers.pushing import Pusher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from serving.workers.client import WorkerClient
     from serving.workers.computing import Computing
     from serving.workers.memory import KVMemory
     from serving.workers.naming import PoolNames
     from serving.workers.pool import PoolSide
-    from serving.workers.pushing import Pusher
     from serving.workers.settings import WorkerSettings
 
 __all__ = ["Generating", "Parts", "Prefilling", "Request", "Stream"]
@@ -52,8 +53,6 @@ class Parts:
     settings: WorkerSettings
     over: Callable[[Request], None]
     """Called on the loop when a request has given its blocks back."""
-    prefills: Any
-    """(computed, cached, seconds) of the last prefills, newest last."""
 
     @property
     def block_tokens(self) -> int:
@@ -120,7 +119,6 @@ class Request(Stream, ABC):
         self.until = time.monotonic() + p.deadline_of(message)
         self.times = Times()
         self.sequence = Sequence(
-            request_id=self.request_id,
             tokens=self.prompt.tolist(),
             prompt=len(self.prompt),
             sampling=message.sampling,
@@ -170,7 +168,7 @@ class Request(Stream, ABC):
             self.timer.cancel()
 
     def tell(self, event: p.Event) -> None:
-        """The same from the computing thread."""
+        """Add an event, from the computing thread."""
         self.parts.loop.call_soon_threadsafe(self.emit, event)
 
     def fail(self, code: str, message: str, advice: str = "", *, retryable: bool = False) -> None:
@@ -178,6 +176,20 @@ class Request(Stream, ABC):
         if not self.ended:
             self.emit(p.Failed(code, message, advice, retryable))
         self.parts.computing.post(self.abandon)
+
+    def pusher_to(self, client: WorkerClient) -> Pusher:
+        """What may push its KV to another worker; not started."""
+        return Pusher(
+            client,
+            self.request_id,
+            self.until,
+            self.parts.memory,
+            sent=lambda: self.parts.computing.post(self.unhold),
+            failed=lambda error: self.fail(
+                "peer_lost", f"KV could not be pushed: {error}", "send it to another worker",
+                retryable=True,
+            ),
+        )  # fmt: skip
 
     # On the computing thread.
 
@@ -229,18 +241,27 @@ class Request(Stream, ABC):
         limit = self.message.prefix_blocks
         return most if limit < 0 else min(most, limit)
 
+    def prefix(self) -> tuple[int, bool]:
+        """How many blocks to load, at most, and whether they are known to be in the pool."""
+        return self.blocks_wanted(), False
+
     def opened(self) -> None:
         """Begin to load the prefix."""
         self.times.opened = time.monotonic()
-        wanted = self.blocks_wanted()
-        if not wanted:
+        blocks, known = self.prefix()
+        if blocks:
+            self.start_fetch(blocks, known=known)
+        else:
             self._found(0)
-            return
-        self.start_fetch(wanted, known=False)
+
+    @property
+    def fetch_until(self) -> float:
+        """When a load that begins now has to end."""
+        allowed_ms = self.message.fetch_deadline_ms or self.parts.settings.fetch_deadline_ms
+        return min(time.monotonic() + allowed_ms / 1000, self.until)
 
     def start_fetch(self, blocks: int, *, known: bool) -> None:
         """Look for blocks, or load those known to be there."""
-        allowed_ms = self.message.fetch_deadline_ms or self.parts.settings.fetch_deadline_ms
         post = self.parts.computing.post
         self.hold()
         self._loading = True
@@ -258,7 +279,7 @@ class Request(Stream, ABC):
             layers=self.sequence.layers,
             blocks_max=blocks,
             known=known,
-            until=min(time.monotonic() + allowed_ms / 1000, self.until),
+            until=self.fetch_until,
             found=lambda count: post(lambda: found(count)),
             ended=lambda: post(self._fetched),
             blocks=self.sequence.blocks,
@@ -373,10 +394,6 @@ class Request(Stream, ABC):
     def prefilled(self, token: int, logprob: float) -> None:
         """Note how long the prompt took."""
         self.times.prefilled = time.monotonic()
-        computed = len(self.prompt) - self.cached
-        if computed and len(self.sequence.layers) == self.parts.names.layers:
-            seconds = self.times.prefilled - self.times.started
-            self.parts.prefills.append((computed, self.cached, seconds))
 
     def token(self, token: int, logprob: float) -> None:
         """One more token of the answer."""
