@@ -18,6 +18,7 @@ import queue
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -64,29 +65,27 @@ class Fetch:
     blocks: list[int] = field(default_factory=list)
     count: int = 0
     abandoned: bool = False
-    _done: dict[int, bool] = field(default_factory=dict)
-    _news: threading.Condition = field(default_factory=threading.Condition)
+    _loaded: dict[int, Future[bool]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._loaded = {layer: Future() for layer in self.layers}
 
     def wait(self, layer: int) -> bool:
         """Whether a layer of the prefix is there; waits for it until the deadline."""
-        with self._news:
-            left = self.until - time.monotonic()
-            if layer not in self._done:
-                self._news.wait_for(lambda: layer in self._done, max(0.0, left))
-            return self._done.get(layer, False)
-
-    def give_up(self) -> None:
-        """Say that layers of which nothing was said will not come."""
-        with self._news:
-            for layer in self.layers:
-                self._done.setdefault(layer, False)
-            self._news.notify_all()
+        try:
+            return self._loaded[layer].result(max(0.0, self.until - time.monotonic()))
+        except TimeoutError:
+            return False
 
     def tell(self, layer: int, good: bool) -> None:
         """Say how the load of a layer ended."""
-        with self._news:
-            self._done[layer] = good
-            self._news.notify_all()
+        self._loaded[layer].set_result(good)
+
+    def give_up(self) -> None:
+        """Say that layers of which nothing was said will not come."""
+        for loaded in self._loaded.values():
+            if not loaded.done():
+                loaded.set_result(False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """One request at a worker: its events, its blocks, and what moves in and out beside its compute.
 
-A `Request` lives on two threads. On the loop's it is submitted, read and cancelled; on the
-computing thread it is the engine's listener. Events cross over in order. Its blocks are given back
-when nobody computes on them *and* no transfer touches them any more (`holds`): a request that was
+A `Job` lives on two threads. On the loop's it is submitted, read and cancelled; on the computing
+thread it is the engine's listener. Events cross over in order. Its blocks are given back when
+nobody computes on them *and* no transfer touches them any more (`holds`): a request that was
 cancelled ends at once for its caller, and a moment later for the cache.
 
 The last event is sent once: after it `emit` sends nothing more, whatever else ends the request.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from serving.workers.pool import PoolSide
     from serving.workers.settings import WorkerSettings
 
-__all__ = ["Generating", "Parts", "Prefilling", "Request", "Stream"]
+__all__ = ["Generating", "Job", "Parts", "Prefilling", "Stream"]
 
 EVENTS_MAX = 4096
 """Events of one answer to `next`."""
@@ -51,7 +51,7 @@ class Parts:
     memory: KVMemory
     names: PoolNames
     settings: WorkerSettings
-    over: Callable[[Request], None]
+    over: Callable[[Job], None]
     """Called on the loop when a request has given its blocks back."""
 
     @property
@@ -108,7 +108,7 @@ class Stream:
         return p.Events(chosen, self.ended and seen + len(chosen) >= len(self.events))
 
 
-class Request(Stream, ABC):
+class Job(Stream, ABC):
     """What all kinds of requests have in common: a prompt, a prefix, events and an end."""
 
     def __init__(self, parts: Parts, message: Any, *, decodes: bool, layers: range) -> None:
@@ -417,7 +417,7 @@ class Request(Stream, ABC):
         }
 
 
-class Prefilling(Request):
+class Prefilling(Job):
     """A prompt and its first token; done when its KV is where a decode worker finds it."""
 
     def __init__(self, parts: Parts, message: p.Prefill) -> None:
@@ -456,7 +456,7 @@ class Prefilling(Request):
         return p.Done(computed, self.cached, seconds, place, self._stopped)
 
 
-class Generating(Request):
+class Generating(Job):
     """A prompt and its whole answer; afterwards the answer's KV goes to the pool."""
 
     def __init__(self, parts: Parts, message: p.Generate | p.Decode) -> None:

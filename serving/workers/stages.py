@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from serving.workers.client import WorkerClient
     from serving.workers.pushing import Pusher
-    from serving.workers.requests import Parts, Request
+    from serving.workers.requests import Job, Parts
 
 __all__ = ["ChunkSender", "Leading", "Stage", "layers_of", "to_bytes", "to_hidden"]
 
@@ -65,7 +65,7 @@ def to_hidden(data: NDArray[np.uint8], width: int, like: torch.Tensor) -> torch.
 class ChunkSender:
     """Sends one request's hidden states to the next stage, in order; lives on the loop."""
 
-    def __init__(self, request: Request, client: WorkerClient) -> None:
+    def __init__(self, request: Job, client: WorkerClient) -> None:
         self._request = request
         self._client = client
         self._tag = p.request_tag(request.request_id)

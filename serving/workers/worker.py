@@ -36,7 +36,7 @@ from serving.workers.memory import KVMemory
 from serving.workers.naming import PoolNames
 from serving.workers.pool import PoolSide
 from serving.workers.receiving import Receiving
-from serving.workers.requests import Generating, Parts, Prefilling, Request, Stream
+from serving.workers.requests import Generating, Job, Parts, Prefilling, Stream
 from serving.workers.stages import Leading, Stage
 from transfer_engine.errors import (
     InvalidArgumentError,
@@ -84,7 +84,7 @@ class Worker:
         self.draining = False
         self._secret = secret
         self._streams: dict[str, Stream] = {}
-        self._active: set[Request] = set()
+        self._active: set[Job] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._stages: dict[bytes, Stage] = {}
@@ -228,7 +228,7 @@ class Worker:
 
     def _cancel(self, _connection: Connection, message: p.Cancel) -> None:
         stream = self._streams.pop(message.request_id, None)
-        if isinstance(stream, Request):
+        if isinstance(stream, Job):
             stream.fail("cancelled", "it was cancelled")
 
     # Requests.
@@ -329,7 +329,7 @@ class Worker:
             )
         return None
 
-    def _admit(self, connection: Connection, request: Request) -> None:
+    def _admit(self, connection: Connection, request: Job) -> None:
         """Count a request in; its connection answers for it."""
         self._active.add(request)
         self._idle.clear()
@@ -354,11 +354,11 @@ class Worker:
         """Whoever asked is gone: end its requests, and what it was pushing."""
         for request_id in owned.streams:
             stream = self._streams.pop(request_id, None)
-            if isinstance(stream, Request):
+            if isinstance(stream, Job):
                 stream.fail("cancelled", "the connection of its reader ended")
         self._receiving.sender_gone(owned.incoming)
 
-    def _over(self, request: Request) -> None:
+    def _over(self, request: Job) -> None:
         """A request has given everything back."""
         self._active.discard(request)
         self._receiving.forget(request.request_id)
@@ -389,7 +389,7 @@ class Worker:
             if stream.readers or stream.read_at > old:
                 continue
             del self._streams[stream.request_id]
-            if isinstance(stream, Request):
+            if isinstance(stream, Job):
                 stream.fail("cancelled", "nobody read its events")
 
     # What other workers bring.
