@@ -22,6 +22,7 @@ import secrets
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -39,7 +40,6 @@ from serving.front.openai import (
     read_completion,
     usage_of,
 )
-from serving.front.page import PAGE
 from serving.front.text import AnswerText
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 16 << 20
 GRACE_S = 5.0
+PAGE = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+"""Shows a front at work. One file, no resource of anybody else; it asks `/stats` twice a second."""
 PIPED_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 

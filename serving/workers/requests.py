@@ -177,6 +177,10 @@ class Job(Stream, ABC):
             self.emit(p.Failed(code, message, advice, retryable))
         self.parts.computing.post(self.abandon)
 
+    def lose_peer(self, message: str, advice: str) -> None:
+        """End it because another worker that it needs cannot be reached."""
+        self.fail("peer_lost", message, advice, retryable=True)
+
     def pusher_to(self, client: WorkerClient) -> Pusher:
         """What may push its KV to another worker; not started."""
         return Pusher(
@@ -185,11 +189,10 @@ class Job(Stream, ABC):
             self.until,
             self.parts.memory,
             sent=lambda: self.parts.computing.post(self.unhold),
-            failed=lambda error: self.fail(
-                "peer_lost", f"KV could not be pushed: {error}", "send it to another worker",
-                retryable=True,
+            failed=lambda error: self.lose_peer(
+                f"KV could not be pushed: {error}", "send it to another worker"
             ),
-        )  # fmt: skip
+        )
 
     # On the computing thread.
 

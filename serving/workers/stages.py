@@ -109,10 +109,9 @@ class ChunkSender:
         except (StoreError, OSError) as error:
             if self._closed:
                 return
-            request.fail(
-                "peer_lost", f"the next stage cannot be reached: {error}",
-                "send it to another group", retryable=True,
-            )  # fmt: skip
+            request.lose_peer(
+                f"the next stage cannot be reached: {error}", "send it to another group"
+            )
 
 
 class Stage(Prefilling):
@@ -257,10 +256,9 @@ class Leading(Prefilling):
                         event.advice, retryable=event.retryable,
                     )  # fmt: skip
         except (StoreError, OSError) as error:
-            self.fail(
-                "peer_lost", f"stage {message.stage} at {client.address}: {error}",
-                "send it to another group", retryable=True,
-            )  # fmt: skip
+            self.lose_peer(
+                f"stage {message.stage} at {client.address}: {error}", "send it to another group"
+            )
         finally:
             ready.set()
 

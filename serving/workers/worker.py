@@ -211,7 +211,7 @@ class Worker:
             pending_puts=pool.pending,
         )
 
-    def _next(self, connection: Connection, message: p.Next) -> Awaitable[p.Events]:
+    def _next(self, _connection: Connection, message: p.Next) -> Awaitable[p.Events]:
         stream = self._streams.get(message.request_id)
         if stream is None:
             raise NotFoundError(
@@ -259,10 +259,9 @@ class Worker:
                 revision=self.card.revision,
             )  # fmt: skip
         except (StoreError, OSError) as error:
-            request.fail(
-                "peer_lost", f"the decode worker {message.decode_at}: {error}",
-                "choose another decode worker", retryable=True,
-            )  # fmt: skip
+            request.lose_peer(
+                f"the decode worker {message.decode_at}: {error}", "choose another decode worker"
+            )
             return
         if not opened.admitted:
             request.fail(
