@@ -9,13 +9,12 @@ and those of one run on this machine.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from mooncake_store.cli._app import console, table
+from serving.cli.chat import Talk
 from serving.system import ServingSystem, SystemSettings
 
 TEXT = "The pool keeps what a prompt has cost, so that nobody has to pay for it twice. " * 52
@@ -26,45 +25,14 @@ ANSWER_S = 60.0
 STORED_S, POLL_S = 20.0, 0.05
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One question and what it took."""
-
-    prompt: int
-    cached: int
-    ttft_s: float
-    total_s: float
+async def ask(url: str, prompt: str) -> dict[str, Any]:
+    """Send a prompt, read its answer as it comes; tokens and times by name."""
+    talk = Talk(url, "", ANSWER_S)
+    talk.settings = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
+    return await asyncio.to_thread(talk.ask, prompt, None)
 
 
-async def ask(url: str, prompt: str) -> Turn:
-    """Send a prompt and read its answer as it comes."""
-    import aiohttp
-
-    body = {
-        "prompt": prompt,
-        "max_tokens": ANSWER_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-    ttft_s, usage = 0.0, dict[str, Any]()
-    async with aiohttp.ClientSession(timeout=timeout) as http:
-        began = time.monotonic()
-        async with http.post(url + "/v1/completions", json=body) as response:
-            if response.status != 200:
-                raise SystemExit(f"the server answers {response.status}: {await response.text()}")
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    ttft_s = ttft_s or time.monotonic() - began
-                    usage = json.loads(line[6:]).get("usage") or usage
-        total_s = time.monotonic() - began
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Turn(usage["prompt_tokens"], cached, ttft_s, total_s)
-
-
-async def story() -> tuple[list[Turn], float]:
+async def story() -> tuple[list[dict[str, Any]], float]:
     """Ask the questions; returns the turns and how long the start took."""
     began = time.monotonic()
     async with ServingSystem(SystemSettings(port=0, segment="256MB")) as system:
@@ -100,10 +68,10 @@ def main() -> int:
     rows = [
         (
             f"question {number}",
-            f"{turn.prompt:,}",
-            f"{turn.cached:,}",
-            f"{turn.ttft_s * 1000:,.0f} ms",
-            f"{turn.total_s * 1000:,.0f} ms",
+            f"{turn['prompt']:,}",
+            f"{turn['cached']:,}",
+            f"{turn['ttft_s'] * 1000:,.0f} ms",
+            f"{turn['total_s'] * 1000:,.0f} ms",
         )
         for number, turn in enumerate(turns, 1)
     ]
@@ -116,11 +84,11 @@ def main() -> int:
     }
     console().print(table(columns, rows))
     first, second = turns
-    if second.ttft_s >= first.ttft_s or second.cached == 0:
+    if second["ttft_s"] >= first["ttft_s"] or second["cached"] == 0:
         console().print("The second question was no faster: this is a bug, or a very busy machine.")
         return 1
     console().print(
-        f"The second first token came {first.ttft_s / second.ttft_s:.1f} times as soon. "
+        f"The second first token came {first['ttft_s'] / second['ttft_s']:.1f} times as soon. "
         f"All processes have ended; it took {time.monotonic() - began:.1f} s."
     )
     return 0

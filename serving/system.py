@@ -17,7 +17,6 @@ import logging
 import os
 import socket
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -61,7 +60,7 @@ STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SystemSettings:
-    """What a system is made of. `worker` and `store` are further settings of those programs."""
+    """What a system is made of. `worker` has further settings of the serving workers, by name."""
 
     prefill: int = 1
     decode: int = 1
@@ -77,7 +76,6 @@ class SystemSettings:
     """The file with that pool's secret."""
     segment: str = "1GiB"
     overcommit: bool = False
-    store_workers: int = 1
     admission: str = "forecast"
     balancing: float = 1.5
     ttft_s: float = 30.0
@@ -116,7 +114,7 @@ class SystemSettings:
 
 
 class ServingSystem:
-    """See the module; an asynchronous context manager, or `start` and `close`."""
+    """All parts of a system; an asynchronous context manager, or `start` and `close`."""
 
     def __init__(self, settings: SystemSettings) -> None:
         settings.check()
@@ -135,10 +133,9 @@ class ServingSystem:
         self._listener: socket.socket | None = None
         self._runner: web.AppRunner | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._replacing: dict[int, asyncio.Task[None]] = {}
         self.url = ""
         self.store_url = ""
-        self.replaced = 0
 
     async def start(self) -> ServingSystem:
         """Start everything, or nothing; return self."""
@@ -159,9 +156,7 @@ class ServingSystem:
                 self.store_url = settings.store_url
         else:
             self.store = LocalCluster(
-                workers=settings.store_workers,
-                segment=settings.segment,
-                worker={"overcommit": settings.overcommit},
+                segment=settings.segment, worker={"overcommit": settings.overcommit}
             )
             await asyncio.to_thread(self.store.start)
             self.store_url = self.store.url
@@ -179,12 +174,11 @@ class ServingSystem:
         )
         await self.conductor.start(self.workers.addresses)
         self._supervisor = asyncio.get_running_loop().create_task(
-            keep_going("replacing workers", partial(self._supervise, set()))
+            keep_going("replacing workers", self._supervise)
         )
         front = Front(
+            self.conductor,
             ConductorBoard(self.conductor),
-            self.conductor.submit,
-            lambda: self.conductor.card,
             model=settings.name,
             token=settings.token,
             deadline_s=settings.deadline_s,
@@ -201,7 +195,7 @@ class ServingSystem:
             await runner.cleanup()
         if listener is not None:
             listener.close()
-        for task in (self._supervisor, *self._replacing):
+        for task in (self._supervisor, *self._replacing.values()):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -221,18 +215,14 @@ class ServingSystem:
 
     # -- workers that die
 
-    async def _supervise(self, busy: set[int]) -> None:
-        """Replace workers that ended, but for those that are being replaced (`busy`)."""
+    async def _supervise(self) -> None:
+        """Replace workers that ended, but for those that are being replaced already."""
         assert self.workers is not None
         await asyncio.sleep(SUPERVISE_S)
         for number, child in enumerate(self.workers.children):
-            if number in busy or child.process.poll() is None:
-                continue
-            busy.add(number)
-            task = asyncio.get_running_loop().create_task(self._replace(number))
-            self._replacing.add(task)
-            task.add_done_callback(self._replacing.discard)
-            task.add_done_callback(partial(_forget, busy, number))
+            if number not in self._replacing and child.process.poll() is not None:
+                task = asyncio.get_running_loop().create_task(self._replace(number))
+                self._replacing[number] = task
 
     async def _replace(self, number: int) -> None:
         assert self.workers is not None
@@ -240,27 +230,14 @@ class ServingSystem:
         member = self.conductor.fleet.members.get(address)
         role = member.hello.role if member is not None else PREFILL_ROLE
         log.warning("%s ended; another %s worker is started", address, role)
-        await self.conductor.leave(address)
         try:
+            await self.conductor.leave(address)
             fresh = await asyncio.to_thread(self.workers.replace, number, role)
             await self.conductor.join(fresh)
-            self.replaced += 1
         except StoreError as error:
             log.error("a %s worker could not be replaced: %s", role, error)
-
-    def worker_numbers(self, role: str) -> list[int]:
-        """Places of the workers that have a role now, for tests that kill them."""
-        assert self.workers is not None
-        members = self.conductor.fleet.members
-        return [
-            number
-            for number, address in enumerate(self.workers.addresses)
-            if address in members and members[address].hello.role == role
-        ]
-
-
-def _forget(numbers: set[int], number: int, _: asyncio.Task[None]) -> None:
-    numbers.discard(number)
+        finally:
+            del self._replacing[number]
 
 
 def listen(host: str, port: int) -> socket.socket:

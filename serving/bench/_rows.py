@@ -1,4 +1,4 @@
-"""The measurements behind `mooncake bench serving`; see the package."""
+"""The measurements behind `mooncake bench serving`, row by row."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def chat(
     from mooncake_store.units import parse_duration
 
     token = config.read_secret(token_file).decode() if token_file else ""
-    talk = _Talk(url.rstrip("/"), token, parse_duration(timeout))
+    talk = Talk(url.rstrip("/"), token, parse_duration(timeout))
     talk.settings = {"max_tokens": max_tokens, "temperature": temperature}
     if seed is not None:
         talk.settings["seed"] = seed
@@ -82,8 +82,8 @@ def _figures(answer: dict[str, Any]) -> str:
     )
 
 
-class _Talk:
-    """A conversation so far."""
+class Talk:
+    """A conversation with a server, as far as it has come."""
 
     def __init__(self, url: str, token: str, timeout_s: float) -> None:
         self.url = url

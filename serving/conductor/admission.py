@@ -17,7 +17,7 @@ Pure: time is in the outlook. O(requests under way) for the forecast, else O(ins
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from serving.conductor.views import Rejection
@@ -38,8 +38,8 @@ class Outlook:
     """What is known when a request asks for admission.
 
     `ttft_s` is predicted for it, `queue_s` the part of it spent behind others, `tokens` the length
-    of its prompt. `decodes` are the decode
-    instances with what they decode now; `under_way` all requests that will decode or do.
+    of its prompt. `decodes` are the decode instances with what they decode now; `under_way` all
+    requests that will decode or do.
     """
 
     now: float
@@ -143,6 +143,4 @@ class ByForecast:
 
 
 def _with_one_more(view: DecodeView, outlook: Outlook) -> DecodeView:
-    from dataclasses import replace
-
     return replace(view, batch=view.batch + 1, tokens=view.tokens + outlook.tokens)

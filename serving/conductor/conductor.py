@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.errors import StoreError
 from serving.conductor.fleet import Fleet
 from serving.conductor.index import PrefixIndex
-from serving.conductor.life import Life
-from serving.conductor.pool import PoolWatch
+from serving.conductor.life import Life, Shared
+from serving.conductor.pool import PoolWatch, chain_of
 from serving.conductor.requests import Failure
 from serving.conductor.scheduler import Scheduler
 from serving.conductor.stats import Stats
@@ -36,7 +36,14 @@ from serving.workers.client import WorkerClient
 from serving.workers.naming import PoolNames
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        Callable,
+        Coroutine,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
 
     from serving.conductor.requests import Outcome, Request
     from serving.workers.protocol import Hello, ModelCard
@@ -50,7 +57,7 @@ DRAIN_S = 60.0
 
 
 class Conductor:
-    """See the module."""
+    """Answers requests with the workers that joined it."""
 
     def __init__(
         self,
@@ -67,13 +74,13 @@ class Conductor:
         self.clock = clock
         self.stats = Stats()
         self.index = PrefixIndex()
-        self.fleet = Fleet(self.scheduler, clock, connect)
+        self.fleet = Fleet(self.scheduler, connect)
         self.names: PoolNames | None = None
         self.pool = PoolWatch(pool_url, self.index, **(pool or {})) if pool_url else None
         self.requests_max = requests_max
-        self.push = push
         self._under_way = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._shared = Shared(self.scheduler, self.fleet, self.stats, clock, self._matches, push)
 
     @property
     def card(self) -> ModelCard | None:
@@ -123,11 +130,19 @@ class Conductor:
             return
         self._under_way += 1
         try:
-            async with contextlib.aclosing(Life(self, request).outcomes()) as outcomes:
+            async with contextlib.aclosing(Life(self._shared, request).outcomes()) as outcomes:
                 async for outcome in outcomes:
                     yield outcome
         finally:
             self._under_way -= 1
+
+    def _matches(self, tokens: Sequence[int]) -> dict[str, int]:
+        """How many tokens of a prompt each holder has, in whole blocks."""
+        names = self.names
+        if names is None or len(tokens) < names.block_tokens:
+            return {}
+        found = self.index.match(chain_of(names.index(tokens)))
+        return {holder: count * names.block_tokens for holder, count in found.items()}
 
     # -- roles
 

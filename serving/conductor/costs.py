@@ -13,7 +13,7 @@ O(1) each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serving.conductor.fit import NonNegativeFit
 
@@ -39,11 +39,6 @@ class PrefillCost:
     def predict(self, tokens: int, cached: int) -> float:
         """How long it would take."""
         return self._fit.predict(self._features(tokens, cached))
-
-    @property
-    def observations(self) -> int:
-        """How many prefills it was fitted to."""
-        return self._fit.observations
 
 
 class TransferCost:
@@ -141,13 +136,8 @@ class DecodeDuration:
 class Costs:
     """The models of one cluster together. `kv_bytes` is the size of one token's KV."""
 
-    prefill: PrefillCost
-    transfer: TransferCost
-    decode: DecodeCost
-    duration: DecodeDuration
+    prefill: PrefillCost = field(default_factory=PrefillCost)
+    transfer: TransferCost = field(default_factory=TransferCost)
+    decode: DecodeCost = field(default_factory=DecodeCost)
+    duration: DecodeDuration = field(default_factory=DecodeDuration)
     kv_bytes: int = 0
-
-    @classmethod
-    def fresh(cls, kv_bytes: int = 0) -> Costs:
-        """Models that know nothing yet."""
-        return cls(PrefillCost(), TransferCost(), DecodeCost(), DecodeDuration(), kv_bytes)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NonNegativeFit"]
 
+_KEPT = 0.97
+"""How much a measurement counts for once the next one is there."""
 _PRIOR_WEIGHT = 0.1
 _PRIOR_KEPT = 0.85
 _PRIOR_WEIGHT_MIN = 1e-7
@@ -33,15 +35,10 @@ _PRIOR_WEIGHT_MIN = 1e-7
 class NonNegativeFit:
     """`value = sum(c_i * feature_i)`, every c_i >= 0; `scales` are typical sizes of features."""
 
-    def __init__(
-        self, prior: Sequence[float], scales: Sequence[float], forgetting: float = 0.97
-    ) -> None:
+    def __init__(self, prior: Sequence[float], scales: Sequence[float]) -> None:
         if len(prior) != len(scales) or min(prior) < 0 or not any(prior):
             raise ValueError(f"a prior is one coefficient of 0 or more a feature, not {prior}")
-        if not 0.5 <= forgetting <= 1.0:
-            raise ValueError(f"forgetting must be between 0.5 and 1, not {forgetting}")
         self._scales = tuple(scales)
-        self._forgetting = forgetting
         self._prior = [c * s for c, s in zip(prior, scales, strict=True)]
         size = len(self._prior)
         # Of scaled features and values, both divided by the work they stand for.
@@ -49,25 +46,22 @@ class NonNegativeFit:
         self._moment = [0.0] * size
         self._prior_weight = _PRIOR_WEIGHT
         self._solved: tuple[float, ...] | None = tuple(prior)
-        self.observations = 0
 
     def observe(self, features: Sequence[float], value: float) -> None:
         """Take a measurement in; one of no duration says nothing and is ignored."""
         if value <= 0:
             return
-        keep = self._forgetting
         row = [f / s for f, s in zip(features, self._scales, strict=True)]
         work = sum(row)
         row = [entry / work for entry in row]
         target = value / work
         for i, left in enumerate(row):
-            self._moment[i] = keep * self._moment[i] + left * target
+            self._moment[i] = _KEPT * self._moment[i] + left * target
             self._gram[i] = [
-                keep * old + left * right for old, right in zip(self._gram[i], row, strict=True)
+                _KEPT * old + left * right for old, right in zip(self._gram[i], row, strict=True)
             ]
         self._prior_weight = max(_PRIOR_KEPT * self._prior_weight, _PRIOR_WEIGHT_MIN)
         self._solved = None
-        self.observations += 1
 
     @property
     def coefficients(self) -> tuple[float, ...]:

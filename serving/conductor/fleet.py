@@ -52,16 +52,10 @@ class Member:
 
 
 class Fleet:
-    """See the module; belongs to one event loop."""
+    """The members by address; belongs to one event loop."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        clock: Callable[[], float],
-        connect: Callable[[str], WorkerClient],
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, connect: Callable[[str], WorkerClient]) -> None:
         self._scheduler = scheduler
-        self._clock = clock
         self._connect = connect
         self._states = StateLog(log)
         self._changed = asyncio.Event()

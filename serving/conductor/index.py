@@ -25,7 +25,7 @@ __all__ = ["PrefixIndex"]
 
 
 class PrefixIndex:
-    """See the module. Holders appear when they are first named."""
+    """Blocks by holder. Holders appear when they are first named."""
 
     def __init__(self) -> None:
         self._table: dict[Hashable, int] = {}

@@ -55,7 +55,7 @@ class Flight:
 
 @dataclass(slots=True)
 class Ledger:
-    """Instances by name and requests by id; see the module."""
+    """Instances by name and requests by id."""
 
     instances: dict[str, Instance] = field(default_factory=dict)
     flights: dict[str, Flight] = field(default_factory=dict)
@@ -66,10 +66,9 @@ class Ledger:
         """An instance is there, or came back."""
         self.instances[instance.name] = instance
 
-    def leave(self, name: str) -> list[Flight]:
-        """An instance is gone; returns the requests that were on it in their present stage."""
+    def leave(self, name: str) -> None:
+        """An instance is gone."""
         self.instances.pop(name, None)
-        return self.on(name)
 
     def on(self, name: str) -> list[Flight]:
         """The requests whose present stage is on an instance."""

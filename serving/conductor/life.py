@@ -13,25 +13,26 @@ its first token is refused then, one that is being resumed waits for room. Whate
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mooncake_store.errors import StoreError
-from serving.conductor.pool import POOL, chain_of
-from serving.conductor.requests import Accepted, Failure, Finish, Piece
+from serving.conductor.pool import POOL
+from serving.conductor.requests import Failure, Finish, Piece
 from serving.conductor.stats import RequestLine
 from serving.conductor.views import Demand, Rejection
 from serving.workers import protocol as p
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from serving.conductor.conductor import Conductor
-    from serving.conductor.fleet import Member
+    from serving.conductor.fleet import Fleet, Member
     from serving.conductor.requests import Outcome, Request
-    from serving.conductor.scheduler import Admission
+    from serving.conductor.scheduler import Admission, Scheduler
+    from serving.conductor.stats import Stats
     from serving.conductor.views import Placement
 
-__all__ = ["Life"]
+__all__ = ["Life", "Shared"]
 
 FAILURES_MAX = 5
 ROOM_S = (0.05, 1.0)
@@ -41,14 +42,28 @@ FETCH_MIN_S = 0.25
 _STATUS = {"too_long": 400, "bad_request": 400, "deadline": 504, "cancelled": 499}
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the requests of one conductor share: decisions, workers, figures and a clock."""
+
+    scheduler: Scheduler
+    fleet: Fleet
+    stats: Stats
+    clock: Callable[[], float]
+    matches: Callable[[Sequence[int]], dict[str, int]]
+    """How many tokens of a prompt each holder has."""
+    push: bool
+    """Whether prefill workers hand KV straight to decode workers."""
+
+
 class Life:
     """One request under way; `outcomes` is gone through once."""
 
-    def __init__(self, conductor: Conductor, request: Request) -> None:
-        self._conductor = conductor
-        self._scheduler = conductor.scheduler
+    def __init__(self, shared: Shared, request: Request) -> None:
+        self._shared = shared
+        self._scheduler = shared.scheduler
         self._request = request
-        self._now = conductor.clock
+        self._now = shared.clock
         self._until = self._now() + request.deadline_s
         self._generated: list[int] = []
         self._matches: dict[str, int] = {}
@@ -61,10 +76,9 @@ class Life:
         self._failures = 0
         self._pause_s = 0.0
         self._avoid: frozenset[str] = frozenset()
-        self._seconds: dict[str, float] = {}
         self._computed_s = 0.0
         self._end: Finish | Failure | None = None
-        self._line = conductor.stats.arrive(
+        self._line = shared.stats.arrive(
             RequestLine(request.request_id, self._now(), len(request.tokens))
         )
 
@@ -77,7 +91,6 @@ class Life:
                 status = 503 if answer.code == "no_workers" else 429
                 self._end = Failure(answer.code, answer.reason, status, answer.retry_after_s)
             else:
-                yield Accepted(answer.placement.cached)
                 async with aclosing(self._tries(answer)) as pieces:
                     async for piece in pieces:
                         yield piece
@@ -87,7 +100,7 @@ class Life:
             self._close()
 
     def _close(self) -> None:
-        end, stats, now = self._end, self._conductor.stats, self._now()
+        end, stats, now = self._end, self._shared.stats, self._now()
         finished = isinstance(end, Finish)
         self._scheduler.ended(now, self._request.request_id, finished=finished)
         if finished:
@@ -103,11 +116,7 @@ class Life:
 
     def _demand(self) -> Demand:
         tokens = [*self._request.tokens, *self._generated]
-        names = self._conductor.names
-        if names is not None and len(tokens) >= names.block_tokens:
-            found = self._conductor.index.match(chain_of(names.index(tokens)))
-            size = names.block_tokens
-            self._matches = {holder: count * size for holder, count in found.items()}
+        self._matches = self._shared.matches(tokens)
         return Demand(len(tokens), self._matches, self._left(), self._request.priority)
 
     # -- attempts
@@ -126,7 +135,7 @@ class Life:
                 self._fail("workers_failed", f"{self._failures} attempts failed", 503, 1.0)
                 return
             if self._pause_s:
-                await self._conductor.fleet.wait_for_change(self._pause_s)
+                await self._shared.fleet.wait_for_change(self._pause_s)
                 self._pause_s = 0.0
             moved = await self._moved()
             if moved is None:
@@ -135,7 +144,7 @@ class Life:
 
     async def _moved(self) -> Admission | None:
         """Another place for it; waits for one while none is there."""
-        fleet = self._conductor.fleet
+        fleet = self._shared.fleet
         while True:
             left_s = self._until - self._now()
             if left_s <= 0:
@@ -145,7 +154,7 @@ class Life:
                 self._now(), self._request.request_id, self._demand(), self._avoid
             )
             if not isinstance(answer, Rejection):
-                self._conductor.stats.resumed += 1
+                self._shared.stats.resumed += 1
                 return answer
             if self._avoid:
                 # Better one that failed before than none at all.
@@ -156,7 +165,7 @@ class Life:
 
     async def _attempt(self, answer: Admission) -> AsyncGenerator[Piece, None]:
         """Prefill and decode once; sets `_end`, or leaves it for another attempt."""
-        fleet = self._conductor.fleet
+        fleet = self._shared.fleet
         prefill = fleet.members.get(answer.placement.prefill)
         decode = fleet.members.get(answer.decode)
         if prefill is None or decode is None:
@@ -183,7 +192,7 @@ class Life:
     async def _prefill(
         self, worker: Member, decode: Member, answer: Admission
     ) -> AsyncGenerator[Piece, None]:
-        conductor, place = self._conductor, answer.placement
+        place = answer.placement
         self._prompt = (*self._request.tokens, *self._generated)
         block = worker.hello.model.block_tokens
         message = p.Prefill(
@@ -196,7 +205,7 @@ class Life:
             prefix_blocks=self._blocks_wanted(place, block),
             # Without a known prefix there is nothing to compare with: the worker's own deadline.
             fetch_deadline_ms=int(1000 * max(FETCH_MIN_S, place.saved_s)) if place.source else 0,
-            decode_at=decode.address if conductor.push else "",
+            decode_at=decode.address if self._shared.push else "",
             group=answer.helpers,
             stop_tokens=self._request.stop_tokens,
         )
@@ -204,13 +213,13 @@ class Life:
         transfer = self._scheduler.costs.transfer
         transfer.begin(place.source or POOL, moved)
         try:
-            async with aclosing(_closing(worker.client.prefill(message))) as events:
+            async with aclosing(worker.client.prefill(message)) as events:
                 async for event in events:
                     if isinstance(event, p.Started):
                         self._scheduler.started(self._now(), self._request.request_id)
                         self._line.cached_tokens = event.cached_tokens
                     elif isinstance(event, p.FirstToken):
-                        conductor.stats.first_token(self._line, self._now())
+                        self._shared.stats.first_token(self._line, self._now())
                         self._first = event.token
                         self._generated.append(event.token)
                         yield Piece((event.token,))
@@ -244,7 +253,6 @@ class Life:
         if self._attempts == 1:
             self._cached = done.cached_tokens
         self._computed_s += computed_s
-        self._add(seconds)
         if done.stopped:
             self._finish(done.stopped)
 
@@ -262,12 +270,12 @@ class Life:
             stop_tokens=self._request.stop_tokens,
         )
         last = self._now()
-        async with aclosing(_closing(worker.client.decode(message))) as events:
+        async with aclosing(worker.client.decode(message)) as events:
             async for event in events:
                 if isinstance(event, p.Tokens):
                     now = self._now()
                     for _ in event.ids:
-                        self._conductor.stats.tbt.observe((now - last) / len(event.ids))
+                        self._shared.stats.tbt.observe((now - last) / len(event.ids))
                     last = now
                     self._generated += event.ids
                     self._progress()
@@ -276,7 +284,6 @@ class Life:
                         self._finish("stop")
                         return
                 elif isinstance(event, p.Finished):
-                    self._add(event.seconds)
                     self._finish(event.reason)
                 elif isinstance(event, p.Refused):
                     why = f"{worker.hello.worker_id} has no room for it: {event.reason}"
@@ -307,7 +314,6 @@ class Life:
             len(self._request.tokens),
             self._cached,
             len(self._generated),
-            self._seconds,
             self._attempts - 1,
         )
 
@@ -346,18 +352,3 @@ class Life:
 
     def _deadline_ms(self) -> int:
         return max(1, int(1000 * (self._until - self._now())))
-
-    def _add(self, seconds: dict[str, float]) -> None:
-        for stage, spent in seconds.items():
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + spent
-
-
-async def _closing(events: AsyncIterator[p.Event]) -> AsyncGenerator[p.Event, None]:
-    """The same events as a generator, which `aclosing` can close."""
-    try:
-        async for event in events:
-            yield event
-    finally:
-        close = getattr(events, "aclose", None)
-        if close is not None:
-            await close()

@@ -61,7 +61,7 @@ def _local(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
 
 
 class CacheCentric:
-    """KVCache-centric scheduling (Algorithm 1); see the module."""
+    """KVCache-centric scheduling, Algorithm 1: prefixes are pulled to where the queue is short."""
 
     def __init__(self, balancing: float = 1.5, *, weigh: bool = True) -> None:
         if balancing < 1:
@@ -73,16 +73,11 @@ class CacheCentric:
         self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
     ) -> Placement | None:
         """The instance with the least predicted time to the first token."""
-        holder, best = "", 0
-        for name, tokens in demand.matches.items():
-            if tokens > best:
-                holder, best = name, tokens
-        chosen: Placement | None = None
-        for instance in instances:
-            found = self._on(demand, instance, holder, min(best, demand.tokens), costs)
-            if chosen is None or found.ttft_s < chosen.ttft_s:
-                chosen = found
-        return chosen
+        matches = demand.matches
+        holder = max(matches, key=matches.__getitem__, default="")
+        best = min(matches.get(holder, 0), demand.tokens)
+        found = [self._on(demand, instance, holder, best, costs) for instance in instances]
+        return min(found, key=lambda placement: placement.ttft_s, default=None)
 
     def _on(
         self, demand: Demand, instance: PrefillView, holder: str, best: int, costs: Costs
@@ -146,17 +141,14 @@ class AnyInstance:
 
 def choose_decode(
     demand: Demand, instances: Sequence[DecodeView], cost: DecodeCost
-) -> tuple[DecodeView, float] | None:
-    """The decode instance with the least predicted time between tokens, and that time.
+) -> DecodeView | None:
+    """The decode instance with the least predicted time between tokens.
 
     Only instances with room for the whole answer take part; None when there is none.
     """
     needed = demand.tokens + demand.max_new_tokens
-    chosen: tuple[DecodeView, float] | None = None
-    for instance in instances:
-        if instance.free_tokens < needed:
-            continue
-        seconds = cost.predict(instance.batch + 1, instance.tokens + demand.tokens)
-        if chosen is None or seconds < chosen[1]:
-            chosen = instance, seconds
-    return chosen
+    return min(
+        (each for each in instances if each.free_tokens >= needed),
+        key=lambda each: cost.predict(each.batch + 1, each.tokens + demand.tokens),
+        default=None,
+    )

@@ -43,7 +43,7 @@ def chain_of(digests: NDArray[np.uint64]) -> list[bytes]:
 
 
 class PoolWatch:
-    """See the module. `settings` are those of `AsyncClient`."""
+    """Fills an index from one store's events. `settings` are those of `AsyncClient`."""
 
     def __init__(self, url: str, index: PrefixIndex, **settings: Any) -> None:
         self._url = url

@@ -1,6 +1,6 @@
 """What a front asks of a backend, and what it is told: values, the last of which says how it ended.
 
-    Accepted, Text tokens ..., then Finish or Failure
+    Piece, Piece, ..., then Finish or Failure
 
 A failure is a value too: it is as ordinary an end of a request as its answer, and everybody who
 serves a request has to say which of the two it was. `status` is what an HTTP front answers with,
@@ -9,15 +9,15 @@ serves a request has to say which of the two it was. `status` is what an HTTP fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
 
-    from serving.workers.protocol import ModelCard, Sampling
+    from serving.engine.sampling import Sampling
 
-__all__ = ["Accepted", "Backend", "Failure", "Finish", "Outcome", "Piece", "Request"]
+__all__ = ["Failure", "Finish", "Outcome", "Piece", "Request"]
 
 
 def never() -> bool:
@@ -43,13 +43,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """It was taken; this much of its prompt is expected not to be computed."""
-
-    expected_cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
     """Further tokens of the answer."""
 
@@ -58,13 +51,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The answer is complete: `reason` is "stop" or "length". `seconds` are by stage."""
+    """The answer is complete: `reason` is "stop" or "length"."""
 
     reason: str
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    seconds: dict[str, float] = field(default_factory=dict)
     resumed: int = 0
     """How often a worker failed it and another one went on."""
 
@@ -79,17 +71,4 @@ class Failure:
     retry_after_s: float = 0.0
 
 
-Outcome = Accepted | Piece | Finish | Failure
-
-
-class Backend(Protocol):
-    """Who answers requests for one model."""
-
-    @property
-    def card(self) -> ModelCard | None:
-        """Which model; None while no worker is there."""
-        ...
-
-    def submit(self, request: Request) -> AsyncGenerator[Outcome, None]:
-        """Go through what happens to a request; closing the iterator cancels it."""
-        ...
+Outcome = Piece | Finish | Failure

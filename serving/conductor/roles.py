@@ -20,7 +20,7 @@ __all__ = ["Change", "RoleBalancer", "RoleRules"]
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """Thresholds of load, and durations; see the module."""
+    """Thresholds of load, and for how long they have to be crossed."""
 
     high: float = 0.9
     low: float = 0.5

@@ -13,7 +13,7 @@ rest for a while that doubles. Pure: time is an argument. O(engines).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class _Engine:
     requests: int = 0
     chosen: int = 0
     rest_s: float = 0.0
-    resting_until: float = field(default=float("-inf"))
+    resting_until: float = float("-inf")
 
 
 class EngineRouter:
-    """See the module."""
+    """What each engine has to do, and who gets the next request."""
 
     def __init__(self) -> None:
         self._engines: dict[str, _Engine] = {}
@@ -50,10 +50,6 @@ class EngineRouter:
         """An engine is there; one that was there stays as it is."""
         self._engines.setdefault(name, _Engine())
 
-    def leave(self, name: str) -> None:
-        """An engine is gone."""
-        self._engines.pop(name, None)
-
     def choose(
         self,
         now: float,
@@ -62,31 +58,31 @@ class EngineRouter:
         matches: Mapping[str, int],
         avoid: Collection[str] = (),
     ) -> str | None:
-        """Give a request to an engine; None when every one is gone, rests or is to be avoided."""
-        best: str | None = None
-        least: tuple[int, int, int] | None = None
-        for name, engine in self._engines.items():
-            if name in avoid or now < engine.resting_until:
-                continue
-            new = max(0, tokens - matches.get(name, 0))
-            cost = (engine.pending + new, engine.requests, engine.chosen)
-            if least is None or cost < least:
-                best, least = name, cost
-        if best is None:
-            return None
-        engine = self._engines[best]
-        new = max(0, tokens - matches.get(best, 0))
-        self._turns += 1
-        engine.pending += new
-        engine.requests += 1
-        engine.chosen = self._turns
-        self._given[request] = (best, new)
+        """Give a request to an engine; None when every one rests or is to be avoided."""
+
+        def new(name: str) -> int:
+            return max(0, tokens - matches.get(name, 0))
+
+        def cost(name: str) -> tuple[int, int, int]:
+            engine = self._engines[name]
+            return engine.pending + new(name), engine.requests, engine.chosen
+
+        passed_over = {*avoid, *self.resting(now)}
+        able = [name for name in self._engines if name not in passed_over]
+        best = min(able, key=cost, default=None)
+        if best is not None:
+            engine = self._engines[best]
+            self._turns += 1
+            self._given[request] = (best, new(best))
+            engine.pending += new(best)
+            engine.requests += 1
+            engine.chosen = self._turns
         return best
 
     def answering(self, request: str) -> None:
         """Its first token is there: its prompt is no longer work that waits."""
         name, new = self._given.get(request, ("", 0))
-        if new and name in self._engines:
+        if new:
             self._engines[name].pending -= new
             self._given[request] = (name, 0)
 
@@ -94,15 +90,14 @@ class EngineRouter:
         """It ended, however."""
         self.answering(request)
         name, _ = self._given.pop(request, ("", 0))
-        if name in self._engines:
+        if name:
             self._engines[name].requests -= 1
 
     def failed(self, now: float, name: str) -> None:
         """An engine could not be reached or broke off: it rests."""
-        engine = self._engines.get(name)
-        if engine is not None:
-            engine.rest_s = min(max(_REST_MIN_S, 2 * engine.rest_s), _REST_MAX_S)
-            engine.resting_until = now + engine.rest_s
+        engine = self._engines[name]
+        engine.rest_s = min(max(_REST_MIN_S, 2 * engine.rest_s), _REST_MAX_S)
+        engine.resting_until = now + engine.rest_s
 
     def resting(self, now: float) -> set[str]:
         """The engines that are given nothing at present."""
@@ -110,6 +105,5 @@ class EngineRouter:
 
     def answered(self, name: str) -> None:
         """An engine answered well: it has nothing to rest for."""
-        engine = self._engines.get(name)
-        if engine is not None:
-            engine.rest_s, engine.resting_until = 0.0, float("-inf")
+        engine = self._engines[name]
+        engine.rest_s, engine.resting_until = 0.0, float("-inf")

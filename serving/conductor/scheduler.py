@@ -52,7 +52,6 @@ class Admission:
 
     placement: Placement
     decode: str
-    tbt_s: float
     helpers: tuple[str, ...] = ()
 
 
@@ -65,14 +64,14 @@ class Loads:
 
 
 class Scheduler:
-    """See the module."""
+    """Decides by the policies, and learns from what instances report."""
 
     def __init__(
         self, slo: Slo | None = None, policies: Policies | None = None, costs: Costs | None = None
     ) -> None:
         self.slo = slo or Slo()
         self.policies = policies or Policies()
-        self.costs = costs or Costs.fresh()
+        self.costs = costs or Costs()
         self.ledger = Ledger()
 
     def arrive(self, now: float, request: str, demand: Demand) -> Admission | Rejection:
@@ -131,7 +130,7 @@ class Scheduler:
         if rule is not None and helpers:
             quicker = placement.prefill_s / rule.speed_up(to_compute, 1 + len(helpers))
             placement = replace(placement, prefill_s=quicker)
-        return Admission(placement, decode[0].name, decode[1], helpers)
+        return Admission(placement, decode.name, helpers)
 
     def _assign(self, now: float, request: str, demand: Demand, chosen: Admission) -> None:
         self._pass_time(now)

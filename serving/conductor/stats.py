@@ -62,7 +62,7 @@ class RequestLine:
 
 @dataclass(slots=True)
 class Stats:
-    """See the module."""
+    """The figures of one conductor since it started."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0

@@ -26,7 +26,7 @@ __all__ = ["Blocks"]
 
 
 class Blocks(Moves):
-    """See the module. Thread-safe; every method answers for a store that is away as for a miss."""
+    """Looks blocks up, locks and moves them. Thread-safe; a store that is away is a miss."""
 
     def __init__(self, link: StoreLink, options: StoreOptions, counts: Counts) -> None:
         super().__init__(link, options, counts)
@@ -132,14 +132,15 @@ class Blocks(Moves):
         sizes: Sequence[int],
         *,
         groups: Sequence[str] | None = None,
-        replace: bool = False,
     ) -> tuple[list[int], list[int]]:
         """Offer a batch; one with blocks in doubt replaces what is there."""
-        replace = replace or bool(self._doubts and any(name in self._doubts for name in names))
-        stored, refused = super().write(names, gather, sizes, groups=groups, replace=replace)
+        stored, refused = super().write(names, gather, sizes, groups=groups)
         if self._doubts:
             self._doubts.clear(names[at] for at in stored)
         return stored, refused
+
+    def _in_doubt(self, names: list[str]) -> bool:
+        return bool(self._doubts) and any(name in self._doubts for name in names)
 
     def remove(self, names: list[str], deadline_s: float) -> list[bool]:
         """Remove blocks, whoever reads them; which ones went."""

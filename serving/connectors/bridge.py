@@ -24,6 +24,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from mooncake_store import ids
 from mooncake_store.client import AsyncClient, Digests
 from mooncake_store.errors import ConfigError, NotFoundError, StoreError
 from serving.connectors.keys import parse_key, scope_prefix
@@ -205,8 +206,6 @@ class Bridge:
 
 
 def _shard(store: AsyncClient, digest: bytes) -> int:
-    from mooncake_store import ids
-
     return ids.shard_of_one(digest, store.shards)
 
 

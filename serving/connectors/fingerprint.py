@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["fingerprint", "identify", "kv_heads"]
+__all__ = ["fingerprint", "identify", "installed_version", "kv_heads", "short_name"]
 
 _SAMPLE_BYTES = 64
 _SPREAD = 256
@@ -30,6 +31,21 @@ def identify(model: str, revision: str | None = None) -> str:
     if path.is_file():
         return f"{path.stat().st_size} bytes"
     return f"{model} {_commit(model, revision) or revision}"
+
+
+def short_name(model: str) -> str:
+    """The last part of a name or path, for people who read keys."""
+    return model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def installed_version(*packages: str) -> str:
+    """The version of the first of these packages that is installed; empty without any."""
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return ""
 
 
 def kv_heads(model: str, revision: str | None = None) -> int:

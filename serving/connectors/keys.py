@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store import ids
@@ -161,8 +161,6 @@ class KVScope:
 
     def of_rank(self, tp_rank: int, pp_rank: int = 0) -> KVScope:
         """The scope of another rank: a scheduler asks for the keys of all of them."""
-        from dataclasses import replace
-
         return replace(self, tp_rank=tp_rank, pp_rank=pp_rank)
 
     def all_ranks(self) -> list[KVScope]:

@@ -90,12 +90,11 @@ class Moves:
         sizes: Sequence[int],
         *,
         groups: Sequence[str] | None = None,
-        replace: bool = False,
     ) -> tuple[list[int], list[int]]:
         """Offer a batch; positions of what is new in the store, and of what is not in it.
 
         `gather` gives the buffers; it is not called when the batch is skipped. Blocks of one of
-        `groups` leave the store together. `replace` stores anew what is there.
+        `groups` leave the store together.
         """
         everything = list(range(len(names)))
         if time.monotonic() < self._pressed_until:
@@ -104,7 +103,7 @@ class Moves:
         options: dict[str, Any] = {"deadline": self._options.save_deadline_s}
         if groups is not None:
             options["group"] = groups
-        if replace:
+        if self._in_doubt(names):
             options["upsert"] = True
         buffers = gather()
         with self.counts.timed("save_seconds"):
@@ -126,6 +125,10 @@ class Moves:
         if any(isinstance(result.error(at), NoSpaceError) for at in refused):
             self._pressed_until = time.monotonic() + self._options.pressure_pause_s
         return stored, refused
+
+    def _in_doubt(self, names: list[str]) -> bool:
+        """Hook: whether what is there under one of these names is to be replaced."""
+        return False
 
 
 def _unmoved(error: Exception | None) -> bool:

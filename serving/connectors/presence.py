@@ -33,9 +33,6 @@ class Presence:
         self._wanted: dict[str, int] = {}
         self._whole: dict[str, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._whole)
-
     @property
     def whole(self) -> list[str]:
         """The hashes of all blocks that are usable, oldest first."""

@@ -47,7 +47,7 @@ class _Tile:
 
 
 class Engine:
-    """See the module. `chunk_tokens` is rounded up to whole blocks."""
+    """Computes sequences in turns. `chunk_tokens` is rounded up to whole blocks."""
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, *, chunk_tokens: int = 256, running_max: int = 32

@@ -7,7 +7,7 @@ directories with the same weights share KV blocks and two models of one name do 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +68,6 @@ def load_model(
     `exact` None chooses batch-independent arithmetic for float32 on a CPU; see `decoder.py`.
     Raises ConfigError for what cannot be loaded.
     """
-    import dataclasses
-
     import torch
 
     from serving.engine.decoder import Decoder
@@ -80,7 +78,7 @@ def load_model(
         if is_random(model) or not Path(model).is_dir():
             config = ModelConfig.random(model)
             if dtype:
-                config = dataclasses.replace(config, dtype=dtype)
+                config = replace(config, dtype=dtype)
             weights = random_weights(config, where)
             directory = ""
         else:

@@ -13,14 +13,26 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from serving.workers.protocol import Sampling
+__all__ = ["Sampling", "choose"]
 
-__all__ = ["choose"]
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How a token is chosen. Temperature 0 takes the likeliest one; ties go to the lower number.
+
+    A token depends on the logits, on `seed` and on its position, on nothing else.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    seed: int = 0
 
 
 def choose(logits: NDArray[np.float32], sampling: Sampling, position: int) -> tuple[int, float]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from serving.workers.protocol import Sampling
+    from serving.engine.sampling import Sampling
 
 __all__ = ["Listener", "PrefixLost", "Sequence"]
 
@@ -55,7 +55,6 @@ class Sequence:
     KV of tokens before `computed` is in the cache; `target` is how far the prompt phase goes.
     """
 
-    request_id: str
     tokens: list[int]
     """Prompt and what was generated."""
     prompt: int

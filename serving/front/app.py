@@ -22,31 +22,33 @@ import secrets
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from serving.conductor.requests import Accepted, Failure, Finish, Piece, Request
+from serving.conductor.requests import Failure, Finish, Piece, Request
 from serving.engine.tokenizer import load_tokenizer
 from serving.front.openai import (
     Asked,
     BadRequestError,
     Limits,
     Shape,
+    check_model,
     error_body,
     read_chat,
     read_completion,
     usage_of,
 )
-from serving.front.page import PAGE
 from serving.front.text import AnswerText
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from serving.conductor.conductor import Conductor
     from serving.conductor.requests import Outcome
     from serving.engine.tokenizer import Tokenizer
-    from serving.front.board import Board
+    from serving.front.board import ConductorBoard
     from serving.workers.protocol import ModelCard
 
 __all__ = ["BODY_BYTES_MAX", "Front", "error_response", "front_application", "guard"]
@@ -55,16 +57,17 @@ log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 16 << 20
 GRACE_S = 5.0
+PAGE = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+"""Shows a front at work. One file, no resource of anybody else; it asks `/stats` twice a second."""
 PIPED_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 @dataclass(slots=True)
 class Front:
-    """What the handlers need: the model's name to the outside, a backend, what to show."""
+    """What the handlers need: who answers, what to show, the model's name to the outside."""
 
-    board: Board
-    submit: Callable[[Request], AsyncGenerator[Outcome, None]]
-    card: Callable[[], ModelCard | None]
+    conductor: Conductor
+    board: ConductorBoard
     model: str = ""
     token: str = ""
     deadline_s: float = 120.0
@@ -72,7 +75,7 @@ class Front:
 
     def limits(self) -> tuple[Limits, Tokenizer, ModelCard]:
         """What holds for a request now; raises while no worker has said what it serves."""
-        card = self.card()
+        card = self.conductor.card
         if card is None:
             raise BadRequestError("no worker is there yet", status=503, code="no_workers")
         if self.tokenizer is None:
@@ -128,15 +131,6 @@ def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
 
 
-async def read_json(request: web.Request) -> object:
-    """The body as JSON, whatever its content type says."""
-    raw = await request.read()
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is not valid JSON: {error}") from error
-
-
 def front_application(front: Front) -> web.Application:
     """All routes."""
     handlers = _Handlers(front)
@@ -165,21 +159,18 @@ class _Handlers:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answer a prompt."""
-        body = await read_json(request)
-        limits, tokenizer, card = self._front.limits()
-        asked = read_completion(body, limits, tokenizer)
-        return await self._serve(request, asked, tokenizer, card)
+        return await self._serve(request, read_completion)
 
     async def chats(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        body = await read_json(request)
-        limits, tokenizer, card = self._front.limits()
-        asked = read_chat(body, limits, tokenizer)
-        return await self._serve(request, asked, tokenizer, card)
+        return await self._serve(request, read_chat)
 
     async def _serve(
-        self, request: web.Request, asked: Asked, tokenizer: Tokenizer, card: ModelCard
+        self, request: web.Request, read: Callable[[bytes, Limits, Tokenizer], Asked]
     ) -> web.StreamResponse:
+        raw = await request.read()
+        limits, tokenizer, card = self._front.limits()
+        asked = read(raw, limits, tokenizer)
         text = AnswerText(tokenizer, asked.stops)
         wanted = Request(
             request_id=f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -191,10 +182,10 @@ class _Handlers:
             priority=asked.priority,
             enough=lambda: text.stopped,
         )
-        answer = _Answer(asked, text, Shape(asked, wanted.request_id, int(time.time())))
+        answer = _Answer(text, Shape(asked, wanted.request_id, int(time.time())))
         async with (
             asyncio.timeout(asked.deadline_s + GRACE_S),
-            aclosing(self._front.submit(wanted)) as outcomes,
+            aclosing(self._front.conductor.submit(wanted)) as outcomes,
         ):
             if asked.stream:
                 return await answer.stream(request, outcomes)
@@ -208,14 +199,7 @@ class _Handlers:
     async def model(self, request: web.Request) -> web.Response:
         """One model by its name."""
         limits, _, _ = self._front.limits()
-        name = request.match_info["model"]
-        if name != limits.model:
-            raise BadRequestError(
-                f"the model {name!r} does not exist; this server has {limits.model!r}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+        check_model(request.match_info["model"], limits)
         return web.json_response(self._described(limits))
 
     def _described(self, limits: Limits) -> dict[str, Any]:
@@ -253,8 +237,7 @@ class _Handlers:
 class _Answer:
     """Turns outcomes into one response."""
 
-    def __init__(self, asked: Asked, text: AnswerText, shape: Shape) -> None:
-        self._asked = asked
+    def __init__(self, text: AnswerText, shape: Shape) -> None:
         self._text = text
         self._shape = shape
 
@@ -269,7 +252,8 @@ class _Answer:
             elif isinstance(outcome, Finish):
                 told.append(self._text.finish())
                 reason = "stop" if self._text.stopped else outcome.reason
-                return web.json_response(self._shape.answer("".join(told), reason, _usage(outcome)))
+                usage = usage_of(outcome)
+                return web.json_response(self._shape.answer("".join(told), reason, usage))
         raise AssertionError("a backend ends with Finish or Failure")
 
     async def stream(
@@ -278,8 +262,6 @@ class _Answer:
         """The answer as events; a failure before the first token is a response of its own."""
         response: web.StreamResponse | None = None
         async for outcome in outcomes:
-            if isinstance(outcome, Accepted):
-                continue
             if response is None:
                 if isinstance(outcome, Failure):
                     return _failed(outcome)
@@ -312,16 +294,12 @@ class _Answer:
             await _send(response, self._shape.piece(rest))
         reason = "stop" if self._text.stopped else finish.reason
         await _send(response, self._shape.piece("", reason))
-        await _send(response, self._shape.closing(_usage(finish)))
+        await _send(response, self._shape.closing(usage_of(finish)))
 
 
 async def _send(response: web.StreamResponse, event: dict[str, Any] | None) -> None:
     if event is not None:
         await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-
-
-def _usage(finish: Finish) -> dict[str, Any]:
-    return usage_of(finish.prompt_tokens, finish.cached_tokens, finish.generated_tokens)
 
 
 def _failed(failure: Failure) -> web.Response:

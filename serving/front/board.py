@@ -7,7 +7,7 @@ sets: outcomes, roles. Needs `prometheus_client`.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -25,49 +25,11 @@ if TYPE_CHECKING:
     from serving.conductor.fleet import Member
     from serving.conductor.stats import Histogram
 
-__all__ = ["Board", "ConductorBoard", "render"]
-
-
-class Board(Protocol):
-    """What the routes ask for."""
-
-    def health(self) -> dict[str, Any]:
-        """`serving`, and what is missing."""
-        ...
-
-    def metrics(self) -> str:
-        """Prometheus text."""
-        ...
-
-    def stats(self) -> dict[str, Any]:
-        """The figures of the page."""
-        ...
-
-
-class _Registered:
-    """A collector as the registry wants it."""
-
-    def __init__(self, families: Iterator[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        """The families, once."""
-        return self._families
-
-    def describe(self) -> list[Metric]:
-        """Nothing: names need no check, and the counters are read only once."""
-        return []
-
-
-def render(families: Iterator[Metric]) -> str:
-    """Families of metrics as Prometheus reads them."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Registered(families))
-    return generate_latest(registry).decode()
+__all__ = ["ConductorBoard"]
 
 
 class ConductorBoard:
-    """The figures of one conductor."""
+    """The figures of one conductor; a collector of Prometheus."""
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
@@ -90,9 +52,12 @@ class ConductorBoard:
 
     def metrics(self) -> str:
         """Counters, gauges and histograms, names beginning with mooncake_serving_."""
-        return render(self._families())
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry).decode()
 
-    def _families(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
+        """What `metrics` shows, family by family."""
         conductor = self._conductor
         stats, scheduler = conductor.stats, conductor.scheduler
         outcomes = CounterMetricFamily(

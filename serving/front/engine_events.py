@@ -113,7 +113,6 @@ class Subscription:
         self._source = source
         self._next = 0
         self._context: Any = zmq.asyncio.Context()
-        self.gaps = 0
         try:
             self._socket = self._connected(zmq.SUB, source.registration.endpoint)
             self._socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -177,7 +176,6 @@ class Subscription:
         """Ask for the batches before `upto`; clear the source when they cannot be had."""
         if self._source.registration.replay_endpoint and await self._replayed(upto):
             return
-        self.gaps += 1
         log.warning(
             "%s: batches %d to %d are missing, starting anew",
             self._source.registration.name, self._next, upto - 1,

@@ -1,6 +1,6 @@
 """A front for complete engines (vLLM and others with an OpenAI API): each request to the best one.
 
-    front = ExternalFront({"vllm-0": "http://10.0.0.5:8000", ...}, indexer)
+    front = ExternalFront({"vllm-0": "http://10.0.0.5:8000", ...})
 
 Which one is best is `EngineRouter`'s decision, from what the indexer knows of their caches. The
 prompt is turned into tokens by an engine's own `/tokenize`, only where somebody has registered
@@ -15,14 +15,13 @@ is bounded, and so is the whole request.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from serving.conductor.routing import EngineRouter
@@ -30,7 +29,8 @@ from serving.front.app import BODY_BYTES_MAX, error_response, guard
 from serving.front.indexer_http import Indexer, indexer_routes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
+    from contextlib import AbstractAsyncContextManager
 
 __all__ = ["ExternalFront", "external_application"]
 
@@ -42,14 +42,18 @@ _BROKEN = (500, 502, 503, 504)
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "te"}
 
 
+class _Tokenized(msgspec.Struct, frozen=True):
+    """What of an engine's answer to /tokenize is of use."""
+
+    tokens: list[int]
+
+
 class ExternalFront:
     """Engines by name, what they hold, and the connections to them."""
 
-    def __init__(
-        self, engines: Mapping[str, str], indexer: Indexer | None = None, deadline_s: float = 600.0
-    ) -> None:
+    def __init__(self, engines: Mapping[str, str], deadline_s: float = 600.0) -> None:
         self.engines = {name: url.rstrip("/") for name, url in engines.items()}
-        self.indexer = indexer or Indexer()
+        self.indexer = Indexer()
         self.router = EngineRouter()
         for name in self.engines:
             self.router.join(name)
@@ -76,7 +80,7 @@ class ExternalFront:
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Send a request to an engine and its answer back."""
         raw = await request.read()
-        tokens, matches = await self._prompt(request.path, raw)
+        tokens, matches = await self._prompt(raw)
         ticket, tried = secrets.token_hex(8), set[str]()
         while True:
             name = self.router.choose(time.monotonic(), ticket, tokens, matches, tried)
@@ -112,27 +116,17 @@ class ExternalFront:
             self.router.failed(time.monotonic(), name)
             return None
 
-    @asynccontextmanager
-    async def _ask(
+    def _ask(
         self, request: web.Request, raw: bytes, name: str
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         assert self._session is not None, "start() comes first"
-        headers = {
-            key: value for key, value in request.headers.items() if key.lower() not in _HOP_BY_HOP
-        }
-        url = self.engines[name] + request.path_qs
-        async with self._session.request(
-            request.method, url, data=raw or None, headers=headers
-        ) as answer:
-            yield answer
+        url, headers = self.engines[name] + request.path_qs, _passed_on(request.headers)
+        return self._session.request(request.method, url, data=raw or None, headers=headers)
 
     async def _relay(
         self, request: web.Request, answer: aiohttp.ClientResponse, ticket: str
     ) -> web.StreamResponse:
-        headers = {
-            key: value for key, value in answer.headers.items() if key.lower() not in _HOP_BY_HOP
-        }
-        response = web.StreamResponse(status=answer.status, headers=headers)
+        response = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
         await response.prepare(request)
         async for piece in answer.content.iter_any():
             self.router.answering(ticket)
@@ -142,14 +136,12 @@ class ExternalFront:
 
     # -- prompts
 
-    async def _prompt(self, path: str, raw: bytes) -> tuple[int, dict[str, int]]:
+    async def _prompt(self, raw: bytes) -> tuple[int, dict[str, int]]:
         """How many tokens a prompt has, and how many of them each engine holds."""
         index = self.indexer.index
         try:
-            body = json.loads(raw)
+            body = msgspec.json.decode(raw, type=dict[str, Any])
         except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
             return 0, {}
         guess = len(raw) // 4
         if not index.sources:
@@ -186,13 +178,10 @@ class ExternalFront:
                 asyncio.timeout(TOKENIZE_S),
                 self._session.post(self.engines[name] + "/tokenize", json=question) as answer,
             ):
-                found = await answer.json() if answer.status == 200 else {}
-        except (aiohttp.ClientError, TimeoutError, ValueError):
+                raw = await answer.read() if answer.status == 200 else b""
+            return msgspec.json.decode(raw, type=_Tokenized).tokens
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
             return None
-        tokens = found.get("tokens") if isinstance(found, dict) else None
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            return None
-        return tokens
 
     # -- what it shows
 
@@ -206,6 +195,11 @@ class ExternalFront:
     async def stats(self, request: web.Request) -> web.Response:
         """Requests under way by engine."""
         return web.json_response({"engines": self.router.engines})
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those that are not of one connection."""
+    return {key: value for key, value in headers.items() if key.lower() not in _HOP_BY_HOP}
 
 
 def external_application(front: ExternalFront, token: str = "") -> web.Application:

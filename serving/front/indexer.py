@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store import ids
@@ -27,13 +28,15 @@ from serving.conductor.index import PrefixIndex
 from serving.conductor.pool import chain_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["Cleared", "EngineIndex", "Registration", "Removed", "Source", "Stored"]
 
 TIERS = ("GPU", "CPU", "DISK")
 SHARED = "mooncake"
 BlockHash = int | bytes | str
+Instances = dict[str, dict[str, Any]]
+"""Tokens by instance and tier, as routers expect them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,11 @@ class _Scope:
     def chain(self, tokens: Sequence[int], parent: bytes | None = None) -> list[bytes]:
         """Names of the complete blocks of some tokens."""
         return chain_of(ids.hash_blocks(tokens, self.block_size, parent, self.salt))
+
+    def known(self, hashes: Iterable[BlockHash]) -> list[bytes]:
+        """Names of blocks, up to the first hash that nobody told of."""
+        names = map(self.names.get, hashes)
+        return [name for name in takewhile(lambda name: name is not None, names) if name]
 
 
 class Source:
@@ -180,7 +188,7 @@ class Source:
 
 
 class EngineIndex:
-    """All sources; see the module."""
+    """All registrations, and the blocks of their scopes."""
 
     def __init__(self) -> None:
         self._scopes: dict[tuple[str, str, str, int, str], _Scope] = {}
@@ -227,11 +235,10 @@ class EngineIndex:
         lora: str = "",
         salt: str = "",
         instance_id: str = "",
-    ) -> dict[str, dict[str, dict[str, Any]]]:
+    ) -> dict[str, Instances]:
         """How many tokens of a prompt each engine holds, by tenant, instance and tier."""
         scope = self._scopes.get((tenant, model, lora, block_size, salt))
-        chain = scope.chain(tokens) if scope is not None else []
-        return self._answer(scope, chain, tenant, instance_id)
+        return {tenant: self._held(scope, scope.chain(tokens), instance_id) if scope else {}}
 
     def query_hashes(
         self,
@@ -243,27 +250,19 @@ class EngineIndex:
         lora: str = "",
         salt: str = "",
         instance_id: str = "",
-    ) -> dict[str, dict[str, dict[str, Any]]]:
-        """The same for blocks named by engines' hashes; an unknown one ends the match."""
+    ) -> dict[str, Instances]:
+        """Answer for blocks named by engines' hashes; one that nobody told of ends a match."""
         scope = self._scopes.get((tenant, model, lora, block_size, salt))
-        chain: list[bytes] = []
-        for each in hashes if scope is not None else ():
-            name = scope.names.get(each) if scope is not None else None
-            if name is None:
-                break
-            chain.append(name)
-        return self._answer(scope, chain, tenant, instance_id)
+        return {tenant: self._held(scope, scope.known(hashes), instance_id) if scope else {}}
 
-    def _answer(
-        self, scope: _Scope | None, chain: list[bytes], tenant: str, instance_id: str
-    ) -> dict[str, dict[str, dict[str, Any]]]:
-        found = scope.index.match(chain) if scope is not None else {}
+    def _held(self, scope: _Scope, chain: list[bytes], instance_id: str) -> Instances:
+        found = scope.index.match(chain)
         sources = [each for each in self.sources.values() if each._scope is scope]
         shared = [0] * len(TIERS)
         for source in sources:
             if source.registration.shared:
                 shared = [max(pair) for pair in zip(shared, source.counts(found), strict=True)]
-        instances: dict[str, dict[str, Any]] = {}
+        instances: Instances = {}
         for source in sources:
             entry = source.registration
             if entry.shared or (instance_id and entry.instance_id != instance_id):
@@ -282,7 +281,7 @@ class EngineIndex:
                 ("DISK", disk),
             ):
                 answer[name] = max(answer[name], tokens)
-        return {tenant: instances}
+        return instances
 
     def matches(self, model: str, block_size: int, tokens: Sequence[int]) -> dict[str, int]:
         """Tokens each instance of the default tenant holds, in whatever tier: for routing."""

@@ -12,27 +12,93 @@ A registration with an endpoint is followed over ZeroMQ; one without is fed by w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
+import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from mooncake_store.errors import ConfigError, InvalidArgumentError
-from serving.front.app import BODY_BYTES_MAX, guard, read_json
+from serving.front.app import BODY_BYTES_MAX, guard
 from serving.front.engine_events import Subscription
 from serving.front.indexer import EngineIndex, Registration
-from serving.front.openai import BadRequestError
+from serving.front.openai import BadRequestError, Text, decode_body
 
 __all__ = ["Indexer", "indexer_application", "indexer_routes"]
 
-BLOCK_TOKENS_MAX = 1 << 16
 SOURCES_MAX = 4096
+
+BlockSize = Annotated[int, Meta(ge=1, le=1 << 16)]
+Rank = Annotated[int, Meta(ge=0, le=1 << 16)]
+
+
+class RegisterBody(msgspec.Struct, frozen=True):
+    """A body of /register; null says what leaving a field out says."""
+
+    instance_id: Text
+    modelname: Text
+    block_size: BlockSize
+    endpoint: str | None = None
+    replay_endpoint: str | None = None
+    type: str | None = None
+    tenant_id: str | None = None
+    lora_name: str | None = None
+    additionalsalt: str | None = None
+    dp_rank: Rank = 0
+
+
+class UnregisterBody(msgspec.Struct, frozen=True):
+    """A body of /unregister; without a rank all of them, without a tenant those of each."""
+
+    instance_id: Text
+    tenant_id: str | None = None
+    dp_rank: Rank | None = None
+
+
+class Query(msgspec.Struct, frozen=True):
+    """What both kinds of queries name."""
+
+    model: Text
+    block_size: BlockSize
+    tenant_id: str | None = None
+    lora_name: str | None = None
+    instance_id: str | None = None
+    cache_salt: str | int | None = None
+    additionalsalt: str | int | None = None
+
+    @property
+    def scope(self) -> dict[str, str]:
+        """As `EngineIndex` takes it."""
+        return _given(
+            tenant=self.tenant_id,
+            lora=self.lora_name,
+            instance_id=self.instance_id,
+            salt=str(self.cache_salt or self.additionalsalt or ""),
+        )
+
+
+class TokenQuery(Query, frozen=True, kw_only=True):
+    """A body of /query."""
+
+    token_ids: list[int]
+
+
+class HashQuery(Query, frozen=True, kw_only=True):
+    """A body of /query_by_hash."""
+
+    seq_hashes: list[int | str]
+
+
+def _given(**fields: str | None) -> dict[str, str]:
+    """The fields that a body has; for the others the defaults hold of who is called."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class Indexer:
     """An `EngineIndex` with the subscriptions that feed it; `close` ends them."""
 
-    def __init__(self, index: EngineIndex | None = None) -> None:
-        self.index = index or EngineIndex()
+    def __init__(self) -> None:
+        self.index = EngineIndex()
         self._subscriptions: dict[str, Subscription] = {}
 
     async def register(self, registration: Registration) -> None:
@@ -106,18 +172,20 @@ class _Routes:
 
     async def register(self, request: web.Request) -> web.Response:
         """Take a source in."""
-        body = await _fields(request)
+        body = decode_body(await request.read(), RegisterBody)
         registration = Registration(
-            instance_id=_text(body, "instance_id"),
-            model=_text(body, "modelname"),
-            block_size=_block_size(body),
-            endpoint=_text(body, "endpoint", ""),
-            replay_endpoint=_text(body, "replay_endpoint", ""),
-            kind=_text(body, "type", "vLLM"),
-            tenant=_text(body, "tenant_id", "default"),
-            lora=_text(body, "lora_name", ""),
-            salt=_text(body, "additionalsalt", ""),
-            dp_rank=_number(body, "dp_rank", 0, 0, 1 << 16),
+            body.instance_id,
+            body.modelname,
+            body.block_size,
+            dp_rank=body.dp_rank,
+            **_given(
+                endpoint=body.endpoint,
+                replay_endpoint=body.replay_endpoint,
+                kind=body.type,
+                tenant=body.tenant_id,
+                lora=body.lora_name,
+                salt=body.additionalsalt,
+            ),
         )
         if "|" in registration.instance_id + registration.tenant:
             raise BadRequestError("instance_id and tenant_id must not contain |")
@@ -126,36 +194,26 @@ class _Routes:
 
     async def unregister(self, request: web.Request) -> web.Response:
         """Forget a source, or all ranks of it."""
-        body = await _fields(request)
-        rank = None if body.get("dp_rank") is None else _number(body, "dp_rank", 0, 0, 1 << 16)
-        names = self._indexer.index.matching(
-            _text(body, "instance_id"), _text(body, "tenant_id", ""), rank
-        )
+        body = decode_body(await request.read(), UnregisterBody)
+        index = self._indexer.index
+        names = index.matching(body.instance_id, body.tenant_id or "", body.dp_rank)
         return web.json_response({"removed_instances": await self._indexer.unregister(names)})
 
     async def query(self, request: web.Request) -> web.Response:
         """Say who holds how much of a prompt."""
-        body = await _fields(request)
-        tokens = body.get("token_ids")
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise BadRequestError("token_ids must be a list of whole numbers", param="token_ids")
+        body = decode_body(await request.read(), TokenQuery)
+        index = self._indexer.index
         try:
-            answer = self._indexer.index.query(
-                _text(body, "model"), _block_size(body), tokens, **_scope(body)
-            )
+            answer = index.query(body.model, body.block_size, body.token_ids, **body.scope)
         except (ValueError, OverflowError) as error:
             raise BadRequestError(f"token_ids: {error}", param="token_ids") from error
         return web.json_response(answer)
 
     async def query_by_hash(self, request: web.Request) -> web.Response:
         """Say who holds how many of some blocks."""
-        body = await _fields(request)
-        hashes = body.get("seq_hashes")
-        if not isinstance(hashes, list) or not all(isinstance(h, int | str) for h in hashes):
-            raise BadRequestError("seq_hashes must be a list of hashes", param="seq_hashes")
-        answer = self._indexer.index.query_hashes(
-            _text(body, "model"), _block_size(body), hashes, **_scope(body)
-        )
+        body = decode_body(await request.read(), HashQuery)
+        index = self._indexer.index
+        answer = index.query_hashes(body.model, body.block_size, body.seq_hashes, **body.scope)
         return web.json_response(answer)
 
     async def services(self, request: web.Request) -> web.Response:
@@ -190,40 +248,3 @@ class _Routes:
     async def health(self, request: web.Request) -> web.Response:
         """It answers."""
         return web.json_response({"status": "ok", "sources": len(self._indexer.index.sources)})
-
-
-async def _fields(request: web.Request) -> dict[str, Any]:
-    body = await read_json(request)
-    if not isinstance(body, dict):
-        raise BadRequestError("the body must be a JSON object")
-    return body
-
-
-def _text(body: dict[str, Any], name: str, default: str | None = None) -> str:
-    value = body.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str) or (not value and default is None):
-        raise BadRequestError(f"{name} must be a text", param=name)
-    return value
-
-
-def _number(body: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
-    value = body.get(name, default)
-    if type(value) is not int or not low <= value <= high:
-        raise BadRequestError(f"{name} must be a whole number from {low} to {high}", param=name)
-    return value
-
-
-def _block_size(body: dict[str, Any]) -> int:
-    return _number(body, "block_size", 0, 1, BLOCK_TOKENS_MAX)
-
-
-def _scope(body: dict[str, Any]) -> dict[str, str]:
-    salt = body.get("cache_salt") or body.get("additionalsalt") or ""
-    return {
-        "tenant": _text(body, "tenant_id", "default"),
-        "lora": _text(body, "lora_name", ""),
-        "instance_id": _text(body, "instance_id", ""),
-        "salt": str(salt),
-    }

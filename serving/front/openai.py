@@ -1,6 +1,6 @@
 """The OpenAI API as values: what a body asks for, what an answer and an error look like.
 
-    asked = read_completion(body, limits, tokenizer)     # an Asked, or BadRequestError
+    asked = read_completion(raw, limits, tokenizer)      # an Asked, or BadRequestError
     Shape(asked, "cmpl-1", created).answer(text, ...)    # the JSON of an answer
 
 A field that would change the answer and is not supported is refused by its name: an answer that
@@ -11,15 +11,18 @@ accepted. Beside OpenAI's: `top_k`, `priority` (a higher one goes first), `ignor
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from serving.workers.protocol import Sampling
+import msgspec
+from msgspec import Meta
+
+from serving.engine.sampling import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from serving.conductor.requests import Finish
     from serving.engine.tokenizer import Tokenizer
 
 __all__ = [
@@ -27,6 +30,8 @@ __all__ = [
     "BadRequestError",
     "Limits",
     "Shape",
+    "check_model",
+    "decode_body",
     "error_body",
     "read_chat",
     "read_completion",
@@ -36,26 +41,9 @@ __all__ = [
 STOPS_MAX = 16
 PRIORITY_MAX = 1 << 16
 
-# Fields whose other values would change the answer, and the values that do not.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "tools": (None, []),
-    "functions": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "min_p": (None, 0),
-}
+T = TypeVar("T")
+Count = Annotated[int, Meta(ge=1)]
+Text = Annotated[str, Meta(min_length=1)]
 
 
 class BadRequestError(Exception):
@@ -74,6 +62,117 @@ class BadRequestError(Exception):
         self.status = status
         self.param = param
         self.code = code
+
+
+# -- bodies
+
+
+class TextPart(msgspec.Struct, frozen=True):
+    """A part of a message's content; parts that are no text are refused for the lack of one."""
+
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[TextPart]
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """As chat templates want it."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        return {"role": self.role, "content": content}
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream is to tell beside the text."""
+
+    include_usage: Any = False
+
+
+class Neutral(msgspec.Struct, frozen=True):
+    """Fields that are served as they stand here, or null: other values would change the answer."""
+
+    n: Any = 1
+    best_of: Any = 1
+    echo: Any = False
+    suffix: Any = ""
+    logprobs: Any = False
+    top_logprobs: Any = 0
+    presence_penalty: Any = 0
+    frequency_penalty: Any = 0
+    repetition_penalty: Any = 1
+    logit_bias: Any = {}
+    tools: Any = []
+    functions: Any = []
+    tool_choice: Any = "auto"
+    response_format: Any = msgspec.field(default_factory=lambda: {"type": "text"})
+    modalities: Any = msgspec.field(default_factory=lambda: ["text"])
+    audio: Any = None
+    min_p: Any = 0
+
+
+_NEUTRAL = Neutral()
+_ALSO_NEUTRAL = {"tool_choice": "none"}
+
+
+class Body(Neutral, frozen=True):
+    """What both kinds of requests have; null says what leaving a field out says."""
+
+    model: str | None = None
+    max_completion_tokens: Count | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    seed: int | None = None
+    stop: Text | Annotated[list[Text], Meta(max_length=STOPS_MAX)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | Annotated[list[Any], Meta(max_length=0)] | None = None
+    """An empty list is what some languages make of an empty object."""
+    ignore_eos: Any = False
+    priority: Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
+
+
+class CompletionBody(Body, frozen=True):
+    """A body of /v1/completions."""
+
+    prompt: str | list[int | str | list[int]] | None = None
+
+
+class ChatBody(Body, frozen=True):
+    """A body of /v1/chat/completions."""
+
+    messages: list[Message] | None = None
+
+
+# In what msgspec says: the field that is missing, or the path to the one that is wrong. Of a
+# conversation, param tells which message.
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_WRONG = re.compile(r"(.*) - at `\$\.((messages\[\d+\]|\w+).*)`")
+
+
+def decode_body(raw: bytes, kind: type[T]) -> T:
+    """A JSON body as a struct. Raises BadRequestError, which names a field that is wrong."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        if wrong := _WRONG.fullmatch(str(error)):
+            reason, path, param = wrong.groups()
+            raise BadRequestError(f"{path}: {reason}", param=param) from error
+        if missing := _MISSING.fullmatch(str(error)):
+            raise BadRequestError(f"{missing[1]} is missing", param=missing[1]) from error
+        raise BadRequestError(f"the body must be a JSON object: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not valid JSON: {error}") from error
+
+
+# -- requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,116 +202,82 @@ class Asked:
     deadline_s: float
 
 
-def read_completion(body: object, limits: Limits, tokenizer: Tokenizer) -> Asked:
+def read_completion(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Read a body of /v1/completions."""
-    fields = _checked(body, limits)
-    prompt = fields.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+    body = _checked(decode_body(raw, CompletionBody), limits)
+    prompt: Any = body.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
         tokens = tokenizer.encode(prompt)
-    elif isinstance(prompt, list) and prompt and all(_is_int(token) for token in prompt):
+    elif prompt and all(isinstance(token, int) for token in prompt):
         tokens = prompt
     else:
         raise BadRequestError("prompt must be one text or one list of tokens", param="prompt")
-    return _asked(fields, limits, tokens, chat=False, max_new=_max_tokens(fields, 16))
+    return _asked(body, limits, tokens, 16)
 
 
-def read_chat(body: object, limits: Limits, tokenizer: Tokenizer) -> Asked:
+def read_chat(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Read a body of /v1/chat/completions."""
-    fields = _checked(body, limits)
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
+    body = _checked(decode_body(raw, ChatBody), limits)
+    if not body.messages:
         raise BadRequestError("messages must be a list that is not empty", param="messages")
-    plain = [_message(each, at) for at, each in enumerate(messages)]
     try:
-        tokens = tokenizer.chat(plain)
+        tokens = tokenizer.chat([message.plain for message in body.messages])
     except Exception as error:  # A template is a program that came with a checkpoint.
         raise BadRequestError(
             f"the model's chat template refuses these messages: {error}", param="messages"
         ) from error
-    return _asked(fields, limits, tokens, chat=True, max_new=_max_tokens(fields, None))
+    return _asked(body, limits, tokens, None)
 
 
-def _checked(body: object, limits: Limits) -> dict[str, Any]:
-    if not isinstance(body, dict):
-        raise BadRequestError("the body must be a JSON object")
-    model = body.get("model")
-    if model is not None and model != limits.model:
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def _checked(body: AnyBody, limits: Limits) -> AnyBody:
+    if body.model is not None:
+        check_model(body.model, limits)
+    for name in Neutral.__struct_fields__:
+        value = getattr(body, name)
+        if value not in (None, getattr(_NEUTRAL, name), _ALSO_NEUTRAL.get(name)):
+            raise BadRequestError(f"{name}={value!r} is not supported here", param=name)
+    return body
+
+
+def check_model(model: str, limits: Limits) -> None:
+    """Raise BadRequestError for a model that is not the one served."""
+    if model != limits.model:
         raise BadRequestError(
             f"the model {model!r} does not exist; this server has {limits.model!r}",
             status=404,
             param="model",
             code="model_not_found",
         )
-    for name, neutral in _NEUTRAL.items():
-        if body.get(name) not in neutral:
-            raise BadRequestError(f"{name}={body[name]!r} is not supported here", param=name)
-    return body
 
 
-def _message(message: object, at: int) -> dict[str, str]:
-    where = f"messages[{at}]"
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise BadRequestError(f"{where} must be an object with a role", param=where)
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise BadRequestError(f"{where}.content has parts that are no text", param=where)
-        content = "".join(str(part) for part in parts)
-    if not isinstance(content, str):
-        raise BadRequestError(f"{where}.content must be a text", param=where)
-    return {"role": message["role"], "content": content}
-
-
-def _max_tokens(fields: dict[str, Any], default: int | None) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = fields.get(name)
-        if value is not None:
-            if not _is_int(value) or value < 1:
-                raise BadRequestError(f"{name} must be a whole number above 0", param=name)
-            return int(value)
-    return default
-
-
-def _asked(
-    fields: dict[str, Any], limits: Limits, tokens: list[int], *, chat: bool, max_new: int | None
-) -> Asked:
+def _asked(body: Body, limits: Limits, tokens: list[int], new_by_default: int | None) -> Asked:
+    """The request; without a default an answer may be as long as the context allows."""
+    max_new = body.max_completion_tokens or body.max_tokens or new_by_default
     _check_length(tokens, limits, max_new)
-    options = fields.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise BadRequestError("stream_options must be an object", param="stream_options")
+    deadline_s = body.timeout or limits.deadline_s
+    if deadline_s > limits.deadline_s:
+        raise BadRequestError(
+            f"timeout must be at most {limits.deadline_s:g} seconds, not {deadline_s:g}",
+            param="timeout",
+        )
+    options, stop = body.stream_options, body.stop or []
     return Asked(
-        chat=chat,
+        chat=isinstance(body, ChatBody),
         model=limits.model,
         tokens=tuple(tokens),
-        sampling=_sampling(fields),
+        sampling=_sampling(body),
         max_new_tokens=limits.context_max - len(tokens) if max_new is None else max_new,
-        stops=_stops(fields.get("stop")),
-        stream=bool(
-            _typed(fields, "stream", False, lambda v: isinstance(v, bool), "true or false")
-        ),
-        include_usage=bool(options.get("include_usage")),
-        ignore_eos=bool(fields.get("ignore_eos")),
-        priority=int(
-            _typed(
-                fields,
-                "priority",
-                0,
-                lambda v: _is_int(v) and abs(v) <= PRIORITY_MAX,
-                f"a whole number of at most {PRIORITY_MAX}",
-            )
-        ),
-        deadline_s=float(
-            _typed(
-                fields,
-                "timeout",
-                limits.deadline_s,
-                lambda v: _is_number(v) and 0 < v <= limits.deadline_s,
-                f"seconds above 0, at most {limits.deadline_s:g}",
-            )
-        ),
+        stops=(stop,) if isinstance(stop, str) else tuple(stop),
+        stream=bool(body.stream),
+        include_usage=isinstance(options, StreamOptions) and bool(options.include_usage),
+        ignore_eos=bool(body.ignore_eos),
+        priority=body.priority or 0,
+        deadline_s=deadline_s,
     )
 
 
@@ -221,7 +286,7 @@ def _check_length(tokens: list[int], limits: Limits, max_new: int | None) -> Non
         raise BadRequestError("the prompt has no tokens", param="prompt")
     if min(tokens) < 0 or max(tokens) >= limits.vocabulary:
         raise BadRequestError(
-            f"tokens must be between 0 and {limits.vocabulary - 1}", param="prompt"
+            f"tokens of a prompt must be between 0 and {limits.vocabulary - 1}", param="prompt"
         )
     wanted = len(tokens) + (1 if max_new is None else max_new)
     if wanted > limits.context_max:
@@ -234,69 +299,24 @@ def _check_length(tokens: list[int], limits: Limits, max_new: int | None) -> Non
         )
 
 
-def _sampling(fields: dict[str, Any]) -> Sampling:
-    temperature = float(
-        _typed(fields, "temperature", 1.0, lambda v: _is_number(v) and 0 <= v <= 2, "from 0 to 2")
-    )
-    top_p = float(
-        _typed(fields, "top_p", 1.0, lambda v: _is_number(v) and 0 < v <= 1, "above 0, at most 1")
-    )
-    top_k = int(_typed(fields, "top_k", 0, lambda v: _is_int(v) and v >= -1, "-1 or more"))
-    seed = _typed(fields, "seed", None, _is_int, "a whole number")
+def _sampling(body: Body) -> Sampling:
+    temperature = 1.0 if body.temperature is None else body.temperature
+    seed = body.seed
     if seed is None:
         # Without one every request is a draw of its own; with one it can be repeated.
         seed = secrets.randbits(62) if temperature else 0
-    return Sampling(temperature, top_p, max(0, top_k), int(seed) & ((1 << 63) - 1))
+    top_p = 1.0 if body.top_p is None else body.top_p
+    return Sampling(temperature, top_p, max(0, body.top_k or 0), seed & ((1 << 63) - 1))
 
 
-def _stops(stop: object) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop or []
-    if (
-        not isinstance(stops, list)
-        or len(stops) > STOPS_MAX
-        or not all(isinstance(each, str) and each for each in stops)
-    ):
-        raise BadRequestError(f"stop must be a text or up to {STOPS_MAX} of them", param="stop")
-    return tuple(stops)
-
-
-def _typed(
-    fields: dict[str, Any],
-    name: str,
-    default: Any,
-    good: Callable[[Any], bool],
-    wanted: str,
-) -> Any:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if not good(value):
-        raise BadRequestError(f"{name} must be {wanted}, not {value!r}", param=name)
-    return value
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+# -- answers
 
 
 def error_body(
     message: str, status: int, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """An error in OpenAI's shape."""
-    kinds = {
-        401: "authentication_error",
-        404: "invalid_request_error",
-        429: "rate_limit_error",
-        499: "cancelled",
-    }
+    kinds = {401: "authentication_error", 429: "rate_limit_error", 499: "cancelled"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -306,7 +326,6 @@ class Shape:
 
     def __init__(self, asked: Asked, request_id: str, created: int) -> None:
         self._chat = asked.chat
-        self._stream = asked.stream
         self._include_usage = asked.stream and asked.include_usage
         kind = "chat.completion" if asked.chat else "text_completion"
         self._head = {
@@ -352,11 +371,11 @@ class Shape:
         return chunk | {"usage": usage} if self._include_usage else chunk
 
 
-def usage_of(prompt: int, cached: int, generated: int) -> dict[str, Any]:
+def usage_of(finish: Finish) -> dict[str, Any]:
     """OpenAI's usage: how many tokens, and how many of the prompt were not computed."""
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens": finish.prompt_tokens,
+        "completion_tokens": finish.generated_tokens,
+        "total_tokens": finish.prompt_tokens + finish.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": finish.cached_tokens},
     }

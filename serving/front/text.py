@@ -24,7 +24,7 @@ __all__ = ["AnswerText"]
 
 
 class AnswerText:
-    """See the module."""
+    """Turns the tokens of one answer into the text that may be told."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._detokenizer = Detokenizer(tokenizer)

@@ -26,7 +26,7 @@ from transfer_engine.errors import StoreError, TransferTimeoutError
 from transfer_engine.rpc.aio import AsyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from transfer_engine.wire.registry import Operation
 
@@ -82,15 +82,15 @@ class WorkerClient:
         """End a request; harmless when it is unknown or has ended."""
         await self._call(p.CANCEL, p.Cancel(request_id), timeout_s)
 
-    def prefill(self, message: p.Prefill) -> AsyncIterator[p.Event]:
+    def prefill(self, message: p.Prefill) -> AsyncGenerator[p.Event, None]:
         """Compute a prompt: queued, started, first_token, done; or failed."""
         return self._events(p.PREFILL, message)
 
-    def decode(self, message: p.Decode) -> AsyncIterator[p.Event]:
+    def decode(self, message: p.Decode) -> AsyncGenerator[p.Event, None]:
         """Go on from a prompt: admitted or refused, tokens..., finished; or failed."""
         return self._events(p.DECODE, message)
 
-    def generate(self, message: p.Generate) -> AsyncIterator[p.Event]:
+    def generate(self, message: p.Generate) -> AsyncGenerator[p.Event, None]:
         """Do both on this worker: queued, started, tokens..., finished; or failed."""
         return self._events(p.GENERATE, message)
 
@@ -108,16 +108,16 @@ class WorkerClient:
         body = operation.request.pack(**columns)
         await self._rpc.call(operation, body, timeout_s=timeout_s)
 
-    def stage(self, message: p.StageOpen) -> AsyncIterator[p.Event]:
+    def stage(self, message: p.StageOpen) -> AsyncGenerator[p.Event, None]:
         """Make it a stage of a pipeline: first_token from the last one, done from each."""
         return self._events(p.STAGE_OPEN, message)
 
-    async def _events(self, operation: Operation[Any, Any], message: Any) -> AsyncIterator[p.Event]:
+    async def _events(
+        self, operation: Operation[Any, Any], message: Any
+    ) -> AsyncGenerator[p.Event, None]:
         until = time.monotonic() + p.deadline_of(message) + GRACE_S
-        submitted = ended = False
-        seen = 0
+        seen, ended = 0, False
         try:
-            submitted = True
             await self._call(operation, message)
             while not ended:
                 left = until - time.monotonic()
@@ -136,7 +136,7 @@ class WorkerClient:
                     ended = ended or isinstance(event, p.LAST)
                     yield event
         finally:
-            if submitted and not ended:
+            if not ended:
                 # Shielded: whoever cancels this still wants the worker to know.
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.shield(self._leave(message.request_id))

@@ -33,7 +33,7 @@ _IDLE_S = 1.0
 
 
 class Computing:
-    """See the module. `failed` is called, on the thread, with an exception that a step raised."""
+    """Drives one engine. `failed` is called, on the thread, with what a step raised."""
 
     def __init__(self, engine: Engine, failed: Callable[[Exception], object]) -> None:
         self.engine = engine
@@ -43,8 +43,6 @@ class Computing:
         self._ending = False
         self.steps: deque[tuple[int, float]] = deque(maxlen=HISTORY)
         """(answers, seconds) of the last steps that made tokens."""
-        self.seconds = 0.0
-        """Spent computing."""
         self._thread = LastingThread("compute", self._turn)
 
     def start(self) -> None:
@@ -125,9 +123,6 @@ class Computing:
             log.exception("a step of the engine failed")
             self._failed(error)
             return True
-        if worked:
-            seconds = time.perf_counter() - began
-            self.seconds += seconds
-            if answers:
-                self.steps.append((answers, seconds))
+        if worked and answers:
+            self.steps.append((answers, time.perf_counter() - began))
         return worked

@@ -35,6 +35,8 @@ class KVMemory:
         self.half = layer[0].numel() * layer.element_size()
         """Bytes of the keys of a block in one layer; the values take as many."""
         self.object_bytes = 2 * self.half
+        self.token_bytes = self.half // cache.block_tokens
+        """Bytes of the keys of one token in one layer."""
         self._on_host = layer.device.type == "cpu"
         self.batch_max = 1 << 20 if self._on_host else max(1, _STAGING_BYTES // self.object_bytes)
         self._bases = np.array(

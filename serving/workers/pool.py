@@ -18,6 +18,7 @@ import queue
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,6 @@ __all__ = ["Fetch", "PoolSide", "Storing"]
 log = logging.getLogger(__name__)
 
 BATCH_OBJECTS = 256
-HISTORY = 64
 PRESSURE_PAUSE_S = 5.0
 """Nothing is offered for so long after the store had no room until a put's deadline."""
 _CLOSE_S = 15.0
@@ -58,36 +58,34 @@ class Fetch:
     known: bool
     """Whether they are known to be there, so that nothing has to be looked up."""
     until: float
-    found: Callable[[int], None]
+    found: Callable[[int], object]
     """Takes how many blocks there are; then `blocks` must be set, or none are loaded."""
-    ended: Callable[[], None]
+    ended: Callable[[], object]
     """The memory is no longer written to."""
     blocks: list[int] = field(default_factory=list)
     count: int = 0
     abandoned: bool = False
-    _done: dict[int, bool] = field(default_factory=dict)
-    _news: threading.Condition = field(default_factory=threading.Condition)
+    _loaded: dict[int, Future[bool]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._loaded = {layer: Future() for layer in self.layers}
 
     def wait(self, layer: int) -> bool:
         """Whether a layer of the prefix is there; waits for it until the deadline."""
-        with self._news:
-            left = self.until - time.monotonic()
-            if layer not in self._done:
-                self._news.wait_for(lambda: layer in self._done, max(0.0, left))
-            return self._done.get(layer, False)
-
-    def give_up(self) -> None:
-        """Say that layers of which nothing was said will not come."""
-        with self._news:
-            for layer in self.layers:
-                self._done.setdefault(layer, False)
-            self._news.notify_all()
+        try:
+            return self._loaded[layer].result(max(0.0, self.until - time.monotonic()))
+        except TimeoutError:
+            return False
 
     def tell(self, layer: int, good: bool) -> None:
         """Say how the load of a layer ended."""
-        with self._news:
-            self._done[layer] = good
-            self._news.notify_all()
+        self._loaded[layer].set_result(good)
+
+    def give_up(self) -> None:
+        """Say that layers of which nothing was said will not come."""
+        for loaded in self._loaded.values():
+            if not loaded.done():
+                loaded.set_result(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class Storing:
 
 
 class PoolSide:
-    """See the module. `url` empty: everything is a miss, nothing is kept."""
+    """Loads and stores blocks of one worker. `url` empty: all is a miss, nothing is kept."""
 
     def __init__(
         self,
@@ -123,8 +121,6 @@ class PoolSide:
         self._news = threading.Condition()
         self._closing = False
         self._busy = 0
-        self.history: deque[tuple[int, float]] = deque(maxlen=HISTORY)
-        """(bytes, seconds) of loads."""
         self._pressed_until = 0.0
         self._threads = [
             LastingThread("kv-load", self._fetch_next),
@@ -214,11 +210,7 @@ class PoolSide:
         size = self.names.block_tokens
         for layer in fetch.layers if count else ():
             digests = self.names.blocks(layer, fetch.tokens[: count * size])
-            began = time.perf_counter()
             good = self._load_layer(fetch, layer, digests, fetch.blocks[:count])
-            if good:
-                seconds = time.perf_counter() - began
-                self.history.append((count * self._memory.object_bytes, seconds))
             fetch.tell(layer, good)
             if not good:
                 return

@@ -23,11 +23,13 @@ No I/O here, and no torch: the conductor imports this file.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from serving.engine.sampling import Sampling
 from transfer_engine.errors import RemoteProtocolError
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
@@ -120,19 +122,6 @@ def unpack_tokens(data: bytes) -> NDArray[np.int64]:
     if tokens.min() < 0:
         raise RemoteProtocolError("a token is negative")
     return tokens
-
-
-class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How a token is chosen. Temperature 0 takes the likeliest one; ties go to the lower number.
-
-    A token depends on the logits, on `seed` and on its position, on nothing else.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps all."""
-    seed: int = 0
 
 
 class ModelCard(msgspec.Struct, frozen=True, array_like=True):
@@ -272,8 +261,6 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     draining: bool
     queued: int
     """Requests that wait for prefill."""
-    queued_tokens: int
-    """Tokens to compute before a request that comes now would be."""
     running: int
     """Requests that are decoded."""
     kv_blocks: int
@@ -282,15 +269,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """Median time between tokens of the last decode steps; 0 before the first."""
     tbt_by_batch: tuple[tuple[int, float], ...]
     """Seconds of a decode step by how many requests it served, newest last."""
-    prefills: tuple[tuple[int, int, float], ...]
-    """(tokens computed, tokens cached, seconds) of the last prefills, newest last."""
-    fetches: tuple[tuple[int, float], ...]
-    """(bytes, seconds) of the last loads from the pool, newest last."""
-    pool_up: bool
     pending_puts: int
     """Blocks whose way to the pool has not ended."""
-    stage_seconds: float = 0.0
-    """Compute time spent so far."""
 
 
 class SetRole(msgspec.Struct, frozen=True, array_like=True, tag="role"):
@@ -510,8 +490,6 @@ WORKER: Registry = Registry(
 
 def request_tag(request_id: str) -> bytes:
     """A request id as the packed bodies carry it: 32 bytes, its hash."""
-    import hashlib
-
     return hashlib.blake2b(request_id.encode(), digest_size=32).digest()
 
 

@@ -21,10 +21,10 @@ from serving.workers import protocol as p
 from transfer_engine.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from serving.workers.client import WorkerClient
-    from serving.workers.requests import Request
+    from serving.workers.memory import KVMemory
 
 __all__ = ["Incoming", "Pusher"]
 
@@ -32,47 +32,59 @@ _MESSAGE_BYTES = p.PUSH_BYTES_MAX // 4
 
 
 class Pusher:
-    """The sending side for one request; lives on the loop."""
+    """The sending side for one request; lives on the loop.
 
-    def __init__(self, request: Request, client: WorkerClient) -> None:
-        self._request = request
+    The request holds its blocks once for each `add`, and for `finish`. `sent` is called as often:
+    when that is sent, or never will be. `failed` is told why the receiver cannot be reached.
+    """
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        request_id: str,
+        until: float,
+        memory: KVMemory,
+        *,
+        sent: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
         self._client = client
-        self._tag = p.request_tag(request.request_id)
+        self._request_id = request_id
+        self._until = until
+        self._memory = memory
+        self._sent = sent
+        self._failed = failed
+        self._tag = p.request_tag(request_id)
         self._waiting: deque[tuple[int, int, int, Sequence[int]] | None] = deque()
         self._news = asyncio.Event()
         self._aborted = False
         self._task: asyncio.Task[None] | None = None
 
-    async def open(self, *, senders: int, max_new_tokens: int, revision: str) -> p.KVOpened:
-        """Ask for room; raises when the worker cannot be reached."""
-        request = self._request
-        left = request.until - time.monotonic()
-        message = p.KVOpen(
-            request.request_id,
-            len(request.prompt),
-            max_new_tokens,
-            revision,
-            senders,
-            max(1, int(left * 1000)),
+    async def open(
+        self, tokens: int, *, senders: int, max_new_tokens: int, revision: str
+    ) -> p.KVOpened:
+        """Ask for room for a prompt's tokens; raises when the worker cannot be reached."""
+        left_ms = max(1, int(1000 * (self._until - time.monotonic())))
+        return await self._client.kv_open(
+            p.KVOpen(self._request_id, tokens, max_new_tokens, revision, senders, left_ms)
         )
-        return await self._client.kv_open(message)
 
     def start(self) -> None:
         """Begin to send what is added."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def add(self, layer: int, start: int, end: int, blocks: Sequence[int]) -> None:
-        """Send tokens of a layer. The request holds its blocks once per call."""
+        """Send tokens of a layer."""
         self._queue((layer, start, end, blocks))
 
     def finish(self) -> None:
-        """Everything was added. The request holds its blocks until it is sent."""
+        """Everything was added."""
         self._queue(None)
 
     def _queue(self, item: tuple[int, int, int, Sequence[int]] | None) -> None:
         if self._aborted:
             # Nobody takes it any more; the engine may have been within a chunk.
-            self._request.parts.computing.post(self._request.unhold)
+            self._sent()
             return
         self._waiting.append(item)
         self._news.set()
@@ -83,7 +95,6 @@ class Pusher:
         self._news.set()
 
     async def _run(self) -> None:
-        post = self._request.parts.computing.post
         open_ = True
         try:
             while open_ and not self._aborted:
@@ -91,38 +102,33 @@ class Pusher:
                     item = self._waiting.popleft()
                     try:
                         if item is None:
-                            await self._client.kv_close(p.KVClose(self._request.request_id))
+                            await self._client.kv_close(p.KVClose(self._request_id))
                             open_ = False
                         else:
                             await self._send(*item)
                     finally:
-                        post(self._request.unhold)
+                        self._sent()
                 if open_ and not self._aborted:
                     self._news.clear()
                     await self._news.wait()
         except (StoreError, OSError) as error:
             if not self._aborted:
-                self._request.fail(
-                    "peer_lost", f"KV could not be pushed: {error}", "send it to another worker",
-                    retryable=True,
-                )  # fmt: skip
+                self._failed(error)
             self._aborted = True
         finally:
             while self._waiting:
                 self._waiting.popleft()
-                post(self._request.unhold)
+                self._sent()
         if self._aborted:
             with contextlib.suppress(StoreError, OSError):
-                await self._client.kv_close(p.KVClose(self._request.request_id, abort=True))
+                await self._client.kv_close(p.KVClose(self._request_id, abort=True))
 
     async def _send(self, layer: int, start: int, end: int, blocks: Sequence[int]) -> None:
-        memory = self._request.parts.memory
-        size = self._request.parts.block_tokens
-        step = max(1, _MESSAGE_BYTES * size // memory.half)
+        step = max(1, _MESSAGE_BYTES // self._memory.token_bytes)
         for at in range(start, end, step):
             stop = min(at + step, end)
-            keys, values = memory.tokens(layer, blocks, at, stop)
-            left = self._request.until - time.monotonic()
+            keys, values = self._memory.tokens(layer, blocks, at, stop)
+            left = self._until - time.monotonic()
             await self._client.push(
                 p.KV_PUSH, max(0.001, left), request=self._tag, layer=layer, start=at,
                 count=stop - at, keys=keys, values=values,
@@ -137,7 +143,6 @@ class Incoming:
     tokens: int
     blocks: list[int]
     senders: int
-    until: float
     whole: bool = False
     """Whether all of it has come."""
     aborted: bool = False

@@ -1,8 +1,8 @@
 """One request at a worker: its events, its blocks, and what moves in and out beside its compute.
 
-A `Request` lives on two threads. On the loop's it is submitted, read and cancelled; on the
-computing thread it is the engine's listener. Events cross over in order. Its blocks are given back
-when nobody computes on them *and* no transfer touches them any more (`holds`): a request that was
+A `Job` lives on two threads. On the loop's it is submitted, read and cancelled; on the computing
+thread it is the engine's listener. Events cross over in order. Its blocks are given back when
+nobody computes on them *and* no transfer touches them any more (`holds`): a request that was
 cancelled ends at once for its caller, and a moment later for the cache.
 
 The last event is sent once: after it `emit` sends nothing more, whatever else ends the request.
@@ -21,20 +21,21 @@ import numpy as np
 from serving.engine.sequence import PrefixLost, Sequence
 from serving.workers import protocol as p
 from serving.workers.pool import Fetch, Storing
+from serving.workers.pushing import Pusher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from serving.workers.client import WorkerClient
     from serving.workers.computing import Computing
     from serving.workers.memory import KVMemory
     from serving.workers.naming import PoolNames
     from serving.workers.pool import PoolSide
-    from serving.workers.pushing import Pusher
     from serving.workers.settings import WorkerSettings
 
-__all__ = ["Generating", "Parts", "Prefilling", "Request", "Stream"]
+__all__ = ["Generating", "Job", "Parts", "Prefilling", "Stream"]
 
 EVENTS_MAX = 4096
 """Events of one answer to `next`."""
@@ -50,10 +51,8 @@ class Parts:
     memory: KVMemory
     names: PoolNames
     settings: WorkerSettings
-    over: Callable[[Request], None]
+    over: Callable[[Job], None]
     """Called on the loop when a request has given its blocks back."""
-    prefills: Any
-    """(computed, cached, seconds) of the last prefills, newest last."""
 
     @property
     def block_tokens(self) -> int:
@@ -109,7 +108,7 @@ class Stream:
         return p.Events(chosen, self.ended and seen + len(chosen) >= len(self.events))
 
 
-class Request(Stream, ABC):
+class Job(Stream, ABC):
     """What all kinds of requests have in common: a prompt, a prefix, events and an end."""
 
     def __init__(self, parts: Parts, message: Any, *, decodes: bool, layers: range) -> None:
@@ -120,7 +119,6 @@ class Request(Stream, ABC):
         self.until = time.monotonic() + p.deadline_of(message)
         self.times = Times()
         self.sequence = Sequence(
-            request_id=self.request_id,
             tokens=self.prompt.tolist(),
             prompt=len(self.prompt),
             sampling=message.sampling,
@@ -170,7 +168,7 @@ class Request(Stream, ABC):
             self.timer.cancel()
 
     def tell(self, event: p.Event) -> None:
-        """The same from the computing thread."""
+        """Add an event, from the computing thread."""
         self.parts.loop.call_soon_threadsafe(self.emit, event)
 
     def fail(self, code: str, message: str, advice: str = "", *, retryable: bool = False) -> None:
@@ -178,6 +176,23 @@ class Request(Stream, ABC):
         if not self.ended:
             self.emit(p.Failed(code, message, advice, retryable))
         self.parts.computing.post(self.abandon)
+
+    def lose_peer(self, message: str, advice: str) -> None:
+        """End it because another worker that it needs cannot be reached."""
+        self.fail("peer_lost", message, advice, retryable=True)
+
+    def pusher_to(self, client: WorkerClient) -> Pusher:
+        """What may push its KV to another worker; not started."""
+        return Pusher(
+            client,
+            self.request_id,
+            self.until,
+            self.parts.memory,
+            sent=lambda: self.parts.computing.post(self.unhold),
+            failed=lambda error: self.lose_peer(
+                f"KV could not be pushed: {error}", "send it to another worker"
+            ),
+        )
 
     # On the computing thread.
 
@@ -229,18 +244,27 @@ class Request(Stream, ABC):
         limit = self.message.prefix_blocks
         return most if limit < 0 else min(most, limit)
 
+    def prefix(self) -> tuple[int, bool]:
+        """How many blocks to load, at most, and whether they are known to be in the pool."""
+        return self.blocks_wanted(), False
+
     def opened(self) -> None:
         """Begin to load the prefix."""
         self.times.opened = time.monotonic()
-        wanted = self.blocks_wanted()
-        if not wanted:
+        blocks, known = self.prefix()
+        if blocks:
+            self.start_fetch(blocks, known=known)
+        else:
             self._found(0)
-            return
-        self.start_fetch(wanted, known=False)
+
+    @property
+    def fetch_until(self) -> float:
+        """When a load that begins now has to end."""
+        allowed_ms = self.message.fetch_deadline_ms or self.parts.settings.fetch_deadline_ms
+        return min(time.monotonic() + allowed_ms / 1000, self.until)
 
     def start_fetch(self, blocks: int, *, known: bool) -> None:
         """Look for blocks, or load those known to be there."""
-        allowed_ms = self.message.fetch_deadline_ms or self.parts.settings.fetch_deadline_ms
         post = self.parts.computing.post
         self.hold()
         self._loading = True
@@ -258,7 +282,7 @@ class Request(Stream, ABC):
             layers=self.sequence.layers,
             blocks_max=blocks,
             known=known,
-            until=min(time.monotonic() + allowed_ms / 1000, self.until),
+            until=self.fetch_until,
             found=lambda count: post(lambda: found(count)),
             ended=lambda: post(self._fetched),
             blocks=self.sequence.blocks,
@@ -373,10 +397,6 @@ class Request(Stream, ABC):
     def prefilled(self, token: int, logprob: float) -> None:
         """Note how long the prompt took."""
         self.times.prefilled = time.monotonic()
-        computed = len(self.prompt) - self.cached
-        if computed and len(self.sequence.layers) == self.parts.names.layers:
-            seconds = self.times.prefilled - self.times.started
-            self.parts.prefills.append((computed, self.cached, seconds))
 
     def token(self, token: int, logprob: float) -> None:
         """One more token of the answer."""
@@ -400,7 +420,7 @@ class Request(Stream, ABC):
         }
 
 
-class Prefilling(Request):
+class Prefilling(Job):
     """A prompt and its first token; done when its KV is where a decode worker finds it."""
 
     def __init__(self, parts: Parts, message: p.Prefill) -> None:
@@ -439,7 +459,7 @@ class Prefilling(Request):
         return p.Done(computed, self.cached, seconds, place, self._stopped)
 
 
-class Generating(Request):
+class Generating(Job):
     """A prompt and its whole answer; afterwards the answer's KV goes to the pool."""
 
     def __init__(self, parts: Parts, message: p.Generate | p.Decode) -> None:

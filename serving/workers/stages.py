@@ -20,14 +20,14 @@ import asyncio
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from serving.workers import protocol as p
 from serving.workers.pool import Fetch
 from serving.workers.requests import Prefilling
-from transfer_engine.errors import StoreError
+from transfer_engine.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from serving.workers.client import WorkerClient
     from serving.workers.pushing import Pusher
-    from serving.workers.requests import Parts, Request
+    from serving.workers.requests import Job, Parts
 
 __all__ = ["ChunkSender", "Leading", "Stage", "layers_of", "to_bytes", "to_hidden"]
 
@@ -65,7 +65,7 @@ def to_hidden(data: NDArray[np.uint8], width: int, like: torch.Tensor) -> torch.
 class ChunkSender:
     """Sends one request's hidden states to the next stage, in order; lives on the loop."""
 
-    def __init__(self, request: Request, client: WorkerClient) -> None:
+    def __init__(self, request: Job, client: WorkerClient) -> None:
         self._request = request
         self._client = client
         self._tag = p.request_tag(request.request_id)
@@ -109,10 +109,9 @@ class ChunkSender:
         except (StoreError, OSError) as error:
             if self._closed:
                 return
-            request.fail(
-                "peer_lost", f"the next stage cannot be reached: {error}",
-                "send it to another group", retryable=True,
-            )  # fmt: skip
+            request.lose_peer(
+                f"the next stage cannot be reached: {error}", "send it to another group"
+            )
 
 
 class Stage(Prefilling):
@@ -125,26 +124,28 @@ class Stage(Prefilling):
         if following is not None:
             self.sequence.forward = ChunkSender(self, following).forward
 
-    def blocks_wanted(self) -> int:
-        """The leader has looked."""
-        return 0
-
-    def opened(self) -> None:
-        """Load this stage's layers of the prefix that the leader found."""
-        self.times.opened = time.monotonic()
-        blocks = self.message.start // self.parts.block_tokens
-        if blocks:
-            self.start_fetch(blocks, known=True)
-        else:
-            self._found(0)
+    def prefix(self) -> tuple[int, bool]:
+        """The blocks that the leader found."""
+        return self.message.start // self.parts.block_tokens, True
 
     def prefix_lost(self) -> None:
         """Nobody sends what comes before the prefix's end: wait to be ended by the leader."""
         super().prefix_lost()
         self.tell(p.PrefixLost())
 
-    def accept(self, start: int, hidden: torch.Tensor) -> None:
-        """A chunk has come. On the computing thread."""
+    def take(self, message: Any) -> None:
+        """A chunk has come. Raises InvalidArgumentError for one that does not fit the prompt."""
+        decoder, size = self.parts.computing.engine.decoder, self.parts.block_tokens
+        start, count = int(message.start), int(message.count)
+        rows = -(-count // size) * size if decoder.exact else count
+        width, like = decoder.config.hidden, decoder.weights.embedding
+        nbytes = rows * width * like.element_size()
+        if len(message.hidden) != nbytes or not 0 < count <= len(self.prompt) - start:
+            raise InvalidArgumentError(f"hidden states of {count} tokens from {start} do not fit")
+        hidden = to_hidden(message.hidden, width, like)
+        self.parts.computing.post(lambda: self._accept(start, hidden))
+
+    def _accept(self, start: int, hidden: torch.Tensor) -> None:
         inbox = self.sequence.inbox
         if inbox is not None and not self.over:
             inbox[start] = hidden
@@ -216,16 +217,12 @@ class Leading(Prefilling):
 
     async def _look(self) -> int:
         """How many blocks the pool has."""
-        future: asyncio.Future[int] = self.parts.loop.create_future()
-        allowed_ms = self.message.fetch_deadline_ms or self.parts.settings.fetch_deadline_ms
         loop = self.parts.loop
+        future: asyncio.Future[int] = loop.create_future()
 
         def answer(count: int) -> None:
             if not future.done():
                 future.set_result(count)
-
-        def found(count: int) -> None:
-            loop.call_soon_threadsafe(answer, count)
 
         self.parts.pool.fetch(
             Fetch(
@@ -233,8 +230,8 @@ class Leading(Prefilling):
                 layers=range(0),
                 blocks_max=self.blocks_wanted(),
                 known=False,
-                until=min(time.monotonic() + allowed_ms / 1000, self.until),
-                found=found,
+                until=self.fetch_until,
+                found=lambda count: loop.call_soon_threadsafe(answer, count),
                 ended=lambda: None,
             )
         )
@@ -259,10 +256,9 @@ class Leading(Prefilling):
                         event.advice, retryable=event.retryable,
                     )  # fmt: skip
         except (StoreError, OSError) as error:
-            self.fail(
-                "peer_lost", f"stage {message.stage} at {client.address}: {error}",
-                "send it to another group", retryable=True,
-            )  # fmt: skip
+            self.lose_peer(
+                f"stage {message.stage} at {client.address}: {error}", "send it to another group"
+            )
         finally:
             ready.set()
 
@@ -280,13 +276,9 @@ class Leading(Prefilling):
             self._places.append(place)
             self.released()
 
-    def opened(self) -> None:
-        """Load the first layers of what `_look` found."""
-        self.times.opened = time.monotonic()
-        if self._start:
-            self.start_fetch(self._start // self.parts.block_tokens, known=True)
-        else:
-            self._found(0)
+    def prefix(self) -> tuple[int, bool]:
+        """The blocks that `_look` found."""
+        return self._start // self.parts.block_tokens, True
 
     def prefix_lost(self) -> None:
         """Other stages count on it too: dissolve the group and compute the prompt alone."""

@@ -19,27 +19,29 @@ import asyncio
 import logging
 import os
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from serving.engine.cache import KVCache
 from serving.engine.engine import Engine
 from serving.engine.loading import load_model
 from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
-from serving.workers.computing import HISTORY, Computing
+from serving.workers.computing import Computing
 from serving.workers.decoding import Decoding
 from serving.workers.memory import KVMemory
 from serving.workers.naming import PoolNames
 from serving.workers.pool import PoolSide
 from serving.workers.receiving import Receiving
-from serving.workers.requests import Generating, Parts, Prefilling, Request, Stream
-from serving.workers.stages import Leading
+from serving.workers.requests import Generating, Job, Parts, Prefilling, Stream
+from serving.workers.stages import Leading, Stage
 from transfer_engine.errors import (
     InvalidArgumentError,
     NotFoundError,
+    StoreError,
     TransferTimeoutError,
     UnavailableError,
 )
@@ -73,7 +75,7 @@ class Owned:
 
 
 class Worker:
-    """See the module. The model is loaded by `start`, which blocks the loop while it does."""
+    """Serves one model. `start` loads it, and blocks the loop while it does."""
 
     def __init__(self, settings: WorkerSettings, *, secret: bytes | None = None) -> None:
         settings.check()
@@ -82,9 +84,10 @@ class Worker:
         self.draining = False
         self._secret = secret
         self._streams: dict[str, Stream] = {}
-        self._active: set[Request] = set()
+        self._active: set[Job] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._stages: dict[bytes, Stage] = {}
         self._peers: dict[str, WorkerClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: Server | None = None
@@ -99,14 +102,17 @@ class Worker:
             p.LOAD.opcode: lambda _connection, _message: self.load(),
             p.SET_ROLE.opcode: self._set_role,
             p.DRAIN.opcode: self._drain,
+            p.KV_OPEN.opcode: self._kv_open,
+            p.KV_PUSH.opcode: lambda _connection, message: self._receiving.push(message),
+            p.KV_CLOSE.opcode: lambda _connection, message: self._receiving.sender_done(message),
+            p.STAGE_OPEN.opcode: self._stage_open,
+            p.STAGE_CHUNK.opcode: self._stage_chunk,
         }
 
     # Life.
 
     async def start(self) -> str:
         """Load the model, reach the pool, listen; return the address."""
-        import torch
-
         torch.set_num_threads(self.settings.threads)
         settings = self.settings
         self.model = load_model(
@@ -131,11 +137,8 @@ class Worker:
             store_deadline_s=settings.store_deadline_ms / 1000,
         )  # fmt: skip
         computing = Computing(engine, lambda error: loop.call_soon_threadsafe(self._broken, error))
-        self.parts = Parts(
-            loop, computing, pool, memory, names, settings, self._over, deque(maxlen=HISTORY)
-        )
-        self._receiving = Receiving(self)
-        self._handlers |= self._receiving.handlers
+        self.parts = Parts(loop, computing, pool, memory, names, settings, self._over)
+        self._receiving = Receiving(self.parts)
         computing.start()
         self._server = Server(p.WORKER, self._handle, secret=self._secret, limits=_LIMITS)
         address = await self._server.listen(
@@ -162,7 +165,7 @@ class Worker:
         for peer in self._peers.values():
             await peer.close()
 
-    def peer(self, address: str) -> WorkerClient:
+    def _peer(self, address: str) -> WorkerClient:
         """The connection to another worker."""
         if address not in self._peers:
             self._peers[address] = WorkerClient(address, secret=self._secret)
@@ -200,20 +203,15 @@ class Worker:
             role=self.role,
             draining=self.draining,
             queued=len(engine.waiting) + len(engine.opened),
-            queued_tokens=engine.queued_tokens,
             running=len(engine.running),
             kv_blocks=engine.cache.blocks,
             kv_blocks_used=engine.cache.used,
             tbt_s=computing.tbt_s,
             tbt_by_batch=tuple(computing.steps),
-            prefills=tuple(self.parts.prefills),
-            fetches=tuple(pool.history),
-            pool_up=pool.up,
             pending_puts=pool.pending,
-            stage_seconds=computing.seconds,
         )
 
-    def _next(self, connection: Connection, message: p.Next) -> Awaitable[p.Events]:
+    def _next(self, _connection: Connection, message: p.Next) -> Awaitable[p.Events]:
         stream = self._streams.get(message.request_id)
         if stream is None:
             raise NotFoundError(
@@ -230,43 +228,68 @@ class Worker:
 
     def _cancel(self, _connection: Connection, message: p.Cancel) -> None:
         stream = self._streams.pop(message.request_id, None)
-        if isinstance(stream, Request):
+        if isinstance(stream, Job):
             stream.fail("cancelled", "it was cancelled")
 
     # Requests.
 
     def _prefill(self, connection: Connection, message: p.Prefill) -> None:
-        if self.refused(connection, message, p.PREFILL_ROLE, message.max_new_tokens):
+        if self._refused(connection, message, p.PREFILL_ROLE, message.max_new_tokens):
             return
         # One chunk would only pass through the stages one after the other.
         whole = 4 * self.parts.computing.engine.chunk_tokens
         group = message.group if len(message.tokens) > whole else ()
         if group:
-            peers = [self.peer(address) for address in group]
+            peers = [self._peer(address) for address in group]
             request: Prefilling = Leading(self.parts, message, peers, self.card.revision)
         else:
             request = Prefilling(self.parts, message)
-        self.admit(connection, request)
+        self._admit(connection, request)
         if message.decode_at:
-            self._spawn(self._receiving.begin_pushing(request, message, 1 + len(group)))
+            self._spawn(self._begin_pushing(request, message, 1 + len(group)))
         else:
             request.begin()
 
+    async def _begin_pushing(self, request: Prefilling, message: p.Prefill, senders: int) -> None:
+        """Ask the decode worker for room, then start the request; fail it without."""
+        pusher = request.pusher_to(self._peer(message.decode_at))
+        try:
+            opened = await pusher.open(
+                len(request.prompt), senders=senders, max_new_tokens=message.max_new_tokens,
+                revision=self.card.revision,
+            )  # fmt: skip
+        except (StoreError, OSError) as error:
+            request.lose_peer(
+                f"the decode worker {message.decode_at}: {error}", "choose another decode worker"
+            )
+            return
+        if not opened.admitted:
+            request.fail(
+                "overloaded", f"the decode worker {message.decode_at} has no room: {opened.reason}",
+                f"ask again in {opened.retry_after_ms} ms, or choose another", retryable=True,
+            )  # fmt: skip
+            return
+        request.pusher = pusher
+        pusher.start()
+        request.begin()
+
     def _generate(self, connection: Connection, message: p.Generate) -> None:
-        if not self.refused(connection, message, "", message.max_new_tokens):
+        if not self._refused(connection, message, "", message.max_new_tokens):
             request = Generating(self.parts, message)
-            self.admit(connection, request)
+            self._admit(connection, request)
             request.begin()
 
     def _decode(self, connection: Connection, message: p.Decode) -> None:
-        if self.refused(connection, message, p.DECODE_ROLE, message.max_new_tokens):
+        if self._refused(connection, message, p.DECODE_ROLE, message.max_new_tokens):
             return
         incoming = self._receiving.take(message.request_id) if message.kv.pushed else None
         request = Decoding(self.parts, message, incoming)
-        self.admit(connection, request)
+        self._admit(connection, request)
         request.begin()
 
-    def refused(self, connection: Connection, message: Any, role: str, max_new_tokens: int) -> bool:
+    def _refused(
+        self, connection: Connection, message: Any, role: str, max_new_tokens: int
+    ) -> bool:
         """Answer what this worker does not take with a failure; whether it did."""
         problem = self._problem(message, role, max_new_tokens)
         if problem is None:
@@ -305,7 +328,7 @@ class Worker:
             )
         return None
 
-    def admit(self, connection: Connection, request: Request) -> None:
+    def _admit(self, connection: Connection, request: Job) -> None:
         """Count a request in; its connection answers for it."""
         self._active.add(request)
         self._idle.clear()
@@ -313,12 +336,12 @@ class Worker:
 
     def _remember(self, connection: Connection, stream: Stream) -> None:
         self._streams[stream.request_id] = stream
-        owned = self.owned(connection).streams
+        owned = self._owned(connection).streams
         owned.add(stream.request_id)
         if len(owned) > 2 * len(self._streams) + 64:
             owned.intersection_update(self._streams)
 
-    def owned(self, connection: Connection) -> Owned:
+    def _owned(self, connection: Connection) -> Owned:
         """What ends with a connection."""
         if connection.context is None:
             connection.context = Owned()
@@ -330,14 +353,17 @@ class Worker:
         """Whoever asked is gone: end its requests, and what it was pushing."""
         for request_id in owned.streams:
             stream = self._streams.pop(request_id, None)
-            if isinstance(stream, Request):
+            if isinstance(stream, Job):
                 stream.fail("cancelled", "the connection of its reader ended")
         self._receiving.sender_gone(owned.incoming)
 
-    def _over(self, request: Request) -> None:
+    def _over(self, request: Job) -> None:
         """A request has given everything back."""
         self._active.discard(request)
-        self._receiving.forget(request)
+        self._receiving.forget(request.request_id)
+        tag = p.request_tag(request.request_id)
+        if self._stages.get(tag) is request:
+            del self._stages[tag]
         if not self._active:
             self._idle.set()
 
@@ -362,8 +388,45 @@ class Worker:
             if stream.readers or stream.read_at > old:
                 continue
             del self._streams[stream.request_id]
-            if isinstance(stream, Request):
+            if isinstance(stream, Job):
                 stream.fail("cancelled", "nobody read its events")
+
+    # What other workers bring.
+
+    async def _kv_open(self, connection: Connection, message: p.KVOpen) -> p.KVOpened:
+        if message.revision != self.card.revision:
+            raise InvalidArgumentError(
+                f"KV of model {message.revision} does not fit {self.card.revision}",
+                advice="send requests among workers of one model",
+            )
+        if self.draining or self.role != p.DECODE_ROLE:
+            return p.KVOpened(False, "it takes no decodes now", 1000)
+        return await self._receiving.open(message, self._owned(connection).incoming)
+
+    def _stage_open(self, connection: Connection, message: p.StageOpen) -> None:
+        if self._refused(connection, message, p.PREFILL_ROLE, 1):
+            return
+        own = (self.card.revision, self.parts.computing.engine.chunk_tokens)
+        share = 0 < message.stage < message.stages <= self.card.layers
+        if (message.revision, message.chunk_tokens) != own or not share:
+            raise InvalidArgumentError(
+                "stages of one prompt must have one model and one size of chunks",
+                advice="start all workers of a group with the same settings",
+            )
+        following = self._peer(message.following) if message.following else None
+        stage = Stage(self.parts, message, following)
+        self._stages[p.request_tag(message.request_id)] = stage
+        self._admit(connection, stage)
+        if message.decode_at:
+            stage.pusher = stage.pusher_to(self._peer(message.decode_at))
+            stage.pusher.start()
+        stage.begin()
+
+    def _stage_chunk(self, _connection: Connection, message: Any) -> None:
+        stage = self._stages.get(bytes(message.request))
+        if stage is None or stage.ended:
+            raise NotFoundError("no such stage is open here", advice="its request ended")
+        stage.take(message)
 
     # Roles.
 

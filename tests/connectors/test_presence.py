@@ -35,7 +35,7 @@ def test_every_rank_and_stage_is_needed():
     assert told == [False, False, False, True, False]
     assert blocks.whole == ["ab"]
     assert [blocks.drop(parts(each)) for each in ranks] == [True, False, False, False]
-    assert len(blocks) == 0
+    assert blocks.whole == []
     assert not blocks.add(parts(ranks[0]))
 
 

@@ -46,6 +46,7 @@ class FakeWorker:
         self.role = role
         self.card = card
         self.kv_blocks = kv_blocks
+        self.pool_tokens = 0  # of a prompt, if it may load them
         self.alive = True
         self.fail = {}
         self.hold = {}
@@ -100,7 +101,7 @@ class _Link:
     async def load(self, timeout_s=5.0):
         w = self.worker
         w.check()
-        return p.Load(w.role, False, 0, 0, len(w.running), w.kv_blocks, 0, 0.0, (), (), (), True, 0)
+        return p.Load(w.role, False, 0, len(w.running), w.kv_blocks, 0, 0.0, (), 0)
 
     async def set_role(self, role, *, drain_s=30.0):
         self.worker.check()
@@ -125,13 +126,15 @@ class _Link:
                 yield failure
                 return
             yield p.Queued(0)
-            yield p.Started(0)
+            cached = w.pool_tokens if message.prefix_blocks else 0
+            yield p.Started(cached)
             yield p.FirstToken(following(tokens), 0.0)
             await w.stage("transfer")
             ended = True
             stopped = "length" if message.max_new_tokens == 1 else ""
             seconds = {"compute": 0.01, "queue": 0.0}
-            yield p.Done(len(tokens), 0, seconds, p.KVPlace(pushed=True), stopped)
+            place = p.KVPlace(pushed=True)
+            yield p.Done(len(tokens) - cached, cached, seconds, place, stopped)
         finally:
             w.running.discard(message.request_id)
             if not ended:

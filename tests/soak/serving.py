@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -102,15 +103,31 @@ async def kill(system: ServingSystem, kills: int, source: random.Random) -> None
     for number in range(kills):
         role = ("prefill", "decode")[number % 2]
         await asyncio.sleep(source.uniform(0.2, 1.5))
-        victim = source.choice(system.worker_numbers(role))
-        before = system.replaced
+        victim = source.choice(worker_numbers(system, role))
+        before = system.workers.addresses[victim]
         await asyncio.to_thread(system.workers.kill, victim)
         try:
-            await until_async(lambda before=before: system.replaced > before, 60, "a new worker")
+            await until_async(partial(replaced, system, victim, before), 60, "a new worker")
         except AssertionError:
             print(await store_health(system), flush=True)
             raise
         print(f"kill {number + 1} of {kills}: worker {victim}, {role}", flush=True)
+
+
+def worker_numbers(system: ServingSystem, role: str) -> list[int]:
+    """Places of the workers that have a role now."""
+    members = system.conductor.fleet.members
+    return [
+        number
+        for number, address in enumerate(system.workers.addresses)
+        if address in members and members[address].hello.role == role
+    ]
+
+
+def replaced(system: ServingSystem, number: int, before: str) -> bool:
+    """Whether another worker has joined in the place of the one at an address."""
+    address = system.workers.addresses[number]
+    return address != before and address in system.conductor.fleet.members
 
 
 async def store_health(system: ServingSystem) -> str:

@@ -15,10 +15,9 @@ import json
 import logging
 import threading
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from serving.connectors.fingerprint import identify
+from serving.connectors.fingerprint import identify, installed_version, short_name
 from serving.connectors.keys import KVScope
 
 if TYPE_CHECKING:
@@ -49,10 +48,7 @@ class Names:
 
     @cached_property
     def _engine(self) -> str:
-        try:
-            return version("lmcache")
-        except PackageNotFoundError:
-            return ""
+        return installed_version("lmcache")
 
     def _scope(self, facts: tuple[Any, ...], layout: str, dtype: str, **place: Any) -> KVScope:
         """The scope of some facts; the first of them is the model."""
@@ -64,7 +60,7 @@ class Names:
             weights = self._options.model_id or self._weights.get(model) or identify(model)
             self._weights[model] = weights
             scope = KVScope(
-                model="lmcache/" + model.rstrip("/").rsplit("/", 1)[-1],
+                model="lmcache/" + short_name(model),
                 revision=weights,
                 dtype=dtype,
                 layout=json.dumps([layout, self._engine]),

@@ -109,7 +109,7 @@ class MooncakePyConnector(RemoteConnector):  # type: ignore[misc]
         return await self._beside(self.exists_sync, key)
 
     def exists_sync(self, key: Any) -> bool:
-        """The same on the calling thread."""
+        """Whether a chunk is there, asked on the calling thread."""
         return self._blocks.leading(self._named([key])) == 1
 
     def support_batched_contains(self) -> bool:
@@ -127,7 +127,7 @@ class MooncakePyConnector(RemoteConnector):  # type: ignore[misc]
     async def batched_async_contains(
         self, lookup_id: str, keys: list[Any], pin: bool = False
     ) -> int:
-        """The same; with `pin` they stay there for the load that follows."""
+        """How many chunks from the first one on are there; `pin` keeps them for a load."""
         lease_s = self._options.lookup_lease_s if pin else 0.0
         return await self._beside(self._blocks.leading, self._named(keys), lease_s)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
@@ -22,7 +21,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferRes
 from mooncake_store.errors import ConfigError
 from serving.connectors.blocks import Blocks
 from serving.connectors.counts import Counts
-from serving.connectors.fingerprint import identify, kv_heads
+from serving.connectors.fingerprint import identify, installed_version, kv_heads, short_name
 from serving.connectors.moves import joined
 from serving.connectors.options import StoreOptions
 from serving.connectors.sglang.hits import Need, leading, usable
@@ -270,16 +269,12 @@ def _model(config: Any, options: StoreOptions) -> Model:
     loading = str(getattr(arguments, "load_format", ""))
     if loading == "dummy":
         weights = f"dummy weights of {name}, seed {getattr(arguments, 'random_seed', None)}"
-    try:
-        engine = version("sglang")
-    except PackageNotFoundError:
-        engine = ""
     return Model(
-        name=name.rstrip("/").rsplit("/", 1)[-1],
+        name=short_name(name),
         weights=weights,
         kv_heads=kv_heads(path, revision),
         salt=options.salt,
-        engine=f"{engine}/{getattr(arguments, 'quantization', None)}",
+        engine=f"{installed_version('sglang')}/{getattr(arguments, 'quantization', None)}",
     )
 
 

@@ -12,8 +12,8 @@ vLLM finds it by module path (`"kv_connector_module_path": "serving.connectors.v
     └──────────────┬───────────────┘ WorkerReport        ┬───────────────┘
                    └──── link.py ── store ── link.py ────┘
 
-`connector.py` is all that imports vLLM; the other files see its objects through the few attributes
-they use, so they are tested without it.
+`connector.py` and `stats.py` are all that imports vLLM; the other files see its objects through the
+few attributes they use, so they are tested without it.
 """
 
 import contextlib

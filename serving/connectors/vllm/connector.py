@@ -1,8 +1,8 @@
 """`MooncakePyConnector`: vLLM's v1 connector interface, as thin as it can be.
 
 vLLM makes one object per role: the scheduler's plans (scheduler.py), each worker's moves
-(worker.py). This file translates between vLLM's types and theirs, and is the only one that imports
-vLLM. Written for and tested with vLLM 0.32; the interface is marked experimental there.
+(worker.py). This file translates between vLLM's types and theirs; only it and stats.py import vLLM.
+Written for and tested with vLLM 0.32; the interface is marked experimental there.
 
 vLLM imports this file while it reads its configuration. numba must not be imported by then: vLLM's
 workers for CPUs look through all modules at their start and stumble over llvmlite's. So what of the
@@ -153,7 +153,7 @@ class MooncakePyConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The same for all groups; tells a prefilling request's blocks to who asked for them."""
+        """Blocks of all groups may be freed; tells a prefilling request's to who asked for them."""
         return False, self._plans.finished(request)
 
     def has_pending_push_work(self) -> bool:
@@ -231,7 +231,7 @@ class MooncakePyConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         return None, self._moves.take_finished()[0] or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """The same, with those that failed as a whole."""
+        """Requests whose loads ended, and those that failed as a whole."""
         loaded, failed = self._moves.take_finished()
         return KVConnectorTransferResults(finished_recving=loaded, failed_recving=failed)
 

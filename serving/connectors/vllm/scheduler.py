@@ -29,7 +29,7 @@ from serving.connectors.vllm.lookup import present_prefix
 from serving.connectors.vllm.messages import GroupBlocks, LoadJob, SaveJob, StepPlan, WorkerReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from mooncake_store import Client
     from serving.connectors.link import StoreLink
@@ -93,7 +93,7 @@ class _Saving:
 
 
 class SchedulerSide:
-    """See the module. `count(name, by)` receives statistics."""
+    """Plans loads and saves of one engine. `count(name, by)` receives statistics."""
 
     def __init__(
         self,
@@ -389,10 +389,3 @@ class SchedulerSide:
     def close(self) -> None:
         """End the lookup thread. Idempotent."""
         self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def __len__(self) -> int:
-        return len(self._tracked)
-
-    def distrusted(self) -> Iterable[tuple[int, bytes]]:
-        """Blocks not believed to be present, as (group, hash)."""
-        return self._doubts

@@ -65,7 +65,7 @@ class _Saving:
 
 
 class WorkerSide:
-    """See the module. `tensor_rank` and `pipeline_rank` say which slice this worker holds."""
+    """Loads and saves of one worker; its two ranks say which slice of each block it holds."""
 
     def __init__(
         self,

@@ -6,7 +6,9 @@ import contextlib
 import pytest
 
 from serving.conductor.conductor import Conductor
-from serving.conductor.requests import Accepted, Failure, Finish, Piece, Request
+from serving.conductor.costs import Costs, TransferCost
+from serving.conductor.pool import POOL, chain_of
+from serving.conductor.requests import Failure, Finish, Piece, Request
 from serving.conductor.scheduler import Policies, Scheduler
 from serving.conductor.views import Rejection, Slo
 from serving.workers import protocol as p
@@ -40,9 +42,14 @@ async def play(conductor, asked):
         async for outcome in conductor.submit(asked):
             if isinstance(outcome, Piece):
                 tokens += outcome.tokens
-            elif not isinstance(outcome, Accepted):
+            else:
                 end = outcome
     return tokens, end
+
+
+def known(conductor, holder):
+    """Let the index say that a holder has the whole blocks of the prompt."""
+    conductor.index.add(holder, chain_of(conductor.names.index(PROMPT)))
 
 
 def nothing_left(fleet, conductor):
@@ -69,6 +76,29 @@ async def test_an_answer_of_one_token_needs_no_decode():
         assert tokens == answer(PROMPT, 1)
         assert end.reason == "length"
         assert not any(worker.seen for worker in fleet.decode)
+
+
+async def test_a_request_goes_to_the_worker_that_holds_its_prefix():
+    fleet = Fleet()
+    async with running(fleet) as conductor:
+        known(conductor, "p1")
+        tokens, _ = await play(conductor, request())
+        assert tokens == answer(PROMPT, 8)
+        assert [len(worker.seen) for worker in fleet.prefill] == [0, 1]
+
+
+@pytest.mark.parametrize(("bytes_per_s", "loaded"), [(1e9, True), (1.0, False)])
+async def test_a_prefix_in_the_pool_is_loaded_where_that_is_quicker(bytes_per_s, loaded):
+    fleet, costs = Fleet(prefill=1), Costs(transfer=TransferCost(bytes_per_s))
+    fleet.prefill[0].pool_tokens = 32
+    async with running(fleet, scheduler=Scheduler(costs=costs)) as conductor:
+        known(conductor, POOL)
+        tokens, end = await play(conductor, request())
+        assert tokens == answer(PROMPT, 8)
+        assert end.cached_tokens == conductor.stats.cached_tokens == (32 if loaded else 0)
+        (asked,) = fleet.prefill[0].seen
+        # A load that takes longer than it was to save is given up.
+        assert (asked.prefix_blocks, asked.fetch_deadline_ms > 0) == (-1 if loaded else 0, loaded)
 
 
 @pytest.mark.parametrize(

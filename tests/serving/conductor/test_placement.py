@@ -110,9 +110,7 @@ def test_without_instances_there_is_no_place(rule):
 
 def test_decode_goes_where_tokens_come_fastest_and_there_is_room():
     views = [DecodeView("d0", 4), DecodeView("d1", 1), DecodeView("d2", 0, free_tokens=50)]
-    chosen, seconds = choose_decode(Demand(100, max_new_tokens=20), views, costs().decode)
-    assert chosen.name == "d1"
-    assert seconds == pytest.approx(0.03)
+    assert choose_decode(Demand(100, max_new_tokens=20), views, costs().decode).name == "d1"
     assert choose_decode(Demand(100), views[2:], costs().decode) is None
 
 

@@ -55,9 +55,7 @@ def test_a_failed_engine_rests_longer_each_time_until_it_answers():
     assert router.choose(21.0, "r2", 1, {}) == "a"
 
 
-def test_who_is_to_be_avoided_or_has_left_gets_nothing():
+def test_who_is_to_be_avoided_gets_nothing():
     router = make("a", "b")
     assert router.choose(0.0, "r0", 1, {"a": 1}, avoid={"a"}) == "b"
-    router.leave("b")
-    assert router.choose(0.0, "r1", 1, {}, avoid={"a"}) is None
-    router.ended("r0")
+    assert router.choose(0.0, "r1", 1, {}, avoid={"a", "b"}) is None

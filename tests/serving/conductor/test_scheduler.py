@@ -76,7 +76,8 @@ def test_a_failed_request_goes_elsewhere_whatever_the_load():
     scheduler = make(slo=Slo(1.5, 0.1))
     scheduler.arrive(0.0, "r0", Demand(1000))
     scheduler.arrive(0.0, "r1", Demand(1000))
-    stranded = scheduler.ledger.leave("p0")
+    stranded = scheduler.ledger.on("p0")
+    scheduler.ledger.leave("p0")
     assert [flight.request for flight in stranded] == ["r0"]
     moved = scheduler.move(0.1, "r0", Demand(1000), frozenset({"p0"}))
     assert isinstance(moved, Admission)

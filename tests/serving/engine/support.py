@@ -57,7 +57,6 @@ def make_engine(model="nano", *, blocks=64, block_tokens=16, exact=None, **setti
 def add(engine, tokens, *, count=8, sampling=GREEDY, notes=None, **fields):
     notes = notes or Notes(engine)
     sequence = Sequence(
-        request_id=f"r{id(notes)}",
         tokens=list(tokens),
         prompt=len(tokens),
         sampling=sampling,

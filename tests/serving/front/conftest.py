@@ -32,7 +32,7 @@ async def serving(fleet, **settings):
     conductor = Conductor(connect=fleet.connect)
     await conductor.start(fleet.addresses)
     settings = {"tokenizer": ByteTokenizer()} | settings
-    front = Front(ConductorBoard(conductor), conductor.submit, lambda: conductor.card, **settings)
+    front = Front(conductor, ConductorBoard(conductor), **settings)
     try:
         async with listening(front_application(front)) as url:
             yield url, conductor

@@ -160,15 +160,30 @@ async def test_register_query_and_unregister_over_http(http):
             assert (await response.json())["a|default|0"] == {"blocks": 2, "dropped": 0}
         _, found = await post("/unregister", {"instance_id": "a"})
         assert found == {"removed_instances": ["a|default|0"]}
-        for path, body in (
-            ("/register", {"instance_id": "x"}),
-            ("/register", registration("x", block_size=0)),
-            ("/register", registration("x|y")),
-            ("/query", {"model": MODEL, "block_size": 4, "token_ids": "no"}),
-            ("/query", {"model": MODEL, "block_size": 4, "token_ids": [1 << 90] * 4}),
-            ("/query_by_hash", {"model": MODEL, "block_size": 4, "seq_hashes": [None]}),
+        for path, body, param in (
+            ("/register", {"instance_id": "x"}, "modelname"),
+            ("/register", registration("x", block_size=0), "block_size"),
+            ("/register", registration("x", dp_rank=-1), "dp_rank"),
+            ("/register", registration("x", endpoint=7), "endpoint"),
+            ("/register", registration("x|y"), None),
+            ("/register", [], None),
+            ("/unregister", {"instance_id": ""}, "instance_id"),
+            ("/query", {"model": MODEL, "block_size": 4}, "token_ids"),
+            ("/query", {"model": MODEL, "block_size": 4, "token_ids": "no"}, "token_ids"),
+            ("/query", {"model": MODEL, "block_size": 4, "token_ids": [1 << 90] * 4}, "token_ids"),
+            (
+                "/query_by_hash",
+                {"model": MODEL, "block_size": 4, "seq_hashes": [None]},
+                "seq_hashes",
+            ),
         ):
-            assert (await post(path, body))[0] == 400
+            status, answered = await post(path, body)
+            assert status == 400
+            assert answered["error"]["param"] == param
+            assert param is None or param in answered["error"]["message"]
+        null = dict.fromkeys(("endpoint", "type", "tenant_id", "lora_name", "additionalsalt"))
+        _, found = await post("/register", registration("c", **null))
+        assert found["instance"] == "c|default|0"
 
 
 def stored(number):

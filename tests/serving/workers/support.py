@@ -123,7 +123,7 @@ class Fleet:
             assert not engine.opened
             assert not engine.running
             assert not worker._receiving._incoming
-            assert not worker._receiving._stages
+            assert not worker._stages
             assert worker.parts.pool.pending == 0
 
     async def close(self):
