@@ -12,21 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mooncake_store.core.options import Placement, PutOptions, ShardConfig, SoftPin
     from mooncake_store.core.shard import Shard
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = ["Placement", "PutOptions", "Shard", "ShardConfig", "SoftPin"]
-
-_HOME = {
-    "Placement": "mooncake_store.core.options",
-    "PutOptions": "mooncake_store.core.options",
-    "Shard": "mooncake_store.core.shard",
-    "ShardConfig": "mooncake_store.core.options",
-    "SoftPin": "mooncake_store.core.options",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

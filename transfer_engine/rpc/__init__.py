@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from transfer_engine.rpc.pool import BlockingPool
     from transfer_engine.rpc.server import Server, run
     from transfer_engine.rpc.serving import Connection, ServerLimits
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = [
     # Serving.
@@ -21,22 +25,3 @@ __all__ = [
     "BlockingConnection",
     "BlockingPool",
 ]
-
-_HOME = {
-    "Connection": "serving",
-    "ServerLimits": "serving",
-    "Server": "server",
-    "run": "server",
-    "AsyncClient": "aio",
-    "AsyncConnection": "aio",
-    "BlockingConnection": "blocking",
-    "BlockingPool": "pool",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(f"transfer_engine.rpc.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from transfer_engine.wire.handshake import ClientHandshake, Identity, ServerHandshake, Session
     from transfer_engine.wire.registry import Operation, Registry, describe
     from transfer_engine.wire.schema import Column, Packed, Ragged
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = [
     # What the owner of a service declares.
@@ -40,33 +44,3 @@ __all__ = [
     "encode_error",
     "encode_frame",
 ]
-
-_HOME = {
-    "Cold": "cold",
-    "Column": "schema",
-    "Packed": "schema",
-    "Ragged": "schema",
-    "Operation": "registry",
-    "Registry": "registry",
-    "describe": "registry",
-    "decode_error": "faults",
-    "encode_error": "faults",
-    "VERSION": "frame",
-    "VERSIONS": "frame",
-    "Frame": "frame",
-    "FrameDecoder": "frame",
-    "VersionRange": "frame",
-    "encode_frame": "frame",
-    "ClientHandshake": "handshake",
-    "Identity": "handshake",
-    "ServerHandshake": "handshake",
-    "Session": "handshake",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(f"transfer_engine.wire.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
