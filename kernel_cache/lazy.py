@@ -7,16 +7,15 @@
 
         __getattr__ = names_of(__name__)
 
-So `import alloc` loads no kernel, and with it neither numba nor numpy. The imports that type checkers
-and editors read say where each name is at home; there is no second list that could say something
-else. They are read from the source of the package, as the compiler of kernels reads theirs, once
-and not before a name is asked for (under a millisecond).
+So `import alloc` loads no kernel, and with it neither numba nor numpy. The imports that type
+checkers and editors read say where each name is at home; there is no second list that could say
+something else. They are read from the source of the package, once and not before a name is asked
+for, in less than a millisecond. Without its source a package has no names, nor has it kernels.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,9 +41,9 @@ def names_of(package: str) -> Callable[[str], object]:
 def _homes(package: str) -> dict[str, str]:
     """The module that each name comes from."""
     import ast
-    import inspect
+    import pkgutil
 
-    tree = ast.parse(inspect.getsource(sys.modules[package]))
+    tree = ast.parse(pkgutil.get_data(package, "__init__.py") or b"")
     blocks = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: node.module or "" for node in imports for alias in node.names}

@@ -13,13 +13,14 @@ Help is rendered as plain text (no markup mode): it starts in half the time and 
 Only typer is imported with this module; rich is imported when something is drawn.
 """
 
+import inspect
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -44,6 +45,7 @@ __all__ = [
     "JsonOption",
     "agreed",
     "console",
+    "declared",
     "emit",
     "examples",
     "guarded",
@@ -51,7 +53,10 @@ __all__ = [
     "note",
     "progress",
     "table",
+    "taking",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 spinner: "Status | None" = None
 """What `progress` shows at the moment; only one thing moves on a terminal."""
@@ -117,6 +122,32 @@ def examples(*lines: tuple[str, str]) -> str:
     width = max(len(line) for line, _ in lines)
     # The backspace tells the help formatter to keep these line ends.
     return "\b\nExamples:\n" + "\n".join(f"  {line:<{width}}  {why}" for line, why in lines)
+
+
+def taking(options: Mapping[str, tuple[object, Any]]) -> Callable[[F], F]:
+    """Let a command take these on the command line, by name and with what they are by default.
+
+    So a table can say what is else declared behind the names of the function.
+    """
+
+    def decorate(command: F) -> F:
+        parameters = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+            )
+            for name, (default, kind) in options.items()
+        ]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
+
+
+def declared(command: Callable[..., Any]) -> dict[str, tuple[object, Any]]:
+    """What a command takes, as `taking` is told."""
+    signature = inspect.signature(command, eval_str=True)
+    return {name: (each.default, each.annotation) for name, each in signature.parameters.items()}
 
 
 def emit(

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, progress
-from mooncake_store.cli._client import (
-    SecretOption,
-    Stopwatch,
-    UrlOption,
-    connected,
-    key_of,
-    shown,
-    store_options,
-    text_of,
-)
+from mooncake_store.cli._client import Stopwatch, connected, key_of, shown, store_options, text_of
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.printable import printable
 
@@ -52,8 +43,6 @@ def get(
             "-r", "--recursive", help="Read every object below a prefix.", show_default=False
         ),
     ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Read an object, or all below a prefix. Its checksum is verified before a byte is written.
@@ -69,12 +58,12 @@ def get(
             "standard output takes one object and nothing else", advice="name a file or a folder"
         )
     if recursive:
-        with connected(url, secret_file) as store:
+        with connected() as store:
             written = _get_folder(store, key, target)
         emit(written, as_json=as_json, human=lambda: _told(written))
         return ExitCode.FAILED if written["failed"] else ExitCode.OK
     name = text_of(key_of(key))
-    with connected(url, secret_file) as store, progress(f"reading {shown(name)}"):
+    with connected() as store, progress(f"reading {shown(name)}"):
         watch = Stopwatch()
         value = store.get(key_of(key))
         seconds, rate = watch.seconds, watch.rate(len(value))

@@ -6,14 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import (
-    SecretOption,
-    UrlOption,
-    connected,
-    shown,
-    store_options,
-    text_of,
-)
+from mooncake_store.cli._client import connected, shown, store_options, text_of
 
 app = make_app()
 
@@ -34,14 +27,12 @@ def ls(
     limit: Annotated[
         int | None, typer.Option(help="Most objects to list.", min=1, show_default=False)
     ] = None,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List objects by name, sorted. Objects put by digest have none and are not listed."""
     from mooncake_store.units import format_duration, format_size
 
-    with connected(url, secret_file) as store:
+    with connected() as store:
         found = sorted(store.list(prefix, limit=limit), key=lambda item: text_of(item.key))
     value = {
         "objects": [

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note, progress
-from mooncake_store.cli._client import (
-    SecretOption,
-    Stopwatch,
-    UrlOption,
-    connected,
-    key_of,
-    shown,
-    store_options,
-    text_of,
-)
+from mooncake_store.cli._client import Stopwatch, connected, key_of, shown, store_options, text_of
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
@@ -73,8 +64,6 @@ def put(
     hard_pin: Annotated[
         bool, typer.Option("--hard-pin", help="Never evict it.", show_default=False)
     ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Store an object, or all files of a folder. What exists is left alone unless --replace.
@@ -84,7 +73,7 @@ def put(
     if recursive:
         settings = {} if replicas is None else {"replicas": replicas}
         options: dict[str, Any] = {"hard_pin": True} if hard_pin else {}
-        with connected(url, secret_file, **settings) as store:
+        with connected(**settings) as store:
             stored = _put_folder(store, key, source, replace, options)
         emit(stored, as_json=as_json, human=lambda: _told_folder(stored))
         return
@@ -93,7 +82,7 @@ def put(
         options["replicas"] = replicas
     with (
         nullcontext(sys.stdin.buffer) if source == "-" else open(source, "rb") as file,
-        connected(url, secret_file) as store,
+        connected() as store,
         progress(f"storing {shown(key_of(key))}") as say,
     ):
         watch = Stopwatch()

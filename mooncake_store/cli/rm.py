@@ -5,14 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooncake_store.cli._app import ExitCode, JsonOption, agreed, emit, examples, make_app, note
-from mooncake_store.cli._client import (
-    SecretOption,
-    UrlOption,
-    connected,
-    key_of,
-    store_options,
-    text_of,
-)
+from mooncake_store.cli._client import connected, key_of, store_options, text_of
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
@@ -46,8 +39,6 @@ def rm(
     force: Annotated[
         bool, typer.Option("--force", help="Also what is being read.", show_default=False)
     ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Remove objects by key, by prefix, or all. Objects that are read just now need --force.
@@ -61,7 +52,7 @@ def rm(
     if prefix == "":
         raise InvalidArgumentError("an empty prefix is every object", advice="say --all")
     failed: list[tuple[int, StoreError]] = []
-    with connected(url, secret_file) as store:
+    with connected() as store:
         if prefix is not None:
             removed = store.remove_prefix(prefix, force=force)
         elif everything:

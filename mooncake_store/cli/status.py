@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options
+from mooncake_store.cli._client import connected, store_options
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ def status(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the pool is ready.", show_default=False)
     ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Show whether the cluster takes puts, who lends memory to it, and how full that is.
@@ -53,16 +51,16 @@ def status(
     if patience is not None and not wait:
         raise InvalidArgumentError("a duration says how long --wait waits", advice="say --wait")
     patience_s = parse_duration(patience or WAIT) if wait else 0.0
-    found = _look(url, secret_file, time.monotonic() + patience_s)
+    found = _look(time.monotonic() + patience_s)
     emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
     return ExitCode.OK if found.ready else ExitCode.UNAVAILABLE
 
 
-def _look(url: str | None, secret_file: str | None, until: float) -> ClusterStatus:
+def _look(until: float) -> ClusterStatus:
     """The status once it is ready, or when the time is up; raises what the last look raised."""
     while True:
         try:
-            with connected(url, secret_file) as store:
+            with connected() as store:
                 found = store.status()
                 while not found.ready and _rested(until):
                     found = store.status()

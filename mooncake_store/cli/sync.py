@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, progress
-from mooncake_store.cli._client import SecretOption, Stopwatch, UrlOption, connected, store_options
+from mooncake_store.cli._client import Stopwatch, connected, store_options
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.printable import printable
 
@@ -43,8 +43,6 @@ def sync(
         bool,
         typer.Option("--dry-run", "-n", help="Change nothing, say what.", show_default=False),
     ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Copy what is new or changed from a folder to a prefix of the pool, or back.
@@ -58,7 +56,7 @@ def sync(
             "one of the two is a folder and the other a prefix of the pool",
             advice=f"write {POOL}PREFIX for the latter",
         )
-    with connected(url, secret_file) as store, progress("comparing") as say:
+    with connected() as store, progress("comparing") as say:
         work = _Work(store, source, target)
         watch = Stopwatch()
         failed = {} if dry_run else work.carry_out(say, delete=delete)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncake_store.cli._app import JsonOption, console, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options
+from mooncake_store.cli._client import connected, store_options
 from mooncake_store.cli._keys import pressed
 from mooncake_store.printable import printable
 
@@ -39,8 +39,6 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Measure once and end.", show_default=False)
     ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show keys and bytes a second, the share of keys that gets find, and how full each shard is.
@@ -49,7 +47,7 @@ def top(
     holds asks nobody. Below, what the namespace of the URL holds, and its quota if it has one.
     Refreshes on a terminal until q or Ctrl-C; elsewhere, with --once or --json it measures once.
     """
-    with connected(url, secret_file) as store:
+    with connected() as store:
         if once or as_json or not sys.stdout.isatty():
             before = _look(store)
             threading.Event().wait(interval)
