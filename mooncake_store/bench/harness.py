@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,8 +92,8 @@ class Row:
     """One measured quantity; `value` is None exactly when `why` says the reason."""
 
     name: str
-    unit: str
     value: float | None
+    unit: str
     low: float | None
     high: float | None
     repeats: int
@@ -102,21 +102,8 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain JSON values; `vs` and `why` only where there is something to say."""
-        plain: dict[str, Any] = {
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "low": self.low,
-            "high": self.high,
-            "repeats": self.repeats,
-        }
-        if self.vs:
-            plain["vs"] = {
-                name: {"value": side.value, "ratio": side.ratio} for name, side in self.vs.items()
-            }
-        if self.why is not None:
-            plain["why"] = self.why
-        return plain
+        told = {"vs": bool(self.vs), "why": self.why is not None}
+        return {name: value for name, value in asdict(self).items() if told.get(name, True)}
 
 
 @dataclass(slots=True)
@@ -161,8 +148,8 @@ class Report:
         value = _median(samples)
         row = Row(
             name=name,
-            unit=unit,
             value=value,
+            unit=unit,
             low=_tidy(min(samples)) if samples else None,
             high=_tidy(max(samples)) if samples else None,
             repeats=len(samples),

@@ -1,6 +1,6 @@
 """What every `mooncake` subcommand shares: options, output, progress, errors, exit codes.
 
-A subcommand is a module with a Typer app made by `make_app`, whose function does its work through
+A subcommand is a module with a function of its name under `@command`, which does its work through
 the library and hands one plain value to `emit`. It never prints, never formats an error and never
 chooses an exit code: it raises, and `guarded` turns what was raised into one sentence with a next
 step on standard error and into one of the codes of `ExitCode`. So all commands fail alike.
@@ -44,6 +44,7 @@ __all__ = [
     "ExitCode",
     "JsonOption",
     "agreed",
+    "command",
     "console",
     "declared",
     "emit",
@@ -107,7 +108,7 @@ JsonOption = Annotated[
 
 
 def make_app(about: str | None = None) -> typer.Typer:
-    """An app for one subcommand, or for a group of them when it gets several commands."""
+    """An app for a group of subcommands, or for one, as `command` makes it."""
     return typer.Typer(
         help=about,
         add_completion=False,
@@ -115,6 +116,19 @@ def make_app(about: str | None = None) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
+
+
+def command(
+    *lines: tuple[str, str], **options: Any
+) -> Callable[[Callable[..., object]], typer.Typer]:
+    """Make a function the one subcommand of its module; `lines` are its `examples`."""
+
+    def decorate(function: Callable[..., object]) -> typer.Typer:
+        app = make_app()
+        app.command(epilog=examples(*lines), **options)(function)
+        return app
+
+    return decorate
 
 
 def examples(*lines: tuple[str, str]) -> str:

@@ -4,17 +4,13 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit
 from mooncake_store.cli._client import connected, key_of, shown, store_options, text_of
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake exists greeting && echo yes", "ends with 0 if it exists, with 5 if not"),
-        ("mooncake exists a b c --json", "which of several do"),
-    )
+@command(
+    ("mooncake exists greeting && echo yes", "ends with 0 if it exists, with 5 if not"),
+    ("mooncake exists a b c --json", "which of several do"),
 )
 @store_options
 def exists(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, progress
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, progress
 from mooncake_store.cli._client import Stopwatch, connected, key_of, shown, store_options, text_of
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.printable import printable
@@ -16,15 +16,11 @@ from mooncake_store.printable import printable
 if TYPE_CHECKING:
     from mooncake_store.client import Client
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake get greeting", "write the object to standard output"),
-        ("mooncake get greeting hello.txt", "write it to a file"),
-        ("mooncake get -r runs/1 ./copy", "every object below a prefix, into a folder"),
-    )
+@command(
+    ("mooncake get greeting", "write the object to standard output"),
+    ("mooncake get greeting hello.txt", "write it to a file"),
+    ("mooncake get -r runs/1 ./copy", "every object below a prefix, into a folder"),
 )
 @store_options
 def get(

@@ -5,18 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
+from mooncake_store.cli._app import JsonOption, command, emit, table
 from mooncake_store.cli._client import connected, shown, store_options, text_of
 
-app = make_app()
 
-
-@app.command(
+@command(
+    ("mooncake ls", "every named object"),
+    ("mooncake ls models/ -l", "those below models/, with size, age and copies"),
     no_args_is_help=False,
-    epilog=examples(
-        ("mooncake ls", "every named object"),
-        ("mooncake ls models/ -l", "those below models/, with size, age and copies"),
-    ),
 )
 @store_options
 def ls(

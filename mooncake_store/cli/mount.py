@@ -4,17 +4,13 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
+from mooncake_store.cli._app import JsonOption, command, emit, note
 from mooncake_store.cli._client import SecretOption
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake mount mooncake://127.0.0.1:50051/default /mnt/pool", "serve in the background"),
-        ("mooncake mount mooncake://10.0.0.5:50051/ns /mnt/pool --foreground", "until Ctrl-C"),
-    )
+@command(
+    ("mooncake mount mooncake://127.0.0.1:50051/default /mnt/pool", "serve in the background"),
+    ("mooncake mount mooncake://10.0.0.5:50051/ns /mnt/pool --foreground", "until Ctrl-C"),
 )
 def mount(
     url: Annotated[str, typer.Argument(metavar="URL", help="mooncake://host:port/namespace")],

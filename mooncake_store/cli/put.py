@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note, progress
+from mooncake_store.cli._app import JsonOption, command, emit, note, progress
 from mooncake_store.cli._client import Stopwatch, connected, key_of, shown, store_options, text_of
 from mooncake_store.printable import printable
 
@@ -19,20 +19,17 @@ if TYPE_CHECKING:
 
     from mooncake_store.client import Client, PutResult
 
-app = make_app()
 
 PIECE_BYTES = 64 << 20
 """A larger file is stored piece by piece: it need not fit in memory, and one sees it go."""
 OTHERS_SHOWN = 5
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake put greeting hello.txt", "store a file under the key `greeting`"),
-        ("mooncake put greeting -", "store what a pipe brings"),
-        ("mooncake put model weights.bin --replicas 2 --hard-pin", "two copies, never evicted"),
-        ("mooncake put -r ./models models", "every file of a folder: models/a, models/b/c, ..."),
-    )
+@command(
+    ("mooncake put greeting hello.txt", "store a file under the key `greeting`"),
+    ("mooncake put greeting -", "store what a pipe brings"),
+    ("mooncake put model weights.bin --replicas 2 --hard-pin", "two copies, never evicted"),
+    ("mooncake put -r ./models models", "every file of a folder: models/a, models/b/c, ..."),
 )
 @store_options
 def put(

@@ -4,23 +4,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, agreed, emit, examples, make_app, note
+from mooncake_store.cli._app import ExitCode, JsonOption, agreed, command, emit, note
 from mooncake_store.cli._client import connected, key_of, store_options, text_of
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from mooncake_store.client import Client
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake rm greeting farewell", "remove two objects"),
-        ("mooncake rm --prefix models/old/", "remove all whose names begin so"),
-        ("mooncake rm --all", "remove every object of the namespace, after a question"),
-        ("mooncake rm --all --yes", "the same in a script"),
-    )
+@command(
+    ("mooncake rm greeting farewell", "remove two objects"),
+    ("mooncake rm --prefix models/old/", "remove all whose names begin so"),
+    ("mooncake rm --all", "remove every object of the namespace, after a question"),
+    ("mooncake rm --all --yes", "the same in a script"),
 )
 @store_options
 def rm(

@@ -5,14 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
+from mooncake_store.cli._app import JsonOption, command, emit, table
 from mooncake_store.cli._client import connected, key_of, store_options, text_of
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(("mooncake stat greeting", "size, checksum, lease, pins and replicas"))
+@command(
+    ("mooncake stat greeting", "size, checksum, lease, pins and replicas"),
 )
 @store_options
 def stat(

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, table
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, table
 from mooncake_store.cli._client import connected, store_options
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
     from mooncake_store.wire.cluster import ClusterStatus
 
-app = make_app()
 
 WAIT = "60s"
 """How long `--wait` waits unless it is told."""
@@ -23,13 +22,11 @@ PAUSE_S = 0.1
 """Between two looks: nothing announces to a stranger that a pool became ready."""
 
 
-@app.command(
+@command(
+    ("mooncake status", "shards, workers and segments; ends with 4 unless the pool is ready"),
+    ("mooncake status --wait 2m", "wait until it is ready, for at most two minutes"),
+    ("mooncake status --json", "the same for a program"),
     no_args_is_help=False,
-    epilog=examples(
-        ("mooncake status", "shards, workers and segments; ends with 4 unless the pool is ready"),
-        ("mooncake status --wait 2m", "wait until it is ready, for at most two minutes"),
-        ("mooncake status --json", "the same for a program"),
-    ),
 )
 @store_options
 def status(

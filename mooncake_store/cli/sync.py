@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, progress
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, progress
 from mooncake_store.cli._client import Stopwatch, connected, store_options
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.printable import printable
@@ -17,19 +17,16 @@ if TYPE_CHECKING:
 
     from mooncake_store.client import Client
 
-app = make_app()
 
 POOL = "pool:"
 """Before a prefix, so that it is told from a folder."""
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake sync ./models pool:models", "store what is new or changed in the folder"),
-        ("mooncake sync pool:models ./models", "the other way round"),
-        ("mooncake sync ./models pool:models --delete", "and remove what the folder has not"),
-        ("mooncake sync ./models pool:models --dry-run", "only say what would be done"),
-    )
+@command(
+    ("mooncake sync ./models pool:models", "store what is new or changed in the folder"),
+    ("mooncake sync pool:models ./models", "the other way round"),
+    ("mooncake sync ./models pool:models --delete", "and remove what the folder has not"),
+    ("mooncake sync ./models pool:models --dry-run", "only say what would be done"),
 )
 @store_options
 def sync(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, console, emit, examples, make_app, table
+from mooncake_store.cli._app import JsonOption, command, console, emit, table
 from mooncake_store.cli._client import connected, store_options
 from mooncake_store.cli._keys import pressed
 from mooncake_store.printable import printable
@@ -18,18 +18,15 @@ if TYPE_CHECKING:
     from mooncake_store.client import Client
     from mooncake_store.wire.shard import ShardFigures
 
-app = make_app()
 
 WIDE = 90
 """Columns of a terminal from which on all figures are shown; those on all terminals fit 50."""
 
 
-@app.command(
+@command(
+    ("mooncake top", "refresh every second until q or Ctrl-C"),
+    ("mooncake top --once --json", "one measurement for a program"),
     no_args_is_help=False,
-    epilog=examples(
-        ("mooncake top", "refresh every second until q or Ctrl-C"),
-        ("mooncake top --once --json", "one measurement for a program"),
-    ),
 )
 @store_options
 def top(

@@ -6,18 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
+from mooncake_store.cli._app import JsonOption, command, emit, note
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.printable import printable
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake chat", "a conversation with `mooncake serve` on this machine"),
-        ('mooncake chat --message "Hello" --json', "one answer, for a program"),
-    )
+@command(
+    ("mooncake chat", "a conversation with `mooncake serve` on this machine"),
+    ('mooncake chat --message "Hello" --json', "one answer, for a program"),
 )
 def chat(
     url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",

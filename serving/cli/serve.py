@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, taking
+from mooncake_store.cli._app import JsonOption, command, emit, taking
 from mooncake_store.cli._client import SecretOption, store_url
 from mooncake_store.cli._program_options import InsecureOption, PortFileOption
 from mooncake_store.errors import ConfigError, StoreError
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.system import SystemSettings
-
-app = make_app()
 
 
 def _option(
@@ -74,22 +72,20 @@ OPTIONS = {
 }
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake serve", "one prefill and one decode worker of a tiny random model"),
-        (
-            "mooncake serve --prefill 2 --decode 2 --model ./Llama-3.2-1B",
-            "a checkpoint of the Llama or Qwen2 family",
-        ),
-        (
-            "mooncake serve --store mooncake://10.0.0.5:50051/kv",
-            "with a pool that runs already, which others may share",
-        ),
-        (
-            "mooncake serve --backend a=http://10.0.0.5:8000 --backend b=http://10.0.0.6:8000",
-            "a front for vLLM servers, each request to the one that has most of its prompt",
-        ),
-    )
+@command(
+    ("mooncake serve", "one prefill and one decode worker of a tiny random model"),
+    (
+        "mooncake serve --prefill 2 --decode 2 --model ./Llama-3.2-1B",
+        "a checkpoint of the Llama or Qwen2 family",
+    ),
+    (
+        "mooncake serve --store mooncake://10.0.0.5:50051/kv",
+        "with a pool that runs already, which others may share",
+    ),
+    (
+        "mooncake serve --backend a=http://10.0.0.5:8000 --backend b=http://10.0.0.6:8000",
+        "a front for vLLM servers, each request to the one that has most of its prompt",
+    ),
 )
 @taking(OPTIONS)
 def serve(

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core import Shard, ShardConfig
 from mooncake_store.core.records import Flag, SegmentState, State, Status
+from mooncake_store.core.shard import Shard
 from mooncake_store.core.state import as_words
 from tests.core import audit
 from tests.core.checked_tasks import TaskCalls
@@ -28,7 +28,7 @@ from tests.core.space import Extent, Space, expect
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mooncake_store.core.options import PutOptions
+    from mooncake_store.core.options import PutOptions, ShardConfig
 
 WRONG_WRITER = {Status.INVALID_WRITE, Status.ILLEGAL_CLIENT}
 

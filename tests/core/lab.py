@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core import Shard, ShardConfig
-from mooncake_store.core.options import PutOptions
+from mooncake_store.core.options import PutOptions, ShardConfig
 from mooncake_store.core.records import Status
+from mooncake_store.core.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

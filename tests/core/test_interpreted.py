@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import mooncake_store.core
-from mooncake_store.core import PutOptions, Shard, ShardConfig, SoftPin
 from mooncake_store.core._kernels_columns import interpreted_column
 from mooncake_store.core._kernels_lines import interpreted_first_equal
 from mooncake_store.core.names import Names
+from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
+from mooncake_store.core.shard import Shard
 
 FOLDER = Path(mooncake_store.core.__file__).parent
 MODULES = [
