@@ -102,9 +102,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (TransferTimeoutError, ExitCode.UNAVAILABLE),
 )
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object instead of text.", show_default=False)
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def make_app(about: str | None = None) -> typer.Typer:

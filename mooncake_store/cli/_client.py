@@ -43,12 +43,10 @@ UrlOption = Annotated[
         "--master",
         metavar="STORE",
         help="The store: mooncake://host:port/namespace, or the address of its master.",
-        show_default=False,
     ),
 ]
 SecretOption = Annotated[
-    str | None,
-    typer.Option("--secret-file", help="File with the shared secret.", show_default=False),
+    str | None, typer.Option("--secret-file", help="File with the shared secret.")
 ]
 
 T = TypeVar("T")
@@ -59,7 +57,6 @@ ProfileOption = Annotated[
         "--profile",
         metavar="NAME",
         help="The table [profile.NAME] of that file; else MOONCAKE_PROFILE.",
-        show_default=False,
     ),
 ]
 SettingOption = Annotated[
@@ -68,7 +65,6 @@ SettingOption = Annotated[
         "--setting",
         metavar="NAME=VALUE",
         help="A setting of the client, such as deadline=5s; may be given several times.",
-        show_default=False,
     ),
 ]
 _STORE = {"url": (None, UrlOption), "secret_file": (None, SecretOption)}

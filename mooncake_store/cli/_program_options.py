@@ -33,15 +33,13 @@ ConfigOption = Annotated[
         "--config",
         metavar="FILE",
         help="Read this file; without it, the one that MOONCAKE_CONFIG names.",
-        show_default=False,
     ),
 ]
 InsecureOption = Annotated[
-    bool,
-    typer.Option("--insecure", help="Accept other machines without a secret.", show_default=False),
+    bool, typer.Option("--insecure", help="Accept other machines without a secret.")
 ]
 PortFileOption = Annotated[
-    str | None, typer.Option(help="Write the addresses in use to this file.", show_default=False)
+    str | None, typer.Option(help="Write the addresses in use to this file.")
 ]
 
 

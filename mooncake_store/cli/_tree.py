@@ -82,16 +82,10 @@ def _root_options(
             callback=_tell_version,
             is_eager=True,
             help="Show the version and end; `mooncake version` says more.",
-            show_default=False,
         ),
     ] = False,
     debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug",
-            help="Show the traceback of an error; accepted anywhere.",
-            show_default=False,
-        ),
+        bool, typer.Option("--debug", help="Show the traceback of an error; accepted anywhere.")
     ] = False,
 ) -> None:
     """Declare the options of `mooncake` itself; `run` has already read them."""

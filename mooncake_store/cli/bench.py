@@ -38,9 +38,7 @@ app = make_app("Measure this installation on this machine.")
 QuickOption = Annotated[
     bool,
     typer.Option(
-        "--quick",
-        help="Take at most 50 s a bench: smaller sizes, fewer repeats, the same rows.",
-        show_default=False,
+        "--quick", help="Take at most 50 s a bench: smaller sizes, fewer repeats, the same rows."
     ),
 ]
 VsOption = Annotated[
@@ -49,7 +47,6 @@ VsOption = Annotated[
         "--vs",
         metavar="NAME,NAME",
         help="Also measure these alternatives, in the same run, in turn with ours.",
-        show_default=False,
     ),
 ]
 
@@ -60,8 +57,7 @@ ThreadsOption = Annotated[
 
 
 def _option(name: str, metavar: str, about: str, kind: type = str) -> tuple[object, Any]:
-    shown = typer.Option(name, metavar=metavar, help=about, show_default=False)
-    return None, Annotated[kind | None, shown]
+    return None, Annotated[kind | None, typer.Option(name, metavar=metavar, help=about)]
 
 
 class _Bench(NamedTuple):

@@ -29,13 +29,10 @@ def doctor(
             "--peer",
             metavar="HOST:PORT",
             help="Also ask the data port of a worker, and say how its memory would be reached.",
-            show_default=False,
         ),
     ] = None,
     secret_file: SecretOption = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Show what is fine as well.", show_default=False)
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show what is fine as well.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Examine this host: memory limits, pages, RDMA, network, clock, versions, paths to peers.

@@ -34,10 +34,7 @@ def get(
         ),
     ] = "-",
     recursive: Annotated[
-        bool,
-        typer.Option(
-            "-r", "--recursive", help="Read every object below a prefix.", show_default=False
-        ),
+        bool, typer.Option("-r", "--recursive", help="Read every object below a prefix.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:

@@ -17,12 +17,8 @@ from mooncake_store.cli._client import connected, shown, store_options, text_of
 @store_options
 def ls(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="How the names begin.")] = "",
-    long: Annotated[
-        bool, typer.Option("-l", "--long", help="Also size, age, copies.", show_default=False)
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option(help="Most objects to list.", min=1, show_default=False)
-    ] = None,
+    long: Annotated[bool, typer.Option("-l", "--long", help="Also size, age, copies.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Most objects to list.", min=1)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List objects by name, sorted. Objects put by digest have none and are not listed."""

@@ -15,15 +15,9 @@ from mooncake_store.cli._client import SecretOption
 def mount(
     url: Annotated[str, typer.Argument(metavar="URL", help="mooncake://host:port/namespace")],
     directory: Annotated[str, typer.Argument(metavar="DIR", help="An existing directory.")],
-    foreground: Annotated[
-        bool, typer.Option("--foreground", "-f", help="Serve here.", show_default=False)
-    ] = False,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Refuse every change.", show_default=False)
-    ] = False,
-    allow_other: Annotated[
-        bool, typer.Option("--allow-other", help="Let other users in.", show_default=False)
-    ] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", "-f", help="Serve here.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
+    allow_other: Annotated[bool, typer.Option("--allow-other", help="Let other users in.")] = False,
     pin: Annotated[
         str, typer.Option(help="How files are kept under pressure: soft, hard or none.")
     ] = "soft",

@@ -45,22 +45,14 @@ def put(
     recursive: Annotated[
         bool,
         typer.Option(
-            "-r",
-            "--recursive",
-            help="Store all files of the folder KEY below the prefix FILE.",
-            show_default=False,
+            "-r", "--recursive", help="Store all files of the folder KEY below the prefix FILE."
         ),
     ] = False,
-    replicas: Annotated[
-        int | None, typer.Option(help="Copies on distinct segments.", show_default=False)
-    ] = None,
+    replicas: Annotated[int | None, typer.Option(help="Copies on distinct segments.")] = None,
     replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Replace an object that exists.", show_default=False),
+        bool, typer.Option("--replace", help="Replace an object that exists.")
     ] = False,
-    hard_pin: Annotated[
-        bool, typer.Option("--hard-pin", help="Never evict it.", show_default=False)
-    ] = False,
+    hard_pin: Annotated[bool, typer.Option("--hard-pin", help="Never evict it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Store an object, or all files of a folder. What exists is left alone unless --replace.

@@ -23,18 +23,10 @@ def rm(
     keys: Annotated[
         list[str] | None, typer.Argument(metavar="KEY", help="Names of objects.")
     ] = None,
-    prefix: Annotated[
-        str | None, typer.Option(help="Remove all whose names begin so.", show_default=False)
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Remove all of the namespace.", show_default=False)
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --all: do not ask.", show_default=False)
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also what is being read.", show_default=False)
-    ] = False,
+    prefix: Annotated[str | None, typer.Option(help="Remove all whose names begin so.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all of the namespace.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also what is being read.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Remove objects by key, by prefix, or all. Objects that are read just now need --force.

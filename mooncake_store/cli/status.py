@@ -34,9 +34,7 @@ def status(
         str | None,
         typer.Argument(metavar="DURATION", help=f"How long --wait waits; {WAIT} without it."),
     ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the pool is ready.", show_default=False)
-    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the pool is ready.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show whether the cluster takes puts, who lends memory to it, and how full that is.

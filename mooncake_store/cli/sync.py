@@ -33,12 +33,10 @@ def sync(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A folder, or pool:PREFIX.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The other one of the two.")],
     delete: Annotated[
-        bool,
-        typer.Option("--delete", help="Remove what the source has not.", show_default=False),
+        bool, typer.Option("--delete", help="Remove what the source has not.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", "-n", help="Change nothing, say what.", show_default=False),
+        bool, typer.Option("--dry-run", "-n", help="Change nothing, say what.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:

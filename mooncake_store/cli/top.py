@@ -33,9 +33,7 @@ def top(
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.1, max=3600)
     ] = 1.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Measure once and end.", show_default=False)
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Measure once and end.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show keys and bytes a second, the share of keys that gets find, and how full each shard is.

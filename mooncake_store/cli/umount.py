@@ -13,9 +13,7 @@ from mooncake_store.cli._app import JsonOption, command, emit
 )
 def umount(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The mounted directory.")],
-    lazy: Annotated[
-        bool, typer.Option("--lazy", help="Even if it is in use.", show_default=False)
-    ] = False,
+    lazy: Annotated[bool, typer.Option("--lazy", help="Even if it is in use.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Unmount a directory."""

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 def _option(
     default: object, about: str, *names: str, kind: Any = str, metavar: str | None = None
 ) -> tuple[object, Any]:
-    """An option of `serve`; one without a default, and a flag, show none."""
-    shown = default not in (None, False)
+    """An option of `serve`, of a type that its default shows; without one of `kind`."""
     kind = kind | None if default is None else type(default)
-    option = typer.Option(*names, help=about, metavar=metavar, show_default=shown)
-    return default, Annotated[kind, option]
+    return default, Annotated[kind, typer.Option(*names, help=about, metavar=metavar)]
 
 
 OPTIONS = {
