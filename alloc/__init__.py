@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from alloc.factory import create_allocator
     from alloc.offset import OffsetAllocator
     from alloc.slab import SlabAllocator
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = [
     "Allocator",
@@ -17,20 +21,3 @@ __all__ = [
     "SlabAllocator",
     "create_allocator",
 ]
-
-_HOME = {
-    "Allocator": "alloc.base",
-    "AllocatorStats": "alloc.base",
-    "CompositeAllocator": "alloc.composite",
-    "OffsetAllocator": "alloc.offset",
-    "SlabAllocator": "alloc.slab",
-    "create_allocator": "alloc.factory",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,4 @@
-"""Which object leaves first: eviction policies over small ids, and their trace simulator.
-
-Names load on first use, so importing the package costs neither numpy nor numba.
-"""
+"""Which object leaves first: eviction policies over small ids, and their trace simulator."""
 
 from typing import TYPE_CHECKING
 
@@ -11,6 +8,10 @@ if TYPE_CHECKING:
     from eviction.registry import POLICIES, STORE_POLICIES, create_policy
     from eviction.simulate import HitCount, count_hits
     from eviction.trace import Trace, parse_trace, read_trace, synthetic_trace
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = [
     "EvictionPolicy",
@@ -25,25 +26,3 @@ __all__ = [
     "read_trace",
     "synthetic_trace",
 ]
-
-_HOME = {
-    "EvictionPolicy": "eviction.base",
-    "PlainPolicy": "eviction.plain",
-    "POLICIES": "eviction.registry",
-    "STORE_POLICIES": "eviction.registry",
-    "create_policy": "eviction.registry",
-    "HitCount": "eviction.simulate",
-    "count_hits": "eviction.simulate",
-    "Trace": "eviction.trace",
-    "parse_trace": "eviction.trace",
-    "read_trace": "eviction.trace",
-    "synthetic_trace": "eviction.trace",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

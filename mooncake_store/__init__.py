@@ -50,6 +50,10 @@ if TYPE_CHECKING:
         UnavailableError,
     )
     from mooncake_store.local_cluster import LocalCluster
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __version__ = "0.1.0"
 
@@ -95,15 +99,3 @@ __all__ = [
     "TruncatedError",
     "UnavailableError",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    if name == "LocalCluster":
-        home = "mooncake_store.local_cluster"
-    else:
-        home = "mooncake_store.errors" if name.endswith("Error") else "mooncake_store.client"
-    return getattr(importlib.import_module(home), name)

@@ -2,12 +2,12 @@
 
     python scripts/compat_check.py
 
-The original is installed from PyPI into an environment of its own in the cache directory, and its
-source is fetched there (MOONCAKE_ORIGINAL_SOURCE names a repository that is here already); nothing
-of it is kept in the repository. Its tests, the examples of its documentation and its small programs
-run as they stand, the tests on a master that its flags start. What cannot be had is skipped, with
-the reason. Exits with 1 when an answer differs, or something fails, that is not listed here with
-its reason.
+The original is installed from PyPI into an environment of its own in the cache directory, the one
+of `mooncake bench --vs upstream`, and its source is fetched there (MOONCAKE_ORIGINAL_SOURCE names a
+repository that is here already); nothing of it is kept in the repository. Its tests, the examples
+of its documentation and its small programs run as they stand, the tests on a master that its flags
+start. What cannot be had is skipped, with the reason. Exits with 1 when an answer differs, or
+something fails, that is not listed here with its reason.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 import threading
 import time
-import venv
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mooncake-store/compat"
-ORIGINAL = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 SOURCE = "https://github.com/kvcache-ai/Mooncake"
 COMMIT = "3b5a594133958449a1feaf1c9e0fc1b553e34a28"
 # The original's own tests: files of these folders that need no devices and no disks of clients.
@@ -184,60 +181,6 @@ def run(
     return done.stdout
 
 
-def the_original() -> Path:
-    """The interpreter of an environment with the original in it."""
-    home = CACHE / ORIGINAL.partition("==")[2]
-    python = home / "bin/python"
-    if not (home / "ready").exists():
-        venv.create(home, with_pip=True)
-        run(python, "-m", "pip", "install", "-q", ORIGINAL, timeout_s=INSTALL_S)
-        run(python, "-c", "import mooncake.store", timeout_s=RUN_S)
-        (home / "ready").touch()
-    return python
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def original_master(python: Path) -> Iterator[str]:
-    """The original's master; its address."""
-    folder = run(
-        python, "-c", "import mooncake, sys; sys.stdout.write(mooncake.__path__[0])",
-        timeout_s=RUN_S,
-    )  # fmt: skip
-    program = Path(folder) / "mooncake_master"
-    program.chmod(0o755)
-    port, admin = free_port(), free_port()
-    process = subprocess.Popen(
-        [
-            str(program), f"--port={port}", f"--metrics_port={admin}",
-            "--enable_metric_reporting=false",
-        ],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                if time.monotonic() > deadline or process.poll() is not None:
-                    raise Skipped("the original's master does not start") from None
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(0.1)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
 def answers(text: str) -> dict[int, tuple[str, Any]]:
     """What calls.py printed, by line."""
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("[")]
@@ -261,10 +204,16 @@ def ours(script: str | Path, *arguments: str | Path, **environment: str) -> str:
 
 def compare(address: str) -> int:
     """Run the same calls in both worlds; return how many answers differ unexpectedly."""
+    from mooncake_store.bench import _upstream
+    from mooncake_store.errors import UnavailableError
+
     script = ROOT / "tests/compat/calls.py"
-    python = the_original()
-    with original_master(python) as master:
-        theirs = answers(run(python, script, master, timeout_s=RUN_S))
+    try:
+        original = _upstream.environment()
+        with _upstream.pool(original) as pool:
+            theirs = answers(run(original.python, script, pool.address, timeout_s=RUN_S))
+    except UnavailableError as error:
+        raise Skipped(str(error)) from None
     mine = answers(ours(script, address))
     wrong = 0
     for at, (call, answer) in theirs.items():
@@ -332,7 +281,10 @@ class Place(NamedTuple):
 @contextmanager
 def our_master(port: int = 0, *, lends: bool = False) -> Iterator[Place]:
     """A master of ours by the original's flags, with a worker beside it if memory is lent."""
-    port, control, metadata = port or free_port(), free_port(), free_port()
+    from mooncake_store.bench._process import free_ports
+
+    free, control, metadata = free_ports(3)
+    port = port or free
     place = Place(
         f"127.0.0.1:{port}", f"http://127.0.0.1:{control}", f"http://127.0.0.1:{metadata}/metadata"
     )

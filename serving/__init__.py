@@ -4,15 +4,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from serving.connectors.keys import KVScope
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = ["KVScope"]
-
-_HOME = {"KVScope": "serving.connectors.keys"}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

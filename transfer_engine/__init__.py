@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from transfer_engine.segment import Segment
     from transfer_engine.submission import Submission
     from transfer_engine.transports.server import TransferServer
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = [
     # The owner of memory.
@@ -34,29 +38,3 @@ __all__ = [
     "TransferEngine",
     "status_name",
 ]
-
-_HOME = {
-    "Access": "transfer_engine.base",
-    "BatchResult": "transfer_engine.outcome",
-    "DeviceSegment": "transfer_engine.device_segment",
-    "FileSegment": "transfer_engine.file_segment",
-    "Operation": "transfer_engine.base",
-    "PathReport": "transfer_engine.paths_routes",
-    "Region": "transfer_engine.base",
-    "Segment": "transfer_engine.segment",
-    "SegmentDescriptor": "transfer_engine.base",
-    "Notification": "transfer_engine.notify",
-    "SegmentHandle": "transfer_engine.handle",
-    "Submission": "transfer_engine.submission",
-    "TransferEngine": "transfer_engine.engine",
-    "TransferServer": "transfer_engine.transports.server",
-    "status_name": "transfer_engine.base",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,8 @@ leases, removal refused under a lease, coldest-first eviction that spares what i
 leaves out everything else (groups, pins, tenants, copies, quarantine, events), which only makes
 it faster. It is not part of the store and nothing but the bench imports it.
 
-All batch calls are O(n); `evict` is O(victims + leased objects passed over).
+All batch calls are O(n); `evict` is O(victims + leased objects passed over). Keys are what `keys`
+makes: digests of 16 bytes, with the lists that go with them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from mooncake_store.core.records import Status
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DictCore", "Entry"]
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["DictCore"]
+
+Keys = tuple[list[bytes], list[int], list[int]]
+CLIENT = 1
 
 OK, NO_SPACE = int(Status.OK), int(Status.NO_SPACE)
 ALREADY_EXISTS, NOT_FOUND = int(Status.ALREADY_EXISTS), int(Status.NOT_FOUND)
@@ -32,7 +39,7 @@ ALIGNMENT = 4096
 
 
 @dataclass(slots=True)
-class Entry:
+class _Entry:
     """One object."""
 
     size: int
@@ -75,65 +82,62 @@ class _Segment:
 
 
 class DictCore:
-    """A shard of Python objects; keys are 16-byte digests."""
+    """A shard of Python objects, called as the bench calls the store's own core."""
 
-    def __init__(self, segments: int, nbytes: int) -> None:
-        self._objects: dict[bytes, Entry] = {}
+    def __init__(
+        self, segments: int, nbytes: int, object_bytes: int, name_bytes: int, lease_ns: int
+    ) -> None:
+        self._objects: dict[bytes, _Entry] = {}
         self._order: OrderedDict[bytes, None] = OrderedDict()
         self._segments = [_Segment(nbytes) for _ in range(segments)]
+        self._object_bytes, self._name_bytes = object_bytes, name_bytes
+        self._lease_ns = lease_ns
         self._next = 0
         self._generation = 0
         self._used = 0
 
-    def __len__(self) -> int:
-        return len(self._objects)
+    def keys(self, digests: NDArray[np.uint64]) -> Keys:
+        """Digests as bytes, with the sizes and checksums of their objects."""
+        raw, n = digests.tobytes(), len(digests)
+        return [raw[16 * i : 16 * i + 16] for i in range(n)], [self._object_bytes] * n, [0] * n
 
     def put_start(
-        self,
-        now: int,
-        client: int,
-        keys: Sequence[bytes],
-        sizes: Sequence[int],
-        names: Sequence[bytes] | None = None,
+        self, now: int, keys: Keys, names: bytes | None
     ) -> list[tuple[int, int, int, int]]:
         """Return (status, generation, segment, offset) per key."""
         answers = []
-        objects = self._objects
-        for i, key in enumerate(keys):
+        objects, width = self._objects, self._name_bytes
+        for i, (key, size) in enumerate(zip(keys[0], keys[1], strict=True)):
             found = objects.get(key)
             if found is not None:
                 if found.readable or now - found.started < DISCARD_NS:
                     answers.append((ALREADY_EXISTS, 0, -1, -1))
                     continue
                 self._forget(key, found)
-            size = sizes[i]
             segment, offset = self._place(size)
             if offset < 0:
                 answers.append((NO_SPACE, 0, -1, -1))
                 continue
             self._generation += 1
-            name = names[i] if names is not None else b""
-            objects[key] = Entry(size, self._generation, client, now, segment, offset, name)
+            name = names[width * i : width * i + width] if names is not None else b""
+            objects[key] = _Entry(size, self._generation, CLIENT, now, segment, offset, name)
             self._used += size
             answers.append((OK, self._generation, segment, offset))
         return answers
 
-    def put_end(
-        self,
-        now: int,
-        client: int,
-        keys: Sequence[bytes],
-        generations: Sequence[int],
-        checksums: Sequence[int],
-    ) -> list[int]:
+    def generations(self, answer: list[tuple[int, int, int, int]]) -> list[int]:
+        """The second part of every answer."""
+        return [row[1] for row in answer]
+
+    def put_end(self, now: int, keys: Keys, generations: Sequence[int]) -> list[int]:
         """Return a status per key; what is OK is readable from now on."""
         del now
         answers = []
-        for key, generation, checksum in zip(keys, generations, checksums, strict=True):
+        for key, generation, checksum in zip(keys[0], generations, keys[2], strict=True):
             entry = self._objects.get(key)
             if entry is None:
                 answers.append(NOT_FOUND)
-            elif entry.owner != client:
+            elif entry.owner != CLIENT:
                 answers.append(ILLEGAL_CLIENT)
             elif entry.generation != generation:
                 answers.append(INVALID_WRITE)
@@ -145,20 +149,17 @@ class DictCore:
                 answers.append(OK)
         return answers
 
-    def get(
-        self, now: int, keys: Sequence[bytes], ttl_ns: int
-    ) -> list[tuple[int, int, int, int, int, int, int]]:
+    def get(self, now: int, keys: Keys) -> list[tuple[int, int, int, int, int, int, int]]:
         """Return (status, size, checksum, generation, lease_ns, segment, offset) per key."""
         answers = []
-        for key in keys:
+        for key in keys[0]:
             entry = self._objects.get(key)
             if entry is None or not entry.readable:
                 status = NOT_FOUND if entry is None else NOT_READY
                 answers.append((status, 0, 0, 0, 0, -1, -1))
                 continue
-            if ttl_ns > 0:
-                entry.holders = entry.holders + 1 if entry.lease_end > now else 1
-                entry.lease_end = max(entry.lease_end, now + ttl_ns)
+            entry.holders = entry.holders + 1 if entry.lease_end > now else 1
+            entry.lease_end = max(entry.lease_end, now + self._lease_ns)
             self._order.move_to_end(key)
             answers.append(
                 (
@@ -166,22 +167,23 @@ class DictCore:
                     entry.size,
                     entry.checksum,
                     entry.generation,
-                    entry.lease_end - now if ttl_ns > 0 else 0,
+                    entry.lease_end - now,
                     entry.segment,
                     entry.offset,
                 )
             )
         return answers
 
-    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+    def exists(self, now: int, keys: Keys) -> list[bool]:
         """Return whether each key can be read."""
-        found = map(self._objects.get, keys)
+        del now
+        found = map(self._objects.get, keys[0])
         return [entry is not None and entry.readable for entry in found]
 
-    def remove(self, now: int, keys: Sequence[bytes]) -> list[int]:
+    def remove(self, now: int, keys: Keys) -> list[int]:
         """Return a status per key; leased objects and running puts stay."""
         answers = []
-        for key in keys:
+        for key in keys[0]:
             entry = self._objects.get(key)
             if entry is None:
                 answers.append(NOT_FOUND)
@@ -194,9 +196,9 @@ class DictCore:
                 answers.append(OK)
         return answers
 
-    def evict(self, now: int, ratio: float) -> int:
-        """Let the coldest objects leave until that share of the used bytes is free."""
-        target = ratio * self._used
+    def evict(self, now: int, count: int) -> int:
+        """Let the coldest leave until so much is free as `count` objects have on average."""
+        target = count / len(self._objects) * self._used
         freed = 0
         victims = []
         for key in self._order:
@@ -221,7 +223,7 @@ class DictCore:
                 return at, offset
         return -1, -1
 
-    def _forget(self, key: bytes, entry: Entry) -> None:
+    def _forget(self, key: bytes, entry: _Entry) -> None:
         del self._objects[key]
         self._order.pop(key, None)
         self._segments[entry.segment].release(entry.offset, entry.size)

@@ -21,7 +21,7 @@ import os
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+# The module and the class of each side, imported under the interpreter that can.
 SIDES = {
-    "store": "mooncake_store.bench._side_store",
-    "upstream": "mooncake_store.bench._side_upstream",
-    "sockets": "mooncake_store.bench._side_raw",
-    "memcpy": "mooncake_store.bench._side_raw",
-    "engine": "mooncake_store.bench._side_engine",
-    "upstream_engine": "mooncake_store.bench._side_upstream_engine",
-    "files": "mooncake_store.bench._side_files",
+    "store": ("mooncake_store.bench._side_store", "StoreSide"),
+    "upstream": ("mooncake_store.bench._side_upstream", "UpstreamSide"),
+    "sockets": ("mooncake_store.bench._side_raw", "SocketSide"),
+    "memcpy": ("mooncake_store.bench._side_raw", "MemcpySide"),
+    "engine": ("mooncake_store.bench._side_engine", "EngineSide"),
+    "upstream_engine": ("mooncake_store.bench._side_upstream_engine", "UpstreamEngineSide"),
+    "files": ("mooncake_store.bench._side_files", "Files"),
 }
 CHUNK_KEYS, CHUNK_BATCHES = 2048, 256
 """Keys and batches prepared ahead of the clock, at most; a few batches at least."""
@@ -51,41 +52,52 @@ def make_keys(prefix: str, count: int) -> list[str]:
     return [f"{prefix}/layer-017/block-{number:0{width}d}" for number in range(count)]
 
 
-class Side(Protocol):
-    """How one library is called; everything inside of these calls is on the clock."""
+class Side:
+    """How one library is called; everything inside of these calls is on the clock, but `prepare`.
 
-    def open(self, **options: Any) -> None:
+    What a side has not got raises NotImplementedError.
+    """
+
+    def open(self, *_: Any, **options: Any) -> None:
         """Connect, or allocate."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Undo `open`."""
+        """Undo `open`; here nothing, for what ends with this process."""
 
     def register(self, memory: NDArray[np.uint8]) -> None:
-        """Make the buffer known."""
+        """Make the buffer known; here nothing, for whom memory is memory."""
 
     def prepare(self, keys: list[str], rows: NDArray[np.uint8]) -> Any:
-        """What `get` and `put` take; off the clock."""
+        """What `get` and `put` take: of a single key for a single row; off the clock."""
+        raise NotImplementedError
 
     def get(self, call: Any) -> None:
         """Read every object into its row."""
+        raise NotImplementedError
 
     def put(self, call: Any) -> None:
         """Write every row under its key."""
+        raise NotImplementedError
 
     def try_put(self, call: Any) -> bool:
         """Write one row; whether it was accepted."""
+        raise NotImplementedError
 
     def put_values(self, keys: list[str], values: list[bytes]) -> None:
         """Write small values."""
+        raise NotImplementedError
 
     def exists(self, keys: list[str]) -> int:
         """How many of the keys exist."""
+        raise NotImplementedError
 
     def query(self, keys: list[str]) -> int:
         """Of how many of the keys the places are known."""
+        raise NotImplementedError
 
     def remove(self, keys: list[str]) -> None:
-        """Remove objects, leased or not."""
+        """Remove objects, leased or not; here nothing, for slots that are only written again."""
 
 
 class Session:
@@ -353,13 +365,15 @@ def _check(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
         raise RuntimeError(f"{int((seen != numbers).sum())} blocks are not those that were put")
 
 
-def serve(side: str) -> None:
-    """Answer commands until standard input ends."""
+def main() -> None:
+    """Answer commands for the side named on the command line, until standard input ends."""
+    side = sys.argv[1]
     commands = sys.stdin
     # Libraries write where they like; the answers get a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    made: Any = importlib.import_module(SIDES[side]).make(side)
+    module, name = SIDES[side]
+    made: Any = getattr(importlib.import_module(module), name)()
     # Filesystems have workloads of their own; all others are called for those of `Session`.
     session = made if side == "files" else Session(made)
     for line in commands:
@@ -371,11 +385,6 @@ def serve(side: str) -> None:
             answer = {"error": f"{request['command']}: {type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
     made.close()
-
-
-def main() -> None:
-    """Serve the side named on the command line."""
-    serve(sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ __all__ = [
     "cpu_seconds",
     "descendants",
     "free_ports",
-    "memory_available",
     "rss_bytes",
     "wait_for",
 ]
@@ -226,11 +225,3 @@ def descendants(pid: int) -> list[int]:
         for child in map(int, (task / "children").read_text().split()):
             found += [child, *descendants(child)]
     return found
-
-
-def memory_available() -> int:
-    """Bytes the kernel says can be used without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.bench._side_raw import NoMetadata, block_slots
+from mooncake_store.bench._driver import Side
+from mooncake_store.bench._side_raw import block_slots
 from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.testing import OwnerProcess
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
     from transfer_engine import BatchResult
 
-__all__ = ["EngineSide", "make"]
+__all__ = ["EngineSide"]
 
 
-class EngineSide(NoMetadata):
+class EngineSide(Side):
     """Blocks in a segment; block n lies in slot n."""
 
     def __init__(self) -> None:
@@ -51,11 +52,9 @@ class EngineSide(NoMetadata):
         self._pool = self._stack.enter_context(ThreadPoolExecutor(threads))
 
     def close(self) -> None:
-        """End the owner."""
         self._stack.close()
 
     def register(self, memory: NDArray[Any]) -> None:
-        """Make a buffer known to the engine."""
         self._engine.register(memory.data)
 
     def prepare(self, keys: list[str], rows: NDArray[Any]) -> list[tuple[NDArray[Any], ...]]:
@@ -69,11 +68,9 @@ class EngineSide(NoMetadata):
         return list(zip(*columns, strict=True))
 
     def get(self, call: list[tuple[NDArray[Any], ...]]) -> None:
-        """Read a batch."""
         self._move(self._engine.read_batch, call)
 
     def put(self, call: list[tuple[NDArray[Any], ...]]) -> None:
-        """Write a batch."""
         self._move(self._engine.write_batch, call)
 
     def _move(self, move: Callable[..., BatchResult], call: list[tuple[NDArray[Any], ...]]) -> None:
@@ -82,8 +79,3 @@ class EngineSide(NoMetadata):
             return
         for done in self._pool.map(lambda part: move(self._target, *part), call):
             done.check()
-
-
-def make(_side: str) -> EngineSide:
-    """The side named `engine`."""
-    return EngineSide()

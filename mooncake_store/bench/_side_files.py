@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-__all__ = ["Files", "make"]
+__all__ = ["Files"]
 
 PIECE = 8 << 20
 """A sequential file is written and read in pieces of this size."""
@@ -65,7 +65,7 @@ class Files:
         return count / seconds
 
     def _keys(self, found: dict[str, Any], paths: list[str]) -> list[str]:
-        """The same paths as the filesystem writes them."""
+        """The paths as the filesystem writes them."""
         return paths if paths[0] in found else [self._fs._strip_protocol(path) for path in paths]
 
     def list(self, folder: str, count: int) -> float:
@@ -136,8 +136,3 @@ def _content(number: int, size: int) -> bytes:
 def _require(true: bool, otherwise: str) -> None:
     if not true:
         raise RuntimeError(otherwise)
-
-
-def make(_side: str) -> Files:
-    """The side named `files`."""
-    return Files()

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.bench._driver import make_buffer
+from mooncake_store.bench._driver import Side, make_buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MemcpySide", "NoMetadata", "SocketSide", "block_slots", "make"]
+__all__ = ["MemcpySide", "SocketSide", "block_slots"]
 
 HEADER = struct.Struct("<cxxxIQ")  # get or put, blocks, bytes of each; then the first byte of each
 VECTOR_MAX = 1024  # IOV_MAX
@@ -38,41 +38,11 @@ def block_slots(keys: list[str], size: int, nbytes: int) -> NDArray[np.int64]:
     return np.array(numbers, np.int64) % (nbytes // size)
 
 
-class NoMetadata:
-    """What a side without metadata cannot do."""
-
-    def close(self) -> None:
-        """Nothing to end; what was started ends with this process."""
-
-    def try_put(self, call: Any) -> bool:
-        """No pool, so no pressure."""
-        raise NotImplementedError
-
-    def put_values(self, keys: list[str], values: list[bytes]) -> None:
-        """No metadata."""
-        raise NotImplementedError
-
-    def exists(self, keys: list[str]) -> int:
-        """No metadata."""
-        raise NotImplementedError
-
-    def query(self, keys: list[str]) -> int:
-        """No metadata."""
-        raise NotImplementedError
-
-    def remove(self, keys: list[str]) -> None:
-        """Slots are written again without being freed."""
-
-
-class MemcpySide(NoMetadata):
+class MemcpySide(Side):
     """Blocks in memory of this process."""
 
     def open(self, nbytes: int) -> None:
-        """Allocate the memory of the blocks."""
         self._blocks = make_buffer(nbytes)
-
-    def register(self, memory: NDArray[Any]) -> None:
-        """Memory is memory."""
 
     def prepare(self, keys: list[str], rows: NDArray[Any]) -> tuple[Any, ...]:
         """A single block: two addresses and a size; several: the rows and their slots."""
@@ -86,7 +56,6 @@ class MemcpySide(NoMetadata):
         return rows, slots, blocks, order, blocks[first : first + len(rows)]
 
     def get(self, call: tuple[Any, ...]) -> None:
-        """Gather blocks into rows."""
         if len(call) == 3:
             ctypes.memmove(*call)
             return
@@ -103,7 +72,7 @@ class MemcpySide(NoMetadata):
         np.take(rows, order, axis=0, out=target, mode="clip")
 
 
-class SocketSide(NoMetadata):
+class SocketSide(Side):
     """Blocks in memory of another process, behind one TCP connection."""
 
     def open(self, nbytes: int) -> None:
@@ -122,12 +91,9 @@ class SocketSide(NoMetadata):
         self._done = bytearray(1)
 
     def close(self) -> None:
-        """Disconnect, which ends the other process."""
+        # Disconnecting ends the other process.
         self._socket.close()
         os.wait()
-
-    def register(self, memory: NDArray[Any]) -> None:
-        """Memory is memory."""
 
     def prepare(self, keys: list[str], rows: NDArray[Any]) -> tuple[bytes, list[memoryview], int]:
         """The columns of a request, and views of the rows."""
@@ -137,13 +103,11 @@ class SocketSide(NoMetadata):
         return fixed, [memoryview(row) for row in rows], rows.nbytes
 
     def get(self, call: tuple[bytes, list[memoryview], int]) -> None:
-        """Ask for blocks and receive them where they are wanted."""
         fixed, views, nbytes = call
         self._socket.sendall(GET + b"\0\0\0" + fixed)
         _receive(self._socket, views, nbytes)
 
     def put(self, call: tuple[bytes, list[memoryview], int]) -> None:
-        """Send blocks and wait for the word that they arrived."""
         fixed, views, nbytes = call
         message = PUT + b"\0\0\0" + fixed
         _send(self._socket, [memoryview(message), *views], len(message) + nbytes)
@@ -198,8 +162,3 @@ def _rest(views: list[memoryview], done: int) -> list[memoryview]:
             return [view[done:], *views[at + 1 :]]
         done -= len(view)
     return []
-
-
-def make(side: str) -> MemcpySide | SocketSide:
-    """The side named `memcpy` or `sockets`."""
-    return MemcpySide() if side == "memcpy" else SocketSide()

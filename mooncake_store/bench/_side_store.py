@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.bench._driver import Side
 from mooncake_store.client import Client
 from mooncake_store.errors import NotFoundError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["StoreSide", "make"]
+__all__ = ["StoreSide"]
 
 REMOVE_OK = (0, NotFoundError.code)
 
 
-class StoreSide:
+class StoreSide(Side):
     """`Client` behind the calls of a side."""
 
     def __init__(self) -> None:
@@ -28,20 +29,14 @@ class StoreSide:
         self._client = Client(url, **settings)
 
     def close(self) -> None:
-        """Disconnect."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
-    def register(self, memory: NDArray[Any]) -> None:
-        """Nothing has to be registered for shared memory and TCP."""
-
     def prepare(self, keys: list[str], rows: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
-        """Arguments of a get or put of these rows; of a single key for a single row."""
         return (keys[0], rows[0]) if len(keys) == 1 else (keys, rows)
 
     def get(self, call: tuple[Any, NDArray[Any]]) -> None:
-        """Read into the rows."""
         keys, rows = call
         if type(keys) is str:
             self._client.get_into(keys, rows)
@@ -49,7 +44,6 @@ class StoreSide:
             self._client.get_into_many(keys, rows).check()
 
     def put(self, call: tuple[Any, NDArray[Any]]) -> None:
-        """Write the rows."""
         keys, rows = call
         if type(keys) is str:
             fresh = self._client.put(keys, rows).stored
@@ -59,31 +53,22 @@ class StoreSide:
             raise RuntimeError("a key that should be fresh was there, or its put was rejected")
 
     def try_put(self, call: tuple[Any, NDArray[Any]]) -> bool:
-        """Write one object; whether it was accepted."""
         return bool(self._client.put(*call).stored)
 
     def put_values(self, keys: list[str], values: list[bytes]) -> None:
-        """Write small values."""
         self._client.put_many(keys, values).check()
 
     def exists(self, keys: list[str]) -> int:
-        """How many of the keys exist."""
         if len(keys) == 1:
             return int(self._client.exists(keys[0]))
         return int(np.count_nonzero(self._client.exists_many(keys)))
 
     def query(self, keys: list[str]) -> int:
-        """Of how many of the keys it is known where they are."""
         result = self._client.query_many(keys)
         return len(keys) - len(result.failed)
 
     def remove(self, keys: list[str]) -> None:
-        """Remove objects, leases or not; those that left by themselves are no failure."""
+        # Those that left by themselves are no failure.
         result = self._client.remove_many(keys, force=True)
         if not (result.ok or np.isin(result.statuses, REMOVE_OK).all()):
             result.check()
-
-
-def make(_side: str) -> StoreSide:
-    """The side named `store`."""
-    return StoreSide()

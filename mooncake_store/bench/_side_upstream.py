@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["UpstreamSide", "make"]
+__all__ = ["UpstreamSide"]
 
 LOCAL_BUFFER_BYTES = 64 << 20
 REMOVE_OK = (0, -704)
@@ -40,25 +40,21 @@ class UpstreamSide:
             self.register(self._known)
 
     def close(self) -> None:
-        """Disconnect."""
         if self._store is not None:
             self._store.close()
             self._store = None
 
     def register(self, memory: NDArray[Any]) -> None:
-        """Make a buffer known to the transfer engine."""
         _demand("register_buffer", self._store.register_buffer(memory.ctypes.data, memory.nbytes))
         self._known = memory
 
     def prepare(self, keys: list[str], rows: NDArray[Any]) -> tuple[Any, Any, Any]:
-        """Arguments of a get or put of these rows; of a single key for a single row."""
         address, size = rows.ctypes.data, rows.shape[1]
         if len(keys) == 1:
             return keys[0], address, size
         return keys, [address + size * at for at in range(len(keys))], [size] * len(keys)
 
     def get(self, call: tuple[Any, Any, Any]) -> None:
-        """Read into registered memory."""
         keys, pointers, sizes = call
         if type(keys) is str:
             _demand("get_into", self._store.get_into(keys, pointers, sizes) - sizes)
@@ -68,7 +64,6 @@ class UpstreamSide:
                 _demand("batch_get_into", min(got))
 
     def put(self, call: tuple[Any, Any, Any]) -> None:
-        """Write from registered memory."""
         keys, pointers, sizes = call
         if type(keys) is str:
             _demand("put_from", self._store.put_from(keys, pointers, sizes))
@@ -78,26 +73,21 @@ class UpstreamSide:
                 _demand("batch_put_from", min(codes))
 
     def try_put(self, call: tuple[Any, Any, Any]) -> bool:
-        """Write one object; whether it was accepted."""
         return bool(self._store.put_from(*call) == 0)
 
     def put_values(self, keys: list[str], values: list[bytes]) -> None:
-        """Write small values."""
         _demand("put_batch", self._store.put_batch(keys, values))
 
     def exists(self, keys: list[str]) -> int:
-        """How many of the keys exist."""
         if len(keys) == 1:
             return int(self._store.is_exist(keys[0]) == 1)
         return int(self._store.batch_is_exist(keys).count(1))
 
     def query(self, keys: list[str]) -> int:
-        """Of how many of the keys it is known where they are."""
         found = self._store.batch_get_replica_desc(keys)
         return len(keys) if len(found) == len(set(keys)) else len(found)
 
     def remove(self, keys: list[str]) -> None:
-        """Remove objects, leases or not."""
         codes = self._store.batch_remove(keys, True)
         if any(codes):
             _demand("batch_remove", min(code if code not in REMOVE_OK else 0 for code in codes))
@@ -106,8 +96,3 @@ class UpstreamSide:
 def _demand(call: str, code: int) -> None:
     if code != 0:
         raise RuntimeError(f"{call} returned {code}")
-
-
-def make(_side: str) -> UpstreamSide:
-    """The side named `upstream`."""
-    return UpstreamSide()

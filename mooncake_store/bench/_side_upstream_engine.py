@@ -13,19 +13,19 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench._driver import make_buffer
-from mooncake_store.bench._side_raw import NoMetadata, block_slots
+from mooncake_store.bench._driver import Side, make_buffer
+from mooncake_store.bench._side_raw import block_slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["UpstreamEngineSide", "make"]
+__all__ = ["UpstreamEngineSide"]
 
 HOST = "127.0.0.1"
 READY = "owner "
 
 
-class UpstreamEngineSide(NoMetadata):
+class UpstreamEngineSide(Side):
     """`TransferEngine` of the original behind the calls of a side."""
 
     def open(self, nbytes: int, transport: str = "tcp", threads: int = 1) -> None:
@@ -50,12 +50,10 @@ class UpstreamEngineSide(NoMetadata):
         self._pool = ThreadPoolExecutor(threads)
 
     def close(self) -> None:
-        """End the owner."""
         self._owner.kill()
         self._owner.wait()
 
     def register(self, memory: NDArray[Any]) -> None:
-        """Make a buffer known to the engine."""
         _demand(self._engine.register_memory(memory.ctypes.data, memory.nbytes))
 
     def prepare(self, keys: list[str], rows: NDArray[Any]) -> list[tuple[list[int], ...]]:
@@ -72,12 +70,10 @@ class UpstreamEngineSide(NoMetadata):
         ]
 
     def get(self, call: list[tuple[list[int], ...]]) -> None:
-        """Read a batch."""
         engine = self._engine
         self._move(engine.transfer_sync_read, engine.batch_transfer_sync_read, call)
 
     def put(self, call: list[tuple[list[int], ...]]) -> None:
-        """Write a batch."""
         engine = self._engine
         self._move(engine.transfer_sync_write, engine.batch_transfer_sync_write, call)
 
@@ -114,8 +110,3 @@ def own(nbytes: int) -> None:
 def _demand(code: int) -> None:
     if code != 0:
         raise RuntimeError(f"the original's engine returned {code}")
-
-
-def make(_side: str) -> UpstreamEngineSide:
-    """The side named `upstream_engine`."""
-    return UpstreamEngineSide()

@@ -10,9 +10,10 @@ is null beside them. Anything else that is raised is a mistake of the bench and 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mooncake_store.bench.harness import alternate
 from mooncake_store.errors import StoreError
@@ -22,33 +23,47 @@ if TYPE_CHECKING:
 
     from mooncake_store.bench.harness import Report
 
-__all__ = ["Samples", "add_row", "measure"]
+__all__ = ["Pace", "Samples", "add_row", "measure"]
 
 
 @dataclass(slots=True)
 class Samples:
     """What every side measured, and why those that did not measure did not."""
 
-    of: dict[str, list[float]] = field(default_factory=dict)
+    of: dict[str, list[Any]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
-    def get(self, side: str) -> list[float]:
-        """The samples of a side; none when it failed or was not there."""
-        return self.of.get(side, [])
+    def part(self, number: int) -> Samples:
+        """One figure of samples that are tuples of several."""
+        of = {side: [sample[number] for sample in taken] for side, taken in self.of.items()}
+        return Samples(of, self.failures)
 
 
-def measure(calls: Mapping[str, Callable[[], float]], repeats: int, deadline_s: float) -> Samples:
+class Pace:
+    """Shares the time of a bench out among its measurements."""
+
+    def __init__(self, total_s: float, measurements: int) -> None:
+        self._until = time.perf_counter() + total_s
+        self._left = measurements
+
+    def next_s(self) -> float:
+        """A fair part, for the measurement that is next, of the time that is left."""
+        part = (self._until - time.perf_counter()) / max(1, self._left)
+        self._left -= 1
+        return max(0.0, part)
+
+
+def measure(calls: Mapping[str, Callable[[], Any]], repeats: int, deadline_s: float) -> Samples:
     """Call the sides in turn, as `harness.alternate` does."""
     samples = Samples()
 
-    def guarded(side: str) -> float:
+    def guarded(side: str) -> Any:
         if side in samples.failures:
-            return 0.0
+            return None
         try:
             return calls[side]()
         except StoreError as error:
             samples.failures[side] = str(error)
-            return 0.0
 
     if calls:
         samples.of = alternate(
@@ -70,12 +85,12 @@ def add_row(
     higher_is_better: bool = True,
 ) -> None:
     """Add the row of one side; `vs` maps what the report calls an alternative to its side."""
-    mine = samples.get(ours)
+    mine = samples.of.get(ours, [])
     report.row(
         name,
         unit,
         mine,
-        vs={label: samples.get(side) for label, side in vs.items()},
+        vs={label: samples.of.get(side, []) for label, side in vs.items()},
         higher_is_better=higher_is_better,
         why=None if mine else samples.failures.get(ours, "not measured"),
     )

@@ -57,6 +57,7 @@ class Environment:
     def check(self) -> None:
         """Import it and find its master program; raises Missing with the reason and the remedy."""
         code = "import mooncake.store, mooncake.cli as cli; print(cli.__file__)"
+        again = f"delete {self.folder} to have it installed again"
         try:
             done = subprocess.run(
                 [self.python, "-c", code],
@@ -66,26 +67,18 @@ class Environment:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Missing(f"the original does not start: {error}", advice=_again(self)) from None
+            raise Missing(f"the original does not start: {error}", advice=again) from None
+        library = re.search(r"(lib\S+?\.so[.\d]*): cannot open shared object", done.stderr)
+        if done.returncode and library:
+            raise Missing(
+                f"the original needs {library[1]}: install its system libraries, on Debian and "
+                f"Ubuntu: apt install {SYSTEM_PACKAGES}",
+                advice="",
+            )
         if done.returncode:
-            raise Missing(*_not_imported(done.stderr, self))
+            last = done.stderr.strip().rpartition("\n")[2]
+            raise Missing(f"the original does not import ({last})", advice=again)
         self.master = str(Path(done.stdout.strip()).with_name("mooncake_master"))
-
-
-def _again(environment: Environment) -> str:
-    return f"delete {environment.folder} to have it installed again"
-
-
-def _not_imported(said: str, environment: Environment) -> tuple[str]:
-    """The sentence for a failed import."""
-    last = said.strip().rpartition("\n")[2]
-    library = re.search(r"(lib\S+?\.so[.\d]*): cannot open shared object", said)
-    if library:
-        return (
-            f"the original needs {library[1]}: install its system libraries, on Debian and "
-            f"Ubuntu: apt install {SYSTEM_PACKAGES}",
-        )
-    return (f"the original does not import ({last}); {_again(environment)}",)
 
 
 def environment() -> Environment:
@@ -129,13 +122,9 @@ class UpstreamPool:
         return driver
 
     def _open(self, name: str, segment_bytes: int) -> Driver:
-        driver = self.unconnected(name)
+        driver = self._stack.enter_context(Driver(name, "upstream", self._installed.python))
         driver.ask("open", address=self.address, segment_bytes=segment_bytes)
         return driver
-
-    def unconnected(self, name: str) -> Driver:
-        """Add a process of a client that is not connected yet."""
-        return self._stack.enter_context(Driver(name, "upstream", self._installed.python))
 
 
 @contextmanager

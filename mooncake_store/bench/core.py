@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import functools
 import json
-import resource
+import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mooncake_store.bench._dict_core import DictCore
+from mooncake_store.bench._process import rss_bytes
 from mooncake_store.bench.harness import Report, alternate
 
 if TYPE_CHECKING:
@@ -50,34 +51,6 @@ GROW_BATCH = 128
 GROW_DEADLINE_S = 600
 WRITES = ("put_start", "put_end", "remove")
 READS = ("get", "exists")
-
-
-class Side(Protocol):
-    """One implementation, driven by batches that were prepared in its own key format."""
-
-    def keys(self, digests: NDArray[np.uint64]) -> Any:
-        """Turn digests into what the implementation takes as keys."""
-
-    def put_start(self, now: int, keys: Any, names: bytes | None) -> Any:
-        """Start a batch of puts; return its answer."""
-
-    def generations(self, answer: Any) -> Any:
-        """Pick from that answer what put_end wants to be told."""
-
-    def put_end(self, now: int, keys: Any, generations: Any) -> Any:
-        """End a batch of puts."""
-
-    def get(self, now: int, keys: Any) -> Any:
-        """Look up a batch under a lease."""
-
-    def exists(self, now: int, keys: Any) -> Any:
-        """Probe a batch."""
-
-    def remove(self, now: int, keys: Any) -> Any:
-        """Remove a batch."""
-
-    def evict(self, now: int, count: int) -> int:
-        """Evict about that many objects; return how many left."""
 
 
 class Columns:
@@ -107,7 +80,7 @@ class Columns:
         return columns
 
     def put_start(self, now: int, keys: Any, names: bytes | None) -> Any:
-        """Start a batch."""
+        """Start a batch of puts; return its answer."""
         given = None
         if names is not None:
             given = self._names(names, np.full(len(keys[0]), NAME_BYTES, np.uint32))
@@ -117,11 +90,11 @@ class Columns:
         return rows
 
     def generations(self, answer: Any) -> Any:
-        """One column of the answer."""
+        """Pick from that answer what `put_end` wants to be told."""
         return np.ascontiguousarray(answer["generation"])
 
     def put_end(self, now: int, keys: Any, generations: Any) -> Any:
-        """End a batch."""
+        """End a batch of puts."""
         return self._shard.put_end(now, self._client, keys[0], generations, keys[2])
 
     def get(self, now: int, keys: Any) -> Any:
@@ -137,59 +110,15 @@ class Columns:
         return self._shard.remove(now, keys[0])
 
     def evict(self, now: int, count: int) -> int:
-        """Evict by the share that makes the count."""
+        """Evict about that many objects; return how many left."""
         return int(self._shard.evict(now, count / self._shard.objects).objects)
 
 
-class Objects:
-    """The baseline: a dict of dataclass objects."""
-
-    def __init__(self) -> None:
-        from mooncake_store.bench._dict_core import DictCore
-
-        self._core = DictCore(SEGMENTS, SEGMENT_BYTES)
-
-    def keys(self, digests: NDArray[np.uint64]) -> Any:
-        """Digests as bytes, with the lists that go with them."""
-        raw = digests.tobytes()
-        n = len(digests)
-        return [raw[16 * i : 16 * i + 16] for i in range(n)], [OBJECT_BYTES] * n, [0] * n
-
-    def put_start(self, now: int, keys: Any, names: bytes | None) -> Any:
-        """Start a batch."""
-        given = None
-        if names is not None:
-            n = len(keys[0])
-            given = [names[NAME_BYTES * i : NAME_BYTES * i + NAME_BYTES] for i in range(n)]
-        return self._core.put_start(now, 1, keys[0], keys[1], given)
-
-    def generations(self, answer: Any) -> Any:
-        """The second part of every answer."""
-        return [row[1] for row in answer]
-
-    def put_end(self, now: int, keys: Any, generations: Any) -> Any:
-        """End a batch."""
-        return self._core.put_end(now, 1, keys[0], generations, keys[2])
-
-    def get(self, now: int, keys: Any) -> Any:
-        """Look up a batch under a lease."""
-        return self._core.get(now, keys[0], LEASE_NS)
-
-    def exists(self, now: int, keys: Any) -> Any:
-        """Probe a batch."""
-        del now
-        return self._core.exists(keys[0])
-
-    def remove(self, now: int, keys: Any) -> Any:
-        """Remove a batch."""
-        return self._core.remove(now, keys[0])
-
-    def evict(self, now: int, count: int) -> int:
-        """Evict by the share that makes the count."""
-        return self._core.evict(now, count / len(self._core))
+def _plain() -> DictCore:
+    return DictCore(SEGMENTS, SEGMENT_BYTES, OBJECT_BYTES, NAME_BYTES, LEASE_NS)
 
 
-SIDES: dict[str, Callable[[], Side]] = {"ours": Columns, "python": Objects}
+SIDES: dict[str, Callable[[], Columns | DictCore]] = {"ours": Columns, "python": _plain}
 ALTERNATIVES = ("python",)
 
 
@@ -216,12 +145,12 @@ def _rates(
     batch: int,
 ) -> None:
     """Add a row for each of some operations that are measured in one go."""
-    alternate(
+    rates = alternate(
         {side: functools.partial(crew.sample, operations, batch) for side, crew in crews.items()},
         repeats,
     )
-    for operation in operations:
-        samples = {side: crew.rates(operation, repeats) for side, crew in crews.items()}
+    for at, operation in enumerate(operations):
+        samples = {side: [sample[at] for sample in taken] for side, taken in rates.items()}
         ours = samples.pop("ours")
         report.row(f"{operation}/b{batch}", "M ops/s", ours, vs=samples)
 
@@ -230,29 +159,24 @@ def _rates(
 class _Crew:
     """One side with its population, its clock and its supply of keys."""
 
-    side: Side
+    side: Columns | DictCore
     rng: np.random.Generator
     live: NDArray[np.uint64]
     now: int = SECOND
-    measured: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, side: Side) -> _Crew:
+    def of(cls, side: Columns | DictCore) -> _Crew:
         """Fill a side with a million objects; every side gets the same keys."""
         rng = np.random.default_rng(1)
         crew = cls(side, rng, _digests(rng, LIVE))
         for first in range(0, LIVE, 4096):
-            crew._put(side.keys(crew.live[first : first + 4096]))
+            keys = side.keys(crew.live[first : first + 4096])
+            answer = side.put_start(crew.now, keys, None)
+            side.put_end(crew.now, keys, side.generations(answer))
         return crew
 
-    def _put(self, keys: Any) -> None:
-        self._end(keys, self.side.put_start(self.now, keys, None))
-
-    def _end(self, keys: Any, answer: Any) -> None:
-        self.side.put_end(self.now, keys, self.side.generations(answer))
-
-    def sample(self, operations: tuple[str, ...], batch: int) -> float:
-        """Measure some operations in batches of that size; the rates are fetched by `rates`."""
+    def sample(self, operations: tuple[str, ...], batch: int) -> list[float]:
+        """Millions of keys per second of some operations, in batches of that size."""
         self.now += 60 * SECOND  # past every lease of the sample before
         count = KEYS_PER_SAMPLE // batch * batch
         if operations == WRITES:
@@ -262,13 +186,7 @@ class _Crew:
         else:
             picked = self.live[self.rng.integers(0, LIVE, count)]
             seconds = [self._reads(operations[0], self._batches(picked, batch))]
-        for operation, elapsed in zip(operations, seconds, strict=True):
-            self.measured.setdefault(operation, []).append(count / elapsed / 1e6)
-        return sum(seconds)
-
-    def rates(self, operation: str, repeats: int) -> list[float]:
-        """Millions of keys per second in the last rounds, the warm-up left out."""
-        return self.measured.pop(operation)[-repeats:]
+        return [count / elapsed / 1e6 for elapsed in seconds]
 
     def _batches(self, digests: NDArray[np.uint64], batch: int) -> list[Any]:
         return [self.side.keys(digests[at : at + batch]) for at in range(0, len(digests), batch)]
@@ -357,16 +275,16 @@ def grow(side_name: str, objects: int) -> None:
     side = SIDES[side_name]()
     found = {}
     worst_s = 0.0
-    before = _resident_bytes()
+    before = rss_bytes([os.getpid()])
     for millions in range(1, objects // LIVE + 1):
         worst_s = max(worst_s, _grow(side, range((millions - 1) * LIVE, millions * LIVE)))
-        net = _resident_bytes() - before - NAME_BYTES * millions * LIVE
+        net = rss_bytes([os.getpid()]) - before - NAME_BYTES * millions * LIVE
         found[f"bytes_per_object/{millions}M"] = net / (millions * LIVE)
     found[f"worst_ms/grow/{objects // LIVE}M"] = worst_s * 1e3
     sys.stdout.write(json.dumps(found))
 
 
-def _grow(side: Side, numbers: range) -> float:
+def _grow(side: Columns | DictCore, numbers: range) -> float:
     """Put and get objects in batches; return the seconds of the slowest single call."""
     rng = np.random.default_rng(numbers.start)
     worst, now = 0.0, SECOND + numbers.start * 10_000
@@ -386,8 +304,3 @@ def _grow(side: Side, numbers: range) -> float:
         marks.append(time.perf_counter())
         worst = max(worst, marks[1] - marks[0], marks[3] - marks[2], marks[4] - marks[3])
     return worst
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()

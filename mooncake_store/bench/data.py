@@ -17,34 +17,32 @@ bounded, not its bytes, except that a batch is never cut. A full run takes about
 from __future__ import annotations
 
 import math
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.bench import _upstream
-from mooncake_store.bench._process import Driver, memory_available
+from mooncake_store.bench._blocks import (
+    AGAINST,
+    ALTERNATIVES,
+    BATCHES,
+    RAW,
+    BlockBench,
+    BlockPlan,
+)
 from mooncake_store.bench._sides import Samples, add_row, measure
 from mooncake_store.bench._store import StorePool
+from mooncake_store.bench.harness import memory_bytes
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, KIB, MIB, format_size
 
 if TYPE_CHECKING:
+    from mooncake_store.bench._process import Driver
     from mooncake_store.bench.harness import Report
 
-__all__ = ["Plan", "measure_all", "run"]
+__all__ = ["ALTERNATIVES", "Plan", "measure_all", "run"]
 
-ALTERNATIVES = ("upstream", "raw")
-BATCHES = (1, 32, 128)
-TRANSPORTS = ("tcp", "shm", "local")
-# What stands beside each of our transports; see the module.
-AGAINST = {
-    "tcp": {"upstream": "upstream", "raw": "sockets"},
-    "shm": {"upstream": "upstream", "raw": "memcpy"},
-    "local": {"upstream": "upstream_local", "raw": "memcpy"},
-}
-RAW = ("sockets", "memcpy")
 LATENCY_BYTES = 64 * KIB
 LEASED_OBJECTS = 64
 LEASE_TTL = "2s"
@@ -57,20 +55,12 @@ QUICK_S = 32.0
 """After this long a quick run makes as few rounds as it can; a pool under pressure comes last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(BlockPlan):
     """How much is measured."""
 
-    sizes: tuple[int, ...]
-    buffer_bytes: int
     objects_bytes_max: int
-    budget_s: float
-    repeats: int
-    total_s: float
-    """From the start on; after that a measurement makes no more rounds than it must."""
     latency_calls: int
-    too_large: str
-    """Why a batch that does not fit into the buffer is left out."""
 
     def objects(self, size: int) -> int:
         """How many objects of this size there are: a batch at least, a buffer full at most."""
@@ -81,7 +71,7 @@ class Plan:
 def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
     """Measure every row; `vs` may name upstream and raw."""
     wish = 128 * MIB if quick else 512 * MIB
-    room = memory_available() // MEMORY_BUFFERS // (4 * MIB) * (4 * MIB)
+    room = (memory_bytes("MemAvailable") or 0) // MEMORY_BUFFERS // (4 * MIB) * (4 * MIB)
     plan = Plan(
         sizes=(4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB),
         buffer_bytes=max(min(wish, room), 4 * MIB),
@@ -105,56 +95,46 @@ def measure_all(report: Report, plan: Plan, vs: tuple[str, ...]) -> None:
     bench.pressure()
 
 
-class _Bench:
-    """The sides by name, and the rows made from them."""
+class _Bench(BlockBench):
+    """Our clients by transport, those of the original, and the bare calls."""
 
-    def __init__(self, report: Report, plan: Plan, vs: tuple[str, ...], stack: ExitStack) -> None:
-        self._report = report
-        self._plan = plan
-        self._vs = tuple(name for name in ALTERNATIVES if name in vs)
-        self._stack = stack
-        self._upstream = _upstream.wanted(report, vs)
-        self._drivers: dict[str, Driver] = {}
-        self._started, self._measured = time.perf_counter(), 0
+    _plan: Plan
+    # The original has a path within one process as well.
+    _against = AGAINST | {"local": {"upstream": "upstream_local", "raw": RAW["local"]}}
 
     def start(self) -> None:
         """Start all pools and clients, and use the memory of every pool once."""
-        plan, drivers = self._plan, self._drivers
-        pool_bytes, buffer_bytes = POOL_BUFFERS * plan.buffer_bytes, plan.buffer_bytes
+        buffer_bytes, drivers = self._plan.buffer_bytes, self._drivers
+        pool_bytes = POOL_BUFFERS * buffer_bytes
         shared = self._stack.enter_context(StorePool(segment_bytes=pool_bytes))
         every: dict[str, Any] = {"lease_cache": False, "lease_ttl": LEASE_TTL}
         drivers["tcp"] = shared.client(buffer_bytes, transports=["tcp"], **every)
         drivers["shm"] = shared.client(buffer_bytes, transports=["shm"], **every)
-        drivers["leased"] = shared.client(LEASED_OBJECTS * LATENCY_BYTES, transports=["shm"])
+        self._leased = shared.client(LEASED_OBJECTS * LATENCY_BYTES, transports=["shm"])
         own = self._stack.enter_context(StorePool(workers=0))
         drivers["local"] = own.client(
             buffer_bytes, segment=pool_bytes, transports=["local"], **every
         )
         if self._upstream is not None:
-            _upstream.attempt(self._report, self._start_upstream)
-        if "raw" in self._vs:
-            for side in RAW:
-                driver = self._stack.enter_context(Driver(f"bare {side}", side))
-                driver.ask("open", nbytes=buffer_bytes)
-                driver.ask("buffer", nbytes=buffer_bytes)
-                drivers[side] = driver
+            _upstream.attempt(self._report, partial(self._start_upstream, self._upstream))
+        self._start_bare()
         self._touch()
 
-    def _start_upstream(self) -> None:
-        assert self._upstream is not None
+    def _start_upstream(self, installed: _upstream.Environment) -> None:
         pool_bytes, buffer_bytes = POOL_BUFFERS * self._plan.buffer_bytes, self._plan.buffer_bytes
-        between = self._stack.enter_context(_upstream.pool(self._upstream))
+        between = self._stack.enter_context(_upstream.pool(installed))
         between.worker(pool_bytes)
         reader = between.client(buffer_bytes)
-        within = self._stack.enter_context(_upstream.pool(self._upstream))
+        within = self._stack.enter_context(_upstream.pool(installed))
         self._drivers["upstream_local"] = within.client(buffer_bytes, pool_bytes)
         self._drivers["upstream"] = reader
 
     def _touch(self) -> None:
         size = min(4 * MIB, self._plan.buffer_bytes)
         count = int(0.8 * POOL_BUFFERS * self._plan.buffer_bytes) // size
-        self._owners("fill", RAW, prefix="touch", count=count, size=size)
-        self._owners("drop", RAW, prefix="touch", count=count)
+        bare = tuple(RAW.values())
+        self._owners("fill", bare, prefix="touch", count=count, size=size)
+        self._owners("drop", bare, prefix="touch", count=count)
 
     def _owners(self, command: str, but: tuple[str, ...] = (), **options: Any) -> None:
         """Ask one client of every pool, but for some: it puts what all clients of the pool read.
@@ -162,7 +142,7 @@ class _Bench:
         If the original fails here, a row says so and its sides are null from then on.
         """
         for side, driver in list(self._drivers.items()):
-            if side in ("tcp", "leased", *but):
+            if side in ("tcp", *but):
                 continue
             try:
                 driver.ask(command, **options)
@@ -178,61 +158,29 @@ class _Bench:
         label = format_size(size)
         objects: dict[str, Any] = {"prefix": label, "count": count, "size": size}
         self._owners("fill", **objects)
-        for batch in BATCHES:
-            self._throughput("get", label, batch, objects)
+        self._rates("get", objects)
         if size == LATENCY_BYTES:
             self._latencies(objects)
         self._owners("drop", prefix=label, count=count)
-        for batch in BATCHES:
-            self._throughput("put", label, batch, {"count": count, "size": size})
-
-    def _throughput(self, command: str, label: str, batch: int, options: dict[str, Any]) -> None:
-        plan = self._plan
-        names = {way: f"{command}/{way}/{label}/b{batch}" for way in TRANSPORTS}
-        if batch * options["size"] > plan.buffer_bytes:
-            nobody = Samples(failures=dict.fromkeys(TRANSPORTS, plan.too_large))
-            for way, name in names.items():
-                add_row(self._report, name, "GB/s", nobody, way, self._against(way))
-            return
-
-        def sample(driver: Driver) -> float:
-            rate: float = driver.ask(command, **options, batch=batch, budget_s=plan.budget_s)
-            return rate / 1e9
-
-        calls = {
-            side: partial(sample, driver)
-            for side, driver in self._drivers.items()
-            if side != "leased"
-        }
-        samples = measure(calls, plan.repeats, self._deadline_s())
-        for way, name in names.items():
-            add_row(self._report, name, "GB/s", samples, way, self._against(way))
-
-    def _deadline_s(self) -> float:
-        """A fair part, for the measurement that is next, of the time that is left."""
-        all_of_them = len(self._plan.sizes) * len(BATCHES) * 2 + 1
-        self._measured += 1
-        left = self._plan.total_s - (time.perf_counter() - self._started)
-        return max(0.0, left / max(1, all_of_them + 1 - self._measured))
+        self._rates("put", objects)
 
     def _latencies(self, objects: dict[str, Any]) -> None:
-        plan = self._plan
+        plan, label = self._plan, objects["prefix"]
         few = objects | {"count": min(LEASED_OBJECTS, objects["count"])}
 
-        def sample(side: str) -> float:
-            options = few if side == "leased" else objects
-            driver = self._drivers[side]
-            return float(driver.ask("latency", **options, calls=plan.latency_calls))
+        def sample(driver: Driver, read: dict[str, Any]) -> float:
+            return float(driver.ask("latency", **read, calls=plan.latency_calls))
 
-        calls = {side: partial(sample, side) for side in self._drivers}
-        samples = measure(calls, plan.repeats, self._deadline_s())
-        label = objects["prefix"]
-        for way in TRANSPORTS:
+        calls = {side: partial(sample, driver, objects) for side, driver in self._drivers.items()}
+        calls["leased"] = partial(sample, self._leased, few)
+        samples = measure(calls, plan.repeats, self._pace.next_s())
+        for way in plan.transports:
             self._latency_row(f"p50_us/get/{way}/{label}", samples, way, way)
         self._latency_row(f"p50_us/get_leased/shm/{label}", samples, "leased", "shm")
 
     def _latency_row(self, name: str, samples: Samples, ours: str, way: str) -> None:
-        add_row(self._report, name, "us", samples, ours, self._against(way), higher_is_better=False)
+        beside = self._beside(way)
+        add_row(self._report, name, "us", samples, ours, beside, higher_is_better=False)
 
     def pressure(self) -> None:
         """More puts than fit, one after another, nothing pinned: how many are accepted."""
@@ -252,6 +200,3 @@ class _Bench:
                     accepted.failures[side] = str(error)
         vs = {"upstream": "upstream"} if "upstream" in self._vs else {}
         add_row(self._report, name, "puts", accepted, "ours", vs)
-
-    def _against(self, way: str) -> dict[str, str]:
-        return {label: side for label, side in AGAINST[way].items() if label in self._vs}

@@ -52,9 +52,9 @@ def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
     rounds = 200 if quick else 2_000
     with ExitStack() as stack:
         ours = stack.enter_context(_server(_serve_ours))
-        bare_loop = stack.enter_context(_server(_serve_bare_loop))
+        bare_loop = stack.enter_context(_server(_serve_protocol, _Mirror))
         bare_blocking = stack.enter_context(_server(_serve_bare_blocking))
-        bare_codec = stack.enter_context(_server(_serve_bare_codec))
+        bare_codec = stack.enter_context(_server(_serve_protocol, _Codec))
         connection = stack.enter_context(
             BlockingConnection.connect(f"127.0.0.1:{ours.port}", echo.REGISTRY)
         )
@@ -181,11 +181,11 @@ class _Running(NamedTuple):
 
 
 @contextmanager
-def _server(serve: Callable[[Pipe], None]) -> Iterator[_Running]:
+def _server(serve: Callable[..., None], *more: type) -> Iterator[_Running]:
     """Run a server in another process, which interrupts leave to us to end."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process = context.Process(target=serve, args=(theirs, *more), daemon=True)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.start()
     signal.signal(signal.SIGINT, handler)
@@ -222,14 +222,6 @@ def _serve_protocol(ready: Pipe, protocol: type[asyncio.Protocol]) -> None:
     run_loop(main())
 
 
-def _serve_bare_loop(ready: Pipe) -> None:
-    _serve_protocol(ready, _Mirror)
-
-
-def _serve_bare_codec(ready: Pipe) -> None:
-    _serve_protocol(ready, _Codec)
-
-
 def _serve_bare_blocking(ready: Pipe) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     ready.send(listener.getsockname()[1])
@@ -255,7 +247,7 @@ class _Codec(_Mirror):
     """Decodes every frame and encodes a reply to it, and nothing else."""
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        super().connection_made(transport)
         self._decoder = FrameDecoder(echo.REGISTRY.request_limits, replies=False)
 
     def data_received(self, data: bytes) -> None:

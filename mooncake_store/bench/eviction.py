@@ -21,7 +21,8 @@ import numpy as np
 from eviction import POLICIES, count_hits, create_policy, read_trace, synthetic_trace
 from eviction.registry import find_policy
 from mooncake_store.bench._policy_matrix import Matrix
-from mooncake_store.bench.harness import Report, alternate
+from mooncake_store.bench.harness import Report, alternate, listed
+from mooncake_store.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,14 +55,19 @@ def run(
 
     Lists are comma-separated; a capacity is a number of blocks, or inf, and a policy a name or
     module:Class. The hits also go to the files `csv` and `plot` (an SVG), if given.
-    Raises ValueError for a capacity or policy it does not know and for a malformed trace, before
-    anything is measured.
+    Raises InvalidArgumentError for a capacity or policy it does not know and for a malformed
+    trace, before anything is measured.
     """
-    capacities = {name: _capacity(name) for name in _names(capacity)}
-    policies = _names(policy)
-    for name in policies:
-        find_policy(name)
-    requests = read_trace(trace) if trace else synthetic_trace(SYNTHETIC_REQUESTS)
+    policies = listed(policy)
+    try:
+        capacities = {name: _capacity(name) for name in listed(capacity)}
+        for name in policies:
+            find_policy(name)
+        requests = read_trace(trace) if trace else synthetic_trace(SYNTHETIC_REQUESTS)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            str(error), operation="bench eviction", advice="see `mooncake bench eviction --help`"
+        ) from error
     report.row(f"{'trace' if trace else 'synthetic'}_requests", "requests", [len(requests)])
     for name in policies:
         # The first call loads or compiles the kernels, which is no part of the table's time.
@@ -79,11 +85,6 @@ def run(
             Path(path).write_text(text(), encoding="utf-8")
     for name in TOUCH_POLICIES:
         _touch(report, name, vs, repeats=3 if quick else 7)
-
-
-def _names(listed: str) -> list[str]:
-    """The distinct names in a comma-separated list, in order."""
-    return list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
 
 
 def _capacity(name: str) -> int | None:

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.bench import _s3
-from mooncake_store.bench._process import Driver, memory_available
-from mooncake_store.bench._sides import add_row, measure
+from mooncake_store.bench._process import Driver
+from mooncake_store.bench._sides import Pace, add_row, measure
 from mooncake_store.bench._store import StorePool
+from mooncake_store.bench.harness import memory_bytes
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, KIB, MIB
 
@@ -58,7 +58,7 @@ def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
     """Measure every row; `vs` may name s3fs and local, a full run has both without it."""
     usual = ALTERNATIVES[1:] if quick else ALTERNATIVES
     wanted = tuple(name for name in ALTERNATIVES if name in vs) or usual
-    room = memory_available() // 8 // MIB * MIB
+    room = (memory_bytes("MemAvailable") or 0) // 8 // MIB * MIB
     plan = Plan(
         files=10_000,
         s3_files=200 if quick else 10_000,
@@ -84,7 +84,7 @@ class _Bench:
         self._report = report
         self._plan = plan
         self._vs = {name: name for name in vs}
-        self._until = time.perf_counter() + plan.total_s
+        self._pace = Pace(plan.total_s, ROWS)
         room = 3 * plan.large_bytes + 4 * plan.files * SMALL_BYTES + 256 * MIB
         pool = stack.enter_context(StorePool(segment_bytes=room))
         self._drivers = {"ours": stack.enter_context(Driver("our filesystem", "files"))}
@@ -147,13 +147,12 @@ class _Bench:
         s3: bool = True,
     ) -> None:
         """Ours and local in turn, s3fs once after them."""
-        left = max(0.0, self._until - time.perf_counter()) / max(1, ROWS - len(self._report.rows))
         calls = {
             side: partial(call, side, driver)
             for side, driver in self._drivers.items()
             if side != "s3fs"
         }
-        samples = measure(calls, self._plan.repeats, left)
+        samples = measure(calls, self._plan.repeats, self._pace.next_s())
         if s3 and "s3fs" in self._drivers:
             try:
                 samples.of["s3fs"] = [float(call("s3fs", self._drivers["s3fs"]))]

@@ -24,28 +24,44 @@ import statistics
 import subprocess
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["Against", "Report", "Row", "alternate", "machine", "versions"]
+__all__ = [
+    "Against",
+    "Report",
+    "Row",
+    "alternate",
+    "listed",
+    "machine",
+    "memory_bytes",
+    "versions",
+]
+
+T = TypeVar("T")
 
 CALIBRATION_ROUNDS = 9
 CALIBRATION_STEPS = 100_000
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The distinct items of a comma-separated option, in order."""
+    return tuple(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
+
+
 def alternate(
-    sides: Mapping[str, Callable[[], float]], repeats: int, deadline_s: float | None = None
-) -> dict[str, list[float]]:
+    sides: Mapping[str, Callable[[], T]], repeats: int, deadline_s: float | None = None
+) -> dict[str, list[T]]:
     """Call every side in turn, `repeats` times over, and return what each call returned.
 
     One round before the first is a warm-up and is not returned. After `deadline_s` seconds no
     new round starts; the first counted round always runs, and rounds are never cut, so all sides
-    have equally many samples. Each call returns its own sample (a rate or a duration).
+    have equally many samples. A call returns its own sample: a rate or a duration, or several.
     """
     if not sides:
         raise ValueError("alternate needs at least one side")
@@ -54,12 +70,12 @@ def alternate(
     started = time.perf_counter()
     for call in sides.values():
         call()
-    samples: dict[str, list[float]] = {name: [] for name in sides}
+    samples: dict[str, list[T]] = {name: [] for name in sides}
     for done in range(repeats):
         if done and deadline_s is not None and time.perf_counter() - started > deadline_s:
             break
         for name, call in sides.items():
-            samples[name].append(float(call()))
+            samples[name].append(call())
     return samples
 
 
@@ -76,8 +92,8 @@ class Row:
     """One measured quantity; `value` is None exactly when `why` says the reason."""
 
     name: str
-    unit: str
     value: float | None
+    unit: str
     low: float | None
     high: float | None
     repeats: int
@@ -86,21 +102,8 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain JSON values; `vs` and `why` only where there is something to say."""
-        plain: dict[str, Any] = {
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "low": self.low,
-            "high": self.high,
-            "repeats": self.repeats,
-        }
-        if self.vs:
-            plain["vs"] = {
-                name: {"value": side.value, "ratio": side.ratio} for name, side in self.vs.items()
-            }
-        if self.why is not None:
-            plain["why"] = self.why
-        return plain
+        told = {"vs": bool(self.vs), "why": self.why is not None}
+        return {name: value for name, value in asdict(self).items() if told.get(name, True)}
 
 
 @dataclass(slots=True)
@@ -145,8 +148,8 @@ class Report:
         value = _median(samples)
         row = Row(
             name=name,
-            unit=unit,
             value=value,
+            unit=unit,
             low=_tidy(min(samples)) if samples else None,
             high=_tidy(max(samples)) if samples else None,
             repeats=len(samples),
@@ -229,14 +232,19 @@ def _calibrate() -> _Calibration:
 def machine() -> dict[str, Any]:
     """The hardware and kernel facts a reader needs to compare figures; null where unknown."""
     thp = _read("/sys/kernel/mm/transparent_hugepage/enabled")
-    memory_kib = _field("/proc/meminfo", "MemTotal")
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": int(memory_kib.split()[0]) * 1024 if memory_kib else None,
+        "memory_bytes": memory_bytes("MemTotal"),
         "kernel": platform.release(),
         "transparent_hugepages": thp.partition("[")[2].partition("]")[0] or None,
     }
+
+
+def memory_bytes(name: str) -> int | None:
+    """MemTotal, MemAvailable or another line of /proc/meminfo; None where unknown."""
+    kib = _field("/proc/meminfo", name)
+    return int(kib.split()[0]) * 1024 if kib else None
 
 
 def versions() -> dict[str, str | None]:

@@ -126,13 +126,12 @@ class _Bench:
         self._pools["ours"], self._clients["ours"] = ours, ours.client()
         self._where: dict[str, dict[str, Any]] = {"ours": {"url": ours.url}}
         if self._upstream is not None:
-            _upstream.attempt(self._report, self._start_upstream)
+            _upstream.attempt(self._report, partial(self._start_upstream, self._upstream))
         for client in self._clients.values():
             client.ask("populate", prefix=SMALL_PREFIX, count=self._plan.objects)
 
-    def _start_upstream(self) -> None:
-        assert self._upstream is not None
-        theirs = self._stack.enter_context(_upstream.pool(self._upstream))
+    def _start_upstream(self, installed: Environment) -> None:
+        theirs = self._stack.enter_context(_upstream.pool(installed))
         theirs.worker(SEGMENT_BYTES)
         self._clients["upstream"] = theirs.client()
         self._pools["upstream"] = theirs
@@ -140,56 +139,44 @@ class _Bench:
 
     def probes(self) -> None:
         """Ask for keys that exist, one by one and in batches, and where objects are."""
-        used = {}
+        asked = {}
         for batch in PROBE_BATCHES:
-            rates, used[batch] = self._asking("exists", SMALL_PREFIX, self._plan.objects, batch)
-            self._row(f"exists/b{batch}", "keys/s", rates)
+            asked[batch] = self._asking("exists", SMALL_PREFIX, self._plan.objects, batch)
+            self._row(f"exists/b{batch}", "keys/s", asked[batch].part(0))
         for batch in LARGE_BATCHES:
-            rates, _ = self._asking("query", SMALL_PREFIX, self._plan.objects, batch)
-            self._row(f"query/b{batch}", "keys/s", rates)
+            found = self._asking("query", SMALL_PREFIX, self._plan.objects, batch)
+            self._row(f"query/b{batch}", "keys/s", found.part(0))
         for batch in LARGE_BATCHES:
-            name = f"cpu_us_per_key/exists/b{batch}"
-            self._row(name, "us", used[batch], higher_is_better=False)
+            used = asked[batch].part(1)
+            self._row(f"cpu_us_per_key/exists/b{batch}", "us", used, higher_is_better=False)
 
-    def _asking(self, command: str, prefix: str, count: int, batch: int) -> tuple[Samples, Samples]:
+    def _asking(self, command: str, prefix: str, count: int, batch: int) -> Samples:
         """Keys per second, and microseconds of the masters per key, over the same calls."""
-        plan = self._plan
-        used: dict[str, list[float]] = {side: [] for side in self._clients}
-        asked: dict[str, Any] = {
-            "prefix": prefix,
-            "count": count,
-            "batch": batch,
-            "budget_s": plan.budget_s,
-        }
+        asked: dict[str, Any] = {"prefix": prefix, "count": count, "batch": batch}
 
-        def sample(side: str) -> float:
+        def sample(side: str) -> tuple[float, float]:
             pids = self._pools[side].pids
             before = cpu_seconds(pids)
-            keys, seconds = self._clients[side].ask(command, **asked)
-            used[side].append((cpu_seconds(pids) - before) / keys * 1e6)
-            return float(keys / seconds)
+            keys, seconds = self._clients[side].ask(command, **asked, budget_s=self._plan.budget_s)
+            return keys / seconds, (cpu_seconds(pids) - before) / keys * 1e6
 
-        rates = self._measure(sample)
-        # The first round was the warm-up.
-        return rates, Samples({side: used[side][1:] for side in rates.of}, rates.failures)
+        return self._measure(sample)
 
     def changes(self) -> None:
         """Put and remove fresh objects in batches."""
-        removals: dict[str, list[float]] = {side: [] for side in self._clients}
 
-        def sample(side: str) -> float:
-            client = self._clients[side]
-            put, removed = client.ask("put_remove", count=self._plan.fresh, batch=BATCH)
-            removals[side].append(removed)
-            return float(put)
+        def sample(side: str) -> list[float]:
+            rates: list[float] = self._clients[side].ask(
+                "put_remove", count=self._plan.fresh, batch=BATCH
+            )
+            return rates
 
-        puts = self._measure(sample)
-        self._row(f"put/b{BATCH}", "keys/s", puts)
-        removed = Samples({side: removals[side][1:] for side in puts.of}, puts.failures)
-        self._row(f"remove/b{BATCH}", "keys/s", removed)
+        rates = self._measure(sample)
+        self._row(f"put/b{BATCH}", "keys/s", rates.part(0))
+        self._row(f"remove/b{BATCH}", "keys/s", rates.part(1))
 
     def large(self) -> None:
-        """The same probes among a million objects, and what each of those takes of memory."""
+        """Probes among a million objects, and what each of those takes of memory."""
         plan = self._plan
         clients = self._clients
         if not plan.patient:
@@ -204,8 +191,8 @@ class _Bench:
                 continue
             grown.of[side] = [(rss_bytes(self._pools[side].pids) - before) / plan.large]
         for batch in LARGE_BATCHES:
-            rates, _ = self._asking("exists", LARGE_PREFIX, plan.large, batch)
-            self._row(f"exists/b{batch}/1M", "keys/s", rates)
+            asked = self._asking("exists", LARGE_PREFIX, plan.large, batch)
+            self._row(f"exists/b{batch}/1M", "keys/s", asked.part(0))
         self._row("rss_bytes_per_object/1M", "B", grown, higher_is_better=False)
         self._clients = clients
 
@@ -243,47 +230,39 @@ class _Bench:
                 "shards1": [self._clients["ours"], self._ours.client()],
             }
             pairs["shards2"][0].ask("populate", prefix=SMALL_PREFIX, count=plan.objects)
-
             pids = {
                 side: [*masters, *(client.pid for client in pairs[side])]
                 for side, masters in (("shards2", pool.pids), ("shards1", self._ours.pids))
             }
-            busy: dict[str, list[float]] = {side: [] for side in pairs}
-            used: dict[str, list[float]] = {side: [] for side in pairs}
 
-            def sample(side: str) -> float:
+            def sample(side: str) -> tuple[float, float, float]:
                 before = cpu_seconds(pids[side])
                 for client in pairs[side]:
                     client.send("exists", **asked, budget_s=plan.budget_s)
                 answers = [client.receive() for client in pairs[side]]
                 spent = cpu_seconds(pids[side]) - before
-                busy[side].append(spent / max(seconds for _, seconds in answers))
-                used[side].append(spent / sum(keys for keys, _ in answers) * 1e6)
-                return float(sum(keys / seconds for keys, seconds in answers))
+                return (
+                    sum(keys / seconds for keys, seconds in answers),
+                    spent / sum(keys for keys, _ in answers) * 1e6,
+                    spent / max(seconds for _, seconds in answers),
+                )
 
-            rates = measure(
+            found = measure(
                 {side: partial(sample, side) for side in pairs}, plan.repeats, plan.deadline_s
             )
-        self._shards_row("exists", "keys/s", rates)
-        for name, unit, taken in (("cpu_us_per_key", "us", used), ("cores_busy", "cores", busy)):
-            # The first round was the warm-up.
-            of = {side: taken[side][1:] for side in rates.of}
-            self._shards_row(name, unit, Samples(of, rates.failures), higher_is_better=False)
+        figures = (("exists", "keys/s"), ("cpu_us_per_key", "us"), ("cores_busy", "cores"))
+        for at, (name, unit) in enumerate(figures):
+            add_row(
+                self._report,
+                f"shards2/{name}",
+                unit,
+                found.part(at),
+                "shards2",
+                {"shards1": "shards1"},
+                higher_is_better=name == "exists",
+            )
 
-    def _shards_row(
-        self, name: str, unit: str, samples: Samples, *, higher_is_better: bool = True
-    ) -> None:
-        add_row(
-            self._report,
-            f"shards2/{name}",
-            unit,
-            samples,
-            "shards2",
-            {"shards1": "shards1"},
-            higher_is_better=higher_is_better,
-        )
-
-    def _measure(self, sample: Callable[[str], float]) -> Samples:
+    def _measure(self, sample: Callable[[str], Any]) -> Samples:
         calls = {side: partial(sample, side) for side in self._clients}
         return measure(calls, self._plan.repeats, self._plan.deadline_s)
 
@@ -306,6 +285,6 @@ def _start_master() -> float:
 
 
 def _start_upstream(installed: Environment) -> float:
-    """The same for the original."""
+    """Seconds from starting the original's master to accepting a connection."""
     with _upstream.pool(installed) as pool:
         return pool.start_s

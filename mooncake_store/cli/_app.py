@@ -1,6 +1,6 @@
 """What every `mooncake` subcommand shares: options, output, progress, errors, exit codes.
 
-A subcommand is a module with a Typer app made by `make_app`, whose function does its work through
+A subcommand is a module with a function of its name under `@command`, which does its work through
 the library and hands one plain value to `emit`. It never prints, never formats an error and never
 chooses an exit code: it raises, and `guarded` turns what was raised into one sentence with a next
 step on standard error and into one of the codes of `ExitCode`. So all commands fail alike.
@@ -13,13 +13,14 @@ Help is rendered as plain text (no markup mode): it starts in half the time and 
 Only typer is imported with this module; rich is imported when something is drawn.
 """
 
+import inspect
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -43,7 +44,9 @@ __all__ = [
     "ExitCode",
     "JsonOption",
     "agreed",
+    "command",
     "console",
+    "declared",
     "emit",
     "examples",
     "guarded",
@@ -51,7 +54,10 @@ __all__ = [
     "note",
     "progress",
     "table",
+    "taking",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 spinner: "Status | None" = None
 """What `progress` shows at the moment; only one thing moves on a terminal."""
@@ -96,13 +102,11 @@ _EXIT_CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (TransferTimeoutError, ExitCode.UNAVAILABLE),
 )
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object instead of text.", show_default=False)
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def make_app(about: str | None = None) -> typer.Typer:
-    """An app for one subcommand, or for a group of them when it gets several commands."""
+    """An app for a group of subcommands, or for one, as `command` makes it."""
     return typer.Typer(
         help=about,
         add_completion=False,
@@ -112,11 +116,50 @@ def make_app(about: str | None = None) -> typer.Typer:
     )
 
 
+def command(
+    *lines: tuple[str, str], **options: Any
+) -> Callable[[Callable[..., object]], typer.Typer]:
+    """Make a function the one subcommand of its module; `lines` are its `examples`."""
+
+    def decorate(function: Callable[..., object]) -> typer.Typer:
+        app = make_app()
+        app.command(epilog=examples(*lines), **options)(function)
+        return app
+
+    return decorate
+
+
 def examples(*lines: tuple[str, str]) -> str:
     """The epilog of a command: pairs of a command line and what it is for."""
     width = max(len(line) for line, _ in lines)
     # The backspace tells the help formatter to keep these line ends.
     return "\b\nExamples:\n" + "\n".join(f"  {line:<{width}}  {why}" for line, why in lines)
+
+
+def taking(options: Mapping[str, tuple[object, Any]]) -> Callable[[F], F]:
+    """Let a command take these on the command line, by name and with what they are by default.
+
+    So a table can say what is else declared behind the names of the function.
+    """
+
+    def decorate(command: F) -> F:
+        parameters = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+            )
+            for name, (default, kind) in options.items()
+        ]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
+
+
+def declared(command: Callable[..., Any]) -> dict[str, tuple[object, Any]]:
+    """What a command takes, as `taking` is told."""
+    signature = inspect.signature(command, eval_str=True)
+    return {name: (each.default, each.annotation) for name, each in signature.parameters.items()}
 
 
 def emit(

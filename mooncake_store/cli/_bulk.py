@@ -1,6 +1,6 @@
 """Many files at once, between a folder and what lies below a prefix of a pool.
 
-    with connected(url, secret_file) as store:
+    with connected() as store:
         remote = Remote(store, "runs/1")
         send(Folder("./out"), remote, sizes, say)
         failed = fetch(remote, Folder("./copy"), remote.files(), say)
@@ -56,7 +56,7 @@ class Remote:
         return found
 
     def files_so_far(self) -> dict[str, int]:
-        """The same, where nothing may be there yet."""
+        """The size of every file by its name; none where nothing lies there yet."""
         entries = run(self.client, listing.find(self.plans, self.prefix, None, withdirs=False))
         if list(entries) == [self.prefix] and self.prefix:
             raise InvalidArgumentError(

@@ -1,14 +1,12 @@
 """What the commands that talk to a store share: the options that say which store, one client.
 
-`--url` and `--secret-file` are parameters of each command. What chooses settings in general
-(`--config`, `--profile`, `--setting`) is the same for all and concerns none of them:
-`store_options` adds it to a command, and `connected` finds it.
+Which store it is, and with which settings, is said alike for all commands and concerns none of
+them: `store_options` adds these options to a command, and `connected` finds what they say.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import time
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mooncake_store.cli._app import declared, taking
 from mooncake_store.cli._program_options import ConfigOption
 from mooncake_store.printable import printable
 
@@ -29,8 +28,6 @@ __all__ = [
     "ProfileOption",
     "SecretOption",
     "Stopwatch",
-    "UrlOption",
-    "client_settings",
     "connected",
     "key_of",
     "shown",
@@ -46,14 +43,11 @@ UrlOption = Annotated[
         "--master",
         metavar="STORE",
         help="The store: mooncake://host:port/namespace, or the address of its master.",
-        show_default=False,
     ),
 ]
 SecretOption = Annotated[
-    str | None,
-    typer.Option("--secret-file", help="File with the shared secret.", show_default=False),
+    str | None, typer.Option("--secret-file", help="File with the shared secret.")
 ]
-
 
 T = TypeVar("T")
 
@@ -63,7 +57,6 @@ ProfileOption = Annotated[
         "--profile",
         metavar="NAME",
         help="The table [profile.NAME] of that file; else MOONCAKE_PROFILE.",
-        show_default=False,
     ),
 ]
 SettingOption = Annotated[
@@ -72,52 +65,48 @@ SettingOption = Annotated[
         "--setting",
         metavar="NAME=VALUE",
         help="A setting of the client, such as deadline=5s; may be given several times.",
-        show_default=False,
     ),
 ]
-_OPTIONS = {"config_file": ConfigOption, "profile": ProfileOption, "setting": SettingOption}
+_STORE = {"url": (None, UrlOption), "secret_file": (None, SecretOption)}
+_SETTINGS = {
+    "config_file": (None, ConfigOption),
+    "profile": (None, ProfileOption),
+    "setting": (None, SettingOption),
+}
 
-_settings: ContextVar[dict[str, Any]] = ContextVar("settings of the running command")
+_named: ContextVar[dict[str, Any]] = ContextVar("what the running command makes its client with")
 
 
 def store_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Let a command that uses `connected` take `--config`, `--profile` and `--setting`."""
+    """Let a command that uses `connected` take the options that say which store."""
 
     @functools.wraps(command)
     def called(**arguments: Any) -> T:
-        found = client_settings(*(arguments.pop(name) for name in _OPTIONS))
-        token = _settings.set(found)
+        given = {name: arguments.pop(name) for name in (*_STORE, *_SETTINGS)}
+        token = _named.set(_client_arguments(**given))
         try:
             return command(**arguments)
         finally:
-            _settings.reset(token)
+            _named.reset(token)
 
-    signature = inspect.signature(command, eval_str=True)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-        for name, option in _OPTIONS.items()
-    ]
-    own = [each.replace(kind=each.KEYWORD_ONLY) for each in signature.parameters.values()]
-    called.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*own, *added]
-    )
-    called.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
-    return called
+    own = declared(command)
+    as_json = {"as_json": own.pop("as_json")}
+    return taking(own | _STORE | as_json | _SETTINGS)(called)
 
 
-def client_settings(
-    config_file: object, profile: str | None, setting: list[str] | None
+def _client_arguments(
+    url: str | None, secret_file: str | None, setting: list[str] | None, **chosen: Any
 ) -> dict[str, Any]:
-    """Return what a client is made with for these options; raises ConfigError for `--setting x`."""
+    """What a client is made with for these options; raises ConfigError for `--setting x`."""
     from mooncake_store.errors import ConfigError
 
-    found: dict[str, Any] = {"config_file": config_file, "profile": profile}
+    found = {"url": None if url is None else store_url(url), **chosen}
     for text in setting or ():
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--setting {text!r} is not NAME=VALUE, such as deadline=5s")
         found[name] = value
-    return found
+    return found if secret_file is None else found | {"secret_file": secret_file}
 
 
 def store_url(named: str) -> str:
@@ -126,14 +115,11 @@ def store_url(named: str) -> str:
 
 
 @contextmanager
-def connected(url: str | None, secret_file: str | None, **more: Any) -> Iterator[Client]:
-    """A client for the duration of one command; `more` are settings the command decides."""
+def connected(**more: Any) -> Iterator[Client]:
+    """A client of the store that is named, for the command; `more` is what the command decides."""
     from mooncake_store.client import Client
 
-    settings = _settings.get({}) | more
-    if secret_file is not None:
-        settings["secret_file"] = secret_file
-    with Client(None if url is None else store_url(url), **settings) as store:
+    with Client(**_named.get() | more) as store:
         yield store
 
 

@@ -22,13 +22,13 @@ from mooncake_store.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Folder"]
+__all__ = ["Folder", "reason_of"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Folder:
-    """See the module. It need not exist until something is written."""
+    """Files below a path, by name; it need not exist until something is written."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -8,11 +8,12 @@ variable and file are read by the same rules and refused in the same words.
 from __future__ import annotations
 
 import functools
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+
+from mooncake_store.cli._app import declared, taking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,15 +33,13 @@ ConfigOption = Annotated[
         "--config",
         metavar="FILE",
         help="Read this file; without it, the one that MOONCAKE_CONFIG names.",
-        show_default=False,
     ),
 ]
 InsecureOption = Annotated[
-    bool,
-    typer.Option("--insecure", help="Accept other machines without a secret.", show_default=False),
+    bool, typer.Option("--insecure", help="Accept other machines without a secret.")
 ]
 PortFileOption = Annotated[
-    str | None, typer.Option(help="Write the addresses in use to this file.", show_default=False)
+    str | None, typer.Option(help="Write the addresses in use to this file.")
 ]
 
 
@@ -74,21 +73,18 @@ def setting_options(
                     given[name] = value
             command(given=given, **arguments)
 
-        signature = inspect.signature(command)
-        own = [each for name, each in signature.parameters.items() if name != GIVEN]
-        more = also or {}
-        options = [
-            _option(setting, helps.get(name), more.get(name)) for name, setting in settings.items()
-        ]
-        by_name = [each.replace(kind=each.KEYWORD_ONLY) for each in (*options, *own)]
-        called.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
-        called.__annotations__ = {each.name: each.annotation for each in by_name}
-        return called
+        more, own = also or {}, declared(command)
+        del own[GIVEN]
+        options = {
+            name: (None, _option(setting, helps.get(name), more.get(name)))
+            for name, setting in settings.items()
+        }
+        return taking(options | own)(called)
 
     return decorate
 
 
-def _option(setting: Setting, about: str | None, second: str | None) -> inspect.Parameter:
+def _option(setting: Setting, about: str | None, second: str | None) -> Any:
     kind = setting.kind
     names = [setting.option]
     if kind.base is bool:
@@ -103,12 +99,7 @@ def _option(setting: Setting, about: str | None, second: str | None) -> inspect.
         show_default=kind.show(setting.default) or False,
     )
     value: Any = bool if kind.base is bool else list[str] if kind.many else str
-    return inspect.Parameter(
-        setting.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[value | None, info],
-    )
+    return Annotated[value | None, info]
 
 
 def _metavar(kind: Kind) -> str:

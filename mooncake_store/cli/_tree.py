@@ -38,7 +38,9 @@ class _LazyGroup(TyperGroup):
             if cmd_name not in self.commands:
                 package = ELSEWHERE.get(cmd_name, "mooncake_store.cli")
                 module = importlib.import_module(f"{package}.{cmd_name}")
-                command = typer.main.get_command(module.app)
+                # A group is the `app` of its module, a single command has the module's name.
+                found = getattr(module, "app", None) or getattr(module, cmd_name)
+                command = typer.main.get_command(found)
                 command.name = cmd_name
                 self.commands[cmd_name] = command
             return self.commands[cmd_name]
@@ -80,16 +82,10 @@ def _root_options(
             callback=_tell_version,
             is_eager=True,
             help="Show the version and end; `mooncake version` says more.",
-            show_default=False,
         ),
     ] = False,
     debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug",
-            help="Show the traceback of an error; accepted anywhere.",
-            show_default=False,
-        ),
+        bool, typer.Option("--debug", help="Show the traceback of an error; accepted anywhere.")
     ] = False,
 ) -> None:
     """Declare the options of `mooncake` itself; `run` has already read them."""

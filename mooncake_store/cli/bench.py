@@ -1,15 +1,15 @@
 """`mooncake bench`: run a benchmark and show its report.
 
 Every bench is a module of `mooncake_store.bench` with a `run` function; here it gets a subcommand
-with the common options and its own. What a bench measures, and against what, is written in its
-module; the format of the report is `mooncake_store.bench.harness`.
+with the common options and its own, from a line of `COMMANDS`. What a bench measures, and against
+what, is written in its module; the format of the report is `mooncake_store.bench.harness`.
 """
 
 import importlib
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -22,6 +22,7 @@ from mooncake_store.cli._app import (
     note,
     progress,
     table,
+    taking,
 )
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
@@ -32,19 +33,12 @@ if TYPE_CHECKING:
 
     from mooncake_store.bench.harness import Report, Row
 
-BENCHES = ("alloc", "core", "data", "echo", "eviction", "fs", "metadata", "transfer")
-
-APART = {"serving": "serving.bench"}
-"""Benches that `all` leaves out, and their modules: above this package, so known by name only."""
-
 app = make_app("Measure this installation on this machine.")
 
 QuickOption = Annotated[
     bool,
     typer.Option(
-        "--quick",
-        help="Take at most 50 s a bench: smaller sizes, fewer repeats, the same rows.",
-        show_default=False,
+        "--quick", help="Take at most 50 s a bench: smaller sizes, fewer repeats, the same rows."
     ),
 ]
 VsOption = Annotated[
@@ -53,201 +47,152 @@ VsOption = Annotated[
         "--vs",
         metavar="NAME,NAME",
         help="Also measure these alternatives, in the same run, in turn with ours.",
-        show_default=False,
     ),
 ]
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake bench alloc --quick", "space used and time per call, in under a minute"),
-        ("mooncake bench alloc --json", "the full run, for a program"),
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", help="Threads that share a batch.", show_default="1")
+]
+
+
+def _option(name: str, metavar: str, about: str, kind: type = str) -> tuple[object, Any]:
+    return None, Annotated[kind | None, typer.Option(name, metavar=metavar, help=about)]
+
+
+class _Bench(NamedTuple):
+    """A subcommand: its help, what follows `mooncake bench NAME` in its examples, its options."""
+
+    about: str
+    examples: dict[str, str]
+    options: dict[str, tuple[object, Any]] = {}  # noqa: RUF012
+    """By the parameter of `run` that takes them; what is not given is left out of the call."""
+    module: str = ""
+    """Of a bench that `all` leaves out: it is above this package, so known by name only."""
+
+
+FULL = {"--json": "the full run, for a program"}
+COMMANDS = {
+    "alloc": _Bench(
+        "Measure the allocators: space they use, nanoseconds per call.",
+        {"--quick": "space used and time per call, in under a minute"} | FULL,
+    ),
+    "core": _Bench(
+        "Measure the shard core alone: operations per second, bytes per object.",
+        {
+            "--quick": "operations per second of one shard",
+            "--vs python": "compared with a plain dict",
+        },
+    ),
+    "data": _Bench(
+        "Measure gets and puts through a client: GB/s, latency, a full pool.",
+        {
+            "--quick": "gets and puts of 4 KiB to 4 MiB over tcp, shm and local",
+            "--vs upstream,raw": "beside the original, bare sockets and memcpy",
+        },
+    ),
+    "echo": _Bench(
+        "Measure the wire layer against an echo service on this machine.",
+        {"--quick": "round trips and throughput of the wire layer"} | FULL,
+    ),
+    "eviction": _Bench(
+        "Count the cache hits of the eviction policies on a trace of requests.",
+        {
+            "--quick": "cache hits of every policy on a synthetic trace",
+            "--trace trace.jsonl --capacity 1000,inf --policy lru,opt": (
+                "chosen policies on a trace of your own"
+            ),
+            "--policy lru,my_policies:Slru --csv hits.csv --plot hits.svg": (
+                "a policy of your own beside ours, for a spreadsheet and as a picture"
+            ),
+        },
+        {
+            "trace": _option("--trace", "FILE", "Replay this trace.", Path),
+            "capacity": _option(
+                "--capacity", "N,N", "Cache sizes in blocks; inf is a cache without limit."
+            ),
+            "policy": _option(
+                "--policy",
+                "NAME,NAME",
+                "Only these policies; module:Class is one of your own, which is imported.",
+            ),
+            "csv": _option("--csv", "FILE", "Write hits and ratios to this file.", Path),
+            "plot": _option("--plot", "FILE", "Draw the ratios to this SVG file.", Path),
+        },
+    ),
+    "fs": _Bench(
+        "Measure files: 10,000 small ones, a large one, a listing of 100,000 names.",
+        {
+            "--quick": "the pool as a filesystem beside one on tmpfs",
+            "--vs s3fs,local --json": "beside s3fs on a server of this machine too",
+        },
+    ),
+    "metadata": _Bench(
+        "Measure a master through a client: keys per second, time and memory of the master.",
+        {
+            "--quick": "probes, queries, small puts: keys per second",
+            "--vs upstream": "beside the original's master",
+        },
+    ),
+    "serving": _Bench(
+        "Measure what serving gains from the pool, with real workers.",
+        {"--quick": "first tokens with hits, streaming, a group of two"} | FULL,
+        module="serving.bench",
+    ),
+    "transfer": _Bench(
+        "Measure the transfer engine alone: GB/s of reads and writes.",
+        {
+            "--quick": "the transfer engine alone over tcp, shm and local",
+            "--vs upstream,raw": "beside the original and bare calls",
+            "--transport tcp --size 64KiB --batch 32": "a few rows",
+        },
+        {
+            "sizes": _option("--size", "SIZE,SIZE", "Block sizes."),
+            "batches": _option("--batch", "N,N", "Blocks a call."),
+            "transports": _option("--transport", "NAME,NAME", "tcp, shm, local."),
+            "operations": _option("--operation", "NAME,NAME", "read, write."),
+            "threads": (None, ThreadsOption),
+        },
+    ),
+}
+BENCHES = tuple(name for name, bench in COMMANDS.items() if not bench.module)
+"""What `all` runs."""
+
+
+def _add(name: str, bench: _Bench) -> None:
+    """Make the subcommand of one bench."""
+
+    def run(quick: bool, as_json: bool, vs: str | None = None, **given: Any) -> None:
+        from mooncake_store.bench.harness import listed
+
+        own = {
+            option: str(value) if isinstance(value, Path) else value
+            for option, value in given.items()
+            if value not in (None, "")
+        }
+        sides = listed(vs or "")
+        if vs is not None:
+            own["vs"] = sides
+
+        def measure(report: "Report") -> None:
+            module = _module(name)
+            if vs is not None:
+                _check_known(name, sides, module.ALTERNATIVES)
+            module.run(report, quick=quick, **own)
+
+        _show(name, measure, quick=quick, vs=sides, as_json=as_json)
+
+    common = {"quick": (False, QuickOption), "vs": ("", VsOption), "as_json": (False, JsonOption)}
+    if bench.module:
+        del common["vs"]
+    lines = [(f"mooncake bench {name} {words}", why) for words, why in bench.examples.items()]
+    app.command(name, help=bench.about, epilog=examples(*lines))(
+        taking(bench.options | common)(run)
     )
-)
-def alloc(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
-    """Measure the allocators: space they use, nanoseconds per call."""
-    _bench("alloc", quick, vs, as_json)
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake bench core --quick", "operations per second of one shard"),
-        ("mooncake bench core --vs python", "compared with a plain dict"),
-    )
-)
-def core(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
-    """Measure the shard core alone: operations per second, bytes per object."""
-    _bench("core", quick, vs, as_json)
-
-
-@app.command(
-    epilog=examples(
-        ("mooncake bench data --quick", "gets and puts of 4 KiB to 4 MiB over tcp, shm and local"),
-        ("mooncake bench data --vs upstream,raw", "beside the original, bare sockets and memcpy"),
-    )
-)
-def data(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
-    """Measure gets and puts through a client: GB/s, latency, a full pool."""
-    _bench("data", quick, vs, as_json)
-
-
-@app.command(
-    epilog=examples(
-        ("mooncake bench echo --quick", "round trips and throughput of the wire layer"),
-        ("mooncake bench echo --json", "the full run, for a program"),
-    )
-)
-def echo(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
-    """Measure the wire layer against an echo service on this machine."""
-    _bench("echo", quick, vs, as_json)
-
-
-@app.command(
-    epilog=examples(
-        ("mooncake bench eviction --quick", "cache hits of every policy on a synthetic trace"),
-        (
-            "mooncake bench eviction --trace trace.jsonl --capacity 1000,inf --policy lru,opt",
-            "chosen policies on a trace of your own",
-        ),
-        (
-            "mooncake bench eviction --policy lru,my_policies:Slru --csv hits.csv --plot hits.svg",
-            "a policy of your own beside ours, for a spreadsheet and as a picture",
-        ),
-    )
-)
-def eviction(
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="FILE", help="Replay this trace.", show_default=False),
-    ] = None,
-    capacity: Annotated[
-        str,
-        typer.Option(
-            "--capacity",
-            metavar="N,N",
-            help="Cache sizes in blocks; inf is a cache without limit.",
-            show_default=False,
-        ),
-    ] = "",
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            metavar="NAME,NAME",
-            help="Only these policies; module:Class is one of your own, which is imported.",
-            show_default=False,
-        ),
-    ] = "",
-    csv: Annotated[
-        Path | None,
-        typer.Option(
-            "--csv", metavar="FILE", help="Write hits and ratios to this file.", show_default=False
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", metavar="FILE", help="Draw the ratios to this SVG file.", show_default=False
-        ),
-    ] = None,
-    quick: QuickOption = False,
-    vs: VsOption = "",
-    as_json: JsonOption = False,
-) -> None:
-    """Count the cache hits of the eviction policies on a trace of requests."""
-    files = {"trace": trace, "csv": csv, "plot": plot}
-    given = {name: path and str(path) for name, path in files.items()}
-    given |= {"capacity": capacity, "policy": policy}
-    own = {name: value for name, value in given.items() if value}
-    try:
-        _bench("eviction", quick, vs, as_json, **own)
-    except InvalidArgumentError:
-        raise
-    except ValueError as error:
-        # The bench checks its options and the trace before it measures anything.
-        raise InvalidArgumentError(
-            str(error), operation="bench eviction", advice="see `mooncake bench eviction --help`"
-        ) from error
-
-
-@app.command(
-    epilog=examples(
-        ("mooncake bench fs --quick", "the pool as a filesystem beside one on tmpfs"),
-        ("mooncake bench fs --vs s3fs,local --json", "beside s3fs on a server of this machine too"),
-    )
-)
-def fs(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
-    """Measure files: 10,000 small ones, a large one, a listing of 100,000 names."""
-    _bench("fs", quick, vs, as_json)
-
-
-@app.command(
-    epilog=examples(
-        ("mooncake bench metadata --quick", "probes, queries, small puts: keys per second"),
-        ("mooncake bench metadata --vs upstream", "beside the original's master"),
-    )
-)
-def metadata(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
-    """Measure a master through a client: keys per second, time and memory of the master."""
-    _bench("metadata", quick, vs, as_json)
-
-
-@app.command(
-    epilog=examples(
-        ("mooncake bench serving --quick", "first tokens with hits, streaming, a group of two"),
-        ("mooncake bench serving --json", "the full run, for a program"),
-    )
-)
-def serving(quick: QuickOption = False, as_json: JsonOption = False) -> None:
-    """Measure what serving gains from the pool, with real workers."""
-    _bench("serving", quick, None, as_json)
-
-
-@app.command(
-    epilog=examples(
-        ("mooncake bench transfer --quick", "the transfer engine alone over tcp, shm and local"),
-        (
-            "mooncake bench transfer --vs upstream,raw",
-            "beside the original and bare calls",
-        ),
-        ("mooncake bench transfer --transport tcp --size 64KiB --batch 32", "a few rows"),
-    )
-)
-def transfer(
-    size: Annotated[
-        str,
-        typer.Option("--size", metavar="SIZE,SIZE", help="Block sizes.", show_default=False),
-    ] = "",
-    batch: Annotated[
-        str, typer.Option("--batch", metavar="N,N", help="Blocks a call.", show_default=False)
-    ] = "",
-    transport: Annotated[
-        str,
-        typer.Option(
-            "--transport", metavar="NAME,NAME", help="tcp, shm, local.", show_default=False
-        ),
-    ] = "",
-    operation: Annotated[
-        str,
-        typer.Option("--operation", metavar="NAME,NAME", help="read, write.", show_default=False),
-    ] = "",
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads that share a batch.", show_default="1")
-    ] = None,
-    quick: QuickOption = False,
-    vs: VsOption = "",
-    as_json: JsonOption = False,
-) -> None:
-    """Measure the transfer engine alone: GB/s of reads and writes."""
-    own = {
-        "sizes": size,
-        "batches": batch,
-        "transports": transport,
-        "operations": operation,
-        "threads": threads,
-    }
-    given = {name: value for name, value in own.items() if value not in ("", None)}
-    _bench("transfer", quick, vs, as_json, **given)
+for _name, _command in COMMANDS.items():
+    _add(_name, _command)
 
 
 @app.command(
@@ -259,8 +204,10 @@ def transfer(
 )
 def every(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = False) -> None:
     """Run every bench; a row's name then starts with its bench."""
+    from mooncake_store.bench.harness import listed
+
     failed = []
-    sides = _names(vs)
+    sides = listed(vs)
 
     def measure(report: "Report") -> None:
         _check_known("all", sides, [side for name in BENCHES for side in _alternatives(name)])
@@ -282,23 +229,8 @@ def every(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = F
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _bench(name: str, quick: bool, vs: str | None, as_json: bool, **own_options: Any) -> None:
-    """Run one bench; `vs` is None for one that compares with nothing else."""
-    sides = _names(vs or "")
-    if vs is not None:
-        own_options["vs"] = sides
-
-    def measure(report: "Report") -> None:
-        module = _module(name)
-        if vs is not None:
-            _check_known(name, sides, module.ALTERNATIVES)
-        module.run(report, quick=quick, **own_options)
-
-    _show(name, measure, quick=quick, vs=sides, as_json=as_json)
-
-
 def _module(name: str) -> Any:
-    module = APART.get(name, f"mooncake_store.bench.{name}")
+    module = COMMANDS[name].module or f"mooncake_store.bench.{name}"
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -406,7 +338,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 or isinstance(value, int) else f"{value:.4g}"
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())

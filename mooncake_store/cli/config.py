@@ -39,9 +39,7 @@ def show(
     origin: Annotated[
         bool,
         typer.Option(
-            "--origin",
-            help="Also show where each value comes from and the variable that sets it.",
-            show_default=False,
+            "--origin", help="Also show where each value comes from and the variable that sets it."
         ),
     ] = False,
     as_json: JsonOption = False,

@@ -4,26 +4,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, table
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, table
 from mooncake_store.cli._client import SecretOption
 
 if TYPE_CHECKING:
     from mooncake_store.doctor import Finding, Route
 
-app = make_app()
 
 _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
 """By severity."""
 
 
-@app.command(
+@command(
+    ("mooncake doctor", "everything that is not as it should be, and what to do"),
+    ("mooncake doctor --all", "what is fine as well"),
+    ("mooncake doctor --peer 10.0.0.7:50061", "how the memory of that worker is reached"),
+    ("mooncake doctor --json", "the same for a program"),
     no_args_is_help=False,
-    epilog=examples(
-        ("mooncake doctor", "everything that is not as it should be, and what to do"),
-        ("mooncake doctor --all", "what is fine as well"),
-        ("mooncake doctor --peer 10.0.0.7:50061", "how the memory of that worker is reached"),
-        ("mooncake doctor --json", "the same for a program"),
-    ),
 )
 def doctor(
     peer: Annotated[
@@ -32,13 +29,10 @@ def doctor(
             "--peer",
             metavar="HOST:PORT",
             help="Also ask the data port of a worker, and say how its memory would be reached.",
-            show_default=False,
         ),
     ] = None,
     secret_file: SecretOption = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Show what is fine as well.", show_default=False)
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show what is fine as well.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Examine this host: memory limits, pages, RDMA, network, clock, versions, paths to peers.
@@ -59,15 +53,7 @@ def doctor(
     worst = max(item.severity for item in found)
     value = {
         "worst": worst.name.lower(),
-        "findings": [
-            {
-                "name": item.name,
-                "severity": item.severity.name.lower(),
-                "found": item.found,
-                "advice": item.advice,
-            }
-            for item in found
-        ],
+        "findings": [item._asdict() | {"severity": item.severity.name.lower()} for item in found],
         "routes": [route._asdict() for route in routes],
     }
     emit(value, as_json=as_json, human=lambda: _draw(found, routes, every))

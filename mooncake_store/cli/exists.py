@@ -4,35 +4,21 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app
-from mooncake_store.cli._client import (
-    SecretOption,
-    UrlOption,
-    connected,
-    key_of,
-    shown,
-    store_options,
-    text_of,
-)
-
-app = make_app()
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit
+from mooncake_store.cli._client import connected, key_of, shown, store_options, text_of
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake exists greeting && echo yes", "ends with 0 if it exists, with 5 if not"),
-        ("mooncake exists a b c --json", "which of several do"),
-    )
+@command(
+    ("mooncake exists greeting && echo yes", "ends with 0 if it exists, with 5 if not"),
+    ("mooncake exists a b c --json", "which of several do"),
 )
 @store_options
 def exists(
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Names of objects.")],
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Say which objects can be read; ends with 5 unless all can. Leases nothing."""
-    with connected(url, secret_file) as store:
+    with connected() as store:
         there = store.exists_many([key_of(key) for key in keys]).tolist()
     names = [text_of(key_of(key)) for key in keys]
     value = {"exists": dict(zip(names, there, strict=True))}

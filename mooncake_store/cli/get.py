@@ -8,32 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, progress
-from mooncake_store.cli._client import (
-    SecretOption,
-    Stopwatch,
-    UrlOption,
-    connected,
-    key_of,
-    shown,
-    store_options,
-    text_of,
-)
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, progress
+from mooncake_store.cli._client import Stopwatch, connected, key_of, shown, store_options, text_of
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from mooncake_store.client import Client
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake get greeting", "write the object to standard output"),
-        ("mooncake get greeting hello.txt", "write it to a file"),
-        ("mooncake get -r runs/1 ./copy", "every object below a prefix, into a folder"),
-    )
+@command(
+    ("mooncake get greeting", "write the object to standard output"),
+    ("mooncake get greeting hello.txt", "write it to a file"),
+    ("mooncake get -r runs/1 ./copy", "every object below a prefix, into a folder"),
 )
 @store_options
 def get(
@@ -47,13 +34,8 @@ def get(
         ),
     ] = "-",
     recursive: Annotated[
-        bool,
-        typer.Option(
-            "-r", "--recursive", help="Read every object below a prefix.", show_default=False
-        ),
+        bool, typer.Option("-r", "--recursive", help="Read every object below a prefix.")
     ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Read an object, or all below a prefix. Its checksum is verified before a byte is written.
@@ -69,12 +51,12 @@ def get(
             "standard output takes one object and nothing else", advice="name a file or a folder"
         )
     if recursive:
-        with connected(url, secret_file) as store:
+        with connected() as store:
             written = _get_folder(store, key, target)
         emit(written, as_json=as_json, human=lambda: _told(written))
         return ExitCode.FAILED if written["failed"] else ExitCode.OK
     name = text_of(key_of(key))
-    with connected(url, secret_file) as store, progress(f"reading {shown(name)}"):
+    with connected() as store, progress(f"reading {shown(name)}"):
         watch = Stopwatch()
         value = store.get(key_of(key))
         seconds, rate = watch.seconds, watch.rate(len(value))

@@ -5,43 +5,26 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import (
-    SecretOption,
-    UrlOption,
-    connected,
-    shown,
-    store_options,
-    text_of,
-)
-
-app = make_app()
+from mooncake_store.cli._app import JsonOption, command, emit, table
+from mooncake_store.cli._client import connected, shown, store_options, text_of
 
 
-@app.command(
+@command(
+    ("mooncake ls", "every named object"),
+    ("mooncake ls models/ -l", "those below models/, with size, age and copies"),
     no_args_is_help=False,
-    epilog=examples(
-        ("mooncake ls", "every named object"),
-        ("mooncake ls models/ -l", "those below models/, with size, age and copies"),
-    ),
 )
 @store_options
 def ls(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="How the names begin.")] = "",
-    long: Annotated[
-        bool, typer.Option("-l", "--long", help="Also size, age, copies.", show_default=False)
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option(help="Most objects to list.", min=1, show_default=False)
-    ] = None,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
+    long: Annotated[bool, typer.Option("-l", "--long", help="Also size, age, copies.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Most objects to list.", min=1)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List objects by name, sorted. Objects put by digest have none and are not listed."""
     from mooncake_store.units import format_duration, format_size
 
-    with connected(url, secret_file) as store:
+    with connected() as store:
         found = sorted(store.list(prefix, limit=limit), key=lambda item: text_of(item.key))
     value = {
         "objects": [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
+from mooncake_store.cli._app import JsonOption, command, emit, note
 from mooncake_store.cli._program_options import ConfigOption, begin, setting_options
 from mooncake_store.config import MasterConfig
 
@@ -14,29 +14,25 @@ if TYPE_CHECKING:
     from mooncake_store.compat.control import Control
     from mooncake_store.compat.master_flags import Flags
 
-app = make_app()
 
-
-@app.command(
+@command(
+    ("mooncake master", "on 127.0.0.1:50051, for programs of this machine"),
+    ("mooncake master --port 0 --port-file master.json", "on a free port, told in a file"),
+    ("mooncake master --shards 4", "with four shard processes, for many clients"),
+    (
+        "mooncake master --quota team-a=200GB --quota team-b=50GB",
+        "two namespaces evict their own objects above so many bytes",
+    ),
+    (
+        "mooncake master --host 10.0.0.5 --secret-file secret",
+        "for other machines that know the secret",
+    ),
+    (
+        "mooncake master --rpc_port=50051 --default_kv_lease_ttl=5000",
+        "with the original's flags",
+    ),
     # What is left over may be flags of the original's master.
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog=examples(
-        ("mooncake master", "on 127.0.0.1:50051, for programs of this machine"),
-        ("mooncake master --port 0 --port-file master.json", "on a free port, told in a file"),
-        ("mooncake master --shards 4", "with four shard processes, for many clients"),
-        (
-            "mooncake master --quota team-a=200GB --quota team-b=50GB",
-            "two namespaces evict their own objects above so many bytes",
-        ),
-        (
-            "mooncake master --host 10.0.0.5 --secret-file secret",
-            "for other machines that know the secret",
-        ),
-        (
-            "mooncake master --rpc_port=50051 --default_kv_lease_ttl=5000",
-            "with the original's flags",
-        ),
-    ),
 )
 @setting_options(MasterConfig)
 def master(

@@ -4,30 +4,20 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
+from mooncake_store.cli._app import JsonOption, command, emit, note
 from mooncake_store.cli._client import SecretOption
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake mount mooncake://127.0.0.1:50051/default /mnt/pool", "serve in the background"),
-        ("mooncake mount mooncake://10.0.0.5:50051/ns /mnt/pool --foreground", "until Ctrl-C"),
-    )
+@command(
+    ("mooncake mount mooncake://127.0.0.1:50051/default /mnt/pool", "serve in the background"),
+    ("mooncake mount mooncake://10.0.0.5:50051/ns /mnt/pool --foreground", "until Ctrl-C"),
 )
 def mount(
     url: Annotated[str, typer.Argument(metavar="URL", help="mooncake://host:port/namespace")],
     directory: Annotated[str, typer.Argument(metavar="DIR", help="An existing directory.")],
-    foreground: Annotated[
-        bool, typer.Option("--foreground", "-f", help="Serve here.", show_default=False)
-    ] = False,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Refuse every change.", show_default=False)
-    ] = False,
-    allow_other: Annotated[
-        bool, typer.Option("--allow-other", help="Let other users in.", show_default=False)
-    ] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", "-f", help="Serve here.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
+    allow_other: Annotated[bool, typer.Option("--allow-other", help="Let other users in.")] = False,
     pin: Annotated[
         str, typer.Option(help="How files are kept under pressure: soft, hard or none.")
     ] = "soft",

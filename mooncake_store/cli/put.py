@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note, progress
-from mooncake_store.cli._client import (
-    SecretOption,
-    Stopwatch,
-    UrlOption,
-    connected,
-    key_of,
-    shown,
-    store_options,
-    text_of,
-)
+from mooncake_store.cli._app import JsonOption, command, emit, note, progress
+from mooncake_store.cli._client import Stopwatch, connected, key_of, shown, store_options, text_of
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
@@ -28,20 +19,17 @@ if TYPE_CHECKING:
 
     from mooncake_store.client import Client, PutResult
 
-app = make_app()
 
 PIECE_BYTES = 64 << 20
 """A larger file is stored piece by piece: it need not fit in memory, and one sees it go."""
 OTHERS_SHOWN = 5
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake put greeting hello.txt", "store a file under the key `greeting`"),
-        ("mooncake put greeting -", "store what a pipe brings"),
-        ("mooncake put model weights.bin --replicas 2 --hard-pin", "two copies, never evicted"),
-        ("mooncake put -r ./models models", "every file of a folder: models/a, models/b/c, ..."),
-    )
+@command(
+    ("mooncake put greeting hello.txt", "store a file under the key `greeting`"),
+    ("mooncake put greeting -", "store what a pipe brings"),
+    ("mooncake put model weights.bin --replicas 2 --hard-pin", "two copies, never evicted"),
+    ("mooncake put -r ./models models", "every file of a folder: models/a, models/b/c, ..."),
 )
 @store_options
 def put(
@@ -57,24 +45,14 @@ def put(
     recursive: Annotated[
         bool,
         typer.Option(
-            "-r",
-            "--recursive",
-            help="Store all files of the folder KEY below the prefix FILE.",
-            show_default=False,
+            "-r", "--recursive", help="Store all files of the folder KEY below the prefix FILE."
         ),
     ] = False,
-    replicas: Annotated[
-        int | None, typer.Option(help="Copies on distinct segments.", show_default=False)
-    ] = None,
+    replicas: Annotated[int | None, typer.Option(help="Copies on distinct segments.")] = None,
     replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Replace an object that exists.", show_default=False),
+        bool, typer.Option("--replace", help="Replace an object that exists.")
     ] = False,
-    hard_pin: Annotated[
-        bool, typer.Option("--hard-pin", help="Never evict it.", show_default=False)
-    ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
+    hard_pin: Annotated[bool, typer.Option("--hard-pin", help="Never evict it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Store an object, or all files of a folder. What exists is left alone unless --replace.
@@ -84,7 +62,7 @@ def put(
     if recursive:
         settings = {} if replicas is None else {"replicas": replicas}
         options: dict[str, Any] = {"hard_pin": True} if hard_pin else {}
-        with connected(url, secret_file, **settings) as store:
+        with connected(**settings) as store:
             stored = _put_folder(store, key, source, replace, options)
         emit(stored, as_json=as_json, human=lambda: _told_folder(stored))
         return
@@ -93,7 +71,7 @@ def put(
         options["replicas"] = replicas
     with (
         nullcontext(sys.stdin.buffer) if source == "-" else open(source, "rb") as file,
-        connected(url, secret_file) as store,
+        connected() as store,
         progress(f"storing {shown(key_of(key))}") as say,
     ):
         watch = Stopwatch()

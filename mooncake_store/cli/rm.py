@@ -4,50 +4,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, agreed, emit, examples, make_app, note
-from mooncake_store.cli._client import (
-    SecretOption,
-    UrlOption,
-    connected,
-    key_of,
-    store_options,
-    text_of,
-)
+from mooncake_store.cli._app import ExitCode, JsonOption, agreed, command, emit, note
+from mooncake_store.cli._client import connected, key_of, store_options, text_of
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
     from mooncake_store.client import Client
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake rm greeting farewell", "remove two objects"),
-        ("mooncake rm --prefix models/old/", "remove all whose names begin so"),
-        ("mooncake rm --all", "remove every object of the namespace, after a question"),
-        ("mooncake rm --all --yes", "the same in a script"),
-    )
+@command(
+    ("mooncake rm greeting farewell", "remove two objects"),
+    ("mooncake rm --prefix models/old/", "remove all whose names begin so"),
+    ("mooncake rm --all", "remove every object of the namespace, after a question"),
+    ("mooncake rm --all --yes", "the same in a script"),
 )
 @store_options
 def rm(
     keys: Annotated[
         list[str] | None, typer.Argument(metavar="KEY", help="Names of objects.")
     ] = None,
-    prefix: Annotated[
-        str | None, typer.Option(help="Remove all whose names begin so.", show_default=False)
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Remove all of the namespace.", show_default=False)
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --all: do not ask.", show_default=False)
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also what is being read.", show_default=False)
-    ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
+    prefix: Annotated[str | None, typer.Option(help="Remove all whose names begin so.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all of the namespace.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --all: do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also what is being read.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Remove objects by key, by prefix, or all. Objects that are read just now need --force.
@@ -61,7 +40,7 @@ def rm(
     if prefix == "":
         raise InvalidArgumentError("an empty prefix is every object", advice="say --all")
     failed: list[tuple[int, StoreError]] = []
-    with connected(url, secret_file) as store:
+    with connected() as store:
         if prefix is not None:
             removed = store.remove_prefix(prefix, force=force)
         elif everything:

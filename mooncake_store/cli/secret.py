@@ -4,15 +4,11 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app
-
-app = make_app()
+from mooncake_store.cli._app import JsonOption, command, emit
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake secret pool.secret", "for a file that only its readers can read: umask 077"),
-    )
+@command(
+    ("mooncake secret pool.secret", "for a file that only its readers can read: umask 077"),
 )
 def secret(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file with the pool's secret.")],

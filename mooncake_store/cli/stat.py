@@ -5,33 +5,22 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import (
-    SecretOption,
-    UrlOption,
-    connected,
-    key_of,
-    store_options,
-    text_of,
-)
-
-app = make_app()
+from mooncake_store.cli._app import JsonOption, command, emit, table
+from mooncake_store.cli._client import connected, key_of, store_options, text_of
 
 
-@app.command(
-    epilog=examples(("mooncake stat greeting", "size, checksum, lease, pins and replicas"))
+@command(
+    ("mooncake stat greeting", "size, checksum, lease, pins and replicas"),
 )
 @store_options
 def stat(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Name of the object.")],
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show an object's size, state, checksum, lease, pins and where its copies are."""
     from mooncake_store.units import format_duration, format_size
 
-    with connected(url, secret_file) as store:
+    with connected() as store:
         found = store.stat(key_of(key))
     value = dataclasses.asdict(found) | {"key": text_of(found.key)}
 

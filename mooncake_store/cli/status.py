@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, table
+from mooncake_store.cli._client import connected, store_options
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
     from mooncake_store.wire.cluster import ClusterStatus
 
-app = make_app()
 
 WAIT = "60s"
 """How long `--wait` waits unless it is told."""
@@ -23,13 +22,11 @@ PAUSE_S = 0.1
 """Between two looks: nothing announces to a stranger that a pool became ready."""
 
 
-@app.command(
+@command(
+    ("mooncake status", "shards, workers and segments; ends with 4 unless the pool is ready"),
+    ("mooncake status --wait 2m", "wait until it is ready, for at most two minutes"),
+    ("mooncake status --json", "the same for a program"),
     no_args_is_help=False,
-    epilog=examples(
-        ("mooncake status", "shards, workers and segments; ends with 4 unless the pool is ready"),
-        ("mooncake status --wait 2m", "wait until it is ready, for at most two minutes"),
-        ("mooncake status --json", "the same for a program"),
-    ),
 )
 @store_options
 def status(
@@ -37,11 +34,7 @@ def status(
         str | None,
         typer.Argument(metavar="DURATION", help=f"How long --wait waits; {WAIT} without it."),
     ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the pool is ready.", show_default=False)
-    ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the pool is ready.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show whether the cluster takes puts, who lends memory to it, and how full that is.
@@ -53,16 +46,16 @@ def status(
     if patience is not None and not wait:
         raise InvalidArgumentError("a duration says how long --wait waits", advice="say --wait")
     patience_s = parse_duration(patience or WAIT) if wait else 0.0
-    found = _look(url, secret_file, time.monotonic() + patience_s)
+    found = _look(time.monotonic() + patience_s)
     emit(_value(found), as_json=as_json, human=lambda: _drawn(found))
     return ExitCode.OK if found.ready else ExitCode.UNAVAILABLE
 
 
-def _look(url: str | None, secret_file: str | None, until: float) -> ClusterStatus:
+def _look(until: float) -> ClusterStatus:
     """The status once it is ready, or when the time is up; raises what the last look raised."""
     while True:
         try:
-            with connected(url, secret_file) as store:
+            with connected() as store:
                 found = store.status()
                 while not found.ready and _rested(until):
                     found = store.status()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, emit, examples, make_app, progress
-from mooncake_store.cli._client import SecretOption, Stopwatch, UrlOption, connected, store_options
+from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, progress
+from mooncake_store.cli._client import Stopwatch, connected, store_options
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.printable import printable
 
@@ -17,34 +17,27 @@ if TYPE_CHECKING:
 
     from mooncake_store.client import Client
 
-app = make_app()
 
 POOL = "pool:"
 """Before a prefix, so that it is told from a folder."""
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake sync ./models pool:models", "store what is new or changed in the folder"),
-        ("mooncake sync pool:models ./models", "the other way round"),
-        ("mooncake sync ./models pool:models --delete", "and remove what the folder has not"),
-        ("mooncake sync ./models pool:models --dry-run", "only say what would be done"),
-    )
+@command(
+    ("mooncake sync ./models pool:models", "store what is new or changed in the folder"),
+    ("mooncake sync pool:models ./models", "the other way round"),
+    ("mooncake sync ./models pool:models --delete", "and remove what the folder has not"),
+    ("mooncake sync ./models pool:models --dry-run", "only say what would be done"),
 )
 @store_options
 def sync(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A folder, or pool:PREFIX.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The other one of the two.")],
     delete: Annotated[
-        bool,
-        typer.Option("--delete", help="Remove what the source has not.", show_default=False),
+        bool, typer.Option("--delete", help="Remove what the source has not.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", "-n", help="Change nothing, say what.", show_default=False),
+        bool, typer.Option("--dry-run", "-n", help="Change nothing, say what.")
     ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Copy what is new or changed from a folder to a prefix of the pool, or back.
@@ -58,7 +51,7 @@ def sync(
             "one of the two is a folder and the other a prefix of the pool",
             advice=f"write {POOL}PREFIX for the latter",
         )
-    with connected(url, secret_file) as store, progress("comparing") as say:
+    with connected() as store, progress("comparing") as say:
         work = _Work(store, source, target)
         watch = Stopwatch()
         failed = {} if dry_run else work.carry_out(say, delete=delete)

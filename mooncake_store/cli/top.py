@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, console, emit, examples, make_app, table
-from mooncake_store.cli._client import SecretOption, UrlOption, connected, store_options
+from mooncake_store.cli._app import JsonOption, command, console, emit, table
+from mooncake_store.cli._client import connected, store_options
 from mooncake_store.cli._keys import pressed
 from mooncake_store.printable import printable
 
@@ -18,29 +18,22 @@ if TYPE_CHECKING:
     from mooncake_store.client import Client
     from mooncake_store.wire.shard import ShardFigures
 
-app = make_app()
 
 WIDE = 90
 """Columns of a terminal from which on all figures are shown; those on all terminals fit 50."""
 
 
-@app.command(
+@command(
+    ("mooncake top", "refresh every second until q or Ctrl-C"),
+    ("mooncake top --once --json", "one measurement for a program"),
     no_args_is_help=False,
-    epilog=examples(
-        ("mooncake top", "refresh every second until q or Ctrl-C"),
-        ("mooncake top --once --json", "one measurement for a program"),
-    ),
 )
 @store_options
 def top(
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.1, max=3600)
     ] = 1.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Measure once and end.", show_default=False)
-    ] = False,
-    url: UrlOption = None,
-    secret_file: SecretOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Measure once and end.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show keys and bytes a second, the share of keys that gets find, and how full each shard is.
@@ -49,7 +42,7 @@ def top(
     holds asks nobody. Below, what the namespace of the URL holds, and its quota if it has one.
     Refreshes on a terminal until q or Ctrl-C; elsewhere, with --once or --json it measures once.
     """
-    with connected(url, secret_file) as store:
+    with connected() as store:
         if once or as_json or not sys.stdout.isatty():
             before = _look(store)
             threading.Event().wait(interval)

@@ -4,22 +4,16 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app
-
-app = make_app()
+from mooncake_store.cli._app import JsonOption, command, emit
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake umount /mnt/pool", "once nothing is open there"),
-        ("mooncake umount --lazy /mnt/pool", "now; it ends when the last file is closed"),
-    )
+@command(
+    ("mooncake umount /mnt/pool", "once nothing is open there"),
+    ("mooncake umount --lazy /mnt/pool", "now; it ends when the last file is closed"),
 )
 def umount(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The mounted directory.")],
-    lazy: Annotated[
-        bool, typer.Option("--lazy", help="Even if it is in use.", show_default=False)
-    ] = False,
+    lazy: Annotated[bool, typer.Option("--lazy", help="Even if it is in use.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Unmount a directory."""

@@ -2,18 +2,14 @@
 
 import platform
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app
-
-app = make_app()
+from mooncake_store.cli._app import JsonOption, command, emit
 
 SHOWN = ("numpy", "numba", "msgspec", "xxhash", "fsspec", "uvloop")
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake version", "the version of the store and of what it runs on"),
-        ("mooncake version --json", "the same for a program or a bug report"),
-    )
+@command(
+    ("mooncake version", "the version of the store and of what it runs on"),
+    ("mooncake version --json", "the same for a program or a bug report"),
 )
 def version(as_json: JsonOption = False) -> None:
     """Show the installed version and those of its main dependencies."""
@@ -27,15 +23,16 @@ def version(as_json: JsonOption = False) -> None:
         except metadata.PackageNotFoundError:
             return None
 
+    dependencies = {name: installed(name) for name in SHOWN}
     value = {
         "version": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "dependencies": {name: installed(name) for name in SHOWN},
+        "dependencies": dependencies,
     }
 
     def human() -> str:
-        parts = ", ".join(f"{name} {installed(name)}" for name in SHOWN)
+        parts = ", ".join(f"{name} {found}" for name, found in dependencies.items())
         return (
             f"mooncake-store {value['version']}\n"
             f"python {value['python']} on {value['platform']}\n{parts}"

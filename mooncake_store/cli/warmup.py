@@ -2,16 +2,12 @@
 
 import time
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, progress
-
-app = make_app()
+from mooncake_store.cli._app import JsonOption, command, emit, progress
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake warmup", "compile what is not compiled yet; the result is kept on disk"),
-        ("mooncake warmup --json", "the same, with the count and the seconds for a program"),
-    )
+@command(
+    ("mooncake warmup", "compile what is not compiled yet; the result is kept on disk"),
+    ("mooncake warmup --json", "the same, with the count and the seconds for a program"),
 )
 def warmup(as_json: JsonOption = False) -> None:
     """Compile the numba kernels now instead of at their first use."""

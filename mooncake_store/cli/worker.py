@@ -5,11 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+from mooncake_store.cli._app import JsonOption, command, emit
 from mooncake_store.cli._program_options import ConfigOption, begin, setting_options
 from mooncake_store.config import WorkerConfig
-
-app = make_app()
 
 
 def _lent(given: dict[str, Any]) -> dict[str, Any]:
@@ -45,19 +43,17 @@ def _sentence(facts: dict[str, Any]) -> str:
     return f"mooncake worker {facts['name']} lends {lent} to the master at {facts['master']}"
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake worker --segment 16GiB", "lend 16 GiB to the master on this machine"),
-        (
-            "mooncake worker --segment 64GiB --segment 64GiB --master 10.0.0.5:50051",
-            "two segments, for a pool of several machines",
-        ),
-        (
-            "mooncake worker --segment 16GiB --segment file:/mnt/nvme/pool,256GiB",
-            "memory, and a file on a disk; a device is named likewise: file:/dev/dax0.0",
-        ),
-        ("mooncake worker --drain 60s", "move everything away before leaving"),
-    )
+@command(
+    ("mooncake worker --segment 16GiB", "lend 16 GiB to the master on this machine"),
+    (
+        "mooncake worker --segment 64GiB --segment 64GiB --master 10.0.0.5:50051",
+        "two segments, for a pool of several machines",
+    ),
+    (
+        "mooncake worker --segment 16GiB --segment file:/mnt/nvme/pool,256GiB",
+        "memory, and a file on a disk; a device is named likewise: file:/dev/dax0.0",
+    ),
+    ("mooncake worker --drain 60s", "move everything away before leaving"),
 )
 @setting_options(
     WorkerConfig,

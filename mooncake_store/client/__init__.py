@@ -28,37 +28,10 @@ if TYPE_CHECKING:
         QueryResult,
         Replica,
     )
+else:
+    from kernel_cache.lazy import names_of
 
-_HOME = {
-    # Clients.
-    "Client": "mooncake_store.client.blocking",
-    "AsyncClient": "mooncake_store.client.aio",
-    "View": "mooncake_store.client.blocking",
-    "Writer": "mooncake_store.client.blocking",
-    "AsyncView": "mooncake_store.client.aio",
-    "AsyncWriter": "mooncake_store.client.aio",
-    # What they take.
-    "Digests": "mooncake_store.client._keys",
-    "Pieces": "mooncake_store.client._pieces",
-    "Rows": "mooncake_store.client._buffers",
-    "CallOptions": "mooncake_store.client._core",
-    "PutOptions": "mooncake_store.client._core",
-    "ReadOptions": "mooncake_store.client._core",
-    # What they answer.
-    "BatchResult": "mooncake_store.client.results",
-    "ClientStats": "mooncake_store.client._core",
-    "GetResult": "mooncake_store.client.results",
-    "ListedColumns": "mooncake_store.client.results",
-    "ListedObject": "mooncake_store.client.results",
-    "News": "mooncake_store.client._following",
-    "ObjectInfo": "mooncake_store.client.results",
-    "ObjectStat": "mooncake_store.client.results",
-    "Position": "mooncake_store.client._following",
-    "PutManyResult": "mooncake_store.client.results",
-    "PutResult": "mooncake_store.client.results",
-    "QueryResult": "mooncake_store.client.results",
-    "Replica": "mooncake_store.client.results",
-}
+    __getattr__ = names_of(__name__)
 
 __all__ = [
     "AsyncClient",
@@ -87,11 +60,3 @@ __all__ = [
     "View",
     "Writer",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,20 +13,15 @@ if TYPE_CHECKING:
     from mooncake_store.compat.config import MooncakeConfig
     from mooncake_store.compat.engine import TransferEngine
     from mooncake_store.compat.numa import bind_to_numa_node
+
+    # Needs aiohttp, so it is not in __all__.
+    from mooncake_store.compat.rest import MooncakeStoreService as MooncakeStoreService
     from mooncake_store.compat.store import MooncakeDistributedStore, MooncakeDistributedStoreAsync
     from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
+else:
+    from kernel_cache.lazy import names_of
 
-_HOME = {
-    "BufferPool": "mooncake_store.compat.buffer_pool",
-    "MooncakeConfig": "mooncake_store.compat.config",
-    "MooncakeDistributedStore": "mooncake_store.compat.store",
-    "MooncakeDistributedStoreAsync": "mooncake_store.compat.store",
-    "MooncakeStoreService": "mooncake_store.compat.rest",  # needs aiohttp, so it is not in __all__
-    "ReplicateConfig": "mooncake_store.compat.values",
-    "SoftPinAction": "mooncake_store.compat.values",
-    "TransferEngine": "mooncake_store.compat.engine",
-    "bind_to_numa_node": "mooncake_store.compat.numa",
-}
+    __getattr__ = names_of(__name__)
 
 __all__ = [
     "BufferPool",
@@ -38,11 +33,3 @@ __all__ = [
     "TransferEngine",
     "bind_to_numa_node",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,19 +7,13 @@
 See `filesystem.py` for what it promises, docs/guide/filesystem.md for how it is used.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mooncake_store.fs.filesystem import MooncakeFileSystem
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = ["MooncakeFileSystem"]
-
-
-def __getattr__(name: str) -> object:
-    if name == "MooncakeFileSystem":
-        from mooncake_store.fs.filesystem import MooncakeFileSystem
-
-        return MooncakeFileSystem
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The measurements behind `mooncake bench serving`, row by row."""
+"""The measurements behind `mooncake bench serving`: hits, a group of two, KV stored meanwhile."""
 
 from __future__ import annotations
 

@@ -6,37 +6,26 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note
+from mooncake_store.cli._app import JsonOption, command, emit, note
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.printable import printable
 
-app = make_app()
 
-
-@app.command(
-    epilog=examples(
-        ("mooncake chat", "a conversation with `mooncake serve` on this machine"),
-        ('mooncake chat --message "Hello" --json', "one answer, for a program"),
-    )
+@command(
+    ("mooncake chat", "a conversation with `mooncake serve` on this machine"),
+    ('mooncake chat --message "Hello" --json', "one answer, for a program"),
 )
 def chat(
     url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
     message: Annotated[
-        str | None,
-        typer.Option("--message", "-m", help="Ask this and end.", show_default=False),
+        str | None, typer.Option("--message", "-m", help="Ask this and end.")
     ] = None,
-    system: Annotated[
-        str | None, typer.Option(help="How the model should behave.", show_default=False)
-    ] = None,
+    system: Annotated[str | None, typer.Option(help="How the model should behave.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Length of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Makes answers repeatable.", show_default=False)
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes answers repeatable.")] = None,
     timeout: Annotated[str, typer.Option(help="How long an answer may take.")] = "120s",
-    token_file: Annotated[
-        str | None, typer.Option(help="File with the API key.", show_default=False)
-    ] = None,
+    token_file: Annotated[str | None, typer.Option(help="File with the API key.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Talk to a model; an empty line or Ctrl-D ends the conversation, Ctrl-C an answer.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app
+from mooncake_store.cli._app import JsonOption, command, emit, taking
 from mooncake_store.cli._client import SecretOption, store_url
 from mooncake_store.cli._program_options import InsecureOption, PortFileOption
 from mooncake_store.errors import ConfigError, StoreError
@@ -16,116 +16,91 @@ if TYPE_CHECKING:
 
     from serving.system import SystemSettings
 
-app = make_app()
 
-PrefillOption = Annotated[int, typer.Option(help="Workers that compute prompts.")]
-DecodeOption = Annotated[int, typer.Option(help="Workers that compute answers.")]
-ModelOption = Annotated[
-    str, typer.Option(help="A checkpoint's directory, or a random model: tiny.")
-]
-NameOption = Annotated[
-    str | None, typer.Option(help="What clients call the model.", show_default=False)
-]
-HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
-PortOption = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")]
-BackendOption = Annotated[
-    list[str] | None,
-    typer.Option(
+def _option(
+    default: object, about: str, *names: str, kind: Any = str, metavar: str | None = None
+) -> tuple[object, Any]:
+    """An option of `serve`, of a type that its default shows; without one of `kind`."""
+    kind = kind | None if default is None else type(default)
+    return default, Annotated[kind, typer.Option(*names, help=about, metavar=metavar)]
+
+
+OPTIONS = {
+    "prefill": _option(1, "Workers that compute prompts."),
+    "decode": _option(1, "Workers that compute answers."),
+    "model": _option("tiny", "A checkpoint's directory, or a random model: tiny."),
+    "name": _option(None, "What clients call the model."),
+    "host": _option("127.0.0.1", "Address to listen on."),
+    "port": _option(8000, "Port to listen on; 0 picks a free one."),
+    "backend": _option(
+        None,
+        "Start nothing, send requests to this engine; may be given several times.",
+        kind=list[str],
         metavar="NAME=URL",
-        help="Start nothing, send requests to this engine; may be given several times.",
-        show_default=False,
     ),
-]
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        "--url",
-        "--master",
+    "store": _option(
+        None,
+        "Use this running pool, by URL or its master's address; without it one is started.",
+        *("--store", "--url", "--master"),
         metavar="STORE",
-        help="Use this running pool, by URL or its master's address; without it one is started.",
-        show_default=False,
     ),
-]
-SegmentOption = Annotated[str, typer.Option(help="Memory for KV blocks, of a pool it starts.")]
-OvercommitOption = Annotated[
-    bool,
-    typer.Option(
-        "--overcommit", help="Lend that memory even if there is less.", show_default=False
+    "secret_file": (None, SecretOption),
+    "segment": _option("1GiB", "Memory for KV blocks, of a pool it starts."),
+    "overcommit": _option(False, "Lend that memory even if there is less.", "--overcommit"),
+    "admission": _option("forecast", "Whom to refuse under load: forecast, load or at-decode."),
+    "balancing": _option(
+        1.5, "Pull a prefix that is so many times longer than the worker's own, or more."
     ),
-]
-AdmissionOption = Annotated[
-    str, typer.Option(help="Whom to refuse under load: forecast, load or at-decode.")
-]
-BalancingOption = Annotated[
-    float,
-    typer.Option(help="Pull a prefix that is so many times longer than the worker's own, or more."),
-]
-TtftOption = Annotated[str, typer.Option(help="How long a first token may take.")]
-TbtOption = Annotated[str, typer.Option(help="How long a further token may take.")]
-DeadlineOption = Annotated[str, typer.Option(help="How long a request may take.")]
-FixedRolesOption = Annotated[
-    bool, typer.Option("--fixed-roles", help="Let workers keep their role.", show_default=False)
-]
-PipelineOption = Annotated[
-    int, typer.Option(help="Prefill workers that may share a long prompt, layer by layer.")
-]
-SettingOption = Annotated[
-    list[str] | None,
-    typer.Option(
+    "ttft": _option("30s", "How long a first token may take."),
+    "tbt": _option("500ms", "How long a further token may take."),
+    "deadline": _option("300s", "How long a request may take."),
+    "fixed_roles": _option(False, "Let workers keep their role.", "--fixed-roles"),
+    "pipeline": _option(1, "Prefill workers that may share a long prompt, layer by layer."),
+    "setting": _option(
+        None,
+        "A setting of the serving workers, such as kv_blocks=2048.",
+        kind=list[str],
         metavar="NAME=VALUE",
-        help="A setting of the serving workers, such as kv_blocks=2048.",
-        show_default=False,
     ),
-]
-TokenFileOption = Annotated[
-    str | None, typer.Option(help="File with the API key to ask for.", show_default=False)
-]
-LogLevelOption = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+    "token_file": _option(None, "File with the API key to ask for."),
+    "insecure": (False, InsecureOption),
+    "port_file": (None, PortFileOption),
+    "log_level": _option("warning", "debug, info, warning or error."),
+    "as_json": (False, JsonOption),
+}
 
 
-@app.command(
-    epilog=examples(
-        ("mooncake serve", "one prefill and one decode worker of a tiny random model"),
-        (
-            "mooncake serve --prefill 2 --decode 2 --model ./Llama-3.2-1B",
-            "a checkpoint of the Llama or Qwen2 family",
-        ),
-        (
-            "mooncake serve --store mooncake://10.0.0.5:50051/kv",
-            "with a pool that runs already, which others may share",
-        ),
-        (
-            "mooncake serve --backend a=http://10.0.0.5:8000 --backend b=http://10.0.0.6:8000",
-            "a front for vLLM servers, each request to the one that has most of its prompt",
-        ),
-    )
+@command(
+    ("mooncake serve", "one prefill and one decode worker of a tiny random model"),
+    (
+        "mooncake serve --prefill 2 --decode 2 --model ./Llama-3.2-1B",
+        "a checkpoint of the Llama or Qwen2 family",
+    ),
+    (
+        "mooncake serve --store mooncake://10.0.0.5:50051/kv",
+        "with a pool that runs already, which others may share",
+    ),
+    (
+        "mooncake serve --backend a=http://10.0.0.5:8000 --backend b=http://10.0.0.6:8000",
+        "a front for vLLM servers, each request to the one that has most of its prompt",
+    ),
 )
+@taking(OPTIONS)
 def serve(
-    prefill: PrefillOption = 1,
-    decode: DecodeOption = 1,
-    model: ModelOption = "tiny",
-    name: NameOption = None,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 8000,
-    backend: BackendOption = None,
-    store: StoreOption = None,
-    secret_file: SecretOption = None,
-    segment: SegmentOption = "1GiB",
-    overcommit: OvercommitOption = False,
-    admission: AdmissionOption = "forecast",
-    balancing: BalancingOption = 1.5,
-    ttft: TtftOption = "30s",
-    tbt: TbtOption = "500ms",
-    deadline: DeadlineOption = "300s",
-    fixed_roles: FixedRolesOption = False,
-    pipeline: PipelineOption = 1,
-    setting: SettingOption = None,
-    token_file: TokenFileOption = None,
-    insecure: InsecureOption = False,
-    port_file: PortFileOption = None,
-    log_level: LogLevelOption = "warning",
-    as_json: JsonOption = False,
+    *,
+    name: str | None,
+    backend: list[str] | None,
+    store: str | None,
+    secret_file: str | None,
+    ttft: str,
+    tbt: str,
+    deadline: str,
+    setting: list[str] | None,
+    token_file: str | None,
+    port_file: str | None,
+    log_level: str,
+    as_json: bool,
+    **as_they_are: Any,
 ) -> None:
     """Serve a model with OpenAI's API until SIGTERM or Ctrl-C.
 
@@ -145,25 +120,14 @@ def serve(
     logs.configure(log_level)
     token = config.read_secret(token_file).decode() if token_file else ""
     settings = SystemSettings(
-        prefill=prefill,
-        decode=decode,
-        model=model,
+        **as_they_are,
         name=name or "",
-        host=host,
-        port=port,
         token=token,
-        insecure=insecure,
         store_url=store_url(store) if store else "",
         store_secret=secret_file or "",
-        segment=segment,
-        overcommit=overcommit,
-        admission=admission,
-        balancing=balancing,
         ttft_s=parse_duration(ttft),
         tbt_s=parse_duration(tbt),
         deadline_s=parse_duration(deadline),
-        fixed_roles=fixed_roles,
-        pipeline=pipeline,
         worker=dict(_pair(each, "--setting") for each in setting or ()),
     )
     _run(settings, backend or [], partial(_tell, as_json), port_file)

@@ -19,18 +19,15 @@ import numpy as np
 
 from transfer_engine.errors import NotFoundError, StoreError
 from transfer_engine.rpc import echo
-from transfer_engine.wire import (
+from transfer_engine.wire.faults import decode_error, encode_error
+from transfer_engine.wire.frame import ERROR, HEADER_BYTES, REPLY, Frame, FrameDecoder, encode_frame
+from transfer_engine.wire.handshake import (
+    HANDSHAKE_LIMITS,
     ClientHandshake,
-    Frame,
-    FrameDecoder,
     Identity,
     ServerHandshake,
-    decode_error,
-    encode_error,
-    encode_frame,
+    refusal,
 )
-from transfer_engine.wire.frame import ERROR, HEADER_BYTES, REPLY
-from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, refusal
 
 SECRET = b"fuzz"
 # A decoder may keep what it received (with a reserve of an eighth, and once more while it grows)

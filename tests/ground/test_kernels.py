@@ -126,7 +126,7 @@ def test_kernels_without_a_warmup_of_their_own_are_warmed_up_by_their_folders(pa
 
 
 LISTEN = """
-    from kernel_cache import listen
+    from kernel_cache.telling import listen
 
     class Heard(list):
         def compiling(self, *what):

@@ -9,7 +9,8 @@ import socket
 import threading
 
 from tests.waiting import until_async
-from transfer_engine.rpc import Server, echo, run
+from transfer_engine.rpc import echo
+from transfer_engine.rpc.server import Server, run
 
 TIMEOUT_S = 60
 
@@ -119,8 +120,8 @@ def impostor(behave):
 
 def greet(sock):
     """Play the server's half of the handshake on a raw socket."""
-    from transfer_engine.wire import FrameDecoder, Identity, ServerHandshake
-    from transfer_engine.wire.handshake import HANDSHAKE_LIMITS
+    from transfer_engine.wire.frame import FrameDecoder
+    from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, Identity, ServerHandshake
 
     handshake = ServerHandshake(Identity("echo"))
     decoder = FrameDecoder(HANDSHAKE_LIMITS, replies=False)
@@ -131,8 +132,8 @@ def greet(sock):
 
 def connect_raw(address):
     """Return a raw socket on which the client's half of the handshake has been played."""
-    from transfer_engine.wire import ClientHandshake, FrameDecoder, Identity
-    from transfer_engine.wire.handshake import HANDSHAKE_LIMITS
+    from transfer_engine.wire.frame import FrameDecoder
+    from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, ClientHandshake, Identity
 
     sock = socket.create_connection((address.host, address.port), timeout=TIMEOUT_S)
     handshake = ClientHandshake(Identity("echo"))

@@ -20,10 +20,10 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
-from transfer_engine.rpc import AsyncClient, AsyncConnection, run
+from transfer_engine.rpc.aio import AsyncClient, AsyncConnection
 from transfer_engine.rpc.echo import ECHO, FAIL, REGISTRY, SLEEP
-from transfer_engine.wire import encode_frame
-from transfer_engine.wire.frame import REPLY
+from transfer_engine.rpc.server import run
+from transfer_engine.wire.frame import REPLY, encode_frame
 
 SMALL = ECHO.request.pack(payload=b"x" * 100)
 SLEEPY = SLEEP.request.pack(ms=60_000)

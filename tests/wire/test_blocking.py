@@ -26,7 +26,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
-from transfer_engine.rpc import BlockingConnection, BlockingPool
+from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import (
     ABOUT,
     COLUMNS,
@@ -36,8 +36,9 @@ from transfer_engine.rpc.echo import (
     SLEEP,
     AboutRequest,
 )
-from transfer_engine.wire import Identity, VersionRange, encode_frame
-from transfer_engine.wire.frame import REPLY
+from transfer_engine.rpc.pool import BlockingPool
+from transfer_engine.wire.frame import REPLY, VersionRange, encode_frame
+from transfer_engine.wire.handshake import Identity
 
 SMALL = ECHO.request.pack(payload=b"x" * 100)
 

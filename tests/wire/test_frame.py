@@ -11,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_engine.errors import RemoteProtocolError
-from transfer_engine.wire import VERSIONS, Frame, FrameDecoder, VersionRange, encode_frame
 from transfer_engine.wire.frame import (
     ERROR,
     HEADER_BYTES,
     REPLY,
+    VERSIONS,
+    Frame,
+    FrameDecoder,
+    VersionRange,
+    encode_frame,
     encode_frame_parts,
     frame_bytes,
     match_reply,

@@ -8,16 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_engine.errors import AuthError, RemoteProtocolError, StoreError
-from transfer_engine.wire import (
+from transfer_engine.wire.frame import Frame, FrameDecoder, VersionRange, encode_frame
+from transfer_engine.wire.handshake import (
+    HANDSHAKE_LIMITS,
     ClientHandshake,
-    Frame,
-    FrameDecoder,
     Identity,
     ServerHandshake,
-    VersionRange,
-    encode_frame,
+    read_only_secret,
 )
-from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, read_only_secret
 
 N = 3
 CURRENT = VersionRange.ending_at(N)

@@ -9,7 +9,7 @@ from tests.strangers import descriptors, reset
 from tests.waiting import PATIENCE_S
 from tests.waiting import until as until_here
 from tests.wire.helpers import TIMEOUT_S, serving, until
-from transfer_engine.rpc import BlockingConnection
+from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import ECHO, REGISTRY
 
 SMALL = ECHO.request.pack(payload=b"x" * 100)

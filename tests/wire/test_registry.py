@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from transfer_engine import errors
 from transfer_engine.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from transfer_engine.rpc import echo
-from transfer_engine.wire import (
-    Cold,
-    Operation,
-    Packed,
-    Registry,
-    decode_error,
-    describe,
-    encode_error,
-)
-from transfer_engine.wire.faults import ERROR_BYTES_MAX
-from transfer_engine.wire.registry import render
+from transfer_engine.wire.cold import Cold
+from transfer_engine.wire.faults import ERROR_BYTES_MAX, decode_error, encode_error
+from transfer_engine.wire.registry import Operation, Registry, describe, render
+from transfer_engine.wire.schema import Packed
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "wire-protocol.md"
 KINDS = [getattr(errors, name) for name in errors.__all__]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from transfer_engine.errors import LocalProtocolError, RemoteProtocolError
 from transfer_engine.rpc import echo
-from transfer_engine.wire import Column, Packed, Ragged
+from transfer_engine.wire.schema import Column, Packed, Ragged
 
 KINDS = {
     "u1": np.uint8, "u2": np.uint16, "u4": np.uint32, "u8": np.uint64,

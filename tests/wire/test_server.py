@@ -18,10 +18,12 @@ from transfer_engine.errors import (
     StoreError,
     UnavailableError,
 )
-from transfer_engine.rpc import BlockingConnection, Server, ServerLimits, run
+from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import ECHO, REGISTRY, SLEEP, handle
-from transfer_engine.wire import FrameDecoder, decode_error, encode_frame
-from transfer_engine.wire.frame import frame_bytes
+from transfer_engine.rpc.server import Server, run
+from transfer_engine.rpc.serving import ServerLimits
+from transfer_engine.wire.faults import decode_error
+from transfer_engine.wire.frame import FrameDecoder, encode_frame, frame_bytes
 from transfer_engine.wire.handshake import HANDSHAKE_LIMITS
 
 SMALL = ECHO.request.pack(payload=b"x" * 100)

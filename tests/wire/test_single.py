@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_engine.errors import RemoteProtocolError
-from transfer_engine.wire import Column, Packed
+from transfer_engine.wire.schema import Column, Packed
 from transfer_engine.wire.single import SingleRow
 
 LAYOUT = Packed(

@@ -12,17 +12,16 @@ LMCache names chunks in two ways.
                names.py  keys of both
 """
 
-_HOME = {
-    "MooncakePyConnectorAdapter": "serving.connectors.lmcache.remote",
-    "MooncakePyL2Adapter": "serving.connectors.lmcache.l2",
-    "MooncakePyL2AdapterConfig": "serving.connectors.lmcache.l2",
-}
+from typing import TYPE_CHECKING
 
+# There is no __all__: the classes exist where LMCache does.
+if TYPE_CHECKING:
+    from serving.connectors.lmcache.l2 import MooncakePyL2Adapter as MooncakePyL2Adapter
+    from serving.connectors.lmcache.l2 import MooncakePyL2AdapterConfig as MooncakePyL2AdapterConfig
+    from serving.connectors.lmcache.remote import (
+        MooncakePyConnectorAdapter as MooncakePyConnectorAdapter,
+    )
+else:
+    from kernel_cache.lazy import names_of
 
-def __getattr__(name: str) -> object:
-    # There is no __all__: the classes exist where LMCache does.
-    if name in _HOME:
-        import importlib
-
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = names_of(__name__)

@@ -12,11 +12,12 @@ configuration; docs/guide/sglang.md shows all of it.
 they use, so they are tested without it.
 """
 
+from typing import TYPE_CHECKING
 
-def __getattr__(name: str) -> object:
-    # There is no __all__: the class exists where SGLang does.
-    if name == "MooncakePyHiCache":
-        from serving.connectors.sglang.backend import MooncakePyHiCache
+# There is no __all__: the class exists where SGLang does.
+if TYPE_CHECKING:
+    from serving.connectors.sglang.backend import MooncakePyHiCache as MooncakePyHiCache
+else:
+    from kernel_cache.lazy import names_of
 
-        return MooncakePyHiCache
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = names_of(__name__)

@@ -17,6 +17,15 @@ few attributes they use, so they are tested without it.
 """
 
 import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # Not in __all__: it exists where vLLM does.
+    from serving.connectors.vllm.connector import MooncakePyConnector as MooncakePyConnector
+else:
+    from kernel_cache.lazy import names_of
+
+    __getattr__ = names_of(__name__)
 
 __all__ = ["register"]
 
@@ -29,12 +38,3 @@ def register() -> None:
         KVConnectorFactory.register_connector(
             "MooncakePyConnector", "serving.connectors.vllm.connector", "MooncakePyConnector"
         )
-
-
-def __getattr__(name: str) -> object:
-    # Not in __all__: it exists where vLLM does.
-    if name == "MooncakePyConnector":
-        from serving.connectors.vllm.connector import MooncakePyConnector
-
-        return MooncakePyConnector
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

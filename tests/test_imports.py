@@ -1,0 +1,176 @@
+"""How modules lean on each other: in no circle, and on all that is public."""
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+from tests.sources import PACKAGES, files, library, module_name, nodes, text, tree
+
+MODULES = {module_name(path): path for path in library()}
+
+# Circles that are known and about to go: modules of which each needs all others.
+KNOWN_CIRCLES = {
+    ("mooncake_store._copier", "mooncake_store.worker"),
+    ("mooncake_store.client._operations", "mooncake_store.client._renames"),
+    ("serving.conductor.conductor", "serving.conductor.life"),
+    ("serving.workers.pushing", "serving.workers.requests"),
+    ("serving.workers.receiving", "serving.workers.worker"),
+    ("transfer_engine.cuda", "transfer_engine.devices"),
+    ("transfer_engine.engine", "transfer_engine.handle"),
+    ("transfer_engine.rpc.server", "transfer_engine.rpc.serving"),
+    (
+        "transfer_engine.transports.rdma_server",
+        "transfer_engine.transports.server",
+        "transfer_engine.transports.shm_server",
+        "transfer_engine.transports.tcp_server",
+    ),
+}
+# What nobody uses and is about to go, sorted, one a line.
+KNOWN_UNUSED = {
+    "mooncake_store.core.shard:Shard.copy_start",
+    "mooncake_store.core.shard:Shard.drop_tenant",
+    "mooncake_store.core.shard:Shard.hot_keys",
+    "mooncake_store.core.table:Table.rows_left",
+    "transfer_engine.rpc.aio:AsyncConnection.in_flight",
+    "transfer_engine.rpc.server:Server.listen_unix",
+    "transfer_engine.transports.server:TransferServer.take_notifications",
+}
+
+# Held to "nothing public without a use": all that lies in these packages.
+STRICT = ("mooncake_store.client", "mooncake_store.core", "transfer_engine")
+# Where what is public for users is named.
+DOCUMENTS = [Path("README.md"), *files(".md", under=("docs/guide", "docs/reference"))]
+
+
+def handed_on(path):
+    """The import statements of a package by which it hands on names (`kernel_cache.lazy`)."""
+    blocks = [node for node in tree(path).body if isinstance(node, ast.If)]
+    lazy = [block for block in blocks if "names_of" in ast.unparse(block.orelse)]
+    return [node for block in lazy for node in block.body if isinstance(node, ast.ImportFrom)]
+
+
+HOMES = {
+    (package, alias.name): node.module
+    for package, path in MODULES.items()
+    if path.name == "__init__.py"
+    for node in handed_on(path)
+    for alias in node.names
+}
+
+
+def home(module, name):
+    """The module that `from module import name` needs: not the package that only hands it on."""
+    if f"{module}.{name}" in MODULES:
+        return f"{module}.{name}"
+    further = HOMES.get((module, name))
+    return home(further, name) if further else module
+
+
+def needs(module):
+    """(module, line) of all that a module imports, in functions and for types as well."""
+    path = MODULES[module]
+    skipped = handed_on(path)
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node not in skipped:
+            assert not node.level, f"{path}:{node.lineno}: name the module in full"
+            found = [home(node.module, alias.name) for alias in node.names]
+        else:
+            continue
+        yield from ((name, node.lineno) for name in found if name in MODULES)
+
+
+def reached(module, edges):
+    """All modules that one needs, directly or not."""
+    found, pending = set(), [module]
+    while pending:
+        new = {name for name, _ in edges[pending.pop()]} - found
+        found |= new
+        pending += new
+    return found
+
+
+def test_no_modules_need_each_other():
+    edges = {module: list(needs(module)) for module in MODULES}
+    below = {module: reached(module, edges) for module in MODULES}
+    circles = {
+        tuple(sorted(other for other in below[module] if module in below[other]))
+        for module in MODULES
+        if module in below[module]
+    }
+    known = [set(circle) for circle in KNOWN_CIRCLES]
+    complaints = {
+        f"{MODULES[module]}:{line}: needs {name}, which needs it"
+        for circle in circles
+        if not any(set(circle) <= other for other in known)
+        for module in circle
+        for name, line in edges[module]
+        if name in circle
+    }
+    assert not complaints, "\n".join(sorted(complaints))
+
+
+def strict(module):
+    return module.startswith(STRICT) and not module.endswith("testing")
+
+
+def public_names(module):
+    """(name, line, owner) of the public functions, classes and methods; an owner has a method.
+
+    Functions `interpreted_...` stand in for intrinsics where a test runs kernels as Python.
+    """
+    for node in tree(MODULES[module]).body:
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        if not isinstance(node, (*kinds, ast.ClassDef)):
+            continue
+        if not node.name.startswith(("_", "interpreted_")):
+            yield node.name, node.lineno, None
+        for part in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(part, kinds) and not part.name.startswith("_"):
+                yield part.name, part.lineno, node.name
+
+
+def uses(path):
+    """Every name that a file speaks of, but for what it defines and its `__all__`."""
+    listed = set()
+    for node in nodes(path):
+        if isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets):
+            listed |= {id(each) for each in ast.walk(node)}
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
+    for node in nodes(path):
+        # Operations are also named by strings.
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in listed
+        ):
+            yield node.value
+
+
+def overrides(module, owner, name):
+    """Whether a method is one of a class that is not ours, which calls it."""
+    kind = getattr(importlib.import_module(module), owner)
+    bases = [base for base in inspect.getmro(kind) if base.__module__.split(".")[0] not in PACKAGES]
+    return any(name in vars(base) for base in bases)
+
+
+def test_nothing_public_is_without_a_use():
+    product = [path for path in library() if path.name != "testing.py"]
+    used = {name for path in product for name in uses(path)}
+    used |= {word for path in DOCUMENTS for word in re.findall(r"\w+", text(path))}
+    unused = {
+        f"{module}:{f'{owner}.' if owner else ''}{name}": f"{MODULES[module]}:{line}"
+        for module in filter(strict, MODULES)
+        for name, line, owner in public_names(module)
+        if name not in used and not (owner and overrides(module, owner, name))
+    }
+    new = sorted(unused.keys() - KNOWN_UNUSED)
+    assert not new, "\n".join(f"{unused[name]}: nobody uses {name}" for name in new)
