@@ -419,6 +419,10 @@ def test_a_put_outlives_the_death_of_all_owners_but_one(own_cluster, connect):
     assert store.get_many(["key", "a", "b"]).values == [b"value", b"1", b"2"]
 
 
+PATIENT = {"client_ttl": "1h", "suspect_after_pings": 1000}
+"""A master that goes on placing objects on a worker that stands still, however long that is."""
+
+
 def stand_still(cluster, number):
     """Stop a worker, and wait until none of its threads runs any more."""
     cluster.stop_worker(number)
@@ -433,7 +437,7 @@ def stand_still(cluster, number):
 
 @pytest.mark.parametrize("met", [False, True])
 def test_a_put_to_an_owner_that_stands_still_goes_elsewhere(own_cluster, connect, met):
-    cluster = own_cluster()
+    cluster = own_cluster(master=PATIENT)
     store = connect(cluster.url, transports=["tcp"])
     if met:
         assert store.put_many(["a", "b"], [b"x"] * 2, preferred=["worker-0"]).ok
@@ -451,7 +455,7 @@ def test_a_batch_to_an_owner_that_stands_still_goes_elsewhere_and_its_space_rest
     own_cluster, connect
 ):
     """What was sent to it may still be written there once it goes on."""
-    cluster = own_cluster()
+    cluster = own_cluster(master=PATIENT)
     store = connect(cluster.url, transports=["tcp"])
     assert store.put_many(["a", "b"], [b"x"] * 2, preferred=["worker-0"]).ok
     stand_still(cluster, 0)
@@ -471,7 +475,7 @@ def test_a_read_that_timed_out_under_a_cached_lease_is_asked_for_anew(
     own_cluster, connect, monkeypatch
 ):
     monkeypatch.setattr(_reads, "half_of", lambda until: until)  # nothing is left for a second try
-    cluster = own_cluster()
+    cluster = own_cluster(master=PATIENT)
     store = connect(cluster.url, transports=["tcp"])
     keys = ["key", "other"]
     assert store.put_many(keys, [b"value"] * 2, preferred=["worker-0"]).ok
@@ -492,7 +496,7 @@ def test_a_read_that_timed_out_under_a_cached_lease_is_asked_for_anew(
 def test_a_put_whose_time_goes_into_connecting_names_the_owner_and_leaves_nothing(
     own_cluster, connect
 ):
-    cluster = own_cluster(workers=1)
+    cluster = own_cluster(workers=1, master=PATIENT)
     store, other = connect(cluster.url, transports=["tcp"]), connect(cluster.url)
     assert other.put("open", b"x").stored  # from now on it needs nothing of the worker
     stand_still(cluster, 0)

@@ -151,7 +151,7 @@ def test_a_connection_that_closes_is_no_death(start_cluster, wire_to):
 
 @pytest.mark.slow
 def test_a_stopped_worker_that_returns_in_time_keeps_its_objects(start_cluster, wire_to):
-    running = start_cluster(1, in_process=False, master={"client_ttl": "20s"})
+    running = start_cluster(1, in_process=False, master={"client_ttl": "1h"})
     cluster = wire_to(running)
     shard = cluster.shard()
     shard.put([b"stay"], 1000)
