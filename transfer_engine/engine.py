@@ -348,9 +348,10 @@ class TransferEngine:
         fence: int,
         trusted: bool,
     ) -> BatchResult:
-        done = self._at_once(target, operation, columns, timeout_s, checksums, fence, trusted)
-        if done is not None:
-            return done
+        if getattr(columns[0], "size", 1) == 1:  # lists may have one entry or more
+            done = self._at_once(target, operation, columns, timeout_s, checksums, fence, trusted)
+            if done is not None:
+                return done
         ranges = _ANYWHERE if trusted else None
         batch = self._prepare(target, *columns, fence, checksums, ranges)
         return self._run(target, operation, batch, timeout_s)
