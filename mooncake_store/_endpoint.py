@@ -1,4 +1,4 @@
-"""What names a peer and what proves knowing it: addresses, store URLs, namespaces, shared secrets.
+"""What names a peer and what proves knowing it: addresses, hosts, store URLs, shared secrets.
 
 Secrets come by reference: a setting holds the path of a file, never the secret, so none ends up in
 a log or in `mooncake config show`. An address is `host:port`, with IPv6 in brackets.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import stat
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from transfer_engine.errors import ConfigError, InvalidArgumentError
 
 __all__ = [
     "StoreUrl",
+    "host_name",
     "is_loopback",
     "read_secret",
     "split_address",
@@ -111,6 +113,11 @@ def split_quota(quota: str) -> tuple[str, int]:
     if not MIB <= quota_bytes <= VALUE_MAX:
         raise ConfigError(f"{quota!r} is less than {format_size(MIB)}; give the size with its unit")
     return name, quota_bytes
+
+
+def host_name() -> str:
+    """Return how placement and listings call this machine."""
+    return socket.gethostname()
 
 
 def is_loopback(host: str) -> bool:

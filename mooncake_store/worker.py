@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store._capacity import check_room
 from mooncake_store._copier import Copier
-from mooncake_store._endpoint import split_address, split_rail
+from mooncake_store._endpoint import host_name, split_address, split_rail
 from mooncake_store._lending import WorkerSegments
 from mooncake_store._orderly_exit import end_at_exit, ended
 from mooncake_store.children import START_S
@@ -79,11 +79,6 @@ _OUT_OF_REACH = (UnavailableError, PeerLostError, TransferTimeoutError)
 _REFUSALS: dict[int, type[StoreError]] = {
     kind.code: kind for kind in (IllegalClientError, NoSpaceError, InvalidArgumentError)
 }
-
-
-def host_name() -> str:
-    """Return how placement and listings call this machine."""
-    return socket.gethostname()
 
 
 class Worker:

@@ -43,9 +43,9 @@ HEAD = '''"""`AsyncClient`: the store from asyncio, with the operations of `Clie
         async for found in store.scan("greet"):
             ...
 
-Same names, same options, same results and errors; `await` before each. A client belongs to one
-event loop. An operation may be cancelled at any time: it returns once no transfer touches its
-buffers any more. What is said in `blocking.py` holds here.
+Same names, options, results and errors; what asks the store is awaited, or iterated over with
+`async for`. A client belongs to one event loop. An operation may be cancelled at any time: it
+returns once no transfer touches its buffers any more. What is said in `blocking.py` holds here.
 
 Made from `blocking.py` by `python scripts/async_client.py`: edit that file.
 """

@@ -1,9 +1,11 @@
 """The client library: `Client` for threads, `AsyncClient` for asyncio, the same operations in both.
 
-How it is built: operations are generators without I/O (`_operations`, `_reads`, `_writes`,
-`_sessions`, `_listing`); two thin drivers run them (`_blocking`, `_aio`). `_straight` does for one
-whole object what `_reads` and `_writes` do for batches. `_keys`, `_buffers` and `_pieces` are what
-callers hand in, `results` is what they get, `_leases` and `_directory` are what a client remembers.
+How it is built: operations are generators without I/O (`_operations`, `_listing`); two thin drivers
+run them (`_blocking`, `_aio`). Batches are `_requests` to the shards and `_transfers` of bytes:
+`_reads`, `_writes`, `_put_sessions` (range by range), `_pieces`. `_straight` does for one whole
+object what they do for batches, `_sessions` shows objects. `_keys`, `_buffers` and `Pieces` are
+what callers hand in, `results` what they get, `_leases` and `_directory` what a client remembers.
+`extension` is for packages that build on this one.
 """
 
 from typing import TYPE_CHECKING

@@ -15,8 +15,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mooncake_store.client._directory import COPIED
 from mooncake_store.client._setup import IDEMPOTENT, Setup
-from mooncake_store.client._steps import CLUSTER, Calls, Move, Moves, Opens, Steps
+from mooncake_store.client._steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
 from mooncake_store.errors import (
     InvalidArgumentError,
     PeerLostError,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from transfer_engine.rpc.address import Address
     from transfer_engine.submission import Submission
     from transfer_engine.wire.registry import Operation, Registry
-
-    Call = tuple[int, Operation[Any, Any], bytes]
 
 __all__ = ["AsyncDriver"]
 
@@ -118,18 +117,11 @@ class AsyncDriver:
         body = await self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
         if isinstance(body, StoreError):
             raise body.again()
-        addresses = self.setup.shard_addresses(MAP.reply.unpack(body))
-        if [peer.address for peer in self._shards] == addresses:
+        former = self._shards
+        addresses = self.setup.new_map(body, [peer.address for peer in former])
+        if addresses is None:
             return False
-        former, self._shards = (
-            self._shards,
-            [_Peer(self.setup, address, SHARD, at) for at, address in enumerate(addresses)],
-        )
-        if former:
-            # A master that was started anew: its extents, leases and segments are others.
-            self.core.leases.clear()
-            self.core.directory.forget()
-        self.core.shards = len(addresses)
+        self._shards = [_Peer(self.setup, each, SHARD, at) for at, each in enumerate(addresses)]
         for peer in former:
             await peer.close()
         return bool(former)
@@ -234,7 +226,7 @@ class AsyncDriver:
         assert handle is not None
         arguments = (handle, move.offsets, move.lengths, move.addresses)
         left_s = until - time.monotonic()
-        shared = handle.transport in ("local", "shm")
+        shared = handle.transport in COPIED
         try:
             if shared and int(move.lengths.sum()) <= self.core.inline_bytes_max:
                 read = move.direction is Direction.READ
@@ -268,7 +260,7 @@ class AsyncDriver:
         if self._loop is asyncio.get_running_loop():  # in another one connections cannot be closed
             for peer in (*self._shards, self._cluster):
                 await peer.close()
-        self.core.directory.close()
+        self.core.directory.forget()
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
 
 

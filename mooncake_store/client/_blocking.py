@@ -17,8 +17,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mooncake_store.client._directory import COPIED
 from mooncake_store.client._setup import CONNECTIONS_MAX, IDEMPOTENT, Setup
-from mooncake_store.client._steps import CLUSTER, Calls, Move, Moves, Opens, Steps
+from mooncake_store.client._steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
 from mooncake_store.errors import (
     PeerLostError,
     StoreError,
@@ -35,8 +36,6 @@ from transfer_engine.rpc.pool import BlockingPool
 if TYPE_CHECKING:
     from transfer_engine.rpc.blocking import BlockingConnection
     from transfer_engine.wire.registry import Operation
-
-    Call = tuple[int, Operation[Any, Any], bytes]
 
 __all__ = ["BlockingDriver"]
 
@@ -101,19 +100,12 @@ class BlockingDriver:
         body = self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
         if isinstance(body, StoreError):
             raise body.again()
-        addresses = self.setup.shard_addresses(MAP.reply.unpack(body))
         with self._lock:
-            if [pool.address for pool in self._shards] == addresses:
+            former = self._shards
+            addresses = self.setup.new_map(body, [pool.address for pool in former])
+            if addresses is None:
                 return False
-            former, self._shards = (
-                self._shards,
-                [_ShardPool(self.setup, shard, address) for shard, address in enumerate(addresses)],
-            )
-            if former:
-                # A master that was started anew: its extents, leases and segments are others.
-                self.core.leases.clear()
-                self.core.directory.forget()
-            self.core.shards = len(addresses)
+            self._shards = [_ShardPool(self.setup, *each) for each in enumerate(addresses)]
         for pool in former:
             pool.close()
         return bool(former)
@@ -129,7 +121,11 @@ class BlockingDriver:
             while True:
                 outcome: list[Any]
                 if isinstance(step, Calls):
-                    outcome = self._call(step)
+                    self.core.counters.requests += len(step.calls)
+                    if len(step.calls) == 1:
+                        outcome = [self._one(step.calls[0], step.until)]
+                    else:
+                        outcome = self._call(step)
                 elif isinstance(step, Moves):
                     outcome = self._move(step)
                 else:
@@ -143,14 +139,9 @@ class BlockingDriver:
 
     # Calls.
 
-    def _pool(self, shard: int) -> BlockingPool:
-        return self._cluster if shard == CLUSTER else self._shards[shard]
-
     def _call(self, step: Calls) -> list[Any]:
+        """Several requests; those to one shard share a connection."""
         calls = step.calls
-        self.core.counters.requests += len(calls)
-        if len(calls) == 1:
-            return [self._one(calls[0], step.until)]
         outcome: list[Any] = [None] * len(calls)
         together: dict[int, list[int]] = {}
         for at, call in enumerate(calls):
@@ -181,7 +172,7 @@ class BlockingDriver:
         sent: list[tuple[int, int]] = []
         rest = list(positions)
         try:
-            pool = self._pool(shard)
+            pool = self._shards[shard] if shard != CLUSTER else self._cluster
             connection = pool.acquire(timeout_s=step.until - time.monotonic())
             taken.append((pool, connection, sent))
             while rest:
@@ -217,7 +208,8 @@ class BlockingDriver:
         repeated = moved = False
         while True:
             try:
-                return self._pool(shard).call(operation, body, timeout_s=until - time.monotonic())
+                pool = self._shards[shard] if shard != CLUSTER else self._cluster
+                return pool.call(operation, body, timeout_s=until - time.monotonic())
             except StoreError as error:
                 if not repeated and self._worth_repeating(operation, error):
                     repeated = True
@@ -249,7 +241,7 @@ class BlockingDriver:
         submitted = []
         for at, move in enumerate(moves[:-1]):
             handle = move.road.handle
-            if handle is not None and handle.transport not in ("local", "shm"):
+            if handle is not None and handle.transport not in COPIED:
                 try:
                     submission = self.engine.submit(
                         move.direction,
@@ -323,7 +315,7 @@ class BlockingDriver:
         self.closed = True
         for pool in (*self._shards, self._cluster):
             pool.close()
-        self.core.directory.close()
+        self.core.directory.forget()
         self.engine.close()
 
 

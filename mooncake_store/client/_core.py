@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import time
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mooncake_store.client._keys import KeyBatch
     from mooncake_store.config import ClientConfig
     from transfer_engine.engine import TransferEngine
 
@@ -79,24 +79,15 @@ class Counters:
     bytes_written: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientStats:
+@dataclass(slots=True)
+class ClientStats(Counters):
     """A snapshot of `Client.stats`; bytes are by transport."""
 
-    requests: int
-    keys: int
-    lease_cache_hits: int
-    lease_renewals: int
-    leases_expired: int
-    failovers: int
-    checksum_failures: int
-    bytes_read: dict[str, int]
-    bytes_written: dict[str, int]
-    resting_segments: list[str]
+    resting_segments: list[str] = field(default_factory=list)
 
 
 class Core:
-    """The state behind a client; see the module."""
+    """What the operations of one client share."""
 
     def __init__(self, config: ClientConfig, namespace: str, engine: TransferEngine) -> None:
         self.config = config
@@ -112,10 +103,17 @@ class Core:
         self.lease_ns = int(config.lease_ttl_s * SECOND_NS) or 10 * SECOND_NS
         # More than this is not copied on the thread of the caller, where that runs an event loop.
         self.inline_bytes_max = 1 << 62
-        self._turns = itertools.count()
+        # A number that is another one each time, by which equal replicas take turns.
+        self.turns = itertools.count()
 
-    def until(self, options: CallOptions) -> float:
-        """When, by time.monotonic(), an operation that starts now has to end."""
+    def until(self, options: CallOptions, known: type = CallOptions) -> float:
+        """When, by time.monotonic(), an operation that starts now has to end.
+
+        Refuses options that are not in `known`, a TypedDict.
+        """
+        if not options:
+            return time.monotonic() + self.config.deadline_s
+        _check_options(options, known)
         asked = options.get("deadline")
         if asked is None:
             return time.monotonic() + self.config.deadline_s
@@ -134,29 +132,18 @@ class Core:
             raise InvalidArgumentError(f"ttl {asked!r} is not between 1ms and 49d")
         return milliseconds
 
-    def shard_of(self, keys: KeyBatch) -> int:
-        """The shard that serves a single key."""
-        return int(ids.shard_of(keys.digests[:1], self.shards)[0]) if self.shards > 1 else 0
-
-    def shard_of_one(self, digest: bytes) -> int:
+    def shard_of(self, digest: bytes) -> int:
         """The shard that serves the key with this digest."""
         return ids.shard_of_one(digest, self.shards) if self.shards > 1 else 0
 
-    def turn(self) -> int:
-        """A number that is another one each time, by which equal replicas take turns."""
-        return next(self._turns) & 0xFFFF
-
     def stats(self) -> ClientStats:
         """A snapshot of the counters."""
-        values = {
-            entry.name: getattr(self.counters, entry.name) for entry in dataclasses.fields(Counters)
-        }
-        values["bytes_read"] = dict(values["bytes_read"])
-        values["bytes_written"] = dict(values["bytes_written"])
+        names = [entry.name for entry in dataclasses.fields(Counters)]
+        values = {name: copy.copy(getattr(self.counters, name)) for name in names}
         return ClientStats(**values, resting_segments=self.directory.resting(time.monotonic_ns()))
 
 
-def check_options(options: CallOptions, known: type) -> None:
+def _check_options(options: CallOptions, known: type) -> None:
     """Refuse what a TypedDict lets through at run time: a misspelt option."""
     names: frozenset[str] = getattr(known, "__optional_keys__")  # noqa: B009 - for type checkers
     unknown = sorted(options.keys() - names)
@@ -176,24 +163,17 @@ def every(count: int) -> NDArray[np.int64]:
 
 
 def parts(
-    keys: KeyBatch, index: NDArray[np.int64], shards: int, batch_max: int
+    words: NDArray[np.int64], index: NDArray[np.int64], shards: int, keys_max: int
 ) -> list[tuple[int, NDArray[np.int64]]]:
-    """Split positions by the shard that serves their keys, at most `batch_max` together."""
-    if shards == 1:
-        if len(index) <= batch_max:
-            return [(0, index)]
-        split = [(0, index)]
-    else:
+    """Split positions by the shard that serves their digests, at most `keys_max` together."""
+    split = [(0, index)]
+    if shards > 1:
         ordered, ends = np.empty(len(index), np.int64), np.empty(shards, np.int64)
-        k.by_shard(keys.words, index, ids.SLOTS, shards, ends, ordered)
-        split = []
-        start = 0
-        for shard, end in enumerate(ends.tolist()):
-            if end > start:
-                split.append((shard, ordered[start:end]))
-            start = end
+        k.by_shard(words, index, ids.SLOTS, shards, ends, ordered)
+        starts = [0, *ends.tolist()]
+        split = [(shard, ordered[starts[shard] : starts[shard + 1]]) for shard in range(shards)]
     return [
-        (shard, some[at : at + batch_max])
+        (shard, some[at : at + keys_max])
         for shard, some in split
-        for at in range(0, len(some), batch_max)
+        for at in range(0, len(some), keys_max)
     ]

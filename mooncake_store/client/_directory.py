@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from transfer_engine.engine import TransferEngine
     from transfer_engine.handle import SegmentHandle
 
-__all__ = ["Directory", "Road"]
+__all__ = ["COPIED", "Directory", "Road"]
 
+COPIED = ("local", "shm")
+"""Transports that copy memory, which no silent owner can hold up."""
 _REST_NS = 2_000_000_000
 _REST_MAX_NS = 60_000_000_000
 _UNKNOWN = -1
@@ -50,9 +52,14 @@ class Road:
         self.lock = threading.Lock()
 
     @property
+    def transport(self) -> str:
+        """What it is reached over; empty before it was opened."""
+        return self.handle.transport if self.handle is not None else ""
+
+    @property
     def label(self) -> str:
         """The segment as errors name it."""
-        over = f" over {self.handle.transport}" if self.handle is not None else ""
+        over = f" over {self.transport}" if self.handle is not None else ""
         return f"{self.descriptor}{over}"
 
 
@@ -63,11 +70,17 @@ class Directory:
         self._engine = engine
         self._lock = threading.Lock()
         self.roads = _blank(_NUMBERS)
-        self._known: dict[int, Road] = {}
+        # Segments that were met, by number.
+        self.known: dict[int, Road] = {}
 
-    def get(self, number: int) -> Road | None:
-        """Return a segment that was met before."""
-        return self._known.get(number)
+    def unknown(self, numbers: Iterable[int], now: int) -> set[int]:
+        """Which of these were not met, but for those that nobody knew a moment ago."""
+        resting = self.roads[1]
+        return {
+            number
+            for number in numbers
+            if number not in self.known and (number >= len(resting) or resting[number] <= now)
+        }
 
     def learn(self, asked: Iterable[int], found: Iterable[SegmentEntry], now: int) -> None:
         """Take in the answer to a question for segments; those not in it are left alone a while."""
@@ -80,12 +93,12 @@ class Directory:
                 self._enter(entry)
             for number in missing:
                 self._grow(number)
-                _close(self._known.pop(number, None))
+                _close(self.known.pop(number, None))
                 self.roads[0, number] = _UNKNOWN
                 self.roads[1, number] = now + _REST_NS
 
     def _enter(self, entry: SegmentEntry) -> None:
-        known = self._known.get(entry.number)
+        known = self.known.get(entry.number)
         if known is not None and known.entry.descriptor == entry.descriptor:
             known.entry = entry
             return
@@ -95,7 +108,7 @@ class Directory:
             return  # of a kind this version cannot read: as good as unknown
         _close(known)
         self._grow(entry.number)
-        self._known[entry.number] = road
+        self.known[entry.number] = road
         self.roads[0, entry.number] = self._cost(road)
         self.roads[1, entry.number] = 0
 
@@ -107,7 +120,7 @@ class Directory:
 
     def _cost(self, road: Road) -> int:
         if road.handle is not None:
-            return _COSTS.get(road.handle.transport, len(_COSTS))
+            return _COSTS.get(road.transport, len(_COSTS))
         report = self._engine.explain(road.descriptor)
         return next(
             (_COSTS.get(path.transport, len(_COSTS)) for path in report if path.chosen),
@@ -124,7 +137,7 @@ class Directory:
     def failed(self, road: Road, now: int) -> None:
         """Prefer other replicas for a while."""
         with self._lock:
-            if self._known.get(road.number) is not road:
+            if self.known.get(road.number) is not road:
                 return
             road.failures += 1
             rest = min(_REST_NS << min(road.failures - 1, 10), _REST_MAX_NS)
@@ -133,15 +146,14 @@ class Directory:
 
     def worked(self, road: Road) -> None:
         """Forget former failures."""
-        if road.failures:
-            with self._lock:
-                road.failures = 0
-                if self._known.get(road.number) is road:
-                    self.roads[1, road.number] = 0
+        with self._lock:
+            road.failures = 0
+            if self.known.get(road.number) is road:
+                self.roads[1, road.number] = 0
 
     def resting(self, now: int) -> list[str]:
         """Names of the segments that rest."""
-        known = list(self._known.values())
+        known = list(self.known.values())
         return [road.entry.name for road in known if self.roads[1, road.number] > now]
 
     def forget(self) -> None:
@@ -150,9 +162,9 @@ class Directory:
         What is under way on their handles ends as it would; what begins fails and looks again.
         """
         with self._lock:
-            for road in self._known.values():
+            for road in self.known.values():
                 _close(road)
-            self._known = {}
+            self.known = {}
             self.roads = _blank(_NUMBERS)
 
     def after_fork(self) -> None:
@@ -161,19 +173,11 @@ class Directory:
         Segments of the parent's own are another process's here, so they are opened as such.
         """
         self._lock = threading.Lock()
-        for road in self._known.values():
+        for road in self.known.values():
             road.lock = threading.Lock()
-            if road.handle is not None and road.handle.transport == "local":
+            if road.transport == "local":
                 road.handle = None
                 self.roads[0, road.number] = self._cost(road)
-
-    def close(self) -> None:
-        """Give all handles up."""
-        with self._lock:
-            for road in self._known.values():
-                _close(road)
-            self._known = {}
-            self.roads = _blank(_NUMBERS)
 
 
 def _close(road: Road | None) -> None:

@@ -33,7 +33,7 @@ SEGMENT = 5  # of the chosen replica, or -1
 OFFSET = 6
 FIRST = 7  # its first replica in the answers, or -1: it came from the lease table
 REPLICAS = 8
-TRIED = 9  # bit r: replica r was tried
+TRIED = 9  # of a read; bit r: replica r was tried
 COLUMNS = 10
 
 # Marks in STATUS.
@@ -126,10 +126,11 @@ def lookup(table, digests, now, cols):
 
 @njit(cache=True, nogil=True)
 def lookup_one(table, low, high, now, taken):
-    """The entry of one key under a lease that runs beyond `now`. O(WAYS).
+    """Find the entry of one key whose lease runs beyond `now`. O(WAYS).
 
-    taken: 1 takes one of the leases counted there out of it, which must be one at least. Returns
-    (end of the lease or 0 for none, size, checksum, generation, segment, offset).
+    taken: how many of the leases that the entry counts are taken out of it, 0 or 1; an entry that
+    counts fewer is not found. Returns (end of the lease or 0 for none, size, checksum, generation,
+    segment, offset).
     """
     row = _find(table, low, high)
     if row < 0 or table[row + 2] <= now or table[row + 6] < 0 or table[row + 5] >> 32 < taken:
@@ -394,11 +395,11 @@ def verdict(status, same, until, now):
 
 
 @njit(cache=True, nogil=True)
-def settle(index, statuses, checksums, now, cols):
-    """Judge what was transferred. Returns (failed, expired). O(n).
+def judge(index, statuses, checksums, now, cols):
+    """Write what each transfer was worth to STATUS. Returns how many (failed, expired). O(n).
 
-    statuses: int32 per transfer; checksums: int64 as computed, or empty not to compare. A failed
-    key gets FAILED, with the cause in CHECKSUM's place left alone and written to statuses.
+    statuses: int32, what each transfer ended with; a checksum that differs is written there.
+    checksums: int64 as computed, or empty if none were asked for.
     """
     failed = 0
     expired = 0
@@ -507,6 +508,6 @@ def warmup() -> None:
     verdict(0, True, 1, 1)
     forget(table, digests, index, 1, one, one.copy())
     by_shard(digests, index, 2, 1, one, one.copy())
-    settle(index, np.zeros(1, np.int32), one, 1, cols)
+    judge(index, np.zeros(1, np.int32), one, 1, cols)
     take_put(index, rows[0, :1], 0, cols)
     nth_replica(index, replicas, 0, roads, cols)

@@ -143,7 +143,7 @@ class KeyBatch:
 
     def statuses(self) -> NDArray[np.int16]:
         """A new column of statuses, 0 but for refused keys."""
-        out = np.zeros(len(self), np.int16)
+        out = np.zeros(len(self.digests), np.int16)
         if self.refused:
             out[self.refused] = Status.INVALID_KEY
         return out
@@ -152,13 +152,15 @@ class KeyBatch:
         """The key at a position as errors and listings show it."""
         return label_of(self.given[at])
 
-    def names(self, index: NDArray[np.int64] | None) -> Ragged:
-        """The names that travel with a put, of all keys or of some."""
-        count = len(self) if index is None else len(index)
-        if isinstance(self.given, Digests):
-            return Ragged(np.zeros(count + 1, _OFFSETS), b"")
-        keys = self.given if index is None else [self.given[at] for at in index.tolist()]
+    def names(self, index: NDArray[np.int64]) -> Ragged:
+        """The names that travel with a put of the keys at these positions, in order."""
+        count = len(index)
         offsets = np.zeros(count + 1, _OFFSETS)
+        if isinstance(self.given, Digests):
+            return Ragged(offsets, b"")
+        keys = self.given
+        if count != len(self.digests):
+            keys = [keys[at] for at in index.tolist()]
         try:
             blob = "".join(keys).encode()  # type: ignore[arg-type]
             np.cumsum(np.fromiter(map(len, keys), _OFFSETS, count), out=offsets[1:])

@@ -82,7 +82,7 @@ class Leases:
     def take_single(
         self, low: int, high: int, answer: Words, sent: int, now: int, roads: Column
     ) -> Found:
-        """The same for an answer with one replica: the words of its row and those of its place."""
+        """Do as `take_one` with the words of an answer that has one replica."""
         with self._lock:
             found: Found = _kernels.take_single(self._table, low, high, *answer, sent, now, roads)
             self._latest = max(self._latest, found[0])

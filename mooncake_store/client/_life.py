@@ -20,7 +20,7 @@ from mooncake_store.errors import StoreError
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mooncake_store.client._steps import Steps, T
+    from mooncake_store.client._steps import Steps
 
 __all__ = ["BlockingLife", "Life"]
 
@@ -62,6 +62,7 @@ class BlockingLife(Life):
             setup = Setup(self._local.url, settings | {"segment": 0})
         self._use(setup)
         self._driver = BlockingDriver(setup)
+        self._run = self._driver.run
         self._pid = os.getpid()
         try:
             self._driver.connect()
@@ -72,9 +73,6 @@ class BlockingLife(Life):
         except BaseException:
             self.close()
             raise
-
-    def _run(self, steps: Steps[T]) -> T:
-        return self._driver.run(steps)
 
     def close(self) -> None:
         """Close connections; take back the segment that was lent. Idempotent."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.client._arguments import count_of, flag_of, text_of
-from mooncake_store.client._core import CallOptions, check_options, every, parts
 from mooncake_store.client._keys import Digests, Key, KeyBatch
 from mooncake_store.client._queries import name_segments
-from mooncake_store.client._steps import CLUSTER, Steps, ask, ask_one
+from mooncake_store.client._requests import KeyRequests, give_back, shard_figures
+from mooncake_store.client._steps import CLUSTER, Steps, ask_one
 from mooncake_store.client.results import ListedColumns, ListedObject, ObjectStat
 from mooncake_store.core.records import LISTED, SIZE_MAX, State
 from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
@@ -22,18 +22,15 @@ from mooncake_store.wire.cluster import STATUS, ClusterStatus, StatusRequest
 from mooncake_store.wire.shard import (
     BATCH_MAX,
     LIST,
-    RELEASE,
     REMOVE_MATCHING,
     STAT,
-    STATS,
     RemoveMatching,
     ShardFigures,
     StatRequest,
-    StatsRequest,
 )
 
 if TYPE_CHECKING:
-    from mooncake_store.client._core import Core
+    from mooncake_store.client._core import CallOptions, Core
 
 __all__ = ["END", "FAREWELL_S", "PAGE_NAMES", "Listing", "Page", "names_wanted"]
 
@@ -54,7 +51,7 @@ def names_wanted(limit: int | None) -> int:
 
 
 class Listing:
-    """See the module; beside `Operations`, whose core it shares."""
+    """The operations on names, beside the `Operations` on keys."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -87,15 +84,13 @@ class Listing:
     def columns(
         self, prefix: str | bytes, at: Page, options: CallOptions
     ) -> Steps[tuple[ListedColumns, Page]]:
-        """The same as columns, as many names as one page can hold."""
+        """As columns the largest page there is, and where the next one starts."""
         reply, following = yield from self._ask(prefix, at, BATCH_MAX, options)
         return _columns(reply), following
 
     def _ask(
         self, prefix: str | bytes, at: Page, limit: int, options: CallOptions
     ) -> Steps[tuple[Any, Page]]:
-        if options:
-            check_options(options, CallOptions)
         shard, cursor = at
         raw = text_of(prefix, "a prefix")
         body = LIST.request.pack(cursor=cursor, limit=limit, prefix=np.frombuffer(raw, np.uint8))
@@ -108,13 +103,12 @@ class Listing:
 
     def stat(self, key: Key, options: CallOptions) -> Steps[ObjectStat]:
         """Everything known of one object."""
-        if options:
-            check_options(options, CallOptions)
         core = self.core
         keys = KeyBatch.single(key, core.namespace)
         until = core.until(options)
-        body = STAT.request.pack(StatRequest(keys.digests.tobytes()))
-        reply = yield from ask_one(core.shard_of(keys), STAT, body, until)
+        digest = keys.digests.tobytes()
+        body = STAT.request.pack(StatRequest(digest))
+        reply = yield from ask_one(core.shard_of(digest), STAT, body, until)
         if not reply.found:
             raise NotFoundError("no object has this key", key=keys.label(0), operation="stat")
         numbers = {place[0] for place in reply.replicas}
@@ -139,8 +133,6 @@ class Listing:
         self, pattern: str, kind: str, force: bool, options: CallOptions
     ) -> Steps[int]:
         """Remove by name until every row was seen once; return how many went."""
-        if options:
-            check_options(options, CallOptions)
         core = self.core
         until, forced = core.until(options), flag_of(force, "force")
         yield from self.give_leases_back(until)
@@ -164,37 +156,20 @@ class Listing:
         digests, generations = core.leases.drain(time.monotonic_ns())
         if not len(digests):
             return
-        keys = KeyBatch(Digests(digests), digests)
-        calls: list[tuple[int, Any, bytes]] = [
-            (
-                shard,
-                RELEASE,
-                RELEASE.request.pack(
-                    digests=digests[some], generations=generations[some].astype(np.uint32)
-                ),
-            )
-            for shard, some in parts(keys, every(len(keys)), core.shards, BATCH_MAX)
-        ]
-        yield from ask(calls, until)
+        asked = KeyRequests(core, KeyBatch(Digests(digests), digests), until)
+        yield from asked.ask([], give_back(core, digests, generations))
 
     def figures(self, options: CallOptions) -> Steps[list[ShardFigures]]:
         """Totals of every shard."""
-        if options:
-            check_options(options, CallOptions)
-        body = STATS.request.pack(StatsRequest())
-        calls: list[tuple[int, Any, bytes]] = [
-            (shard, STATS, body) for shard in range(self.core.shards)
-        ]
-        replies = yield from ask(calls, self.core.until(options))
-        for reply in replies:
-            if isinstance(reply, StoreError):
-                raise reply.again()
-        return replies
+        found = []
+        for figures in (yield from shard_figures(self.core, self.core.until(options))):
+            if isinstance(figures, StoreError):
+                raise figures
+            found.append(figures)
+        return found
 
     def cluster(self, options: CallOptions) -> Steps[ClusterStatus]:
         """The health of the cluster."""
-        if options:
-            check_options(options, CallOptions)
         body = STATUS.request.pack(StatusRequest())
         reply: ClusterStatus = yield from ask_one(CLUSTER, STATUS, body, self.core.until(options))
         return reply

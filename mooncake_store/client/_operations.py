@@ -7,30 +7,27 @@ bytes is in `_reads.py` and `_writes.py`. No I/O. Single operations are batches 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from mooncake_store import ids
 from mooncake_store.client import _kernels as k
 from mooncake_store.client._arguments import count_of, flag_of
 from mooncake_store.client._buffers import Buffers, Memory, locate, locate_one
-from mooncake_store.client._core import (
-    CallOptions,
-    Core,
-    PutOptions,
-    ReadOptions,
-    check_options,
-    every,
-    parts,
-)
-from mooncake_store.client._keys import Digests, Key, KeyBatch, Keys
+from mooncake_store.client._core import CallOptions, Core, PutOptions, ReadOptions
+from mooncake_store.client._failures import NOT_RENAMED
+from mooncake_store.client._keys import Key, KeyBatch, Keys
 from mooncake_store.client._pieces import PiecePutting, PieceReading, Pieces
+from mooncake_store.client._put_sessions import PutSession, Writing
 from mooncake_store.client._queries import query
-from mooncake_store.client._reads import BytesSink, MemorySink, Plan, Reading
-from mooncake_store.client._renames import rename_many
-from mooncake_store.client._steps import Steps, ask, fetch
+from mooncake_store.client._reads import ArenaSink, BytesSink, MemorySink, Plan, Reading
+from mooncake_store.client._requests import KeyRequests
+from mooncake_store.client._sessions import Viewing
+from mooncake_store.client._steps import Steps, fetch
 from mooncake_store.client._straight import digest_of, put_one, read_one
-from mooncake_store.client._writes import Begun, Putting, Wishes
+from mooncake_store.client._writes import PutFields, Putting, StartedPut
 from mooncake_store.client.results import (
     BatchResult,
     GetResult,
@@ -40,8 +37,8 @@ from mooncake_store.client.results import (
     QueryResult,
 )
 from mooncake_store.core.options import SoftPin
-from mooncake_store.core.records import REPLICAS_REMOVED_MAX
-from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.core.records import RENAMES_MAX, REPLICAS_REMOVED_MAX
+from mooncake_store.errors import AlreadyExistsError, InvalidArgumentError, StoreError
 from mooncake_store.units import parse_duration
 from mooncake_store.wire.shard import (
     BATCH_MAX,
@@ -49,14 +46,16 @@ from mooncake_store.wire.shard import (
     EXISTS_ONE,
     FIND_PREFIX,
     PIN,
-    RELEASE,
     REMOVE,
     REMOVE_REPLICAS,
+    RENAME,
     PutOne,
     RemoveFlag,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from mooncake_store.client._reads import Answer, Sink
@@ -64,6 +63,8 @@ if TYPE_CHECKING:
     Column = NDArray[np.int64]
 
 __all__ = ["Operations"]
+
+T = TypeVar("T")
 
 
 class Operations:
@@ -75,57 +76,70 @@ class Operations:
         # What a get without options asks for.
         self._plan = Plan(core.ttl_ms, config.verify, config.lease_cache)
         # What a put without options asks for.
-        self._requests = PutOne(**Wishes(core, {}, 1).fields())
+        self._fields = PutFields(core, {}, 1)
+        self._requests = PutOne(**self._fields.request)
 
     # Puts.
 
     def put(self, key: Key, value: Any, options: PutOptions) -> Steps[PutResult]:
         """Put one object; raises what a batch would report."""
-        core, started = self.core, time.monotonic()
-        until = core.until(options)
+        core, began = self.core, time.monotonic()
+        until = core.until(options, PutOptions)
         address, nbytes = locate_one(value, writable=False)
-        outcome: PutResult | Begun | None = None
+        outcome: PutResult | StartedPut | None = None
         if not options and core.config.replicas == 1:
             place = address, nbytes, value
             outcome = yield from put_one(core, key, place, self._requests, until)
         if not isinstance(outcome, PutResult):
             keys = KeyBatch.single(key, core.namespace)
             memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), value)
-            outcome = (yield from self._put(keys, memory, options, until, outcome))[0]
+            fields = PutFields(core, options, 1) if options else self._fields
+            putting = Putting(core, keys, memory, fields, until)
+            putting.started = outcome
+            outcome = (yield from putting.steps())[0]
         if outcome.error is not None:
-            outcome.error.elapsed_s = time.monotonic() - started
+            outcome.error.elapsed_s = time.monotonic() - began
             raise outcome.error.again()
         return outcome
 
     def put_many(self, keys: Keys, values: Buffers, options: PutOptions) -> Steps[PutManyResult]:
         """Put a batch."""
-        batch = KeyBatch.of(keys, self.core.seed)
-        memory: Memory | Pieces
+        core, until = self.core, self.core.until(options, PutOptions)
+        batch = KeyBatch.of(keys, core.seed)
+        fields = self._fields if not options else PutFields(core, options, len(batch.digests))
         if isinstance(values, Pieces):
-            memory = values
-        else:
-            memory = locate(values, len(batch), writable=False)
-        return (yield from self._put(batch, memory, options, self.core.until(options)))
+            return PiecePutting.of(core, batch, values, fields, until).steps()
+        memory = locate(values, len(batch.digests), writable=False)
+        return Putting(core, batch, memory, fields, until).steps()
 
-    def _put(
-        self,
-        keys: KeyBatch,
-        memory: Memory | Pieces,
-        options: PutOptions,
-        until: float,
-        begun: Begun | None = None,
-    ) -> Steps[PutManyResult]:
-        if options:
-            check_options(options, PutOptions)
-        wishes = Wishes(self.core, options, len(keys))
-        putting: Putting
-        if isinstance(memory, Pieces):
-            putting = PiecePutting(self.core, keys, memory, wishes, until)
-        else:
-            putting = Putting(self.core, keys, memory, wishes, until)
-        putting.begun = begun
-        yield from putting.steps()
-        return PutManyResult(keys, putting.statuses(), putting.errors, putting.written)
+    def put_described(
+        self, key: Key, header: bytes, elements: Any, options: PutOptions
+    ) -> Steps[PutResult]:
+        """Put what `tensors` made of one: two ranges, so that the elements are not copied first."""
+        until = self.core.until(options, PutOptions)
+        nbytes = locate_one(elements, writable=False)[1]
+        writing = self.writing(key, len(header) + nbytes, options)
+        try:
+            yield from writing.begin()
+        except AlreadyExistsError:
+            return PutResult("already_present")
+        try:
+            yield from writing.write(0, header, until)
+            yield from writing.write(len(header), elements, until)
+            return (yield from writing.commit(until))
+        except StoreError:
+            yield from writing.revoke()
+            raise
+
+    def writing(self, key: Key, size: int, options: PutOptions) -> Writing:
+        """A put of one object that is written range by range."""
+        until = self.core.until(options, PutOptions)
+        return Writing(self.core, KeyBatch.single(key, self.core.namespace), size, options, until)
+
+    def put_session(self, keys: Keys, sizes: Column, options: PutOptions) -> PutSession:
+        """Puts of a batch that are written range by range."""
+        until = self.core.until(options, PutOptions)
+        return PutSession(self.core, KeyBatch.of(keys, self.core.seed), sizes, options, until)
 
     # Gets.
 
@@ -138,7 +152,7 @@ class Operations:
             if got is not None:
                 return got
         sink = BytesSink(1)
-        yield from self._one(key, sink, options, 0, None, answer)
+        yield from self._one(key, sink, options, answer=answer)
         value = sink.values[0]
         assert isinstance(value, bytes)
         return value
@@ -155,9 +169,22 @@ class Operations:
 
     def get_memory(self, key: Key, options: ReadOptions) -> Steps[NDArray[np.uint8]]:
         """Read one object into new writable memory, 64-byte aligned."""
-        sink = _ArenaSink(1)
-        yield from self._one(key, sink, options, 0, None)
+        sink = ArenaSink(1)
+        yield from self._one(key, sink, options)
         return sink.array()
+
+    def get_decoded(
+        self, key: Key, decode: Callable[[NDArray[np.uint8]], T], options: ReadOptions
+    ) -> Steps[T]:
+        """Read one object and return what `decode` makes of its bytes."""
+        return decode((yield from self.get_memory(key, options)))
+
+    def view(self, key: Key, options: ReadOptions) -> Viewing:
+        """A view of one object, whose lease lasts for the deadline unless `ttl` is given."""
+        core, until = self.core, self.core.until(options, ReadOptions)
+        ttl_ms = core.lease_ms(options) if "ttl" in options else 0
+        verify = options.get("verify", core.config.verify)
+        return Viewing(core, KeyBatch.single(key, core.namespace), ttl_ms, verify, until)
 
     def get_into(
         self, key: Key, buffer: Any, offset: int, length: int | None, options: ReadOptions
@@ -180,24 +207,38 @@ class Operations:
         key: Key,
         sink: Sink,
         options: ReadOptions,
-        offset: int,
-        length: int | None,
+        offset: int = 0,
+        length: int | None = None,
         answer: Answer | None = None,
     ) -> Steps[Reading]:
-        started = time.monotonic() if answer is None else answer.sent / 1e9
+        began = time.monotonic() if answer is None else answer.sent / 1e9
         keys = KeyBatch.single(key, self.core.namespace)
-        reading = self.reading(keys, sink, options, offset, length)
+        reading = self._reading(keys, sink, options, offset, length)
         reading.answer = answer
-        yield from reading.steps()
-        if reading.cols[k.STATUS, 0]:
+        result = yield from reading.steps()
+        if not result.ok:
             try:
-                reading.raise_error()
+                result.check()
             except StoreError as error:
-                error.elapsed_s = time.monotonic() - started
+                error.elapsed_s = time.monotonic() - began
                 raise
         return reading
 
-    def plan(
+    def _reading(
+        self,
+        keys: KeyBatch,
+        sink: Sink,
+        options: ReadOptions,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> Reading:
+        """A read of keys into a sink."""
+        until = self.core.until(options, ReadOptions)
+        usual = not options and length is None and type(offset) is int and not offset
+        plan = self._plan if usual else self._plan_of(options, offset, length)
+        return Reading(self.core, keys, sink, plan, until)
+
+    def _plan_of(
         self,
         options: ReadOptions,
         offset: int = 0,
@@ -208,10 +249,6 @@ class Operations:
         """What a read with these options asks for."""
         core = self.core
         offset = count_of(offset, "offset")
-        if not options and not offset and length is None and cached:
-            return self._plan
-        if options:
-            check_options(options, ReadOptions)
         length = None if length is None else count_of(length, "length")
         if offset < 0 or (length is not None and length < 1):
             raise InvalidArgumentError(f"no object has a range [{offset}, + {length})")
@@ -223,100 +260,68 @@ class Operations:
             length,
         )
 
-    def reading(
-        self,
-        keys: KeyBatch,
-        sink: Sink,
-        options: ReadOptions,
-        offset: int = 0,
-        length: int | None = None,
-        *,
-        cached: bool = True,
-    ) -> Reading:
-        """A read with its options."""
-        plan = self.plan(options, offset, length, cached=cached)
-        return Reading(self.core, keys, sink, plan, self.core.until(options))
-
     def get_many(self, keys: Keys, copy: bool, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into new bytes objects, or memoryviews of one arena without `copy`."""
         batch = KeyBatch.of(keys, self.core.seed)
-        sink = BytesSink(len(batch)) if flag_of(copy, "copy") else _ArenaSink(len(batch))
-        return (yield from self._many(batch, sink, options, sink.values))
+        kind = BytesSink if copy is True or flag_of(copy, "copy") else ArenaSink
+        sink = kind(len(batch.digests))
+        plan = self._plan_of(options) if options else self._plan
+        until = self.core.until(options, ReadOptions)
+        return Reading(self.core, batch, sink, plan, until).steps(sink.values)
 
-    def get_many_into_sink(self, keys: Keys, sink: Sink, options: ReadOptions) -> Steps[GetResult]:
+    def get_many_to(self, keys: Keys, sink: Sink, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into whatever memory a sink makes for it."""
-        batch = KeyBatch.of(keys, self.core.seed)
-        return (yield from self._many(batch, sink, options, []))
+        return self._reading(KeyBatch.of(keys, self.core.seed), sink, options).steps()
 
     def get_into_many(self, keys: Keys, buffers: Buffers, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into buffers of the caller."""
         batch = KeyBatch.of(keys, self.core.seed)
         if isinstance(buffers, Pieces):
-            plan, until = self.plan(options), self.core.until(options)
-            reading = PieceReading(self.core, batch, buffers, plan, until)
-            return (yield from self._result(batch, reading, []))
-        memory = locate(buffers, len(batch), writable=True)
-        return (yield from self._many(batch, MemorySink(memory), options, []))
+            until = self.core.until(options, ReadOptions)
+            plan = self._plan_of(options)
+            return PieceReading(self.core, batch, buffers, plan, until).steps()
+        memory = locate(buffers, len(batch.digests), writable=True)
+        return self._reading(batch, MemorySink(memory), options).steps()
 
-    def _many(
-        self,
-        keys: KeyBatch,
-        sink: Sink,
-        options: ReadOptions,
-        values: list[bytes | memoryview | None],
-    ) -> Steps[GetResult]:
-        return (yield from self._result(keys, self.reading(keys, sink, options), values))
-
-    def _result(
-        self, keys: KeyBatch, reading: Reading, values: list[bytes | memoryview | None]
-    ) -> Steps[GetResult]:
-        yield from reading.steps()
-        statuses, sizes = reading.statuses(), reading.cols[k.SIZE]
-        if statuses.any():
-            sizes = np.where(statuses == 0, sizes, 0)
-            if values:
-                for at in np.flatnonzero(statuses).tolist():
-                    values[at] = None  # what it holds was not checked
-        return GetResult("get", keys, statuses, reading.errors, sizes, values)
+    def get_ranges(self, keys: Keys, pieces: Pieces) -> Steps[tuple[GetResult, Column]]:
+        """Read ranges of a batch; also which generation of each object was read."""
+        batch = KeyBatch.of(keys, self.core.seed)
+        plan = replace(self._plan, verify=False, cached=True)
+        reading = PieceReading(self.core, batch, pieces, plan, self.core.until({}))
+        return (yield from reading.steps()), reading.cols[k.GENERATION]
 
     # Leases.
 
     def lease_many(self, keys: Keys, cached: bool, options: ReadOptions) -> Steps[GetResult]:
         """Find and lease a batch without reading it."""
-        reading = yield from self._lease(keys, cached, options)
-        statuses = reading.statuses()
-        sizes = np.where(statuses == 0, reading.cols[k.SIZE], 0)
-        return GetResult("lease", reading.keys, statuses, reading.errors, sizes, [])
+        return (yield from self._lease(keys, cached, options)).result()
 
     def lease_with_generations(
         self, keys: Keys, options: ReadOptions
-    ) -> Steps[tuple[BatchResult, Column]]:
-        """The same, and which generation of each object it is."""
+    ) -> Steps[tuple[GetResult, Column]]:
+        """Find and lease a batch, and say which generation of each object it is."""
         reading = yield from self._lease(keys, False, options)
-        result = BatchResult("lease", reading.keys, reading.statuses(), reading.errors)
-        return result, reading.cols[k.GENERATION]
+        return reading.result(), reading.cols[k.GENERATION]
 
     def _lease(self, keys: Keys, cached: bool, options: ReadOptions) -> Steps[Reading]:
         batch = KeyBatch.of(keys, self.core.seed)
-        reading = self.reading(batch, BytesSink(0), options, cached=cached)
-        yield from reading.locate()
-        status = reading.cols[k.STATUS]
-        status[status == k.FOUND] = 0
+        until = self.core.until(options, ReadOptions)
+        plan = replace(self._plan_of(options, cached=cached), operation="lease")
+        reading = Reading(self.core, batch, BytesSink(0), plan, until)
+        missing = reading.look_up()
+        if len(missing):
+            yield from reading.find(missing)
+        reading.status[reading.status == k.FOUND] = 0
         return reading
 
     def release_many(self, keys: Keys, options: CallOptions) -> Steps[None]:
         """Give leases of ours back, as often as they were granted."""
-        if options:
-            check_options(options, CallOptions)
+        asked = self._over(keys, options)
+        yield from asked.ask([], asked.release(asked.good()))
+
+    def _over(self, keys: Keys, options: CallOptions) -> KeyRequests:
         batch = KeyBatch.of(keys, self.core.seed)
-        index = np.flatnonzero(batch.statuses() == 0)
-        calls: list[tuple[int, Any, bytes]] = []
-        for shard, some in parts(batch, index, self.core.shards, BATCH_MAX) if len(index) else ():
-            body = self._release(batch, some)
-            if body is not None:
-                calls.append((shard, RELEASE, body))
-        if calls:
-            yield from ask(calls, self.core.until(options))
+        return KeyRequests(self.core, batch, self.core.until(options))
 
     # Probes.
 
@@ -324,79 +329,53 @@ class Operations:
         """Whether one object can be read now."""
         # The smallest operation there is: columns of one would cost more than the question.
         core = self.core
-        if options:
-            check_options(options, CallOptions)
+        until = core.until(options)
         core.counters.keys += 1
         digest = digest_of(key, core.namespace)
         if digest is None:
             digest = KeyBatch.single(key, core.namespace).digests.tobytes()
-        shard, request = core.shard_of_one(digest), EXISTS_ONE.request.pack(digest)
-        body = yield from fetch(shard, EXISTS, request, core.until(options))
+        shard, request = core.shard_of(digest), EXISTS_ONE.request.pack(digest)
+        body = yield from fetch(shard, EXISTS, request, until)
         return bool(EXISTS_ONE.reply.unpack(body)[0])
 
     def exists_many(self, keys: Keys, options: CallOptions) -> Steps[NDArray[np.bool_]]:
         """Which objects can be read now."""
-        return (yield from self._exists(KeyBatch.of(keys, self.core.seed), options))
+        return self._exists(self._over(keys, options))
 
-    def _exists(self, keys: KeyBatch, options: CallOptions) -> Steps[NDArray[np.bool_]]:
-        core, n = self.core, len(keys)
-        if options:
-            check_options(options, CallOptions)
-        core.counters.keys += n
-        if core.shards == 1 and 0 < n <= BATCH_MAX:
-            split = [(0, every(n))]
-            calls = [(0, EXISTS, EXISTS.request.pack(digests=keys.digests))]
-        else:
-            split = parts(keys, every(n), core.shards, BATCH_MAX) if n else []
-            calls = [
-                (shard, EXISTS, EXISTS.request.pack(digests=keys.digests[some]))
-                for shard, some in split
-            ]
-        replies = yield from ask(calls, core.until(options))
-        out: NDArray[np.bool_]
-        if len(calls) == 1 and not keys.refused:
-            out = replies[0].present.astype(np.bool_)
-            return out
-        out = np.zeros(n, np.bool_)
-        for (_, some), reply in zip(split, replies, strict=True):
-            if isinstance(reply, StoreError):
-                raise reply.again()  # a probe has no way to say "unknown"
+    def _exists(self, asked: KeyRequests) -> Steps[NDArray[np.bool_]]:
+        out = np.zeros(len(asked.status), np.bool_)
+        self.core.counters.keys += len(out)
+        requests = asked.requests(EXISTS, asked.good(), {"digests": asked.keys.digests})
+        for some, reply in (yield from asked.ask(requests)):
             out[some] = reply.present.view(np.bool_)
-        if keys.refused:
-            out[keys.refused] = False
+        for error in asked.errors.values():
+            assert isinstance(error, StoreError)
+            raise error.again()  # a probe has no way to say "unknown"
         return out
 
     def find_prefix(self, keys: Keys, options: CallOptions) -> Steps[int]:
         """Length of the leading run of objects that can be read now."""
-        core = self.core
-        batch = KeyBatch.of(keys, core.seed)
-        if core.shards > 1 or len(batch) > BATCH_MAX or batch.refused or not len(batch):
-            there = yield from self._exists(batch, options)
+        asked = self._over(keys, options)
+        index = asked.good()
+        if self.core.shards > 1 or not 0 < len(index) == len(asked.status) <= BATCH_MAX:
+            there = yield from self._exists(asked)
             return len(there) if there.all() else int(there.argmin())
-        if options:
-            check_options(options, CallOptions)
-        core.counters.keys += len(batch)
-        body = FIND_PREFIX.request.pack(digests=batch.digests)
-        replies = yield from ask([(0, FIND_PREFIX, body)], core.until(options))
-        return int(replies[0].length)
+        self.core.counters.keys += len(index)
+        requests = asked.requests(FIND_PREFIX, index, {"digests": asked.keys.digests})
+        ((_, reply),) = yield from asked.ask(requests)
+        return int(reply.length)
 
     def query(self, key: Key, options: CallOptions) -> Steps[ObjectInfo]:
         """Size, checksum, generation and replicas of one object, without a lease."""
-        keys = KeyBatch.single(key, self.core.namespace)
-        result = yield from self._query(keys, options)
-        result.check()
-        info = result.infos[0]
+        keys, until = KeyBatch.single(key, self.core.namespace), self.core.until(options)
+        result = yield from query(KeyRequests(self.core, keys, until))
+        info = result.check().infos[0]
         assert info is not None
         return info
 
     def query_many(self, keys: Keys, options: CallOptions) -> Steps[QueryResult]:
-        """The same of a batch."""
-        return (yield from self._query(KeyBatch.of(keys, self.core.seed), options))
-
-    def _query(self, keys: KeyBatch, options: CallOptions) -> Steps[QueryResult]:
-        if options:
-            check_options(options, CallOptions)
-        return (yield from query(self.core, keys, self.core.until(options)))
+        """Size, checksum, generation and replicas of a batch."""
+        return query(self._over(keys, options))
 
     # Removal and pins.
 
@@ -408,187 +387,125 @@ class Operations:
 
     def remove_many(self, keys: Keys, force: bool, options: CallOptions) -> Steps[BatchResult]:
         """Remove a batch."""
-        return (yield from self._remove(KeyBatch.of(keys, self.core.seed), force, options))
+        return self._remove(KeyBatch.of(keys, self.core.seed), force, options)
 
     def _remove(self, keys: KeyBatch, force: bool, options: CallOptions) -> Steps[BatchResult]:
-        core = self.core
-        if options:
-            check_options(options, CallOptions)
-        return (
-            yield from self._change(
-                "remove",
-                keys,
-                REMOVE,
-                {"flags": RemoveFlag.FORCE if flag_of(force, "force") else 0},
-                core.until(options),
-                give_back=True,
-            )
-        )
+        flags = RemoveFlag.FORCE if flag_of(force, "force") else 0
+        return self._without_leases(REMOVE, keys, {"flags": flags}, options)
 
     def remove_replicas(self, keys: Keys, segment: int, options: CallOptions) -> Steps[BatchResult]:
         """Remove what lies on one segment of a batch."""
-        batch = KeyBatch.of(keys, self.core.seed)
-        return (
-            yield from self._change(
-                "remove_replicas",
-                batch,
-                REMOVE_REPLICAS,
-                {"segment": segment, "flags": 0},
-                self.core.until(options),
-                give_back=True,
-                keys_max=REPLICAS_REMOVED_MAX,
-            )
-        )
+        batch, fields = KeyBatch.of(keys, self.core.seed), {"segment": segment, "flags": 0}
+        return self._without_leases(REMOVE_REPLICAS, batch, fields, options, REPLICAS_REMOVED_MAX)
+
+    def _without_leases(
+        self,
+        operation: Any,
+        keys: KeyBatch,
+        fields: dict[str, Any],
+        options: CallOptions,
+        keys_max: int = BATCH_MAX,
+    ) -> Steps[BatchResult]:
+        """Change what leases of this client shall not protect: they are given back first."""
+        asked = KeyRequests(self.core, keys, self.core.until(options))
+        self.core.counters.keys += len(asked.status)
+        index, fields = asked.good(), {"digests": keys.digests} | fields
+        first = asked.release(index)
+        own = fields | {"flags": fields["flags"] | RemoveFlag.OWN_LEASES}
+        viewed = self.core.leases.viewed(keys.words[index])
+        if viewed is None:
+            requests = asked.requests(operation, index, own, keys_max)
+        else:  # what is shown to somebody is in the way all the same
+            requests = asked.requests(operation, index[~viewed], own, keys_max)
+            requests += asked.requests(operation, index[viewed], fields, keys_max)
+        return (yield from asked.change(operation.name, requests, first))
 
     def rename(
         self, key: Key, target: Key, overwrite: bool, force: bool, options: CallOptions
     ) -> Steps[None]:
         """Rename one object."""
-        for each in (key, target):
-            KeyBatch.single(each, self.core.namespace)  # what is no key is refused here
-        one, other = (each if isinstance(each, Digests) else [each] for each in (key, target))
-        result = yield from self.rename_many(one, other, overwrite, force, options)
-        result.check()
+        old, new = (KeyBatch.single(each, self.core.namespace) for each in (key, target))
+        asked = KeyRequests(self.core, old, self.core.until(options))
+        (yield from self._rename(asked, new, overwrite, force)).check()
 
     def rename_many(
         self, keys: Keys, targets: Keys, overwrite: bool, force: bool, options: CallOptions
     ) -> Steps[BatchResult]:
         """Rename a batch."""
-        if options:
-            check_options(options, CallOptions)
-        until = self.core.until(options)
-        return (yield from rename_many(self, keys, targets, overwrite, force, until))
+        new = KeyBatch.of(targets, self.core.seed)
+        return self._rename(self._over(keys, options), new, overwrite, force)
 
-    def give_back(self, keys: KeyBatch, index: Column) -> tuple[Any, bytes] | None:
-        """Forget leases of ours; the request that gives them back, if there are any."""
-        body = self._release(keys, index)
-        return None if body is None else (RELEASE, body)
+    def _rename(
+        self, asked: KeyRequests, new: KeyBatch, overwrite: bool, force: bool
+    ) -> Steps[BatchResult]:
+        """Change keys within the master; no byte moves.
+
+        Where the keys of a pair belong to different shards a rename would be a change in two
+        places, with a crash between them: such pairs are refused with NOT_RENAMED, and whoever
+        wants to goes on by copying. Pairs of one shard take effect in order.
+        """
+        core, old, status = asked.core, asked.keys, asked.status
+        if len(old) != len(new):
+            raise InvalidArgumentError(f"{len(old)} keys and {len(new)} new ones")
+        core.counters.keys += len(old)
+        np.minimum(status, new.statuses(), out=status)
+        if core.shards > 1:
+            here, there = (ids.shard_of(keys.digests, core.shards) for keys in (old, new))
+            status[(here != there) & (status == 0)] = NOT_RENAMED
+        flags = RemoveFlag.FORCE if flag_of(force, "force") else 0
+
+        def flags_of(some: NDArray[np.int64]) -> int:
+            shown = any(core.leases.viewed(batch.words[some]) is not None for batch in (old, new))
+            return flags if shown else flags | RemoveFlag.OWN_LEASES
+
+        fields = {
+            "overwrite": flag_of(overwrite, "overwrite"),
+            "flags": flags_of,
+            "sources": old.digests,
+            "targets": new.digests,
+            "names": new.names,
+        }
+        index = np.flatnonzero(status == 0)
+        first = asked.release(index) + KeyRequests(core, new, asked.until).release(index)
+        requests = asked.requests(RENAME, index, fields, RENAMES_MAX)
+        return (yield from asked.change("rename", requests, first))
 
     def pin(
         self,
-        keys: KeyBatch,
+        key: Key,
+        soft: bool | None,
+        hard: bool | None,
+        ttl: float | str | None,
+        options: CallOptions,
+    ) -> Steps[None]:
+        """Change the pins of one object."""
+        keys, until = KeyBatch.single(key, self.core.namespace), self.core.until(options)
+        (yield from self._pin(KeyRequests(self.core, keys, until), soft, hard, ttl)).check()
+
+    def pin_many(
+        self,
+        keys: Keys,
         soft: bool | None,
         hard: bool | None,
         ttl: float | str | None,
         options: CallOptions,
     ) -> Steps[BatchResult]:
         """Change the pins of a batch."""
-        if options:
-            check_options(options, CallOptions)
+        return self._pin(self._over(keys, options), soft, hard, ttl)
+
+    def _pin(
+        self, asked: KeyRequests, soft: bool | None, hard: bool | None, ttl: float | str | None
+    ) -> Steps[BatchResult]:
         if soft is None and hard is None:
             raise InvalidArgumentError("pin changes soft, hard or both: name one")
-        scalars = {
-            "soft_pin": SoftPin.PRESERVE
-            if soft is None
-            else SoftPin.ENABLE
-            if flag_of(soft, "soft")
-            else SoftPin.DISABLE,
+        soft_pin = SoftPin.PRESERVE
+        if soft is not None:
+            soft_pin = SoftPin.ENABLE if flag_of(soft, "soft") else SoftPin.DISABLE
+        fields = {
+            "soft_pin": soft_pin,
             "hard_pin": -1 if hard is None else flag_of(hard, "hard"),
             "ttl_ms": -1 if ttl is None else int(parse_duration(ttl) * 1000),
+            "digests": asked.keys.digests,
         }
-        return (yield from self._change("pin", keys, PIN, scalars, self.core.until(options)))
-
-    def _change(
-        self,
-        name: str,
-        keys: KeyBatch,
-        operation: Any,
-        scalars: dict[str, int],
-        until: float,
-        *,
-        give_back: bool = False,
-        keys_max: int = BATCH_MAX,
-    ) -> Steps[BatchResult]:
-        """Send digests, get statuses; leases of ours are given back first if asked for."""
-        core = self.core
-        core.counters.keys += len(keys)
-        index = np.flatnonzero(keys.statuses() == 0) if keys.refused else every(len(keys))
-        split = parts(keys, index, core.shards, keys_max) if len(index) else []
-        calls = []
-        positions: list[Column | None] = []
-        for shard, some in split:
-            if give_back:
-                release = self._release(keys, some)
-                if release is not None:
-                    calls.append((shard, RELEASE, release))
-                    positions.append(None)
-            for part, own in (
-                self._own_leases(keys, some, scalars) if give_back else [(some, scalars)]
-            ):
-                digests = keys.digests if len(part) == len(keys) else keys.digests[part]
-                calls.append((shard, operation, operation.request.pack(digests=digests, **own)))
-                positions.append(part)
-        replies = yield from ask(calls, until)
-        if len(calls) == 1 and len(replies[0].statuses) == len(keys):
-            return BatchResult(name, keys, replies[0].statuses)
-        statuses = keys.statuses()
-        errors: dict[int, StoreError | str] = {}
-        for position, reply in zip(positions, replies, strict=True):
-            if position is None:
-                continue
-            if isinstance(reply, StoreError):
-                statuses[position] = reply.code
-                errors.update(dict.fromkeys(position.tolist(), reply))
-            else:
-                statuses[position] = reply.statuses
-        return BatchResult(name, keys, statuses, errors)
-
-    def _own_leases(
-        self, keys: KeyBatch, index: Column, scalars: dict[str, int]
-    ) -> list[tuple[Column, dict[str, int]]]:
-        """Split by whether leases of ours are in the way: only those of views are."""
-        own = scalars | {"flags": scalars["flags"] | RemoveFlag.OWN_LEASES}
-        viewed = self.core.leases.viewed(keys.words[index])
-        if viewed is None:
-            return [(index, own)]
-        split = [(index[~viewed], own), (index[viewed], scalars)]
-        return [(part, these) for part, these in split if len(part)]
-
-    def _release(self, keys: KeyBatch, index: Column) -> bytes | None:
-        """Forget leases of ours; return the request that gives them back, if there are any."""
-        forgotten = self.core.leases.forget(keys.words, index, time.monotonic_ns())
-        if forgotten is None:
-            return None
-        generations, counts = forgotten
-        # One entry each time the lease was granted: the last one back ends it.
-        repeated = np.repeat(index, counts)[:BATCH_MAX]
-        return RELEASE.request.pack(
-            digests=keys.digests[repeated],
-            generations=np.repeat(generations, counts)[:BATCH_MAX].astype(np.uint32),
-        )
-
-
-class _ArenaSink:
-    """Puts all objects of a batch into one buffer, 64-byte aligned, and shows them as views."""
-
-    def __init__(self, count: int) -> None:
-        self.values: list[bytes | memoryview | None] = [None] * count
-        self._arenas: list[NDArray[np.uint8]] = []
-        self._last = (0, 0)
-
-    def array(self) -> NDArray[np.uint8]:
-        """The memory of the last object placed."""
-        start, length = self._last
-        return self._arenas[-1][start : start + length]
-
-    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
-        """Make room for these keys, in an arena of their own."""
-        spaced = (lengths + 63) & ~63
-        ends = np.cumsum(spaced)
-        arena = np.empty(int(ends[-1]) + 64, np.uint8)
-        base = int(arena.__array_interface__["data"][0])
-        starts = ends - spaced + (-base & 63)
-        addresses[index] = base + starts
-        self._last = (int(starts[-1]), int(lengths[-1]))
-        view = memoryview(arena.data).toreadonly()
-        for at, start, length in zip(
-            index.tolist(), starts.tolist(), lengths.tolist(), strict=True
-        ):
-            self.values[at] = view[start : start + length]
-        self._arenas.append(arena)
-        return None
-
-    @property
-    def keep(self) -> object:
-        """The arenas."""
-        return self._arenas
+        self.core.counters.keys += len(asked.status)
+        return asked.change("pin", asked.requests(PIN, asked.good(), fields))

@@ -24,13 +24,14 @@ from mooncake_store.client._buffers import Memory
 from mooncake_store.client._failures import OUT_OF_RANGE
 from mooncake_store.client._reads import BytesSink, Plan, Reading
 from mooncake_store.client._steps import Move
-from mooncake_store.client._writes import Putting, Wishes
+from mooncake_store.client._writes import PutFields, Putting
 from mooncake_store.errors import InvalidArgumentError
 from transfer_engine.base import Operation as Direction
 from transfer_engine.outcome import BatchResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -110,10 +111,6 @@ class Pieces:
         sums: Column = np.add.reduceat(self.lengths, self.starts[:-1])
         return sums if len(self) else np.zeros(0, np.int64)
 
-    def memory(self) -> Memory:
-        """The batch as a put sees it: sizes, and who holds the memory."""
-        return Memory(np.zeros(len(self), np.int64), self.totals, (self, self.keep))
-
     def misfits(self, index: Column, sizes: Column) -> NDArray[np.bool_]:
         """Which objects of these sizes do not take or give exactly what the pieces name."""
         if self.offsets is None:
@@ -142,6 +139,10 @@ class Pieces:
         return out
 
 
+NO_PIECES = Pieces([], [], [0])
+"""Those of an empty batch."""
+
+
 def checksum_pieces(pieces: Pieces, index: Column) -> NDArray[np.uint64]:
     """XXH3-64 of each object's pieces, in order, as of one buffer. O(bytes)."""
     out = np.empty(len(index), np.uint64)
@@ -157,13 +158,15 @@ def checksum_pieces(pieces: Pieces, index: Column) -> NDArray[np.uint64]:
 
 
 def move_pieces(
-    pieces: Pieces, at: Column, road: Road, direction: Direction, bases: Column, keep: object
+    pieces: Pieces, at: Column, road: Road, direction: Direction, bases: Column
 ) -> Move:
     """One row per piece of the objects `at`, which begin at `bases` of a segment."""
     rows, firsts = pieces.rows(at)
     counts = np.diff(firsts, append=len(rows))
     offsets = np.repeat(bases, counts) + pieces.within(rows, firsts)
-    return Move(road, direction, offsets, pieces.lengths[rows], pieces.addresses[rows], False, keep)
+    lengths, addresses = pieces.lengths[rows], pieces.addresses[rows]
+    keep = pieces, pieces.keep
+    return Move(road, direction, offsets, lengths, addresses, False, keep)
 
 
 def fold(pieces: Pieces, at: Column, outcome: BatchResult, *, hashed: bool) -> BatchResult:
@@ -195,13 +198,11 @@ class PieceReading(Reading):
             return index
         for at in index[misfits].tolist():
             self.errors[at] = f"it has {self.cols[k.SIZE, at]} bytes"
-        self.cols[k.STATUS, index[misfits]] = OUT_OF_RANGE
+        self.status[index[misfits]] = OUT_OF_RANGE
         return index[~misfits]
 
     def _move(self, road: Road, index: Column) -> Move:
-        keep = (self._pieces, self._pieces.keep)
-        bases = self.cols[k.OFFSET, index]
-        return move_pieces(self._pieces, index, road, Direction.READ, bases, keep)
+        return move_pieces(self._pieces, index, road, Direction.READ, self.cols[k.OFFSET, index])
 
     def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Column | None:
         hashed = self.plan.verify and self._pieces.offsets is None
@@ -209,24 +210,41 @@ class PieceReading(Reading):
 
 
 class PiecePutting(Putting):
-    """A put of objects gathered from pieces."""
+    """A put of objects whose bytes are gathered from `pieces`."""
 
     def __init__(
-        self, core: Core, keys: KeyBatch, pieces: Pieces, wishes: Wishes, until: float
+        self, core: Core, keys: KeyBatch, sizes: Column, fields: PutFields, until: float
     ) -> None:
+        memory = Memory(np.zeros(len(sizes), np.int64), sizes, None)
+        super().__init__(core, keys, memory, fields, until)
+        self.pieces = NO_PIECES
+
+    @classmethod
+    def of(
+        cls, core: Core, keys: KeyBatch, pieces: Pieces, fields: PutFields, until: float
+    ) -> Self:
+        """A put of whole objects."""
         if pieces.offsets is not None:
             raise InvalidArgumentError("a put takes pieces in order, without offsets")
         if len(pieces) != len(keys):
             raise InvalidArgumentError(f"{len(keys)} keys and pieces of {len(pieces)} objects")
-        super().__init__(core, keys, pieces.memory(), wishes, until)
-        self._pieces = pieces
+        putting = cls(core, keys, pieces.totals, fields, until)
+        putting.pieces = pieces
+        return putting
+
+    def _within(self, index: Column) -> Column:
+        """Which of the pieces' objects these keys are."""
+        return index
 
     def _move(self, road: Road, index: Column, nth: int) -> Move:
-        bases = self.cols[k.OFFSET, index]
-        keep = self.memory.keep
-        return move_pieces(self._pieces, index, road, Direction.WRITE, bases, keep)
+        bases, at = self.cols[k.OFFSET, index], self._within(index)
+        return move_pieces(self.pieces, at, road, Direction.WRITE, bases)
 
     def _judge(self, road: Road, index: Column, outcome: Any, nth: int) -> None:
         if isinstance(outcome, BatchResult):
-            outcome = fold(self._pieces, index, outcome, hashed=nth == 0)
+            hashed = nth == 0 and self.pieces.offsets is None
+            outcome = fold(self.pieces, self._within(index), outcome, hashed=hashed)
         super()._judge(road, index, outcome, nth)
+
+    def _moved(self, index: Column) -> int:
+        return int(self.pieces.totals[self._within(index)].sum())

@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.client._answers import records
-from mooncake_store.client._core import every, parts
-from mooncake_store.client._reads import learn_segments
-from mooncake_store.client._steps import ask
+from mooncake_store.client._transfers import learn_segments, records
 from mooncake_store.client.results import Infos, QueryResult, SegmentName
 from mooncake_store.core.records import GET_ROW, REPLICA
-from mooncake_store.errors import StoreError
-from mooncake_store.wire.shard import BATCH_MAX, GET
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,45 +25,33 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.client._core import Core
-    from mooncake_store.client._keys import KeyBatch
+    from mooncake_store.client._requests import KeyRequests
     from mooncake_store.client._steps import Steps
 
 __all__ = ["name_segments", "query"]
 
 
-def query(core: Core, keys: KeyBatch, until: float) -> Steps[QueryResult]:
+def query(asked: KeyRequests) -> Steps[QueryResult]:
     """Ask where the objects of a batch are."""
-    n = len(keys)
+    core, keys, n = asked.core, asked.keys, len(asked.status)
     core.counters.keys += n
-    statuses = keys.statuses()
-    index = np.flatnonzero(statuses == 0) if keys.refused else every(n)
-    split = parts(keys, index, core.shards, BATCH_MAX) if len(index) else []
-    calls = []
-    for shard, some in split:
-        digests = keys.digests if len(some) == n else keys.digests[some]
-        calls.append((shard, GET, GET.request.pack(ttl_ms=0, stop_at_miss=0, digests=digests)))
-    replies = (yield from ask(calls, until)) if calls else []
-    errors: dict[int, StoreError | str] = {}
+    answers = yield from asked.ask(asked.gets(asked.good(), 0))
     rows, last = np.zeros(n, GET_ROW), np.zeros(n, np.int64)
-    rows["status"] = statuses
+    rows["status"] = asked.status
     found: list[NDArray[Any]] = []
     base = 0
-    for (_, some), reply in zip(split, replies, strict=True):
-        if isinstance(reply, StoreError):
-            rows["status"][some] = reply.code
-            errors.update(dict.fromkeys(some.tolist(), reply))
-            continue
-        answers, ends, replicas = records(reply, len(some))
+    for some, reply in answers:
+        answered, ends, replicas = records(reply, len(some))
         if len(some) == n:
-            rows, last = answers, ends
+            rows, last = answered, ends
         else:
-            rows[some], last[some] = answers, ends + base
+            rows[some], last[some] = answered, ends + base
         found.append(replicas)
         base += len(replicas)
     places = found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, REPLICA)])
-    named = yield from _names(core, places, until)
+    named = yield from _names(core, places, asked.until)
     infos = Infos(rows, last, places, named)
-    return QueryResult(keys, np.array(rows["status"]), errors, infos)
+    return QueryResult(keys, np.array(rows["status"]), asked.errors, infos)
 
 
 def _names(core: Core, places: NDArray[Any], until: float) -> Steps[dict[int, SegmentName]]:
@@ -85,23 +68,14 @@ def name_segments(
     core: Core, numbers: Iterable[int], until: float
 ) -> Steps[dict[int, SegmentName]]:
     """Name segments, asking for those that were not met before."""
-    directory = core.directory
-    roads, now = directory.roads, time.monotonic_ns()
-    new = {
-        number
-        for number in numbers
-        if directory.get(number) is None
-        # Those that nobody knew a moment ago are not asked for again and again.
-        and (number >= roads.shape[1] or roads[1, number] <= now)
-    }
+    new = core.directory.unknown(numbers, time.monotonic_ns())
     if new:
         yield from learn_segments(core, new, until)
     return {number: _name(core, number) for number in numbers}
 
 
 def _name(core: Core, number: int) -> SegmentName:
-    road = core.directory.get(number)
+    road = core.directory.known.get(number)
     if road is None:
         return SegmentName(f"#{number}", "", "")
-    transport = road.handle.transport if road.handle is not None else ""
-    return SegmentName(road.entry.name, road.entry.host, transport)
+    return SegmentName(road.entry.name, road.entry.host, road.transport)

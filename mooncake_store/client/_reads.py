@@ -1,4 +1,4 @@
-"""The one way in which bytes are read: find, lease, transfer, check. Every kind of get is this.
+"""Reads of batches: find, lease, transfer, check.
 
     1. Keys under a running lease of ours are planned from the lease table; the others are asked
        for in one request per shard, which leases them. A lease counts from when its request left.
@@ -31,12 +31,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from mooncake_store.client import _kernels as k
-from mooncake_store.client._answers import still_there
 from mooncake_store.client._buffers import new_bytes_many
-from mooncake_store.client._core import every, parts
+from mooncake_store.client._core import every
+from mooncake_store.client._directory import COPIED
 from mooncake_store.client._failures import BUFFER_SMALL, OUT_OF_RANGE
-from mooncake_store.client._steps import CLUSTER, Move, Moves, Opens, ask
-from mooncake_store.client.results import BatchResult
+from mooncake_store.client._steps import Move, Moves
+from mooncake_store.client._transfers import KeyTransfers, learn_segments, still_there
+from mooncake_store.client.results import GetResult
 from mooncake_store.core.records import Status
 from mooncake_store.errors import (
     ChecksumMismatchError,
@@ -46,8 +47,6 @@ from mooncake_store.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
-from mooncake_store.wire.cluster import SEGMENTS, SegmentsRequest
-from mooncake_store.wire.shard import BATCH_MAX, GET
 from transfer_engine.base import Operation as Direction
 from transfer_engine.base import error_of as transfer_error
 
@@ -61,24 +60,14 @@ if TYPE_CHECKING:
     from mooncake_store.client._steps import Steps
 
     Column = NDArray[np.int64]
+    Values = list[bytes | memoryview | None]
 
-__all__ = [
-    "Answer",
-    "BytesSink",
-    "MemorySink",
-    "Plan",
-    "Reading",
-    "copied",
-    "half_of",
-    "learn_segments",
-]
+__all__ = ["Answer", "ArenaSink", "BytesSink", "MemorySink", "Plan", "Reading", "half_of"]
 
 # A lease that ends sooner than this is not worth starting a transfer under.
 MARGIN_NS = 2_000_000
 # Readings of one key when other threads of this client remove and put it all the time.
 _READINGS_MAX = 8
-_NO_REPLICAS = np.empty((0, 2), np.int64)
-_NO_REPLICAS.flags.writeable = False
 _NO_SUMS = np.empty(0, np.int64)
 
 
@@ -92,11 +81,6 @@ class Plan:
     offset: int = 0
     length: int | None = None
     operation: str = "get"
-
-    @property
-    def whole(self) -> bool:
-        """Whether the whole object is read, which is what its checksum speaks of."""
-        return self.offset == 0 and self.length is None
 
 
 class Answer(NamedTuple):
@@ -121,7 +105,8 @@ class BytesSink:
     """Makes a bytes object per key."""
 
     def __init__(self, count: int) -> None:
-        self.values: list[bytes | memoryview | None] = [None] * count
+        self.values: Values = [None] * count
+        self.keep = self.values
 
     def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
         """Make them; all fit."""
@@ -133,17 +118,13 @@ class BytesSink:
                 self.values[at] = value
         return None
 
-    @property
-    def keep(self) -> object:
-        """The values themselves."""
-        return self.values
-
 
 class MemorySink:
     """Buffers of the caller."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
+        self.keep = memory.keep
 
     def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
         """Compare the sizes of buffers with what is to be read."""
@@ -156,161 +137,152 @@ class MemorySink:
             small = lengths > memory.sizes[index]
         return np.flatnonzero(small) if small.any() else None
 
-    @property
-    def keep(self) -> object:
-        """The buffers of the caller."""
-        return self._memory.keep
+
+class ArenaSink:
+    """Puts all objects of a batch into one buffer, 64-byte aligned, and shows them as views."""
+
+    def __init__(self, count: int) -> None:
+        self.values: Values = [None] * count
+        self._arenas: list[NDArray[np.uint8]] = []
+        self.keep = self._arenas
+        self._last = (0, 0)
+
+    def array(self) -> NDArray[np.uint8]:
+        """The memory of the last object placed."""
+        start, length = self._last
+        return self._arenas[-1][start : start + length]
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Make room for these keys, in an arena of their own."""
+        spaced = (lengths + 63) & ~63
+        ends = np.cumsum(spaced)
+        arena = np.empty(int(ends[-1]) + 64, np.uint8)
+        base = int(arena.__array_interface__["data"][0])
+        starts = ends - spaced + (-base & 63)
+        addresses[index] = base + starts
+        self._last = (int(starts[-1]), int(lengths[-1]))
+        view = memoryview(arena.data).toreadonly()
+        for at, start, length in zip(
+            index.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            self.values[at] = view[start : start + length]
+        self._arenas.append(arena)
+        return None
 
 
-class Reading:
+class Reading(KeyTransfers):
     """One get of a batch of keys. Run `steps`, then look at `cols`, `errors` and the sink."""
 
     def __init__(self, core: Core, keys: KeyBatch, sink: Sink, plan: Plan, until: float) -> None:
-        self.core = core
-        self.keys = keys
+        super().__init__(core, keys, until)
         self.sink = sink
         self.plan = plan
-        self.until = until
-        self.errors: dict[int, StoreError | str] = {}
-        n = len(keys)
-        self.cols: NDArray[np.int64] = np.empty((k.COLUMNS, n), np.int64)
-        self.cols[k.STATUS] = Status.INVALID_KEY if keys.refused else 0
-        if keys.refused:
-            good = np.ones(n, np.bool_)
-            good[keys.refused] = False
-            self.cols[k.STATUS, good] = 0
-        self.lengths: Column = self.cols[k.SIZE] if plan.whole else np.zeros(n, np.int64)
+        # Whether whole objects are read, which is what their checksums speak of.
+        self._whole = not plan.offset and plan.length is None
+        n = len(self.status)
+        self.lengths: Column = self.cols[k.SIZE] if self._whole else np.zeros(n, np.int64)
         self._addresses: Column = np.zeros(n, np.int64)
-        self._replicas: Column = _NO_REPLICAS
-        # Keys that were given replicas in one segment, and which: they need no sorting.
-        self._together: tuple[Column, int] | None = None
         self._refreshed: set[int] = set()
-        self._doubted: set[int] = set()
-        self._causes: dict[int, tuple[int, str]] = {}
-        self._failed = 0
+        self._asked_again: set[int] = set()
         self._expired = 0
         # A lease that is not entered in the table is given back by who asked for it.
         self.uncounted = False
         # What a shard answered already to a get of the only key, and when it was asked.
         self.answer: Answer | None = None
 
-    def statuses(self) -> NDArray[np.int16]:
-        """The final status of each key."""
-        statuses: NDArray[np.int16] = self.cols[k.STATUS].astype(np.int16)
-        return statuses
+    def steps(
+        self, values: Values | None = None, leased: tuple[Column, int] | None = None
+    ) -> Steps[GetResult]:
+        """Find, lease, transfer and check the keys; `values` are those that the sink makes.
 
-    def raise_error(self) -> None:
-        """Raise the error of the first key that failed, if there is one."""
-        if self.cols[k.STATUS].any():
-            operation = self.plan.operation
-            BatchResult(operation, self.keys, self.statuses(), self.errors).check()
-
-    def steps(self) -> Steps[None]:
-        """Read; see the module."""
-        epoch = self.core.leases.epoch
-        index = yield from self.locate()
-        yield from self.finish(index, epoch)
-
-    def locate(self) -> Steps[Column]:
-        """Find and lease keys without reading them; return those that are FOUND now."""
-        core, cols, n = self.core, self.cols, len(self.keys)
-        now = time.monotonic_ns()
-        if self.plan.cached and self.answer is None:
-            hits = core.leases.lookup(self.keys.words, now + MARGIN_NS, cols)
-            core.counters.lease_cache_hits += hits
-        else:
-            hits = 0
-            cols[k.STATUS][cols[k.STATUS] == 0] = k.MISSING
-        core.counters.keys += n
-        index = every(n)
-        if hits < n:
-            missing = index if not (hits or self.keys.refused) else self._where(k.MISSING)
-            found = (yield from self.find(missing)) if len(missing) else 0
-            if hits + found < n:
+        Who found them already says with `leased` which, and the epoch of before that.
+        """
+        core, status = self.core, self.status
+        index, epoch = leased or (None, core.leases.epoch)
+        if index is None:
+            index = self.look_up()
+            if not len(index) or (yield from self.find(index)) < len(status):
                 index = self._where(k.FOUND)
-        return index
-
-    def finish(self, index: Column, epoch: int) -> Steps[None]:
-        """Transfer FOUND keys and check their leases; `epoch` is that of before they were found."""
-        core, cols = self.core, self.cols
         for _ in range(_READINGS_MAX):
             if len(index):
                 yield from self._fill(index)
             if core.leases.epoch != epoch:
                 # A lease of ours was given back meanwhile, perhaps the one that was read under.
-                cols[k.STATUS][cols[k.STATUS] == 0] = k.EXPIRED
-                self._expired = len(self.keys)
+                status[status == 0] = k.EXPIRED
+                self._expired = len(status)
             if not self._expired:
-                return
+                break
             expired = self._where(k.EXPIRED)
             began, epoch = time.monotonic_ns(), core.leases.epoch
             if len(expired):
                 yield from self._ask_whether_unchanged(expired)
-            lost = expired[cols[k.STATUS, expired] == Status.LEASE_EXPIRED]
-            again = lost[cols[k.UNTIL, lost] > began]  # not the time took these leases
+            lost = expired[status[expired] == Status.LEASE_EXPIRED]
+            again = lost[self.cols[k.UNTIL, lost] > began]  # not the time took these leases
             if not len(again):
-                return
+                break
             self._expired = 0
-            cols[k.STATUS, again] = k.MISSING
-            yield from self.find(again)
-            index = again[cols[k.STATUS, again] == k.FOUND]
+            index = yield from self._find_anew(again)
+        return self.result(values)
 
-    def _where(self, status: int) -> Column:
-        return np.flatnonzero(self.cols[k.STATUS] == status)
+    def result(self, values: Values | None = None) -> GetResult:
+        """What became of the keys."""
+        statuses, sizes = self.status.astype(np.int16), self.cols[k.SIZE]
+        if statuses.any():
+            sizes = np.where(statuses == 0, sizes, 0)
+            if values:
+                for at in np.flatnonzero(statuses).tolist():
+                    values[at] = None  # what it holds was not checked
+        return GetResult(self.plan.operation, self.keys, statuses, self.errors, sizes, values or [])
+
+    def look_up(self) -> Column:
+        """Plan keys under a lease of ours, which are FOUND then; return the others."""
+        core, status, n = self.core, self.status, len(self.status)
+        core.counters.keys += n
+        hits = 0
+        if self.plan.cached and self.answer is None:
+            now = time.monotonic_ns()
+            hits = core.leases.lookup(self.keys.words, now + MARGIN_NS, self.cols)
+            core.counters.lease_cache_hits += hits
+        else:
+            status[status == 0] = k.MISSING
+        return self._where(k.MISSING) if hits or self.keys.refused else every(n)
+
+    def _where(self, mark: int) -> Column:
+        return np.flatnonzero(self.status == mark)
+
+    def _find_anew(self, index: Column) -> Steps[Column]:
+        """Ask for keys as if for the first time; return those that are FOUND."""
+        self.status[index] = k.MISSING
+        yield from self.find(index)
+        found: Column = index[self.status[index] == k.FOUND]
+        return found
 
     # Finding.
 
     def find(self, index: Column) -> Steps[int]:
         """Ask the shards where objects are, choose a replica for each; return how many are."""
-        core, keys, cols = self.core, self.keys, self.cols
+        core, cols = self.core, self.cols
         answer, self.answer = self.answer, None
+        sent = time.monotonic_ns()
         if answer is not None:
-            split, sent, replies = [(0, index)], answer.sent, [answer.reply]
+            sent, answers = answer.sent, [(index, answer.reply)]
         else:
-            split = parts(keys, index, core.shards, BATCH_MAX)
-            calls = []
-            for shard, some in split:
-                digests = keys.digests if len(some) == len(keys) else keys.digests[some]
-                body = GET.request.pack(ttl_ms=self.plan.ttl_ms, stop_at_miss=0, digests=digests)
-                calls.append((shard, GET, body))
-            sent = time.monotonic_ns()
-            replies = yield from ask(calls, self.until)
+            answers = yield from self.ask(self.gets(index, self.plan.ttl_ms))
         found = unknown = 0
-        for (_, some), reply in zip(split, replies, strict=True):
-            if isinstance(reply, StoreError):
-                self._blame(some, reply.code, reply)
-                continue
-            rows, replicas = reply.rows.view(np.int64), reply.replicas.view(np.int64)
-            if len(rows) != len(some):
-                raise UnavailableError(f"{len(rows)} answers came to {len(some)} keys")
-            base = len(self._replicas)
+        for some, reply in answers:
+            rows, replicas, base = self._take(some, reply)
             here, strange = k.take(
                 some, rows, replicas, base, sent, time.monotonic_ns(), core.directory.roads, cols
             )
             found, unknown = found + here, unknown + strange
-            self._replicas = replicas if not base else _joined(self._replicas, replicas)
         if unknown:
-            yield from learn_segments(core, self._numbers(), self.until)
+            numbers = np.unique(self._replicas[:, 1] & 0xFFFF_FFFF).tolist()
+            new = core.directory.unknown(numbers, time.monotonic_ns())
+            yield from learn_segments(core, new, self.until)
         self._choose(index)
         if not self.uncounted:
-            core.leases.remember(keys.words, index, sent, cols)
+            core.leases.remember(self.keys.words, index, sent, cols)
         return found
-
-    def replicas(self, at: int) -> list[tuple[int, int]]:
-        """(segment, offset) of each replica of a key that was found."""
-        first, count = int(self.cols[k.FIRST, at]), int(self.cols[k.REPLICAS, at])
-        rows = self._replicas[first : first + count]
-        return [(int(row[1]) & 0xFFFF_FFFF, int(row[0])) for row in rows]
-
-    def _numbers(self) -> set[int]:
-        """Segments in the answers that this client has not met."""
-        segments = np.unique(self._replicas[:, 1] & 0xFFFFFFFF)
-        roads, now = self.core.directory.roads, time.monotonic_ns()
-        return {
-            number
-            for number in segments.tolist()
-            if number >= roads.shape[1] or (roads[0, number] < 0 and roads[1, number] <= now)
-        }
 
     def _choose(self, index: Column) -> None:
         chosen, least, most = k.choose(
@@ -318,7 +290,7 @@ class Reading:
             self._replicas,
             self.core.directory.roads,
             time.monotonic_ns(),
-            self.core.turn(),
+            next(self.core.turns),
             self.cols,
         )
         self._together = (index, int(least)) if chosen == len(index) and least == most else None
@@ -329,18 +301,34 @@ class Reading:
         """Transfer FOUND keys until each is filled, or no replica is left to try."""
         index = self._place(index)
         while len(index):
-            self._failed = 0
-            yield from self._transfer(index)
-            if not self._failed:
+            roads, lost = yield from self._reach(index, self._attempt_until)
+            moves: list[Move] = []
+            until = self.until
+            for road, some in roads:
+                moves.append(self._move(road, some))
+                if road.transport not in COPIED:
+                    until = min(until, self._attempt_until(some))
+            outcomes = (yield Moves(moves, until)) if moves else []
+            now = time.monotonic_ns()
+            for (road, some), outcome in zip(roads, outcomes, strict=True):
+                if isinstance(outcome, StoreError):
+                    lost.append((road, some, outcome))
+                    continue
+                gone = self._judge(road, some, outcome, now)
+                if gone is not None:
+                    lost.append((road, gone, NotFoundError("it is not served there any more")))
+            for road, some, error in lost:
+                yield from self._lose(road, some, error)
+            if not self.failures:
                 return
             failed = self._where(k.FAILED)
             yield from self._find_others(failed)
-            index = failed[self.cols[k.STATUS, failed] == k.FOUND]
+            index = failed[self.status[failed] == k.FOUND]
 
     def _place(self, index: Column) -> Column:
         """Decide what is read of each key and where it goes; return the keys that are to be."""
         plan, cols = self.plan, self.cols
-        if plan.whole:
+        if self._whole:
             sizes = cols[k.SIZE]
             lengths = sizes if len(index) == len(sizes) else sizes[index]
         else:
@@ -353,63 +341,15 @@ class Reading:
             if outside.any():
                 for at in index[outside].tolist():
                     self.errors[at] = f"it has {cols[k.SIZE, at]} bytes"
-                cols[k.STATUS, index[outside]] = OUT_OF_RANGE
+                self.status[index[outside]] = OUT_OF_RANGE
                 index, lengths = index[~outside], lengths[~outside]
         small = self.sink.place(index, lengths, self._addresses)
         if small is not None:
             for at, length in zip(index[small].tolist(), lengths[small].tolist(), strict=True):
                 self.errors[at] = f"{length} bytes are needed"
-            cols[k.STATUS, index[small]] = BUFFER_SMALL
+            self.status[index[small]] = BUFFER_SMALL
             index = np.delete(index, small)
         return index
-
-    def _transfer(self, index: Column) -> Steps[None]:
-        """Move one batch per segment and judge each key."""
-        directory, together = self.core.directory, self._together
-        if together is not None and together[0] is index:  # nearly always
-            groups = [(together[1], index)]
-        else:
-            segments = self.cols[k.SEGMENT, index]
-            first = int(segments[0])
-            if (segments == first).all():
-                groups = [(first, index)]
-            else:
-                groups = [(int(s), index[segments == s]) for s in np.unique(segments)]
-        roads: list[tuple[Road, Column]] = []
-        for number, some in groups:
-            road = directory.get(number) if number >= 0 else None
-            if road is None:
-                what = f"segment {number} is unknown" if number >= 0 else "no replica is reachable"
-                self._fail(some, UnavailableError.code, what)
-            else:
-                roads.append((road, some))
-        closed = [road for road, _ in roads if road.handle is None]
-        if closed:
-            outcome = yield Opens(closed, self._attempt_until(index))
-            failures = {road.number: error for road, error in zip(closed, outcome, strict=True)}
-            for road, some in roads:
-                error = failures.get(road.number)
-                if error is not None:
-                    yield from self._lost(road, some, error)
-            roads = [(road, some) for road, some in roads if failures.get(road.number) is None]
-        if roads:
-            yield from self._move_all(roads)
-
-    def _move_all(self, roads: list[tuple[Road, Column]]) -> Steps[None]:
-        moves = [self._move(road, some) for road, some in roads]
-        until = self.until
-        if not all(copied(road) for road, _ in roads):
-            until = min(self._attempt_until(some) for _, some in roads)
-        outcomes = yield Moves(moves, until)
-        now = time.monotonic_ns()
-        for (road, some), outcome in zip(roads, outcomes, strict=True):
-            if isinstance(outcome, StoreError):
-                yield from self._lost(road, some, outcome)
-                continue
-            gone = self._judge(road, some, outcome, now)
-            if gone is not None:
-                what = NotFoundError("it is not served there any more")
-                yield from self._lost(road, gone, what)
 
     def _attempt_until(self, index: Column) -> float:
         """When to give an attempt up: at the deadline only if no other replica is left to try.
@@ -422,7 +362,7 @@ class Reading:
         return half_of(self.until) if others.any() else self.until
 
     def _move(self, road: Road, index: Column) -> Move:
-        cols, everything = self.cols, len(index) == len(self.keys)
+        cols, everything = self.cols, len(index) == len(self.status)
         offsets = cols[k.OFFSET] if everything else cols[k.OFFSET, index]
         if self.plan.offset:
             offsets = offsets + self.plan.offset
@@ -432,97 +372,76 @@ class Reading:
             offsets,
             self.lengths if everything else self.lengths[index],
             self._addresses if everything else self._addresses[index],
-            self.plan.verify and self._covers(index),
+            self.plan.verify
+            and (self._whole or bool((self.lengths[index] == cols[k.SIZE, index]).all())),
             self.sink.keep,
         )
 
-    def _covers(self, index: Column) -> bool:
-        """Whether whole objects are read, so that checksums can be compared."""
-        if self.plan.whole:
-            return True
-        return bool((self.lengths[index] == self.cols[k.SIZE, index]).all())
-
     def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Column | None:
-        """Settle each key of a batch; return those whose segment is not where it was."""
+        """Say of each key of a batch whether it was read; return those whose segment moved away."""
         statuses, checksums = outcome.statuses, outcome.checksums
         sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
-        failed, expired = k.settle(index, statuses, sums, now, self.cols)
+        failed, expired = k.judge(index, statuses, sums, now, self.cols)
         self._expired += expired
         counters, lengths = self.core.counters, self.lengths
         if len(index) == 1:
             moved = int(lengths[index[0]])
         else:
-            moved = int((lengths if len(index) == len(self.keys) else lengths[index]).sum())
+            moved = int((lengths if len(index) == len(lengths) else lengths[index]).sum())
         name = outcome.transport
         counters.bytes_read[name] = counters.bytes_read.get(name, 0) + moved
         if not failed:
-            self.core.directory.worked(road)
+            if road.failures:
+                self.core.directory.worked(road)
             return None
-        self._failed += failed
         self.core.directory.failed(road, now)
         bad = np.flatnonzero(statuses)
-        for at, status in zip(index[bad].tolist(), statuses[bad].tolist(), strict=True):
+        for at, status in zip(bad.tolist(), statuses[bad].tolist(), strict=True):
             if status == ChecksumMismatchError.code:
                 counters.checksum_failures += 1
-                self._note(at, f"{road.label}: the checksum differs", status)
+                what = "the checksum differs"
             else:
-                error = transfer_error(status, operation="read", peer=road.label)
-                self._note(at, f"{road.label}: {error.what}", status)
+                what = transfer_error(status, operation="read", peer=road.label).what
+            self.fail(index[at : at + 1], status, f"{road.label}: {what}")
         gone: Column = index[statuses == NotFoundError.code]
         return gone if len(gone) else None
 
-    def _lost(self, road: Road, index: Column, error: StoreError) -> Steps[None]:
+    def _lose(self, road: Road, index: Column, error: StoreError) -> Steps[None]:
         """A whole batch failed: prefer others for a while, or meet a restarted owner again."""
         core = self.core
         core.directory.failed(road, time.monotonic_ns())
         status = error.code
         if isinstance(error, NotFoundError):
             status = UnavailableError.code
-        self._fail(index, status, f"{road.label}: {error.what}")
+        self.fail(index, status, f"{road.label}: {error.what}")
         moved_away = isinstance(error, NotFoundError | PeerLostError)
         if moved_away and road.number not in self._refreshed:
             self._refreshed.add(road.number)
             # A store that does not answer must not keep the other replicas from being tried.
             with suppress(StoreError):
                 yield from learn_segments(core, {road.number}, self.until)
-            if core.directory.get(road.number) not in (road, None):
+            if core.directory.known.get(road.number) not in (road, None):
                 # Its owner is another process now: the same replica deserves another try.
                 self.cols[k.TRIED, index] = 0
 
-    def _fail(self, index: Column, status: int, what: str) -> None:
-        self.cols[k.STATUS, index] = k.FAILED
-        self._failed += len(index)
-        for at in index.tolist():
-            self._note(at, what, status)
-
-    def _note(self, at: int, what: str, status: int) -> None:
-        """Keep what was tried for a key. Its last failure gives the status, should all fail."""
-        before = self._causes.get(at)
-        self._causes[at] = (status, f"{before[1]}; {what}" if before else what)
-
     def _find_others(self, failed: Column) -> Steps[None]:
         """Give failed keys another replica; those planned from the lease table ask anew."""
-        core, cols = self.core, self.cols
+        core, status = self.core, self.status
         core.counters.failovers += len(failed)
         out_of_time = time.monotonic() >= self.until
-        stale = failed[cols[k.FIRST, failed] < 0]
+        stale = failed[self.cols[k.FIRST, failed] < 0]
         if len(stale):
             # Also when there is no time to ask: the next get must not follow the same plan.
             core.leases.drop(self.keys.words, stale, time.monotonic_ns())
         if len(stale) and not out_of_time:
-            cols[k.STATUS, stale] = k.MISSING
-            yield from self.find(stale)
-            again = stale[cols[k.STATUS, stale] == k.FOUND]
-            self._place(again)
-            failed = failed[cols[k.STATUS, failed] == k.FAILED]
+            self._place((yield from self._find_anew(stale)))
+            failed = failed[status[failed] == k.FAILED]
         if not out_of_time:
             self._choose(failed)
-            yield from self._doubt(failed[cols[k.STATUS, failed] == k.FAILED])
-        for at in failed[cols[k.STATUS, failed] == k.FAILED].tolist():
-            status, tried = self._causes[at]
-            if out_of_time:
-                status = TransferTimeoutError.code
-            cols[k.STATUS, at] = status
+            yield from self._doubt(failed[status[failed] == k.FAILED])
+        for at in failed[status[failed] == k.FAILED].tolist():
+            code, tried = self.failures[at]
+            status[at] = TransferTimeoutError.code if out_of_time else code
             self.errors[at] = f"tried {tried}"
 
     def _doubt(self, failed: Column) -> Steps[None]:
@@ -531,20 +450,17 @@ class Reading:
         A master that was started anew knows no lease of its former life, and gives the memory to
         others. Asked once a key: what still stands where it was read is damaged.
         """
-        cols = self.cols
-        code = ChecksumMismatchError.code
-        differing = {at for at in failed.tolist() if self._causes[at][0] == code}
-        index = np.array(sorted(differing - self._doubted), np.int64)
+        status, code = self.status, ChecksumMismatchError.code
+        differing = {at for at in failed.tolist() if self.failures[at].code == code}
+        index = np.array(sorted(differing - self._asked_again), np.int64)
         if not len(index):
             return
-        self._doubted.update(index.tolist())
+        self._asked_again.update(index.tolist())
         yield from self._ask_whether_unchanged(index)
-        cols[k.STATUS, index[cols[k.STATUS, index] == 0]] = k.FAILED
-        changed = index[cols[k.STATUS, index] == Status.LEASE_EXPIRED]
+        status[index[status[index] == 0]] = k.FAILED
+        changed = index[status[index] == Status.LEASE_EXPIRED]
         if len(changed):
-            cols[k.STATUS, changed] = k.MISSING
-            yield from self.find(changed)
-            self._place(changed[cols[k.STATUS, changed] == k.FOUND])
+            self._place((yield from self._find_anew(changed)))
 
     # Checking.
 
@@ -553,47 +469,16 @@ class Reading:
 
         What is the same at a later time was not touched before it. Nothing is leased by this.
         """
-        core, cols, keys = self.core, self.cols, self.keys
-        core.counters.lease_renewals += len(index)
-        split = parts(keys, index, core.shards, BATCH_MAX)
-        calls = []
-        for shard, some in split:
-            body = GET.request.pack(ttl_ms=0, stop_at_miss=0, digests=keys.digests[some])
-            calls.append((shard, GET, body))
-        replies = yield from ask(calls, self.until)
-        for (_, some), reply in zip(split, replies, strict=True):
-            if isinstance(reply, StoreError):
-                self._blame(some, reply.code, reply)
-                continue
+        counters, cols = self.core.counters, self.cols
+        counters.lease_renewals += len(index)
+        for some, reply in (yield from self.ask(self.gets(index, 0))):
             places = cols[k.GENERATION, some], cols[k.SEGMENT, some], cols[k.OFFSET, some]
             same = still_there(reply, *places)
-            cols[k.STATUS, some] = np.where(same, 0, Status.LEASE_EXPIRED)
-            core.counters.leases_expired += int(len(some) - np.count_nonzero(same))
-
-    def _blame(self, index: Column, status: int, error: StoreError) -> None:
-        self.cols[k.STATUS, index] = status
-        self.errors.update(dict.fromkeys(index.tolist(), error))
+            self.status[some] = np.where(same, 0, Status.LEASE_EXPIRED)
+            counters.leases_expired += int(len(some) - np.count_nonzero(same))
 
 
 def half_of(until: float) -> float:
     """The middle of the time that is left."""
     now = time.monotonic()
     return now + max(0.0, until - now) / 2
-
-
-def copied(road: Road) -> bool:
-    """Whether a transfer is a copy of memory, which no silent owner can hold up."""
-    return road.handle is not None and road.handle.transport in ("local", "shm")
-
-
-def learn_segments(core: Core, numbers: set[int], until: float) -> Steps[None]:
-    """Ask the cluster how to reach segments."""
-    wanted = SegmentsRequest(tuple(sorted(numbers)))
-    replies = yield from ask([(CLUSTER, SEGMENTS, SEGMENTS.request.pack(wanted))], until)
-    core.directory.learn(numbers, replies[0].segments, time.monotonic_ns())
-
-
-def _joined(one: Column, other: Column) -> Column:
-    out: Column = np.concatenate((one, other))
-    out.flags.writeable = False  # the one type the kernels are compiled for
-    return out

@@ -11,19 +11,18 @@ import os
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mooncake_store._endpoint import host_name
 from mooncake_store.client._core import Core
 from mooncake_store.config import load_client, read_secret, split_url
 from mooncake_store.errors import RemoteProtocolError
 from mooncake_store.units import MILLISECOND_NS
+from mooncake_store.wire.cluster import MAP
 from mooncake_store.wire.shard import OPEN, TTL_DEFAULT, OpenClient, Opened
 from transfer_engine.engine import TransferEngine
 from transfer_engine.rpc.address import Address
 from transfer_engine.wire.handshake import Identity
-
-if TYPE_CHECKING:
-    from mooncake_store.wire.cluster import ClusterMap
 
 __all__ = ["IDEMPOTENT", "Setup", "is_local", "load_kernels"]
 
@@ -94,8 +93,6 @@ class Setup:
 
     def open_request(self) -> bytes:
         """The first request on a connection to a shard."""
-        from mooncake_store.worker import host_name
-
         if self.run.pid != os.getpid():
             self.run = Run()
         return OPEN.request.pack(
@@ -116,8 +113,17 @@ class Setup:
             self.core.lease_ns = opened.lease_ttl_ms * MILLISECOND_NS
         return opened
 
-    def shard_addresses(self, found: ClusterMap) -> list[Address]:
-        """Addresses in a map; an unspecified host is that of the cluster service."""
+    def new_map(self, body: bytes, former: list[Address]) -> list[Address] | None:
+        """Where the shards are by a map of the cluster; None if that is where they were."""
+        found = MAP.reply.unpack(body)
         if not found.shards:
             raise RemoteProtocolError("the cluster has no shards", peer=str(self.address()))
-        return [Address.parse(shard) for shard in found.shards]
+        addresses = [Address.parse(shard) for shard in found.shards]
+        if addresses == former:
+            return None
+        if former:
+            # A master that was started anew: its extents, leases and segments are others.
+            self.core.leases.clear()
+            self.core.directory.forget()
+        self.core.shards = len(addresses)
+        return addresses

@@ -27,16 +27,18 @@ if TYPE_CHECKING:
     from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["CLUSTER", "Calls", "Move", "Moves", "Opens", "Steps", "ask", "ask_one", "fetch"]
+__all__ = ["CLUSTER", "Call", "Calls", "Move", "Moves", "Opens", "Steps", "ask_one", "fetch"]
 
+Call: TypeAlias = "tuple[int, Operation[Any, Any], bytes]"
+"""A request: the shard, the operation, the packed body."""
 CLUSTER = -1
 """In place of a shard's number: the cluster service."""
 
 
 class Calls(NamedTuple):
-    """Requests, as (shard, operation, body); outcome: a body or an error each."""
+    """Requests; outcome: the body of the reply or an error each."""
 
-    calls: list[tuple[int, Operation[Any, Any], bytes]]
+    calls: list[Call]
     until: float
 
 
@@ -70,23 +72,6 @@ T = TypeVar("T")
 
 Step: TypeAlias = Calls | Moves | Opens
 Steps: TypeAlias = Generator[Step, Any, T]
-
-
-def ask(calls: list[tuple[int, Operation[Any, Any], bytes]], until: float) -> Steps[list[Any]]:
-    """Send requests; return a reply or an error each. Raises when all of them failed."""
-    replies = yield Calls(calls, until)
-    failure = None
-    answered = False
-    for at, (_, operation, _) in enumerate(calls):
-        if isinstance(replies[at], StoreError):
-            failure = replies[at]
-        else:
-            replies[at] = operation.reply.unpack(replies[at])
-            answered = True
-    if failure is not None and not answered:
-        raise failure.again()
-    out: list[Any] = replies
-    return out
 
 
 def fetch(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Body]:

@@ -29,7 +29,7 @@ from mooncake_store.client._failures import error_of
 from mooncake_store.client._keys import Digests, label_of, name_of
 from mooncake_store.client._reads import MARGIN_NS, Answer, half_of
 from mooncake_store.client._steps import Move, Moves, fetch
-from mooncake_store.client._writes import Begun, attempt_until, patience_ms
+from mooncake_store.client._writes import StartedPut, attempt_until, patience_ms
 from mooncake_store.client.results import PutResult
 from mooncake_store.core.records import Status
 from mooncake_store.errors import InvalidArgumentError, StoreError
@@ -99,14 +99,14 @@ def read_one(
     if not hit:
         request = GET_ONE.request.pack(plan.ttl_ms, 0, digest)
         sent = time.monotonic_ns()
-        body = yield from fetch(core.shard_of_one(digest), GET, request, until)
+        body = yield from fetch(core.shard_of(digest), GET, request, until)
         now, roads = time.monotonic_ns(), core.directory.roads
         fields, reply = GET_ONE.reply.match(body), None
         if fields is not None:
             found = leases.take_single(low, high, fields, sent, now, roads)
         else:
             reply = GET.reply.unpack(body)
-            found = leases.take_one(low, high, reply, sent, now, roads, core.turn())
+            found = leases.take_one(low, high, reply, sent, now, roads, next(core.turns))
         if not found[0]:
             return Single(-1, None, Answer(reply or GET.reply.unpack(body), sent))
     size = found[1]
@@ -126,19 +126,19 @@ def read_one(
 
 def put_one(
     core: Core, key: Key, memory: tuple[int, int, Any], requests: PutOne, until: float
-) -> Steps[PutResult | Begun | None]:
+) -> Steps[PutResult | StartedPut | None]:
     """Put (address, size, owner) of memory as one replica; what was begun if that is declined."""
     digest = digest_of(key, core.namespace)
     if digest is None:
         return None
-    shard, size = core.shard_of_one(digest), memory[1]
+    shard, size = core.shard_of(digest), memory[1]
     request = requests.pack(digest, name_of(key), size, patience_ms(until))
     body = yield from fetch(shard, PUT_START, request, until)
     fields, outcome = PUT_STARTED_ONE.match(body), None
     if fields is not None and fields[0] >> 32 == _ONE_ACCEPTED:
         outcome = yield from _write(core, fields[2] & 0xFFFF_FFFF, fields[1], memory, until)
     if type(outcome) is not _Written:
-        return Begun(PUT_START.reply.unpack(body), outcome)
+        return StartedPut(PUT_START.reply.unpack(body), outcome)
     assert fields is not None
     request = PUT_END_ONE.request.pack(digest, fields[0] & 0xFFFF_FFFF, outcome.sum64)
     (status,) = PUT_END_ONE.reply.unpack((yield from fetch(shard, PUT_END, request, until)))
@@ -168,7 +168,7 @@ def _read(
         return _failed(core, road)
     if memory is not None:
         sum64 = copy_one(memory.address + offset, buffer[0], size)
-        name = _transport(road)
+        name = road.transport
     else:
         # What follows a failure tries other replicas, and needs time for that.
         place = buffer[0], size, buffer[2]
@@ -223,19 +223,13 @@ def _write(
         return _Written(int(outcome.checksums[0]), outcome.transport)
     if not shared.writable:
         return None
-    return _Written(copy_one(address, shared.address + offset, size), _transport(road))
+    return _Written(copy_one(address, shared.address + offset, size), road.transport)
 
 
 def _road(core: Core, segment: int) -> Road | None:
     """How a segment is reached, if it was reached before and never failed since."""
-    road = core.directory.get(segment)
+    road = core.directory.known.get(segment)
     return None if road is None or road.handle is None or road.failures else road
-
-
-def _transport(road: Road) -> str:
-    """What a segment that was reached is reached over."""
-    assert road.handle is not None
-    return road.handle.transport
 
 
 def _memory(core: Core, road: Road, offset: int, size: int) -> Mapping | None:

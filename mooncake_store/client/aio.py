@@ -6,9 +6,9 @@
         async for found in store.scan("greet"):
             ...
 
-Same names, same options, same results and errors; `await` before each. A client belongs to one
-event loop. An operation may be cancelled at any time: it returns once no transfer touches its
-buffers any more. What is said in `blocking.py` holds here.
+Same names, options, results and errors; what asks the store is awaited, or iterated over with
+`async for`. A client belongs to one event loop. An operation may be cancelled at any time: it
+returns once no transfer touches its buffers any more. What is said in `blocking.py` holds here.
 
 Made from `blocking.py` by `python scripts/async_client.py`: edit that file.
 """
@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
+from mooncake_store.client import tensors
 from mooncake_store.client._aio_life import AsyncLife
-from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
+from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions
 from mooncake_store.client._following import Following
-from mooncake_store.client._keys import Key, KeyBatch, Keys
 from mooncake_store.client._listing import END, PAGE_NAMES, names_wanted
-from mooncake_store.client._sessions import Session, Viewing
-from mooncake_store.client._tensor_steps import get_array, get_tensor, put_array, put_tensor
 from mooncake_store.client.results import ListedColumns
 from mooncake_store.units import parse_duration
 
@@ -38,6 +36,9 @@ if TYPE_CHECKING:
     from mooncake_store.client._buffers import Buffers
     from mooncake_store.client._core import ClientStats
     from mooncake_store.client._following import News, Position
+    from mooncake_store.client._keys import Key, Keys
+    from mooncake_store.client._put_sessions import Writing
+    from mooncake_store.client._sessions import Viewing
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
@@ -67,7 +68,7 @@ class AsyncClient(AsyncLife):
         return await self._run(self._operations.put(key, value, options))
 
     put_from = put
-    """The same: every buffer is written from where it lies."""
+    """Another name of `put`, which writes every buffer from where it lies."""
 
     async def put_many(
         self, keys: Keys, values: Buffers, **options: Unpack[PutOptions]
@@ -81,20 +82,21 @@ class AsyncClient(AsyncLife):
         self, key: Key, array: NDArray[Any], **options: Unpack[PutOptions]
     ) -> PutResult:
         """Store a numpy array of numbers with its type and shape."""
-        return await self._run(put_array(self._core, key, array, options))
+        described = tensors.describe_array(array)
+        return await self._run(self._operations.put_described(key, *described, options))
 
     async def put_tensor(self, key: Key, tensor: Any, **options: Unpack[PutOptions]) -> PutResult:
         """Store a torch CPU tensor with its type and shape."""
-        return await self._run(put_tensor(self._core, key, tensor, options))
+        described = tensors.describe_tensor(tensor)
+        return await self._run(self._operations.put_described(key, *described, options))
 
     def writer(self, key: Key, size: int, **options: Unpack[PutOptions]) -> AsyncWriter:
         """Begin an object of `size` bytes that is written range by range: `async with` begins it.
 
         Leaving the block commits it, an exception gives it up. Raises AlreadyExistsError.
         """
-        check_options(options, PutOptions)
-        session = Session(self._core, KeyBatch.single(key, self._core.namespace), size, options)
-        return AsyncWriter(self, session, options)
+        writing = self._operations.writing(key, size, options)
+        return AsyncWriter(self, writing, options)
 
     # Gets.
 
@@ -141,11 +143,11 @@ class AsyncClient(AsyncLife):
 
     async def get_array(self, key: Key, **options: Unpack[ReadOptions]) -> NDArray[Any]:
         """Return an array stored by `put_array`; raises InvalidArgumentError for anything else."""
-        return await self._run(get_array(self._operations, key, options))
+        return await self._run(self._operations.get_decoded(key, tensors.decode_array, options))
 
     async def get_tensor(self, key: Key, **options: Unpack[ReadOptions]) -> Any:
         """Return a tensor stored by `put_tensor`; raises InvalidArgumentError for anything else."""
-        return await self._run(get_tensor(self._operations, key, options))
+        return await self._run(self._operations.get_decoded(key, tensors.decode_tensor, options))
 
     def view(self, key: Key, **options: Unpack[ReadOptions]) -> AsyncView:
         """Lease an object and show its memory, read-only: `async with` begins it.
@@ -154,17 +156,7 @@ class AsyncClient(AsyncLife):
         lasts for `ttl`, by default for the deadline or, if this client may read the object without
         asking, at least for half of its `lease_ttl`; `AsyncView.renew` prolongs it.
         """
-        if options:
-            check_options(options, ReadOptions)
-        core = self._core
-        until = core.until(options)
-        viewing = Viewing(
-            core,
-            KeyBatch.single(key, core.namespace),
-            core.lease_ms(options) if "ttl" in options else 0,
-            options.get("verify", core.config.verify),
-            until,
-        )
+        viewing = self._operations.view(key, options)
         return AsyncView(self, viewing)
 
     # Leases.
@@ -199,7 +191,7 @@ class AsyncClient(AsyncLife):
         return await self._run(self._operations.query(key, options))
 
     async def query_many(self, keys: Keys, **options: Unpack[CallOptions]) -> QueryResult:
-        """The same of a batch."""
+        """Size, checksum, generation and replicas of a batch, without leases."""
         return await self._run(self._operations.query_many(keys, options))
 
     async def stat(self, key: Key, **options: Unpack[CallOptions]) -> ObjectStat:
@@ -251,7 +243,7 @@ class AsyncClient(AsyncLife):
     async def list_columns(
         self, prefix: str | bytes = "", **options: Unpack[CallOptions]
     ) -> ListedColumns:
-        """The same as columns, for many names: an object per name costs more than the listing."""
+        """A listing as columns, for many names: an object each costs more than the listing."""
         found = ListedColumns.empty()
         at = (0, 0)
         while at != END:
@@ -369,9 +361,7 @@ class AsyncClient(AsyncLife):
         **options: Unpack[CallOptions],
     ) -> None:
         """Set (True) or clear (False) pins; None leaves one as it is. `ttl` is the soft pin's."""
-        keys = KeyBatch.single(key, self._core.namespace)
-        pinned = await self._run(self._operations.pin(keys, soft, hard, ttl, options))
-        pinned.check()
+        await self._run(self._operations.pin(key, soft, hard, ttl, options))
 
     async def pin_many(
         self,
@@ -383,8 +373,7 @@ class AsyncClient(AsyncLife):
         **options: Unpack[CallOptions],
     ) -> BatchResult:
         """Pin a batch."""
-        batch = KeyBatch.of(keys, self._core.seed)
-        return await self._run(self._operations.pin(batch, soft, hard, ttl, options))
+        return await self._run(self._operations.pin_many(keys, soft, hard, ttl, options))
 
     # The client and the store themselves.
 
@@ -404,34 +393,34 @@ class AsyncClient(AsyncLife):
 class AsyncWriter:
     """An object being written range by range, from `AsyncClient.writer`."""
 
-    def __init__(self, client: AsyncClient, session: Session, options: PutOptions) -> None:
+    def __init__(self, client: AsyncClient, writing: Writing, options: PutOptions) -> None:
         self._client = client
-        self._session = session
+        self._writing = writing
         self._options = CallOptions(deadline=options["deadline"]) if "deadline" in options else {}
         self.result: PutResult | None = None
 
     @property
     def size(self) -> int:
         """Bytes announced."""
-        return self._session.size
+        return self._writing.size
 
     async def write(self, offset: int, data: Any) -> int:
         """Write a buffer at an offset; return its length. Ranges may come in any order."""
         until = self._client._core.until(self._options)
-        return await self._client._run(self._session.write(offset, data, until))
+        return await self._client._run(self._writing.write(offset, data, until))
 
     async def commit(self) -> PutResult:
         """Make the object readable. Raises InvalidArgumentError while a byte was never written."""
         until = self._client._core.until(self._options)
-        self.result = await self._client._run(self._session.commit(until))
+        self.result = await self._client._run(self._writing.commit(until))
         return self.result
 
     async def revoke(self) -> None:
         """Give the object up. Does nothing after its end."""
-        await self._client._run(self._session.revoke())
+        await self._client._run(self._writing.revoke())
 
     async def __aenter__(self) -> AsyncWriter:
-        await self._client._run(self._session.begin())
+        await self._client._run(self._writing.begin())
         return self
 
     async def __aexit__(
@@ -440,7 +429,7 @@ class AsyncWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._session.open:
+        if not self._writing.open:
             return
         if error is not None:
             await self.revoke()
@@ -448,7 +437,7 @@ class AsyncWriter:
         try:
             await self.commit()
         except BaseException:
-            if self._session.open:
+            if self._writing.open:
                 await self.revoke()
             raise
 

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions, check_options
+from mooncake_store.client import tensors
+from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions
 from mooncake_store.client._following import Following
-from mooncake_store.client._keys import Key, KeyBatch, Keys
 from mooncake_store.client._life import BlockingLife
 from mooncake_store.client._listing import END, PAGE_NAMES, names_wanted
-from mooncake_store.client._sessions import Session, Viewing
-from mooncake_store.client._tensor_steps import get_array, get_tensor, put_array, put_tensor
 from mooncake_store.client.results import ListedColumns
 from mooncake_store.units import parse_duration
 
@@ -39,6 +37,9 @@ if TYPE_CHECKING:
     from mooncake_store.client._buffers import Buffers
     from mooncake_store.client._core import ClientStats
     from mooncake_store.client._following import News, Position
+    from mooncake_store.client._keys import Key, Keys
+    from mooncake_store.client._put_sessions import Writing
+    from mooncake_store.client._sessions import Viewing
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
@@ -74,7 +75,7 @@ class Client(BlockingLife):
         return self._run(self._operations.put(key, value, options))
 
     put_from = put
-    """The same: every buffer is written from where it lies."""
+    """Another name of `put`, which writes every buffer from where it lies."""
 
     def put_many(self, keys: Keys, values: Buffers, **options: Unpack[PutOptions]) -> PutManyResult:
         """Store a batch: values are a list of buffers, an array of rows, or `Rows`."""
@@ -84,21 +85,22 @@ class Client(BlockingLife):
 
     def put_array(self, key: Key, array: NDArray[Any], **options: Unpack[PutOptions]) -> PutResult:
         """Store a numpy array of numbers with its type and shape."""
-        return self._run(put_array(self._core, key, array, options))
+        described = tensors.describe_array(array)
+        return self._run(self._operations.put_described(key, *described, options))
 
     def put_tensor(self, key: Key, tensor: Any, **options: Unpack[PutOptions]) -> PutResult:
         """Store a torch CPU tensor with its type and shape."""
-        return self._run(put_tensor(self._core, key, tensor, options))
+        described = tensors.describe_tensor(tensor)
+        return self._run(self._operations.put_described(key, *described, options))
 
     def writer(self, key: Key, size: int, **options: Unpack[PutOptions]) -> Writer:
         """Begin an object of `size` bytes that is written range by range; a context manager.
 
         Leaving the block commits it, an exception gives it up. Raises AlreadyExistsError.
         """
-        check_options(options, PutOptions)
-        session = Session(self._core, KeyBatch.single(key, self._core.namespace), size, options)
-        self._run(session.begin())  # blocking only
-        return Writer(self, session, options)
+        writing = self._operations.writing(key, size, options)
+        self._run(writing.begin())  # blocking only
+        return Writer(self, writing, options)
 
     # Gets.
 
@@ -145,11 +147,11 @@ class Client(BlockingLife):
 
     def get_array(self, key: Key, **options: Unpack[ReadOptions]) -> NDArray[Any]:
         """Return an array stored by `put_array`; raises InvalidArgumentError for anything else."""
-        return self._run(get_array(self._operations, key, options))
+        return self._run(self._operations.get_decoded(key, tensors.decode_array, options))
 
     def get_tensor(self, key: Key, **options: Unpack[ReadOptions]) -> Any:
         """Return a tensor stored by `put_tensor`; raises InvalidArgumentError for anything else."""
-        return self._run(get_tensor(self._operations, key, options))
+        return self._run(self._operations.get_decoded(key, tensors.decode_tensor, options))
 
     def view(self, key: Key, **options: Unpack[ReadOptions]) -> View:
         """Lease an object and show its memory, read-only; a context manager.
@@ -158,17 +160,7 @@ class Client(BlockingLife):
         lasts for `ttl`, by default for the deadline or, if this client may read the object without
         asking, at least for half of its `lease_ttl`; `View.renew` prolongs it.
         """
-        if options:
-            check_options(options, ReadOptions)
-        core = self._core
-        until = core.until(options)
-        viewing = Viewing(
-            core,
-            KeyBatch.single(key, core.namespace),
-            core.lease_ms(options) if "ttl" in options else 0,
-            options.get("verify", core.config.verify),
-            until,
-        )
+        viewing = self._operations.view(key, options)
         self._run(viewing.begin())  # blocking only
         return View(self, viewing)
 
@@ -204,7 +196,7 @@ class Client(BlockingLife):
         return self._run(self._operations.query(key, options))
 
     def query_many(self, keys: Keys, **options: Unpack[CallOptions]) -> QueryResult:
-        """The same of a batch."""
+        """Size, checksum, generation and replicas of a batch, without leases."""
         return self._run(self._operations.query_many(keys, options))
 
     def stat(self, key: Key, **options: Unpack[CallOptions]) -> ObjectStat:
@@ -255,7 +247,7 @@ class Client(BlockingLife):
     def list_columns(
         self, prefix: str | bytes = "", **options: Unpack[CallOptions]
     ) -> ListedColumns:
-        """The same as columns, for many names: an object per name costs more than the listing."""
+        """A listing as columns, for many names: an object each costs more than the listing."""
         found = ListedColumns.empty()
         at = (0, 0)
         while at != END:
@@ -369,9 +361,7 @@ class Client(BlockingLife):
         **options: Unpack[CallOptions],
     ) -> None:
         """Set (True) or clear (False) pins; None leaves one as it is. `ttl` is the soft pin's."""
-        keys = KeyBatch.single(key, self._core.namespace)
-        pinned = self._run(self._operations.pin(keys, soft, hard, ttl, options))
-        pinned.check()
+        self._run(self._operations.pin(key, soft, hard, ttl, options))
 
     def pin_many(
         self,
@@ -383,8 +373,7 @@ class Client(BlockingLife):
         **options: Unpack[CallOptions],
     ) -> BatchResult:
         """Pin a batch."""
-        batch = KeyBatch.of(keys, self._core.seed)
-        return self._run(self._operations.pin(batch, soft, hard, ttl, options))
+        return self._run(self._operations.pin_many(keys, soft, hard, ttl, options))
 
     # The client and the store themselves.
 
@@ -404,34 +393,34 @@ class Client(BlockingLife):
 class Writer:
     """An object being written range by range, from `Client.writer`."""
 
-    def __init__(self, client: Client, session: Session, options: PutOptions) -> None:
+    def __init__(self, client: Client, writing: Writing, options: PutOptions) -> None:
         self._client = client
-        self._session = session
+        self._writing = writing
         self._options = CallOptions(deadline=options["deadline"]) if "deadline" in options else {}
         self.result: PutResult | None = None
 
     @property
     def size(self) -> int:
         """Bytes announced."""
-        return self._session.size
+        return self._writing.size
 
     def write(self, offset: int, data: Any) -> int:
         """Write a buffer at an offset; return its length. Ranges may come in any order."""
         until = self._client._core.until(self._options)
-        return self._client._run(self._session.write(offset, data, until))
+        return self._client._run(self._writing.write(offset, data, until))
 
     def commit(self) -> PutResult:
         """Make the object readable. Raises InvalidArgumentError while a byte was never written."""
         until = self._client._core.until(self._options)
-        self.result = self._client._run(self._session.commit(until))
+        self.result = self._client._run(self._writing.commit(until))
         return self.result
 
     def revoke(self) -> None:
         """Give the object up. Does nothing after its end."""
-        self._client._run(self._session.revoke())
+        self._client._run(self._writing.revoke())
 
     def __enter__(self) -> Writer:
-        # aio only: self._client._run(self._session.begin())
+        # aio only: self._client._run(self._writing.begin())
         return self
 
     def __exit__(
@@ -440,7 +429,7 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._session.open:
+        if not self._writing.open:
             return
         if error is not None:
             self.revoke()
@@ -448,7 +437,7 @@ class Writer:
         try:
             self.commit()
         except BaseException:
-            if self._session.open:
+            if self._writing.open:
                 self.revoke()
             raise
 

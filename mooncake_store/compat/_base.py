@@ -13,7 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mooncake_store.client._failures import BUFFER_SMALL, OUT_OF_RANGE
+from mooncake_store.client.extension import BUFFER_SMALL, OUT_OF_RANGE
 from mooncake_store.compat._codes import (
     INVALID_PARAMS,
     NOT_SUPPORTED,
@@ -32,8 +32,7 @@ from transfer_engine.base import default_timeout_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mooncake_store.client import Client
-    from mooncake_store.client._core import ClientStats, PutOptions
+    from mooncake_store.client import Client, ClientStats, PutOptions
     from mooncake_store.client.results import BatchResult, PutManyResult
     from mooncake_store.worker import Worker
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.client._pieces import Pieces
+from mooncake_store.client import Pieces
 from mooncake_store.compat._base import Base, require_keys, require_text
 from mooncake_store.compat._codes import INVALID_PARAMS, NOT_FOUND, OK
 from mooncake_store.compat._memory import BufferHandle, HandleSink
@@ -150,7 +150,7 @@ class BytesCalls(Base):
         sink = HandleSink(len(keys))
         try:
             client = self._require()
-            result = client._run(client._operations.get_many_into_sink(keys, sink, {}))
+            result = client._run(client._operations.get_many_to(keys, sink, {}))
         except StoreError as error:
             self._failed("get_buffer", error)
             return [None] * len(keys)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mooncake_store.client._failures import BUFFER_SMALL, OUT_OF_RANGE
+from mooncake_store.client.extension import BUFFER_SMALL, OUT_OF_RANGE
 from mooncake_store.core.records import Status
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.client._steps import CLUSTER, ask_one
+from mooncake_store.client.extension import CLUSTER, ask_one
 from mooncake_store.core.records import SegmentState
 from mooncake_store.wire.cluster import DRAIN, DRAIN_STATUS, Drain, DrainReply, DrainStatusRequest
 

@@ -14,7 +14,7 @@ from transfer_engine.rpc.http import TEXT, HttpReply, HttpRequest, HttpServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mooncake_store.client._core import ClientStats
+    from mooncake_store.client import ClientStats
 
 __all__ = ["Endpoint"]
 

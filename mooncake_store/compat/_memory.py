@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.client._buffers import locate_one
+from mooncake_store.client.extension import locate_one
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.client._reads import Sink
+    from mooncake_store.client.extension import Sink
 
     Column = NDArray[np.int64]
 

@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.client._keys import KeyBatch
-from mooncake_store.client._steps import CLUSTER, ask_one
+from mooncake_store.client.extension import CLUSTER, KeyBatch, ask_one
 from mooncake_store.compat._base import Base, require_keys, require_text
 from mooncake_store.compat._codes import INVALID_PARAMS, NOT_FOUND, NOT_SUPPORTED, OK
 from mooncake_store.compat._setup import SEGMENT_BYTES_MIN, Wanted, lend
@@ -116,7 +115,7 @@ class PlacementCalls(Base):
             if source is not None and (source not in numbers or source in targets):
                 return _NO_TASK, INVALID_PARAMS
             keys = KeyBatch.single(key, client.namespace)
-            shard = client._core.shard_of(keys)
+            shard = client._core.shard_of(keys.digests.tobytes())
             request = SubmitTask(
                 kind,
                 keys.digests.tobytes(),

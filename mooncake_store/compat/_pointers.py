@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.client._buffers import Memory
-from mooncake_store.client._pieces import Pieces
+from mooncake_store.client import Pieces
+from mooncake_store.client.extension import Memory
 from mooncake_store.compat._base import Base, require_keys, require_text
 from mooncake_store.compat._codes import INVALID_PARAMS, OK, codes
 from mooncake_store.compat._memory import MooncakeHostMemAllocator

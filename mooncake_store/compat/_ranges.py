@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.client import _kernels as k
-from mooncake_store.client._keys import KeyBatch
-from mooncake_store.client._pieces import PieceReading, Pieces
-from mooncake_store.client._put_sessions import PutSessions
-from mooncake_store.client._reads import Plan
-from mooncake_store.client.results import BatchResult
+from mooncake_store.client import Pieces
 from mooncake_store.compat._base import Base, require_keys
 from mooncake_store.compat._codes import INVALID_PARAMS, OK, codes
 from mooncake_store.compat._pointers import column
@@ -29,6 +24,7 @@ from mooncake_store.errors import InvalidArgumentError, LeaseExpiredError, Store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mooncake_store.client.extension import PutSession
     from mooncake_store.compat.values import ReplicateConfig
 
     Nested = Sequence[Sequence[int]]
@@ -42,7 +38,7 @@ class RangeCalls(Base):
     def __init__(self) -> None:
         super().__init__()
         self._reading: dict[str, int] = {}  # generation of each key that is being read
-        self._writing: dict[str, tuple[PutSessions, int]] = {}
+        self._writing: dict[str, tuple[PutSession, int]] = {}
         self._sessions_lock = threading.Lock()
 
     def close(self) -> int:
@@ -83,22 +79,18 @@ class RangeCalls(Base):
             return out
         try:
             client = self._require()
-            core = client._core
-            batch = KeyBatch.of([keys[at] for at in chosen], core.seed)
-            plan = Plan(core.ttl_ms, verify=False, cached=True)
-            reading = PieceReading(core, batch, pieces, plan, core.until({}))
-            client._run(reading.steps())
+            mine = [keys[at] for at in chosen]
+            result, generations = client._run(client._operations.get_ranges(mine, pieces))
         except StoreError as error:
             number = self._failed("batch_get_into_multi_buffer_ranges", error)
             return [number if at in chosen else out[at] for at in range(len(keys))]
-        found = codes(reading.statuses())
+        found = codes(result.statuses)
         for j, at in enumerate(chosen):
             number = found[j]
-            if number == 0 and int(reading.cols[k.GENERATION, j]) != self._reading.get(keys[at]):
+            if number == 0 and int(generations[j]) != self._reading.get(keys[at]):
                 number = LeaseExpiredError.code  # the object was replaced since the session began
             out[at] = int(pieces.totals[j]) if number == 0 else number
-        result = BatchResult("get", batch, reading.statuses(), reading.errors)
-        self._judge_reads([keys[at] for at in chosen], result)
+        self._judge_reads(mine, result)
         return out
 
     def batch_get_session_end(self, keys: Sequence[str]) -> int:
@@ -130,19 +122,18 @@ class RangeCalls(Base):
             options = self._options(config, len(keys), int(nbytes.sum()))
             if any(key in self._doubts for key in keys):
                 options["upsert"] = True
-            core = client._core
-            batch = KeyBatch.of(keys, core.seed)
-            session = PutSessions(core, batch, nbytes, options, core.until(options))
+            session = client._operations.put_session(keys, nbytes, options)
             client._run(session.start())
         except StoreError as error:
             return [self._failed("batch_put_session_start", error)] * len(keys)
-        out = []
+        out: list[int] = []
+        statuses = session.status.astype(np.int16)
         with self._sessions_lock:
             for at, key in enumerate(keys):
                 is_open = session.is_open(at)
                 if is_open:
                     self._writing[key] = (session, at)
-                out.append(OK if is_open else codes(session.statuses()[at : at + 1])[0])
+                out.append(OK if is_open else codes(statuses[at : at + 1])[0])
         return out
 
     def batch_put_from_multi_buffer_ranges(
@@ -196,7 +187,7 @@ class RangeCalls(Base):
                     self._doubts.clear([keys[j]])
         return out
 
-    def _step(self, what: str, session: PutSessions, step: str, *args: Any) -> list[int]:
+    def _step(self, what: str, session: PutSession, step: str, *args: Any) -> list[int]:
         """Run a step of a write session; a number per key of it."""
         count = len(args[0])
         try:
@@ -206,9 +197,9 @@ class RangeCalls(Base):
         except StoreError as error:
             return [self._failed(what, error)] * count
 
-    def _by_session(self, keys: list[str]) -> dict[PutSessions, list[tuple[int, int]]]:
+    def _by_session(self, keys: list[str]) -> dict[PutSession, list[tuple[int, int]]]:
         """(position in keys, position in session) of the keys of each session."""
-        out: dict[PutSessions, list[tuple[int, int]]] = {}
+        out: dict[PutSession, list[tuple[int, int]]] = {}
         with self._sessions_lock:
             for j, key in enumerate(keys):
                 if key in self._writing:

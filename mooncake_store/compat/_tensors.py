@@ -10,7 +10,7 @@ import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.client._pieces import Pieces
+from mooncake_store.client import Pieces
 from mooncake_store.compat import tensor_format
 from mooncake_store.compat._bytes import BytesCalls
 from mooncake_store.compat._codes import INVALID_PARAMS, OK, log

@@ -21,7 +21,7 @@ import io
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mooncake_store.client._buffers import new_bytes
+from mooncake_store.client.extension import new_bytes
 from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
 from mooncake_store.fs.doing import Do, anew, run
 from mooncake_store.fs.gather import Gather

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.client import Pieces
-from mooncake_store.client._buffers import Memory
+from mooncake_store.client.extension import Memory
 from mooncake_store.errors import LeaseExpiredError
 from mooncake_store.fs.doing import Do
 

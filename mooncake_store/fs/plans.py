@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.client._buffers import new_bytes
-from mooncake_store.client._failures import NOT_RENAMED
+from mooncake_store.client.extension import NOT_RENAMED, new_bytes
 from mooncake_store.errors import InvalidArgumentError, NoSpaceError, NotFoundError
 from mooncake_store.fs.doing import Do, anew
 from mooncake_store.fs.gather import Gather

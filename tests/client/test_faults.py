@@ -30,7 +30,7 @@ def corrupt(store, key, replica):
     """Flip a byte of one replica in the memory of its owner."""
     store.get(key, verify=False)
     place = store.query(key).replicas[replica]
-    road = next(r for r in store._core.directory._known.values() if r.entry.name == place.segment)
+    road = next(r for r in store._core.directory.known.values() if r.entry.name == place.segment)
     store._core.directory.open(road, 5.0)
     store._core.engine.write_from(road.handle, place.offset + 1, b"\xff")
 
@@ -517,7 +517,7 @@ def test_an_attempt_that_comes_too_late_hides_no_earlier_cause(own_cluster, conn
     begin = Putting.begin
 
     def begin_in_time(putting, index):
-        if putting._tried:
+        if putting.failures:
             raise TransferTimeoutError("no reply within 0.001 s", operation="put_start")
         yield from begin(putting, index)
 

@@ -208,11 +208,11 @@ def test_verdicts(kernel):
     cols[k.UNTIL] = [100, 100, 50, 100]
     statuses = np.array([0, 0, 0, -900], np.int32)
     sums = np.array([1, 9, 3, 4])
-    assert kernel("settle")(np.arange(4), statuses, sums, 60, cols) == (2, 1)
+    assert kernel("judge")(np.arange(4), statuses, sums, 60, cols) == (2, 1)
     assert cols[k.STATUS].tolist() == [0, k.FAILED, k.EXPIRED, k.FAILED]
     assert statuses.tolist() == [0, -801, 0, -900]
     statuses = np.zeros(4, np.int32)
-    assert kernel("settle")(np.arange(4), statuses, sums[:0], 60, cols) == (0, 1)
+    assert kernel("judge")(np.arange(4), statuses, sums[:0], 60, cols) == (0, 1)
 
 
 def test_answers_to_puts(kernel):
@@ -243,7 +243,7 @@ def test_keys_are_split_by_the_shard_that_serves_them(kernel, shards):
 
 def test_warmup_compiles_one_signature_each():
     k.warmup()
-    for name in ("lookup", "take", "choose", "remember", "settle", "take_put", "nth_replica"):
+    for name in ("lookup", "take", "choose", "remember", "judge", "take_put", "nth_replica"):
         assert getattr(k, name).signatures, name
 
 

@@ -169,9 +169,9 @@ class BlockingConnection:
         return self._socket.fileno() < 0
 
     @property
-    def idle(self) -> bool:
-        """Whether no reply is outstanding."""
-        return not self._waiting
+    def reusable(self) -> bool:
+        """Whether it is open and no reply is outstanding."""
+        return not self._waiting and self._socket.fileno() >= 0
 
     def call(self, operation: Operation[Any, Any], body: Buffer, *, timeout_s: float) -> Body:
         """Send a request and return the body of its reply, both within `timeout_s`."""

@@ -111,7 +111,7 @@ class BlockingPool:
         if connection.pid != state.pid:
             connection.close()
             return
-        if connection.closed or not connection.idle or self._closed:
+        if self._closed or not connection.reusable:
             self._discard(state, connection)
             return
         state.idle.append(connection)

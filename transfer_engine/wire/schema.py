@@ -134,6 +134,8 @@ class Ragged(Sequence[bytes]):
 
 
 _NO_STRINGS = Ragged(np.frombuffer(bytes(4), _OFFSETS), b"")
+_NO_OFFSETS = bytes(8)
+"""How they are packed: one offset, padded."""
 
 
 class _Plan(NamedTuple):
@@ -209,7 +211,10 @@ class Packed:
         try:
             for plan in self._plans:
                 value = values[plan.name]
-                if plan.blob >= 0:
+                if plan.blob >= 0 and value is _NO_STRINGS:
+                    counts[plan.blob] = rows = 0
+                    parts.append(_NO_OFFSETS)
+                elif plan.blob >= 0:
                     rows = self._pack_ragged(plan, value, counts, parts)
                 else:
                     if (
@@ -228,9 +233,12 @@ class Packed:
                     parts.append(value)
                     if length & 7:
                         parts.append(_ZEROS[length & 7])
-                if counts[plan.dimension] != rows:
-                    self._set_rows(plan, rows, counts)
-            scalars = [values[name] for name in self._scalar_names]
+                dimension = plan.dimension
+                if counts[dimension] != rows:
+                    if counts[dimension] >= 0 or rows > self.rows_max:
+                        raise self._wrong_rows(plan, rows, counts[dimension])
+                    counts[dimension] = rows
+            scalars = list(map(values.__getitem__, self._scalar_names))
             for at, length in self._fixed_bytes:
                 if len(scalars[at]) != length:  # struct would cut or pad it without a word
                     raise ValueError(f"{self._scalar_names[at]} must be {length} bytes long")
@@ -253,20 +261,18 @@ class Packed:
         counts[plan.blob] = length
         offsets = strings.offsets
         parts += (offsets, _ZEROS[offsets.nbytes & 7], strings.blob, _ZEROS[length & 7])
-        return len(strings)
+        return len(offsets) - 1
 
-    def _set_rows(self, plan: _Plan, rows: int, counts: list[int]) -> None:
-        if counts[plan.dimension] >= 0:
-            raise LocalProtocolError(
+    def _wrong_rows(self, plan: _Plan, rows: int, others: int) -> LocalProtocolError:
+        if others >= 0:
+            return LocalProtocolError(
                 f"column {plan.name} has {rows} rows, another one of the same dimension "
-                f"{self.dimensions[plan.dimension]!r} has {counts[plan.dimension]}"
+                f"{self.dimensions[plan.dimension]!r} has {others}"
             )
-        if rows > self.rows_max:
-            raise LocalProtocolError(
-                f"column {plan.name} has {rows} rows, at most {self.rows_max} fit",
-                advice="split the batch",
-            )
-        counts[plan.dimension] = rows
+        return LocalProtocolError(
+            f"column {plan.name} has {rows} rows, at most {self.rows_max} fit",
+            advice="split the batch",
+        )
 
     def _misuse(self, values: dict[str, Any], error: Exception | None) -> LocalProtocolError:
         missing = sorted(self._names - values.keys())
