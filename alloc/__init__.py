@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from alloc.base import Allocator, AllocatorStats
     from alloc.composite import CompositeAllocator
-    from alloc.factory import create_allocator, load_allocator
+    from alloc.factory import create_allocator
     from alloc.offset import OffsetAllocator
     from alloc.slab import SlabAllocator
 
@@ -16,7 +16,6 @@ __all__ = [
     "OffsetAllocator",
     "SlabAllocator",
     "create_allocator",
-    "load_allocator",
 ]
 
 _HOME = {
@@ -26,7 +25,6 @@ _HOME = {
     "OffsetAllocator": "alloc.offset",
     "SlabAllocator": "alloc.slab",
     "create_allocator": "alloc.factory",
-    "load_allocator": "alloc.factory",
 }
 
 

@@ -405,7 +405,7 @@ def extent_take(head, span, link, bucket, size):
         return NIL
     start = round_up(span[hole, START], head[GRANULE])
     left, right = link[hole, LEFT], link[hole, RIGHT]
-    if head[SCAN] > 1 and left != NIL and right != NIL and span[left, SIZE] < span[right, SIZE]:
+    if left != NIL and right != NIL and span[left, SIZE] < span[right, SIZE]:
         # Both neighbours are allocated, so their sizes are negative: the left one is larger.
         start = ((span[hole, START] + span[hole, SIZE]) & -head[GRANULE]) - size
     return carve(head, span, link, bucket, hole, start, size)

@@ -13,20 +13,14 @@ A slot costs a little more than one bit (the bitmap of a slab is rounded up to a
 32-bit words), a slab its row. A slab's row is all zeros in SLOTS when it is not in use.
 
 Cost: every helper is O(1) except where its docstring says otherwise. Numbers stay below 2**62,
-so that the same functions run as plain Python through `.py_func`. The first three helpers repeat
-those of `_kernels_extents`: numba's disk cache does not notice changes in another file's kernels.
+so that the same functions run as plain Python through `.py_func`.
 """
 
 import numpy as np
 
+from alloc._kernels_extents import HELPER, KERNEL, NIL, log2_floor, low_bit, mix
 from kernel_cache import njit
 
-# Kernels allocate nothing, so numba need not count references to their arrays. It would do so with
-# an atomic instruction per array and inner call: without it, a batch takes a fifth of the time.
-KERNEL = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
-HELPER = {**KERNEL, "forceinline": True}
-
-NIL = -1
 EXTENT = -2  # in offsets: to be served as an extent of its own
 PENDING = -3  # in offsets: its class needs another slab first
 
@@ -61,50 +55,6 @@ ASKS_MAX = 64  # so that a size that is no longer asked for is soon forgotten
 SPARSE_LOOK = 256  # slabs looked at by one call of sparse_slabs, ...
 SPARSE_FOUND = 16  # ... and found at most
 SPARSE_LIVE = 4096  # with this many live objects in what it found, it looks no further
-
-
-# Index of the only set bit b of a word, at (b * 0x077CB531 >> 27) & 31.
-_LOW_BIT = np.zeros(32, np.int64)
-_LOW_BIT[[0x077CB531 << bit >> 27 & 31 for bit in range(32)]] = range(32)
-
-
-# --- bits -----------------------------------------------------------------------------------------
-
-
-@njit(**HELPER)
-def low_bit(word):
-    """Index of the lowest set bit of a non-zero 32-bit word, by a de Bruijn sequence. O(1)."""
-    return _LOW_BIT[(((word & -word) * 0x077CB531) >> 27) & 31]
-
-
-@njit(**HELPER)
-def log2_floor(value):
-    """Index of the highest set bit of a positive number below 2**62, without branches. O(1)."""
-    step = int(value > 0xFFFFFFFF) << 5
-    index = step
-    value >>= step
-    step = int(value > 0xFFFF) << 4
-    index += step
-    value >>= step
-    step = int(value > 0xFF) << 3
-    index += step
-    value >>= step
-    step = int(value > 0xF) << 2
-    index += step
-    value >>= step
-    step = int(value > 0x3) << 1
-    index += step
-    return index + (value >> step >> 1)
-
-
-@njit(**HELPER)
-def mix(value):
-    """Spread a non-negative number over 31 bits, without leaving 62 bits. O(1)."""
-    value ^= value >> 31
-    value = (value & 0x7FFFFFFF) * 0x5851F42D
-    value ^= value >> 29
-    value = (value & 0x7FFFFFFF) * 0x4C957F2D
-    return (value >> 20) & 0x7FFFFFFF
 
 
 # --- bitmaps --------------------------------------------------------------------------------------

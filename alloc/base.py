@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,11 +33,6 @@ class AllocatorStats:
     def free_bytes(self) -> int:
         """Bytes not handed out: holes and free slots."""
         return self.capacity - self.allocated_bytes
-
-    @property
-    def fragmentation(self) -> float:
-        """Share of the free bytes that lies outside the largest free extent."""
-        return 1 - self.largest_free / self.free_bytes if self.free_bytes else 0.0
 
 
 class Allocator(ABC):
@@ -86,12 +81,3 @@ class Allocator(ABC):
     @abstractmethod
     def check_integrity(self) -> None:
         """Raise AssertionError unless every byte has one owner and all indexes agree. O(n)."""
-
-    @abstractmethod
-    def dump(self) -> dict[str, Any]:
-        """The whole state as arrays, integers and strings, for a snapshot. O(n)."""
-
-    @classmethod
-    @abstractmethod
-    def load(cls, state: dict[str, Any]) -> Self:
-        """An allocator that continues exactly as the dumped one would. O(n)."""

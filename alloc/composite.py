@@ -17,6 +17,5 @@ from alloc.slab import SlabAllocator
 class CompositeAllocator(SlabAllocator):
     """A SlabAllocator that makes a class only of sizes that pay; same costs."""
 
-    kind: ClassVar[str] = "composite"
     learn: ClassVar[int] = 16
     slots_min: ClassVar[int] = 8

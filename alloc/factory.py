@@ -16,22 +16,15 @@ KINDS = {
 }
 
 
-def allocator_class(kind: str) -> type[Allocator]:
-    """The class for "composite", "offset" or "slab"; ValueError names the nearest for others."""
+def create_allocator(kind: str, capacity: int, **options: Any) -> Allocator:
+    """A new allocator over `capacity` bytes; `options` go to its constructor.
+
+    Raises ValueError for another kind than "composite", "offset" and "slab", with the nearest.
+    """
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"allocator must be one of {', '.join(KINDS)}, not {kind!r}{hint}")
     module, name = KINDS[kind]
-    found: type[Allocator] = getattr(import_module(module), name)
-    return found
-
-
-def create_allocator(kind: str, capacity: int, **options: Any) -> Allocator:
-    """A new allocator over `capacity` bytes; `options` go to its constructor."""
-    return allocator_class(kind)(capacity, **options)  # type: ignore[call-arg]
-
-
-def load_allocator(state: dict[str, Any]) -> Allocator:
-    """The allocator a `dump` was made of, whatever its kind."""
-    return allocator_class(str(state["kind"])).load(state)
+    allocator: Allocator = getattr(import_module(module), name)(capacity, **options)
+    return allocator

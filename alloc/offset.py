@@ -4,9 +4,9 @@ Every hole is in one of 32 bins per power of two of its size, so finding one tha
 bit operations; both neighbours of a freed extent are known, so holes merge at once and an empty
 pool is always one hole. Extents start at multiples of 64 bytes and are rounded up to 64.
 
-With `best_fit` (the default) up to 16 holes of a bin are compared and the remainder of a split
-is left beside its larger neighbour; without, the first hole in the bin is taken. Best fit costs
-some 10 ns and gains 3 points of utilisation on random sizes (docs/internals/alloc.md).
+Up to 16 holes of a bin are compared and the remainder of a split is left beside its larger
+neighbour. That costs some 10 ns more than the first hole in the bin, and gains 3 points of
+utilisation on random sizes (docs/internals/alloc.md).
 
 Good for few, large or ever-changing sizes; 36 bytes of memory per allocation. What it does not
 do: keep small objects of one size from fragmenting the pool for large ones; see `slab`.
@@ -14,7 +14,7 @@ do: keep small objects of one size from fragmenting the pool for large ones; see
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CAPACITY_MAX = 1 << 47
 ALIGNMENT_MAX = 1 << 21
 _NODES_MAX = 1 << 28
-_BEST_FIT_SCAN = 16
+_HOLES_COMPARED = 16
 _INT64 = np.dtype(np.int64)
 
 
@@ -71,12 +71,12 @@ def sorted_ranges(
 
 
 class OffsetAllocator(Allocator):
-    """Allocates extents of any size in O(1); see the module for when to use it.
+    """Allocates extents of any size in O(1), for sizes that are few, large or ever-changing.
 
     Raises ValueError for a capacity or alignment it cannot have.
     """
 
-    def __init__(self, capacity: int, alignment: int = 1, *, best_fit: bool = True) -> None:
+    def __init__(self, capacity: int, alignment: int = 1) -> None:
         check_geometry(capacity, alignment)
         self.capacity = capacity
         self.alignment = alignment
@@ -91,7 +91,7 @@ class OffsetAllocator(Allocator):
         head[kernels.NODE_SPARE] = kernels.NIL
         head[kernels.NODE_LEFT] = len(span)
         head[kernels.BUCKET_MAX] = len(bucket)
-        head[kernels.SCAN] = _BEST_FIT_SCAN if best_fit else 1
+        head[kernels.SCAN] = _HOLES_COMPARED
         self._head = head
         self._numbers = head.data  # the same words for Python, which reads one faster
         self._state = (head, span, span.view(np.int32), bucket)
@@ -172,29 +172,3 @@ class OffsetAllocator(Allocator):
         from alloc._integrity import check_extents
 
         check_extents(self._state)
-
-    def dump(self) -> dict[str, Any]:
-        """The whole state; copies what is in use. O(n)."""
-        head, span, _, bucket = self._state
-        return {
-            "kind": "offset",
-            "capacity": self.capacity,
-            "alignment": self.alignment,
-            "rows": len(span),
-            "head": head.copy(),
-            "span": span[: head[kernels.NODE_TOP]].copy(),
-            "bucket": bucket[: head[kernels.BUCKETS]].copy(),
-        }
-
-    @classmethod
-    def load(cls, state: dict[str, Any]) -> Self:
-        """An allocator that continues exactly as the dumped one would. O(n)."""
-        self = cls(int(state["capacity"]), int(state["alignment"]))
-        head, span, _, bucket = self._state
-        head[:] = state["head"]
-        # This system may let us reserve more or fewer rows than the one the dump was made on.
-        head[kernels.NODE_LEFT] += len(span) - int(state["rows"])
-        head[kernels.BUCKET_MAX] = len(bucket)
-        span[: len(state["span"])] = state["span"]
-        bucket[: len(state["bucket"])] = state["bucket"]
-        return self

@@ -22,7 +22,7 @@ slab is opened and O(slots) when one is dissolved.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -41,12 +41,11 @@ _BITS_MAX = 1 << 30
 
 
 class SlabAllocator(Allocator):
-    """Allocates slots of exactly the size asked for; see the module for how.
+    """Allocates slots of exactly the size asked for, a class of slabs for each size.
 
     Raises ValueError for a capacity or alignment it cannot have.
     """
 
-    kind: ClassVar[str] = "slab"
     learn: ClassVar[int] = 1  # asks before a size becomes a class
     slots_min: ClassVar[int] = 1  # smallest slab
 
@@ -223,36 +222,3 @@ class SlabAllocator(Allocator):
 
         check_extents(self._extents._state)
         check_slabs(self._state, self._extents._state)
-
-    def dump(self) -> dict[str, Any]:
-        """The whole state; copies what is in use. O(n)."""
-        head, slab, bits, page, cls = self._state
-        return {
-            **{f"extents_{name}": value for name, value in self._extents.dump().items()},
-            "kind": self.kind,
-            "capacity": self.capacity,
-            "alignment": self.alignment,
-            "head": head.copy(),
-            "slab": slab[: head[kernels.SLAB_TOP]].copy(),
-            "bits": bits[: head[kernels.BITS_TOP]].copy(),
-            "page": page.copy(),
-            "cls": cls.copy(),
-        }
-
-    @classmethod
-    def load(cls, state: dict[str, Any]) -> Self:
-        """An allocator that continues exactly as the dumped one would. O(n)."""
-        self = cls(int(state["capacity"]), int(state["alignment"]))
-        prefix = "extents_"
-        self._extents = OffsetAllocator.load(
-            {name[len(prefix) :]: state[name] for name in state if name.startswith(prefix)}
-        )
-        head, slab, bits, page, classes = self._state
-        limits = head[[kernels.SLAB_MAX, kernels.BITS_MAX]]
-        head[:] = state["head"]
-        head[[kernels.SLAB_MAX, kernels.BITS_MAX]] = limits
-        slab[: len(state["slab"])] = state["slab"]
-        bits[: len(state["bits"])] = state["bits"]
-        page[:] = state["page"]
-        classes[:] = state["cls"]
-        return self

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction._storage import reserve
-from eviction.base import EvictionPolicy, State, as_ids, state_columns
+from eviction.base import EvictionPolicy, as_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,10 +33,8 @@ class BucketPolicy(EvictionPolicy):
     def __init__(self, capacity_ids: int) -> None:
         from eviction import _kernels_buckets
 
-        self._kernels = _kernels_buckets
         super().__init__(capacity_ids)
-
-    def _reset(self) -> None:
+        self._kernels = _kernels_buckets
         self._nodes: NDArray[np.uint32] = reserve((self.capacity_ids + 1, 4), np.uint32)
         self._heads: NDArray[np.uint32] = reserve((self._kernels.KEYS,), np.uint32)
         self._words: NDArray[np.uint64] = reserve((self._kernels.WORDS,), np.uint64)
@@ -66,20 +64,6 @@ class BucketPolicy(EvictionPolicy):
         """Raise AssertionError when rings, keys and count disagree; O(n + keys in use)."""
         if not self._kernels.keyed_check(self._nodes, self._heads, self._words):
             raise AssertionError(f"{self.name}: rings, keys and count disagree")
-
-    def dump(self) -> State:
-        """The ids, coldest first, and their keys."""
-        ids = self.coldest(len(self))
-        return {"ids": ids, "keys": self._nodes[ids + 1, self._kernels.KEY].astype(np.int64)}
-
-    def load(self, state: State) -> None:
-        """Become the dumped order and keys."""
-        ids, keys = state_columns(state, "ids", "keys")
-        if len(keys) and not 0 <= keys.min() <= keys.max() < self._kernels.KEYS:
-            raise ValueError(f"{self.name}: a key of the state is not below {self._kernels.KEYS}")
-        ids = self._loadable(ids)
-        self._reset()
-        self._move(ids, as_ids(keys).astype(np.int64), self._kernels.PLACE)
 
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         return int(self._kernels.keyed_walk(self._nodes, self._heads, self._words, cursor, out))

@@ -6,7 +6,7 @@ finding the next key is four word reads and no step depends on how many ids ther
 
 Array layout. `nodes` is uint32 of shape (capacity + 1, 4): row `id + 1` holds (previous, next,
 key, kept) in one 16-byte quarter of a cache line; a next of 0 means absent. Row 0 is no node:
-(count, highest row ever used, -, -). `kept` is the use count that outlives removal (lfu_perfect).
+nodes[0, 0] counts them. `kept` is the use count that outlives removal (lfu_perfect).
 `heads` is uint32[KEYS]: the coldest row of each ring, whose previous is the hottest; 0 for none.
 `words` is uint64[WORDS]: the levels of the tree, the widest first.
 
@@ -112,12 +112,8 @@ def _next_key(words, key):
 
 @njit(cache=True, nogil=True)
 def _read_ahead(nodes, ids):
-    """Load the nodes of a batch and their neighbours, so that the misses overlap. O(batch).
-
-    Returns how many of them are present, or -1 when neighbours disagree.
-    """
+    """Load the nodes of a batch and their neighbours; False when they disagree. O(batch)."""
     rows = nodes.shape[0] - 1
-    present = 0
     broken = 0
     for k in range(ids.size):
         i = ids[k]
@@ -125,21 +121,18 @@ def _read_ahead(nodes, ids):
             s = np.uint32(i + 1)
             after = nodes[s, NEXT]
             if after != 0:
-                present += 1
                 broken |= (nodes[after, PREVIOUS] != s) | (nodes[nodes[s, PREVIOUS], NEXT] != s)
-    return -1 if broken else present
+    return broken == 0
 
 
 @njit(cache=True, nogil=True)
-def _highest(nodes, ids):
-    """The highest row of a batch, or -1 when an id has no row. O(batch)."""
+def _within(nodes, ids):
+    """Whether every id has a row. O(batch)."""
     rows = nodes.shape[0] - 1
-    highest = 0
+    outside = 0
     for k in range(ids.size):
-        if ids[k] < 0 or ids[k] >= rows:
-            return -1
-        highest = max(highest, ids[k] + 1)
-    return highest
+        outside |= (ids[k] < 0) | (ids[k] >= rows)
+    return outside == 0
 
 
 @njit(cache=True, nogil=True)
@@ -174,10 +167,9 @@ def keyed_move(nodes, heads, words, ids, given, how, step):
     Everything is in one loop because passing arrays to a helper for every id would cost more
     than the work itself (their reference counts). O(batch).
     """
-    highest = _highest(nodes, ids)
-    if highest < 0 and (how == INSERT or how == PLACE):
+    if (how == INSERT or how == PLACE) and not _within(nodes, ids):
         return REFUSED
-    if _read_ahead(nodes, ids) < 0:
+    if not _read_ahead(nodes, ids):
         return BROKEN
     rows = nodes.shape[0] - 1
     balance = 0
@@ -228,8 +220,6 @@ def keyed_move(nodes, heads, words, ids, given, how, step):
             nodes[s, NEXT] = head
             nodes[head, PREVIOUS] = s
     nodes[0, 0] = np.uint32(np.int64(nodes[0, 0]) + balance)
-    if highest > 0:
-        nodes[0, 1] = max(np.int64(nodes[0, 1]), highest)
     return 0
 
 

@@ -52,19 +52,6 @@ def _within(links, ids):
 
 
 @njit(cache=True, nogil=True)
-def list_walk(links, cursor, out):
-    """Write ids from cursor[0] (0: the coldest) towards the hot end. O(out)."""
-    s = links[END, 1] if cursor[0] == 0 else np.uint32(cursor[0])
-    found = 0
-    while found < out.size and s != END:
-        out[found] = np.int64(s) - FIRST
-        found += 1
-        s = links[s, 1]
-    cursor[0] = s
-    return found
-
-
-@njit(cache=True, nogil=True)
 def list_check(links):
     """Whether every link has its counterpart and the count is right. O(n)."""
     count = 0
@@ -200,13 +187,11 @@ def warmup() -> None:
     links[END] = END
     marks = np.zeros(4, dtype=np.uint8)
     hand = np.zeros(1, dtype=np.int64)
-    cursor = np.zeros(2, dtype=np.int64)
     out = np.empty(2, dtype=np.int64)
     for kind in (np.int64, np.int32):
         ids = np.arange(2, dtype=kind)
         sieve_insert(links, marks, ids)
         sieve_touch(links, marks, ids)
-        list_walk(links, cursor, out)
         sieve_walk(links, marks, hand, np.zeros(2, dtype=np.int64), out)
         sieve_sweep(links, marks, hand, ids)
         sieve_remove(links, marks, hand, ids)

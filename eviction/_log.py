@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction._storage import reserve
-from eviction.base import EvictionPolicy, State, as_ids, state_columns
+from eviction.base import EvictionPolicy, as_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,11 +28,8 @@ class LogPolicy(EvictionPolicy):
     def __init__(self, capacity_ids: int) -> None:
         from eviction import _kernels_log
 
-        self._kernels = _kernels_log
         super().__init__(capacity_ids)
-
-    def _reset(self) -> None:
-        k = self._kernels
+        k = self._kernels = _kernels_log
         self._head = np.zeros(k.HEAD_WORDS, dtype=np.int64)
         self._numbers = self._head.data  # the same words for Python, which reads one faster
         self._places: NDArray[np.uint32] = reserve((self.capacity_ids,), np.uint32)
@@ -72,17 +69,6 @@ class LogPolicy(EvictionPolicy):
         """Raise AssertionError when the log and its count disagree; O(n)."""
         if not self._kernels.log_check(self._head, self._places, self._log):
             raise AssertionError(f"{self.name}: the log and its count disagree")
-
-    def dump(self) -> State:
-        """The ids, coldest first."""
-        return {"ids": self.coldest(len(self))}
-
-    def load(self, state: State) -> None:
-        """Become the dumped order."""
-        (ids,) = state_columns(state, "ids")
-        ids = self._loadable(ids)
-        self._reset()
-        self.insert(ids)
 
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         k = self._kernels

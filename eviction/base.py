@@ -6,7 +6,7 @@ at a time. It never evicts by itself: `victims` proposes, and the owner removes 
 calls take batches, because one kernel call costs as much as dozens of ids.
 
 A policy is not thread-safe, keeps no clock and draws no random number: the same calls in the
-same order give the same victims, which is what replaying an operation log needs.
+same order give the same victims.
 
 Cost: O(1) an id for insert, touch and remove; victims O(candidates walked).
 """
@@ -29,14 +29,10 @@ __all__ = [
     "NOTE_SHIFT",
     "Pick",
     "REMOVE",
-    "State",
     "TOUCH",
     "as_ids",
     "picking",
-    "state_columns",
 ]
-
-State = dict[str, "NDArray[Any]"]
 
 Pick = Callable[["NDArray[np.int64]", int, int], tuple["NDArray[Any]", int]]
 """(candidates coldest first, bytes wanted, most ids) -> (those to evict, in order; their bytes)."""
@@ -70,20 +66,6 @@ def as_ids(ids: ArrayLike) -> NDArray[Any]:
     return array.astype(np.int64)
 
 
-def state_columns(state: State, *names: str) -> list[NDArray[Any]]:
-    """The columns `names` of a dumped state; ValueError when one is missing or of other length."""
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise ValueError(
-            f"the state lacks {', '.join(missing)}: it was dumped by another policy; "
-            "insert its ids instead, coldest first"
-        )
-    columns = [np.asarray(state[name]) for name in names]
-    if any(len(column) != len(columns[0]) for column in columns):
-        raise ValueError(f"the columns {', '.join(names)} of the state differ in length")
-    return columns
-
-
 class EvictionPolicy(ABC):
     """An order of at most `capacity_ids` ids, coldest first."""
 
@@ -93,7 +75,6 @@ class EvictionPolicy(ABC):
         if not 1 <= capacity_ids <= CAPACITY_MAX:
             raise ValueError(f"capacity_ids must be 1 to {CAPACITY_MAX}, not {capacity_ids}")
         self.capacity_ids = int(capacity_ids)
-        self._reset()
 
     @abstractmethod
     def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
@@ -136,21 +117,6 @@ class EvictionPolicy(ABC):
         """Raise AssertionError when the links contradict each other; O(n)."""
 
     @abstractmethod
-    def dump(self) -> State:
-        """Everything that decides future victims, as arrays that do not depend on the layout."""
-
-    @abstractmethod
-    def load(self, state: State) -> None:
-        """Become what was dumped; what was here before is forgotten.
-
-        Raises ValueError for a state of another policy, or with ids this one cannot hold.
-        """
-
-    @abstractmethod
-    def _reset(self) -> None:
-        """Start empty, on fresh arrays."""
-
-    @abstractmethod
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         """Write the next coldest ids to `out`, move `cursor` on, and return how many.
 
@@ -166,17 +132,6 @@ class EvictionPolicy(ABC):
                 f"{self.name}: an id to insert is outside 0 to {self.capacity_ids - 1}"
             )
         raise AssertionError(f"{self.name}: neighbours in the order disagree")
-
-    def _loadable(self, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """The ids of a state to load; ValueError unless they are distinct and fit."""
-        ids = as_ids(ids).astype(np.int64)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self.capacity_ids:
-            raise ValueError(
-                f"{self.name}: an id of the state is outside 0 to {self.capacity_ids - 1}"
-            )
-        if len(np.unique(ids)) != len(ids):
-            raise ValueError(f"{self.name}: the state names an id twice")
-        return ids
 
     def victims(
         self, nbytes: int, pick: Pick | None = None, limit: int | None = None
@@ -205,12 +160,10 @@ class EvictionPolicy(ABC):
             chunk *= 2
         return picked[0] if len(picked) == 1 else np.concatenate(picked or [_NO_IDS])
 
-    def coldest(self, count: int, skip: int = 0) -> NDArray[np.int64]:
-        """The `count` coldest ids after the first `skip`, coldest first; O(skip + count)."""
-        total = max(0, min(skip + count, len(self)))
-        out = np.empty(total, dtype=np.int64)
-        found = self._walk(np.zeros(2, dtype=np.int64), out)
-        return out[min(skip, found) : found]
+    def coldest(self, count: int) -> NDArray[np.int64]:
+        """The `count` coldest ids, coldest first; O(count)."""
+        out = np.empty(max(0, min(count, len(self))), dtype=np.int64)
+        return out[: self._walk(np.zeros(2, dtype=np.int64), out)]
 
 
 _NO_IDS = np.empty(0, dtype=np.int64)

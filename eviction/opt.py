@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction._buckets import BucketPolicy
-from eviction.base import State, as_ids
+from eviction.base import as_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,8 +32,8 @@ class OptPolicy(BucketPolicy):
     name: ClassVar[str] = "opt"
 
     def __init__(self, capacity_ids: int, future: NDArray[Any] | None = None) -> None:
-        self._future = as_ids(np.empty(0, np.int64) if future is None else future)
         super().__init__(capacity_ids)
+        self._future = as_ids(np.empty(0, np.int64) if future is None else future)
         if len(self._future) >= self._kernels.KEYS:
             raise ValueError(f"opt: a future has fewer than {self._kernels.KEYS} uses")
         if len(self._future) and not 0 <= self._future.min() <= self._future.max() < capacity_ids:
@@ -41,10 +41,7 @@ class OptPolicy(BucketPolicy):
         self._uses = np.argsort(self._future, kind="stable")
         counts = np.bincount(self._future, minlength=capacity_ids)
         self._starts = np.concatenate(([0], np.cumsum(counts)))
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._uses_done = np.zeros(self.capacity_ids, dtype=np.int64)
+        self._uses_done = np.zeros(capacity_ids, dtype=np.int64)
 
     def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
         """Add `ids`, each with its next use; those already present learn their next use."""
@@ -53,18 +50,6 @@ class OptPolicy(BucketPolicy):
     def touch(self, ids: NDArray[Any]) -> None:
         """Let `ids` look forward to their next use; a use of an absent id is spent as well."""
         self._place(as_ids(ids), add=False)
-
-    def dump(self) -> State:
-        """Order and keys, and how many uses of each id have happened."""
-        return super().dump() | {"uses_done": self._uses_done.copy()}
-
-    def load(self, state: State) -> None:
-        """Become what another policy with the same future was."""
-        uses_done = state.get("uses_done")
-        if uses_done is None or len(uses_done) != self.capacity_ids:
-            raise ValueError("opt: the state has no uses_done for this capacity")
-        super().load(state)
-        self._uses_done[:] = uses_done
 
     def _place(self, ids: NDArray[Any], *, add: bool) -> None:
         if add and len(ids) and not 0 <= ids.min() <= ids.max() < self.capacity_ids:

@@ -2,18 +2,17 @@
 
     class Slru(PlainPolicy):
         name = "slru"
-        def start(self): ...                     # dicts and integers, as attributes
+        def start(self): ...                     # the empty state, as attributes
         def insert_one(self, id_, depth): ...
         def touch_one(self, id_): ...
         def remove_one(self, id_): ...
         def order(self): ...                     # the ids, coldest first
 
-Everything else is done here: batches, what is not there, ids out of range, dumping and loading. It
-runs wherever a policy is named, `mooncake bench eviction` and a master included.
+Everything else is done here: batches, what is not there, ids out of range. It runs wherever a
+policy is named, `mooncake bench eviction` and a master included.
 
-What `start` makes is what is dumped: its public attributes must be dicts from integers to integers,
-whose order counts, or integers. Cost: a Python call an id, some hundred times that of a kernel, and
-looking for victims starts at the coldest id each time.
+Cost: a Python call an id, some hundred times that of a kernel, and looking for victims starts at
+the coldest id each time.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from abc import abstractmethod
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from eviction.base import EvictionPolicy, State, as_ids, state_columns
+from eviction.base import EvictionPolicy, as_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["PlainPolicy"]
@@ -36,6 +34,11 @@ __all__ = ["PlainPolicy"]
 
 class PlainPolicy(EvictionPolicy):
     """An order of ids that a subclass keeps one id at a time."""
+
+    def __init__(self, capacity_ids: int) -> None:
+        super().__init__(capacity_ids)
+        self._here: set[int] = set()
+        self.start()
 
     @abstractmethod
     def start(self) -> None:
@@ -95,46 +98,6 @@ class PlainPolicy(EvictionPolicy):
         """Raise AssertionError when `order` has other ids than were inserted; O(n log n)."""
         if sorted(self.order()) != sorted(self._here):
             raise AssertionError(f"{self.name}: order() gives other ids than were inserted")
-
-    def dump(self) -> State:
-        """The ids, coldest first, and what `start` made as columns."""
-        columns: State = {"ids": self.coldest(len(self))}
-        for name, value in self._parts().items():
-            if isinstance(value, dict):
-                columns[f"{name}.keys"] = np.fromiter(value, np.int64, len(value))
-                columns[f"{name}.values"] = np.fromiter(value.values(), np.int64, len(value))
-            else:
-                columns[name] = np.array([value], dtype=np.int64)
-        return columns
-
-    def load(self, state: State) -> None:
-        """Become what was dumped, or stay as it is."""
-        (ids,) = state_columns(state, "ids")
-        here = set(self._loadable(ids).tolist())
-        fresh = {name: self._read(state, name, value) for name, value in self._parts().items()}
-        former = self._parts(), self._here
-        self.__dict__.update(fresh, _here=here)
-        try:
-            self.check_integrity()
-        except AssertionError as error:
-            self.__dict__.update(former[0], _here=former[1])
-            raise ValueError(f"{self.name}: the columns of the state contradict its ids") from error
-
-    def _read(self, state: State, name: str, value: object) -> int | dict[int, int]:
-        if not isinstance(value, dict):
-            (column,) = state_columns(state, name)
-            return int(column[0])
-        keys, values = state_columns(state, f"{name}.keys", f"{name}.values")
-        return dict(zip(keys.tolist(), values.tolist(), strict=True))
-
-    def _parts(self) -> dict[str, Any]:
-        """What `start` made."""
-        own = {"capacity_ids"}
-        return {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in own}
-
-    def _reset(self) -> None:
-        self._here: set[int] = set()
-        self.start()
 
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         begin = int(cursor[0])

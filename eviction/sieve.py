@@ -5,8 +5,8 @@ once are dropped within one round of the hand (Zhang et al., NSDI 2024).
 
 There, finding a victim moves the hand. Here `victims` only proposes, so the hand moves when the
 owner removes what was proposed: `remove` sweeps it up to the removed ids, clearing the marks it
-passes, and ids removed for other reasons leave the hand alone. The proposal is a hint, not part
-of a dumped state; without it removal is still right, only the hand stays where it was.
+passes, and ids removed for other reasons leave the hand alone. The proposal is a hint: without it
+removal is still right, only the hand stays where it was.
 
 Cost: O(1) a step, plus one mark cleared for every mark set; 9 bytes an id.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction._storage import reserve
-from eviction.base import EvictionPolicy, Pick, State, as_ids, state_columns
+from eviction.base import EvictionPolicy, Pick, as_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,10 +34,8 @@ class SievePolicy(EvictionPolicy):
     def __init__(self, capacity_ids: int) -> None:
         from eviction import _kernels_sieve
 
-        self._kernels = _kernels_sieve
         super().__init__(capacity_ids)
-
-    def _reset(self) -> None:
+        self._kernels = _kernels_sieve
         rows = self.capacity_ids + self._kernels.FIRST
         self._links: NDArray[np.uint32] = reserve((rows, 2), np.uint32)
         self._links[self._kernels.END] = self._kernels.END
@@ -82,31 +80,6 @@ class SievePolicy(EvictionPolicy):
         """Raise AssertionError when the list and its count disagree; O(n)."""
         if not self._kernels.list_check(self._links):
             raise AssertionError(f"{self.name}: the list and its count disagree")
-
-    def dump(self) -> State:
-        """The ids from the oldest on, their marks, and how many of them the hand has passed."""
-        first = self._kernels.FIRST
-        ids = np.empty(len(self), dtype=np.int64)
-        self._kernels.list_walk(self._links, np.zeros(2, dtype=np.int64), ids)
-        at_hand = np.flatnonzero(ids + first == self._hand[0])
-        return {
-            "ids": ids,
-            "marks": self._marks[ids + first],
-            "passed": np.full(len(ids), at_hand[0] if len(at_hand) else 0, dtype=np.int64),
-        }
-
-    def load(self, state: State) -> None:
-        """Become the dumped order, marks and hand."""
-        ids, marks, passed = state_columns(state, "ids", "marks", "passed")
-        ids = self._loadable(ids)
-        if len(ids) and not 0 <= passed[0] < len(ids):
-            raise ValueError(f"{self.name}: the hand of the state is outside the list")
-        self._reset()
-        self.insert(ids)
-        first = self._kernels.FIRST
-        self._marks[ids + first] = marks
-        if len(ids):
-            self._hand[0] = ids[passed[0]] + first
 
     def _walk(self, cursor: NDArray[np.int64], out: NDArray[np.int64]) -> int:
         return int(self._kernels.sieve_walk(self._links, self._marks, self._hand, cursor, out))

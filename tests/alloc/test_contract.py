@@ -11,11 +11,6 @@ class TestOffset(AllocatorContract):
         return OffsetAllocator(capacity, alignment)
 
 
-class TestOffsetFirstFit(AllocatorContract):
-    def make(self, capacity: int, alignment: int = 1) -> Allocator:
-        return OffsetAllocator(capacity, alignment, best_fit=False)
-
-
 class TestSlab(AllocatorContract):
     def make(self, capacity: int, alignment: int = 1) -> Allocator:
         return SlabAllocator(capacity, alignment)

@@ -46,15 +46,6 @@ def test_the_example_is_short_and_prefers_what_was_used_twice():
     assert policy.coldest(5).tolist() == [2, 3, 4, 0, 1]
 
 
-def test_a_state_that_contradicts_itself_is_refused_and_changes_nothing():
-    policy = Slru(8)
-    policy.insert(np.arange(3))
-    bad = policy.dump() | {"probation.keys": np.array([0, 1, 7])}
-    with pytest.raises(ValueError, match="contradict"):
-        policy.load(bad)
-    assert policy.coldest(3).tolist() == [0, 1, 2]
-
-
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "my_policies.py").write_text(SLRU + "\n\nclass Other:\n    pass\n")
