@@ -84,9 +84,9 @@ class Columns:
     """The store's own core."""
 
     def __init__(self) -> None:
-        from mooncake_store.core import Placement, Shard, ShardConfig
         from mooncake_store.core.names import Names
-        from mooncake_store.core.options import DEFAULTS
+        from mooncake_store.core.options import DEFAULTS, Placement, ShardConfig
+        from mooncake_store.core.shard import Shard
 
         self._shard = Shard(ShardConfig(placement=Placement.RANDOM))
         self._options = DEFAULTS

@@ -26,17 +26,17 @@ SUPERSEDED = -750
 RETRY, SWAP = 1, 2
 """Internal: clear the row away and ask again; a second generation is complete."""
 
-OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, HOT, SINK = 0, 1, 2, 3, 4, 5, 6, 7
-MISSING = 8
+OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, SINK = 0, 1, 2, 3, 4, 5, 6
+MISSING = 7
 """Replicas that readable objects have fewer than they were put for; begun copies count as there."""
-HITS, MISSES, READ_BYTES, WRITTEN_BYTES = 9, 10, 11, 12
+HITS, MISSES, READ_BYTES, WRITTEN_BYTES = 8, 9, 10, 11
 """Counters that only grow: keys gets found and did not find, bytes of the former, bytes put."""
 TALLY_WORDS = 16
 
 HOLDERS_MAX = 255
 """Too many grants to be counted: nobody can release the lease any more, it runs to its end."""
-HOT_COUNT_BITS = 12
-HOT_COUNT_MASK = (1 << HOT_COUNT_BITS) - 1
-HOT_WINDOWS = 0xF
+HITS_BITS = 12
+HITS_MASK = (1 << HITS_BITS) - 1
+HITS_WINDOWS = 0xF
 SIZE_MAX = 1 << 48
 NAME_BYTES_MAX = 4096

@@ -5,13 +5,9 @@ addresses, it keeps the columns alive, and columns never move. What it cannot ch
 the type the column was bound with; each place has one type, named at its definition.
 
 It is no function but a piece of generated code, because numba lets no function without reference
-counting return an array. `interpreted_column` does the same in Python, for tests that run kernels
-through `.py_func`.
+counting return an array.
 """
 
-import ctypes
-
-import numpy as np
 from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
@@ -41,13 +37,6 @@ def column(typing_context, words, place, kind):
         return out._getvalue()
 
     return found(words, types.intp, kind), build
-
-
-def interpreted_column(words, place, kind):
-    """Do what `column` does, without numba."""
-    address, count = int(words[place]), int(words[place + 1])
-    memory = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
-    return np.frombuffer(memory, kind)
 
 
 def warmup() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from kernel_cache import njit
 from mooncake_store.core._codes import HOLDERS_MAX, KERNEL, LEASE_EXPIRED, NOT_FOUND, OK, READABLE
+from mooncake_store.core._kernels_table import is_living
 
 WAYS = 8
 SET_WORDS = 2 * WAYS
@@ -148,7 +149,7 @@ def leased_to_others(rows, shared, row, client, now):
 
 @njit(**KERNEL)
 def is_leased_to_others(rows, shared, row, client, now):
-    """The same for Python, of one row."""
+    """Whether a lease of anybody but this client runs, for Python that asks of one row."""
     return leased_to_others(rows, shared, row, client, now)
 
 
@@ -165,12 +166,7 @@ def renew(rows, overflow, alive, shared, found, generations, asked, lease_until,
         status[i] = LEASE_EXPIRED
         if row < 0 or rows[row].state != READABLE or rows[row].generation != generations[i]:
             continue
-        living = alive[rows[row].segment] != 0
-        link = rows[row].more
-        while not living and link >= 0:
-            living = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
-            link = overflow[link].next
-        if not living:
+        if not is_living(rows, overflow, alive, row):
             continue
         status[i] = OK
         if ttl == 0:

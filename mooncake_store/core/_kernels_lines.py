@@ -3,11 +3,9 @@
 numba makes a loop over eight entries eight comparisons in a row, and where it ends early the
 processor guesses wrong about once a key. `first_equal` is no function but a piece of generated
 code: a vector load, a comparison and a count of zero bits, whatever the processor has for them.
-`ask_for` is another such piece: a prefetch. The `interpreted_` functions do the same in Python, for
-tests that run kernels through `.py_func`.
+`ask_for` is another such piece: a prefetch.
 """
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -58,18 +56,6 @@ def ask_for(typing_context, table, at):
         return context.get_dummy_value()
 
     return types.void(table, types.int64), build
-
-
-def interpreted_ask_for(table, at):
-    """Do nothing but look whether there is such an entry, without numba."""
-    table[at]
-
-
-def interpreted_first_equal(table, at, value, shift):
-    """Do what `first_equal` does, without numba."""
-    entries = table[at : at + LINE].view(np.uint64) >> np.uint64(shift)
-    places = np.flatnonzero(entries == np.int64(value).view(np.uint64))
-    return int(places[0]) if len(places) else LINE
 
 
 def warmup() -> None:

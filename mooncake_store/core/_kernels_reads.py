@@ -1,9 +1,7 @@
 """Kernels that answer readers: gets with leases, probes and listing.
 
-Layouts are those of `records.py`. `overflow` holds replicas after the first as chains that begin
-at `ROW.more`; its entry 0 is the head of its free list (`next`) and counts the entries ever used
-(`offset`). `alive[s]` is 1 while replicas on segment s may be read. `tally` and `tenant_use` are
-running totals, because a sum over all rows would be a scan. All kernels are O(n + replicas).
+Layouts are those of `records.py`, places in `context` those of `context.py`. `alive[s]` is 1 while
+replicas on segment s may be read. All kernels are O(n + replicas).
 """
 
 import numpy as np
@@ -11,10 +9,9 @@ import numpy as np
 from kernel_cache import njit
 from mooncake_store.core._codes import (
     HITS,
-    HOT,
-    HOT_COUNT_BITS,
-    HOT_COUNT_MASK,
-    HOT_WINDOWS,
+    HITS_BITS,
+    HITS_MASK,
+    HITS_WINDOWS,
     KERNEL,
     MISSES,
     NOT_FOUND,
@@ -25,14 +22,12 @@ from mooncake_store.core._codes import (
 )
 from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_leases import lease
-from mooncake_store.core._kernels_table import find
+from mooncake_store.core._kernels_table import find, is_living
 from mooncake_store.core.context import (
     ALIVE,
     BYTE,
     FOUND,
-    HOT_HITS,
-    HOT_ROWS,
-    HOT_WINDOW_NS,
+    HITS_WINDOW_NS,
     INT32,
     INT64,
     LEASE_UNTIL,
@@ -76,27 +71,24 @@ def living_replicas(rows, overflow, alive, row, replicas, first):
 
 @njit(**KERNEL, inline="always")
 def count_hit(rows, row, window):
-    """Count a get in the current window; return the hits so far."""
+    """Count a get in the current window."""
     seen = np.int64(rows[row].hits)
-    if (seen >> HOT_COUNT_BITS) != (window >> HOT_COUNT_BITS):
+    if (seen >> HITS_BITS) != (window >> HITS_BITS):
         seen = window
-    if seen & HOT_COUNT_MASK < HOT_COUNT_MASK:
+    if seen & HITS_MASK < HITS_MASK:
         seen += 1
     rows[row].hits = seen
-    return seen & HOT_COUNT_MASK
 
 
 @njit(**KERNEL)
-def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
+def get(context, client, now, ttl, digests, answers, replicas):
     """Answer gets: where the replicas are, with a lease of `ttl` for the client if that is above 0.
 
-    The answer tells this lease, not a longer one of anybody. Rows read are added to NOTES, those
-    that just became hot are in HOT_ROWS, and HOT counts them. Returns how many replicas were
-    written.
+    The answer tells this lease, not a longer one of anybody. Rows read are added to NOTES. Returns
+    how many replicas were written.
     """
     found = column(context, FOUND, INT32)
     notes = column(context, NOTES, INT64)
-    hot_rows = column(context, HOT_ROWS, INT32)
     rows = column(context, ROWS, ROW)
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     alive = column(context, ALIVE, BYTE)
@@ -104,19 +96,14 @@ def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
     shared = column(context, SHARED, INT64)
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
-    hot_hits = context[HOT_HITS]
-    window = 0
-    if hot_hits > 0:
-        window = ((now // context[HOT_WINDOW_NS]) & HOT_WINDOWS) << HOT_COUNT_BITS
-    m, hot = 0, 0
-    hits, misses, nbytes = 0, 0, 0
+    window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
+    m, hits, misses, nbytes = 0, 0, 0, 0
     count = context[NOTED]
-    missed = False
     for i in range(digests.shape[0]):
         row = found[i]
         status = NOT_FOUND
         first = m
-        if row >= 0 and not missed:
+        if row >= 0:
             if rows[row].state != READABLE:
                 status = NOT_READY
             else:
@@ -128,8 +115,7 @@ def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
             answers[i].lease_ns = 0
             answers[i].generation = 0
             answers[i].status = status
-            misses += not missed
-            missed = missed or stop_at_miss != 0
+            misses += 1
             continue
         hits += 1
         nbytes += rows[row].size
@@ -144,12 +130,9 @@ def get(context, client, now, ttl, stop_at_miss, digests, answers, replicas):
             for j in range(first, m):
                 at = replicas[j].segment
                 lease_until[at] = max(lease_until[at], rows[row].lease_end)
-        if hot_hits > 0 and count_hit(rows, row, window) == hot_hits:
-            hot_rows[hot] = row
-            hot += 1
+        count_hit(rows, row, window)
         notes[count] = row
         count += 1
-    context[TALLY + HOT] = hot
     context[NOTED] = count
     if ttl > 0:  # else it is a query: nobody reads
         context[TALLY + HITS] += hits
@@ -168,11 +151,7 @@ def readable(context, found, out):
         row = found[i]
         out[i] = False
         if row >= 0 and rows[row].state == READABLE:
-            out[i] = alive[rows[row].segment] != 0
-            link = rows[row].more
-            while not out[i] and link >= 0:
-                out[i] = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
-                link = overflow[link].next
+            out[i] = is_living(rows, overflow, alive, row)
 
 
 @njit(**KERNEL)
@@ -190,12 +169,7 @@ def listing(rows, overflow, alive, cold, span, out):
     count = 0
     for row in range(span[0], span[1]):
         if rows[row].state == READABLE and cold[row].tenant == span[2] and cold[row].name_ref != 0:
-            living = alive[rows[row].segment] != 0
-            link = rows[row].more
-            while not living and link >= 0:
-                living = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
-                link = overflow[link].next
-            if living:
+            if is_living(rows, overflow, alive, row):
                 out[count] = row
                 count += 1
     return count

@@ -128,7 +128,7 @@ def survey(context, now, doomed):
 
 
 @njit(**KERNEL)
-def let_go(context, now, silently, doomed):
+def dispose_plain(context, now, silently, doomed):
     """Dispose of rows if nothing about them is special, and tell the policies; see `dispose`.
 
     Returns (their flags or-ed, bytes, or -1 when nothing was done because something is: a tie to
@@ -149,13 +149,13 @@ def let_go(context, now, silently, doomed):
 def remove(context, client, now, force, digests, status, doomed):
     """Find keys, decide their removal, and let the rows go if nothing about them is special.
 
-    Returns (rows doomed, what `let_go` says of them).
+    Returns (rows doomed, what `dispose_plain` says of them).
     """
     found = column(context, FOUND, INT32)[: digests.shape[0]]
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
     count = check_remove(context, client, now, force, found, status, doomed)
-    flags, total = let_go(context, now, False, doomed[:count])
+    flags, total = dispose_plain(context, now, False, doomed[:count])
     return count, flags, total
 
 

@@ -1,9 +1,7 @@
 """Kernels that judge rows: what may be evicted, what needs attention, what lies where.
 
-Layouts are those of `records.py`. `overflow` holds replicas after the first as chains that begin
-at `ROW.more`; its entry 0 is the head of its free list (`next`) and counts the entries ever used
-(`offset`). `alive[s]` is 1 while replicas on segment s may be read. `tally` and `tenant_use` are
-running totals, because a sum over all rows would be a scan. All kernels are O(n + replicas).
+Layouts are those of `records.py`, places in `context` those of `context.py`. `alive[s]` is 1 while
+replicas on segment s may be read. All kernels are O(n + replicas).
 """
 
 import numpy as np

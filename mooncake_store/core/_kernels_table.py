@@ -18,7 +18,7 @@ need, without acting on it: those loads are independent, so their cache misses o
 import numpy as np
 
 from kernel_cache import njit
-from mooncake_store.core._codes import KERNEL
+from mooncake_store.core._codes import KERNEL, READABLE
 from mooncake_store.core._kernels_lines import LINE, first_equal
 
 ACTIVE, MASK, USED, OLD_MASK, CURSOR, FREE_ROWS, ROWS_HIGH, SINK = 0, 1, 2, 3, 4, 5, 6, 7
@@ -205,6 +205,17 @@ def set_first(rows, row, segment, offset):
 
 
 @njit(**KERNEL, inline="always")
+def is_living(rows, overflow, alive, row):
+    """Whether any replica of a readable row can be read. O(replicas)."""
+    living = alive[rows[row].segment] != 0
+    link = rows[row].more
+    while not living and link >= 0:
+        living = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
+        link = overflow[link].next
+    return living
+
+
+@njit(**KERNEL, inline="always")
 def clear_row(rows, row):
     """Make a row what it was before it was first used, but for NIL where links belong."""
     rows[row].digest_lo = 0
@@ -310,7 +321,7 @@ def swap_row(head, table_a, table_b, rows, old_row, new_row):
 
 @njit(**KERNEL)
 def rename_row(head, table_a, table_b, rows, row, low, high):
-    """Drop the entry of `row`, which then has the digest (low, high), and enter it anew.
+    """Drop the entry of `row`, give it the digest (low, high), and enter it under that.
 
     That digest must not be in the table. O(1) expected.
     """

@@ -1,10 +1,8 @@
 """Kernels that change objects: puts, their ends, and the replicas they gain or lose.
 
 Rows were found by `_kernels_table`; -1 stands for "no such object".
-Layouts are those of `records.py`. `overflow` holds replicas after the first as chains that begin
-at `ROW.more`; its entry 0 is the head of its free list (`next`) and counts the entries ever used
-(`offset`). `alive[s]` is 1 while replicas on segment s may be read. `tally` and `tenant_use` are
-running totals, because a sum over all rows would be a scan. All kernels are O(n + replicas).
+Layouts are those of `records.py`, places in `context` those of `context.py`. `alive[s]` is 1 while
+replicas on segment s may be read. All kernels are O(n + replicas).
 """
 
 import numpy as np
@@ -48,7 +46,13 @@ from mooncake_store.core._codes import (
 )
 from mooncake_store.core._kernels_columns import column
 from mooncake_store.core._kernels_reads import first_offset
-from mooncake_store.core._kernels_table import FREE_ROWS, find, find_or_insert, set_first
+from mooncake_store.core._kernels_table import (
+    FREE_ROWS,
+    find,
+    find_or_insert,
+    is_living,
+    set_first,
+)
 from mooncake_store.core.context import (
     ALIVE,
     BYTE,
@@ -139,12 +143,7 @@ def why_not(context, rows, row, now, discard_ns):
         return RETRY if now - rows[row].lease_end >= discard_ns else ALREADY_EXISTS
     alive = column(context, ALIVE, BYTE)
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
-    living = alive[rows[row].segment] != 0
-    link = rows[row].more
-    while not living and link >= 0:
-        living = alive[overflow[link].segment] != 0 and overflow[link].state == READABLE
-        link = overflow[link].next
-    if living:
+    if is_living(rows, overflow, alive, row):
         return ALREADY_EXISTS
     return BUSY if rows[row].flags & TASK else RETRY  # a task's writer is stopped by the janitor
 
@@ -352,7 +351,7 @@ def put_reply(rows, overflow, found, status, answers, replicas):
 
 @njit(**KERNEL, inline="always")
 def passed(rows, cold, row, generation):
-    """Whether a put began the key anew after the one of this generation, which lost its place."""
+    """Whether a later put of the key took the place of the one of this generation."""
     newest = np.int64(rows[row].generation)
     if newest == generation:
         return False

@@ -9,15 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from mooncake_store.core.names import Names
-from mooncake_store.core.options import PutOptions, ShardConfig, SoftPin
+from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.shard import Shard
+from mooncake_store.core.tasks import TaskKind
 
 __all__ = ["warmup"]
 
 
 def warmup() -> None:
     """Run every kernel of the core once, with the argument types of production."""
-    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, hot_hits=1, put_discard_ns=1))
+    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, put_discard_ns=1))
     client = shard.open_client(0, b"w" * 16, 1, "host")
     shard.mount(0, client, b"a" * 16, "a", 1 << 20, "a")
     one = np.full((1, 2), 99, np.uint64)
@@ -31,10 +32,10 @@ def warmup() -> None:
     sizes = np.full(4, 1000, np.int64)
     names = Names.of([b"one", b"two", b"three", b"four"])
     checksums = np.zeros(4, np.uint64)
-    options = PutOptions(replicas=2, soft_pin=SoftPin.ENABLE)
+    options = StartOptions(replicas=2, soft_pin=SoftPin.ENABLE)
     answers, _ = shard.put_start(1, client, 0, digests, sizes, names, options)
     shard.put_start(2, client, 0, digests, sizes, names)
-    only_a = PutOptions(excluded=("b",), groups=("g", "", "", ""))
+    only_a = StartOptions(excluded=("b",), groups=("g", "", "", ""))
     answers, _ = shard.put_start(4, client, 0, digests, sizes, names, only_a)
     generations = np.ascontiguousarray(answers["generation"])
     shard.put_end(5, client, digests, generations, checksums)
@@ -43,8 +44,9 @@ def warmup() -> None:
     shard.release(6, client, digests, generations)
     shard.exists(6, digests)
     shard.list_objects(6, 0, b"t")
-    _, task, _ = shard.move_start(7, client, digests[0], None, 1)
-    shard.finish_task(7, client, task, True)
+    shard.submit_task(7, TaskKind.MOVE, digests[0], [1])
+    (task,) = shard.fetch_tasks(7, client)
+    shard.finish_task(7, client, task.number, True)
     answers, _ = shard.upsert_start(8, client, 0, digests, sizes, names)
     generations = np.ascontiguousarray(answers["generation"])
     shard.put_revoke(8, client, digests[:1], generations[:1])
@@ -53,7 +55,7 @@ def warmup() -> None:
     shard.evict(1 << 40, 0.3)
     shard.remove(1 << 41, digests)
     shard.remove_matching(1 << 41, 0, "t", "prefix")
-    three = PutOptions(replicas=3)
+    three = StartOptions(replicas=3)
     answers, _ = shard.put_start(1 << 41, client, 0, one, np.full(1, 1000, np.int64), None, three)
     shard.put_end(1 << 41, client, one, np.ascontiguousarray(answers["generation"]), checksums[:1])
     shard.drain(1 << 41, 0)

@@ -24,7 +24,7 @@ __all__ = ["Context"]
 # `_codes.py`.
 TABLE, TALLY = 0, 64
 # What the configuration says, and the number of the next event.
-DISCARD_NS, RELEASE_NS, HOT_WINDOW_NS, HOT_HITS = 16, 17, 18, 19
+DISCARD_NS, RELEASE_NS, HITS_WINDOW_NS = 16, 17, 18
 EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
 # Entries in the columns of that name.
 NOTED, FREED = 23, 54
@@ -37,8 +37,8 @@ SHARED = 56
 # What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
 # that were read, came or went, and extents freed.
 NOTES, FREED_EXTENTS = 50, 52
-# Scratch of a kernel call: rows found, whether a row is new, rows that became hot, statuses.
-FOUND, FRESH, HOT_ROWS, STATUS = 8, 10, 12, 14
+# Scratch of a kernel call: rows found, whether a row is new, statuses.
+FOUND, FRESH, STATUS = 8, 10, 12
 WORDS = 80
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)

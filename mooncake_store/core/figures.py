@@ -1,4 +1,4 @@
-"""What a shard tells of itself: a record per segment, and totals of what is counted anyway."""
+"""What a shard tells of itself: totals of what is counted anyway."""
 
 from __future__ import annotations
 
@@ -8,25 +8,9 @@ from typing import TYPE_CHECKING
 from mooncake_store.core import _codes as c
 
 if TYPE_CHECKING:
-    from mooncake_store.core.records import SegmentState
     from mooncake_store.core.state import ShardState
 
-__all__ = ["SegmentInfo", "ShardStats", "totals"]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """A segment as others see it."""
-
-    index: int
-    uuid: bytes
-    name: str
-    host: str
-    nbytes: int
-    state: SegmentState
-    used: int
-    quarantined: int
-    owner: int
+__all__ = ["ShardStats", "totals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +39,6 @@ class ShardStats:
     tasks_unfinished: int
     replicas_missing: int
     """Of readable objects, compared with what they were put for; begun copies count as there."""
-    table_slots: int
     room_bytes: int
     """The most that further objects could keep, were all evicted that ever may be.
 
@@ -95,7 +78,6 @@ def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
         lost_objects=state.totals.lost_objects,
         tasks_unfinished=tasks_unfinished,
         replicas_missing=int(tally[c.MISSING]),
-        table_slots=state.table.slots,
         room_bytes=room,
         pinnable_bytes=max(0, min(room, int(config.hard_pin_share * total) - hard)),
         hits=int(tally[c.HITS]),

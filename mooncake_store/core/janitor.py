@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.core.state import ShardState
 
-__all__ = ["DrainJob", "DrainState", "Janitor", "TickReport"]
+__all__ = ["DrainJob", "DrainState", "Janitor"]
 
 SWEEP_ROWS = 4096
 """Rows looked at per tick when nothing is urgent."""
@@ -72,15 +73,6 @@ class DrainJob:
     """Row -> failed attempts."""
 
 
-@dataclass(frozen=True, slots=True)
-class TickReport:
-    """What one tick did."""
-
-    evicted_objects: int
-    evicted_bytes: int
-    swept_rows: int
-
-
 class Janitor:
     """Background duties of a shard, in steps."""
 
@@ -97,7 +89,7 @@ class Janitor:
         self._running: dict[int, DrainJob] = {}  # segment -> its job
         self._last_job = 0
 
-    def tick(self) -> TickReport:
+    def tick(self) -> None:
         """Do a share of everything that is due."""
         state = self._state
         state.space.release_quarantine(state.now)
@@ -110,18 +102,16 @@ class Janitor:
         for job in list(self._running.values()):
             self._drain_step(job)
         gone = any(s.state == SegmentState.GONE for s in state.space.all())
-        swept = self.sweep(SWEEP_ROWS_URGENT if gone or self._writers else SWEEP_ROWS)
+        self._sweep(SWEEP_ROWS_URGENT if gone or self._writers else SWEEP_ROWS)
         state.table.maintain(0, growing=False)
-        report = pressure.EvictReport()
         if not state.space.quarantine.due(state.now):  # else there is room to come without victims
-            report = pressure.relieve(state)
+            pressure.relieve(state)
         self._repair.step(DRAIN_IN_FLIGHT if self._running else REPAIR_IN_FLIGHT)
-        return TickReport(report.objects, report.bytes, swept)
 
     def client_closed(self) -> None:
         """Note that unfinished puts of a closed client wait for the sweep."""
         self._cursor, self._writers = 0, True
-        self.sweep(SWEEP_ROWS_URGENT)
+        self._sweep(SWEEP_ROWS_URGENT)
 
     def end_segment(self, segment: Segment) -> None:
         """Hide a segment's replicas at once; the sweep forgets them."""
@@ -131,32 +121,18 @@ class Janitor:
         if job is not None:
             self._end(job, DrainState.FAILED, "the segment was unmounted")
         self._cursor, self._sweeping = 0, set()
-        self.sweep(SWEEP_ROWS_URGENT)
+        self._sweep(SWEEP_ROWS_URGENT)
 
-    def sweep(self, rows: int) -> int:
-        """Look at the next rows; returns how many were seen."""
+    def _sweep(self, rows: int) -> None:
+        """Look at the next rows."""
         state = self._state
         if self._cursor == 0:
             self._closed_before = set(np.flatnonzero(state.closed[1:]) + 1)
             self._sweeping = {s.index for s in state.space.all() if s.state == SegmentState.GONE}
         late = state.now - state.config.put_release_ns
-
-        def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
-            full = np.array([span[0], span[1], late], np.int64)
-            return int(
-                k.sweep(
-                    state.rows,
-                    state.overflow,
-                    state.cold,
-                    state.space.alive,
-                    state.closed,
-                    full,
-                    out,
-                )
-            )
-
+        columns = state.rows, state.overflow, state.cold, state.space.alive, state.closed
         start = self._cursor
-        found, self._cursor = state.scan(in_span, start, rows)
+        found, self._cursor = state.scan(partial(k.sweep, *columns), start, rows, late)
         if len(found):
             left = self._attend(found, late)
             if left is not None:
@@ -171,7 +147,6 @@ class Janitor:
                 if segment is not None and segment.state == SegmentState.GONE:
                     state.space.forget(segment)
             self._sweeping = set()
-        return (self._cursor or state.table.rows_high) - start
 
     def _add_up_leases(self, start: int) -> None:
         """Count what is leased among the rows just seen, and tell of all at the end of a sweep."""
@@ -203,13 +178,13 @@ class Janitor:
         state.dispose(rows[overdue & ~fenced])
         rest = rows[~(overdue | fenced)]
         rest = rest[state.rows["state"][rest] != State.FREE]  # second generations went along
-        only = state.rows["replicas"][rest] == 1
-        only &= (state.flags(rest) & Flag.TASK) == 0
-        several = rest[~only]
+        single = state.rows["replicas"][rest] == 1
+        single &= (state.flags(rest) & Flag.TASK) == 0
+        several = rest[~single]
         for row in several[:ATTENDED_MAX].tolist():
             self._drop_dead_replicas(row)
         emptied = several[:ATTENDED_MAX]
-        doomed = np.concatenate([rest[only], emptied[state.rows["segment"][emptied] < 0]])
+        doomed = np.concatenate([rest[single], emptied[state.rows["segment"][emptied] < 0]])
         state.totals.lost_objects += len(doomed)
         first = (state.flags(doomed) & Flag.UPSERT) != 0
         first &= state.rows["state"][doomed] == State.READABLE
@@ -231,12 +206,6 @@ class Janitor:
             until = 0
         for segment in dead:
             drop_replica(state, row, segment, until)
-
-    def _digest(self, row: int) -> NDArray[np.uint64]:
-        record = self._state.rows[row]
-        words = np.array([record["digest_lo"], record["digest_hi"]], np.int64)
-        out: NDArray[np.uint64] = words.view(np.uint64)
-        return out
 
     def _end_soft_pins(self) -> None:
         """Make objects whose soft pin has ended ordinary again."""
@@ -352,9 +321,8 @@ class Janitor:
         target = choose_target(state, row)
         status, number = Status.NO_SPACE, 0
         if target is not None:
-            status, number = self._tasks.submit(
-                TaskKind.MOVE, self._digest(row), job.segment, [target]
-            )
+            digest = state.digests(np.array([row]))
+            status, number = self._tasks.submit(TaskKind.MOVE, digest, job.segment, [target])
         if status == Status.OK:
             job.running.add(number)
         else:

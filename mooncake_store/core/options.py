@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-__all__ = ["DEFAULTS", "Placement", "PutOptions", "ShardConfig", "SoftPin"]
+__all__ = ["DEFAULTS", "Placement", "StartOptions", "ShardConfig", "SoftPin"]
 
 SECOND = 1_000_000_000
 
@@ -19,15 +19,14 @@ class SoftPin(IntEnum):
 
 
 class Placement(IntEnum):
-    """How segments are chosen when the caller names none."""
+    """How segments are chosen where a put names none."""
 
     RANDOM = 0
     FREE_RATIO = 1
-    LOCAL_FIRST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class PutOptions:
+class StartOptions:
     """Options shared by every key of one put_start or upsert_start."""
 
     replicas: int = 1
@@ -42,8 +41,6 @@ class PutOptions:
     """Names of segments never to use; stronger than `preferred`."""
     groups: tuple[str, ...] | None = None
     """One group name per key ("" for none): members are evicted together."""
-    placement: Placement | None = None
-    """None means the shard's default."""
     plain: bool = field(init=False, repr=False, compare=False)
     """One replica wherever the shard likes, no pin and no group: what most puts are."""
 
@@ -51,11 +48,10 @@ class PutOptions:
         wishes = self.preferred or self.excluded or self.groups is not None
         pins = self.hard_pin or self.soft_pin != SoftPin.PRESERVE
         once = self.replicas == self.replicas_min == 1
-        plain = once and not (pins or wishes) and self.placement is None
-        object.__setattr__(self, "plain", plain)
+        object.__setattr__(self, "plain", once and not (pins or wishes))
 
 
-DEFAULTS = PutOptions()
+DEFAULTS = StartOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +73,8 @@ class ShardConfig:
     eviction_policy: str = "lru"
     allocator: str = "composite"
     placement: Placement = Placement.RANDOM
-    hot_window_ns: int = 10 * SECOND
-    hot_hits: int = 64
-    """Gets within one window that make a key hot; 0 turns the counters off."""
+    hits_window_ns: int = 10 * SECOND
+    """Gets of an object are counted anew in each window."""
     tasks_max: int = 65_536
     task_timeout_ns: int = 60 * SECOND
     events_kept: int = 262_144

@@ -162,15 +162,16 @@ class _Machine:
         )
         kinds = _kinds_of_bytes(set(self._takes))
         takers = [self._takers(kind & -kind) for kind in kinds]
-        anew = 0 if self._whole else self._reach((begin,))  # a search may begin anywhere
+        # A search may begin anywhere.
+        restart = 0 if self._whole else self._reach((begin,))
         # The first state is that of the start of a name and never comes again.
-        states, numbers = [self._reach((begin,), start=True) | anew], dict[int, int]()
+        states, numbers = [self._reach((begin,), start=True) | restart], dict[int, int]()
         rows: list[list[int]] = []
         work = 0
         for state in states:  # which grows meanwhile
             row = []
             for taker in takers:
-                following = anew
+                following = restart
                 left = state & taker
                 work += left.bit_count() + 1
                 while left:

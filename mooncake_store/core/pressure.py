@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,11 +127,8 @@ def _reclaim_late_puts(state: ShardState) -> None:
     if state.numbers[places.TALLY + c.UNFINISHED] == 0:
         return
     late = state.now - state.config.put_discard_ns
-
-    def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
-        return int(k.late_puts(state.rows, np.array([span[0], span[1], late], np.int64), out))
-
-    found, state.late_cursor = state.scan(in_span, state.late_cursor, RECLAIM_ROWS)
+    find = partial(k.late_puts, state.rows)
+    found, state.late_cursor = state.scan(find, state.late_cursor, RECLAIM_ROWS, late)
     state.totals.expired_puts += len(found)
     state.dispose(found)
 

@@ -13,9 +13,9 @@ from mooncake_store.core import context as places
 from mooncake_store.core import pressure
 from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.names import as_lengths
-from mooncake_store.core.options import DEFAULTS, PutOptions, SoftPin
+from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
 from mooncake_store.core.records import (
-    BATCH_MAX,
+    KEYS_MAX,
     PUT_ROW,
     REPLICA,
     REPLICAS_MAX,
@@ -44,7 +44,7 @@ def put_start(
     digests: NDArray[np.uint64],
     sizes: NDArray[np.int64],
     names: Names | None = None,
-    options: PutOptions = DEFAULTS,
+    options: StartOptions = DEFAULTS,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin objects: (PUT_ROW per key, REPLICA per replica of the accepted keys, in order).
 
@@ -52,8 +52,9 @@ def put_start(
     `replicas_min` fit. Where nothing fits, cold objects are evicted first.
     """
     n = len(digests)
-    if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
-        return _all_refused(n, _why_whole(state, client, tenant))
+    refusal = _refusal(state, client, tenant, n, sizes, names, options)
+    if refusal != c.OK:
+        return _all_refused(n, refusal)
     words, sizes = as_words(digests), as_column(sizes, INT64)
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     who = client, tenant
@@ -91,12 +92,13 @@ def upsert_start(
     digests: NDArray[np.uint64],
     sizes: NDArray[np.int64],
     names: Names | None = None,
-    options: PutOptions = DEFAULTS,
+    options: StartOptions = DEFAULTS,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin new generations; a readable one stays readable until put_end swaps its successor in."""
     n = len(digests)
-    if n != len(sizes) or not _admits(state, client, tenant, n, names, options):
-        return _all_refused(n, _why_whole(state, client, tenant))
+    refusal = _refusal(state, client, tenant, n, sizes, names, options)
+    if refusal != c.OK:
+        return _all_refused(n, refusal)
     words, sizes = as_words(digests), as_column(sizes, INT64)
     status = np.zeros(n, np.int16)
     status[(sizes <= 0) | (sizes >= c.SIZE_MAX)] = c.INVALID_PARAMS
@@ -120,34 +122,31 @@ def upsert_start(
     return _answer(state, found, names, status, answers, replicas)
 
 
-def _admits(
-    state: ShardState, client: int, tenant: int, n: int, names: Names | None, options: PutOptions
-) -> bool:
-    """Whether the arguments of a put make sense; else the whole batch is refused."""
-    if n > BATCH_MAX or client not in state.client_by_handle:
-        return False
-    if tenant not in state.tenant_by_number:
-        return False
-    if names is not None and (
-        len(names.lengths) != n or int(np.add.reduce(names.lengths)) != len(names.blob)
-    ):
-        return False
-    return options.plain or (
-        (options.groups is None or len(options.groups) == n)
-        and 1 <= options.replicas <= REPLICAS_MAX
-        and 1 <= options.replicas_min <= options.replicas
-    )
-
-
-def _why_whole(state: ShardState, client: int, tenant: int) -> Status:
+def _refusal(
+    state: ShardState,
+    client: int,
+    tenant: int,
+    n: int,
+    sizes: NDArray[np.int64],
+    names: Names | None,
+    options: StartOptions,
+) -> int:
+    """Why a whole batch is refused, OK where the arguments of a put make sense."""
     if client not in state.client_by_handle:
         return Status.CLIENT_NOT_FOUND
     if tenant not in state.tenant_by_number:
         return Status.TENANT_NOT_REGISTERED
-    return Status.INVALID_PARAMS
+    sound = n <= KEYS_MAX and n == len(sizes)
+    if names is not None:
+        total = int(np.add.reduce(names.lengths))
+        sound = sound and n == len(names.lengths) and total == len(names.blob)
+    if not options.plain:
+        sound = sound and 1 <= options.replicas_min <= options.replicas <= REPLICAS_MAX
+        sound = sound and (options.groups is None or len(options.groups) == n)
+    return c.OK if sound else c.INVALID_PARAMS
 
 
-def _all_refused(n: int, status: Status) -> tuple[NDArray[Any], NDArray[Any]]:
+def _all_refused(n: int, status: int) -> tuple[NDArray[Any], NDArray[Any]]:
     answers = np.zeros(n, PUT_ROW)
     answers["status"] = status
     return answers, np.empty(0, REPLICA)
@@ -202,7 +201,7 @@ def _second_generations(
     state: ShardState,
     who: tuple[int, int],
     sizes: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
     status: NDArray[np.int16],
     found: NDArray[np.int32],
     beside: NDArray[np.int64],
@@ -234,7 +233,7 @@ def _fill(
     who: tuple[int, int],
     found: NDArray[np.int32],
     sizes: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
     status: NDArray[np.int16],
 ) -> None:
     """Find space for the claimed rows that have none, and give up those that get none."""
@@ -309,10 +308,7 @@ def _start_runs(
     n, start, placed, retries = len(words), 0, 0, 0
     order, first = state.space.turn(state.now)
     if first < 0:
-        first, order = (
-            0,
-            state.space.order(state.now, DEFAULTS, state.client_by_handle[who[0]].host),
-        )
+        order, first = state.space.order(state.now, DEFAULTS), 0
     state.table.maintain(n)
     choices = len(order)
     runs = min(choices, max(1, n // SPREAD_RUN))
@@ -353,7 +349,7 @@ def _mark(
     tenant: int,
     rows: NDArray[np.int32],
     accepted: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
 ) -> None:
     """Write what the options say into the columns of new rows."""
     if options.hard_pin:
@@ -382,10 +378,10 @@ def _place(
     who: tuple[int, int],
     rows: NDArray[np.int32],
     sizes: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
 ) -> NDArray[np.int16] | None:
     """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
-    order = state.space.order(state.now, options, state.client_by_handle[who[0]].host)
+    order = state.space.order(state.now, options)
     result = np.zeros(len(rows), np.int16)
     large = sizes > nth_largest(order, options.replicas_min)
     if large.any():  # for these nobody else shall be evicted, nor anybody wait in vain
@@ -429,7 +425,7 @@ def _hold_limits(
     state: ShardState,
     tenant: int,
     sizes: NDArray[np.int64],
-    options: PutOptions,
+    options: StartOptions,
     result: NDArray[np.int16],
 ) -> None:
     """Refuse, in order, what a tenant's quota or the share of hard pins does not allow."""
@@ -468,7 +464,7 @@ def put_end(
 ) -> NDArray[np.int16]:
     """Make written objects readable, with the checksum of their bytes."""
     n = len(digests)
-    if n > BATCH_MAX or len(generations) != n or len(checksums) != n:
+    if n > KEYS_MAX or len(generations) != n or len(checksums) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     if client not in state.client_by_handle:  # its puts may not have been swept away yet
         return np.full(n, Status.CLIENT_NOT_FOUND, np.int16)
@@ -492,24 +488,23 @@ def put_end(
             if int(state.rows["flags"][row]) & c.UPSERT:  # else a repetition within the batch
                 _swap_in(state, row)
             status[at] = c.OK
-    refused = _hear_late(state, client, generations, status)
-    if refused is not None:  # the put that overtook it may be gone from the key again
-        status[refused[status[refused] == c.NOT_FOUND]] = c.SUPERSEDED
+    if state.space.late:
+        overtaken = _hear_late(state, client, generations, status)
+        # The put that overtook one of them may be gone from the key again.
+        status[overtaken[status[overtaken] == c.NOT_FOUND]] = c.SUPERSEDED
     return status
 
 
 def _hear_late(
     state: ShardState, client: int, generations: NDArray[np.uint32], status: NDArray[np.int16]
-) -> NDArray[np.int64] | None:
+) -> NDArray[np.int64]:
     """Return the space of puts that were given up earlier: their writer says that it is done.
 
-    Returns the places of those that another put had overtaken, None if nobody was waited for.
+    Returns the places of those that another put had overtaken.
     """
-    if not state.space.late:
-        return None
     refused = np.flatnonzero(status)
     if not len(refused):
-        return None
+        return refused
     writers = writers_of(np.full(len(refused), client), generations[refused])
     return refused[state.space.writers_done(writers)]
 
@@ -572,7 +567,7 @@ def put_revoke(
     So does that of own puts that were given up before: theirs has been waiting for this.
     """
     n = len(digests)
-    if n > BATCH_MAX or len(generations) != n:
+    if n > KEYS_MAX or len(generations) != n:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     if client not in state.client_by_handle:
         return np.full(n, Status.CLIENT_NOT_FOUND, np.int16)
@@ -581,7 +576,7 @@ def put_revoke(
     count = k.revoke(
         state.rows, state.cold, found, as_column(generations, UINT32), client, status, doomed
     )
-    if not late:
+    if state.space.late and not late:
         _hear_late(state, client, generations, status)
     state.dispose(doomed[:count], writer_done=not late)
     return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,10 +11,9 @@ import numpy as np
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_leases as leases
 from mooncake_store.core import _kernels_reads as k
-from mooncake_store.core import context as places
 from mooncake_store.core.records import (
-    BATCH_MAX,
     GET_ROW,
+    KEYS_MAX,
     LISTED,
     REPLICA,
     Flag,
@@ -56,38 +56,30 @@ def get(
     client: int,
     digests: NDArray[np.uint64],
     ttl_ns: int,
-    stop_at_miss: bool = False,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return (GET_ROW per key, REPLICA per living replica); `ttl_ns` 0 grants no lease.
 
-    The lease is the client's; client 0 is nobody, whose leases run to their end. With
-    `stop_at_miss` keys after the first miss are neither leased nor touched.
+    The lease is the client's; client 0 is nobody, whose leases run to their end.
     """
     n = len(digests)
-    if n > BATCH_MAX or ttl_ns < 0:
+    if n > KEYS_MAX or ttl_ns < 0:
         answers = np.zeros(n, GET_ROW)
         answers["status"] = Status.INVALID_PARAMS
         return answers, np.empty(0, REPLICA)
     answers = np.empty(n, GET_ROW)
     replicas = np.empty(n * state.replicas_most, REPLICA)
-    numbers = state.numbers
     state.expect_notes()
     ttl_ns = min(ttl_ns, state.config.lease_ttl_max_ns)
-    m = k.get(
-        state.words, client, state.now, ttl_ns, stop_at_miss, as_words(digests), answers, replicas
-    )
-    hot = numbers[places.TALLY + c.HOT]
-    if hot:
-        state.note_hot(hot)
+    m = k.get(state.words, client, state.now, ttl_ns, as_words(digests), answers, replicas)
     return answers, replicas if m == len(replicas) else replicas[:m]
 
 
 def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return whether each object can be read; neither leases nor touches."""
     out = np.empty(len(digests), np.bool_)
-    if len(digests) > BATCH_MAX:
-        for first in range(0, len(digests), BATCH_MAX):
-            part = slice(first, first + BATCH_MAX)
+    if len(digests) > KEYS_MAX:
+        for first in range(0, len(digests), KEYS_MAX):
+            part = slice(first, first + KEYS_MAX)
             out[part] = exists(state, digests[part])
         return out
     k.exists(state.words, as_words(digests), out)
@@ -113,7 +105,7 @@ def renew(
     """
     n = len(digests)
     status, remaining = np.empty(n, np.int16), np.zeros(n, np.int64)
-    if n > BATCH_MAX or len(generations) != n or ttl_ns < 0:
+    if n > KEYS_MAX or len(generations) != n or ttl_ns < 0:
         status[:] = Status.INVALID_PARAMS
         return status, remaining
     found = state.table.find(as_words(digests))
@@ -145,7 +137,7 @@ def release(
     """
     n = len(digests)
     status = np.empty(n, np.int16)
-    if n > BATCH_MAX or len(generations) != n:
+    if n > KEYS_MAX or len(generations) != n:
         status[:] = Status.INVALID_PARAMS
         return status
     found = state.table.find(as_words(digests))
@@ -169,13 +161,9 @@ def list_objects(
     At most `limit` readable objects whose name starts with `prefix`. A page may be short, or empty,
     before the end: only a cursor of 0 means the end.
     """
-    limit = max(1, min(limit, BATCH_MAX))
-
-    def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
-        full = np.array([span[0], span[1], tenant], np.int64)
-        return int(k.listing(state.rows, state.overflow, state.space.alive, state.cold, full, out))
-
-    rows, following = state.scan(in_span, max(0, cursor), SCAN_ROWS)
+    limit = max(1, min(limit, KEYS_MAX))
+    find = partial(k.listing, state.rows, state.overflow, state.space.alive, state.cold)
+    rows, following = state.scan(find, max(0, cursor), SCAN_ROWS, tenant)
     if prefix:
         rows = state.names.with_prefix(rows, prefix)
     if len(rows) > limit:
@@ -212,7 +200,7 @@ def stat(state: ShardState, digest: NDArray[np.uint64]) -> ObjectStat | None:
         replicas=tuple(replicas_of(state, row)),
         name=state.names.get(row),
         created_ns=int(state.cold["created_s"][row]) * 1_000_000_000,
-        hits=int(record["hits"]) & c.HOT_COUNT_MASK,
+        hits=int(record["hits"]) & c.HITS_MASK,
     )
 
 

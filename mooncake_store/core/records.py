@@ -12,33 +12,10 @@ from enum import IntEnum, IntFlag
 
 import numpy as np
 
-__all__ = [
-    "NIL",
-    "SIZE_MAX",
-    "BATCH_MAX",
-    "RENAMES_MAX",
-    "REPLICAS_MAX",
-    "REPLICAS_REMOVED_MAX",
-    "SEGMENT_BYTES_MAX",
-    "COLD",
-    "EVENT",
-    "GET_ROW",
-    "LISTED",
-    "OVERFLOW",
-    "PUT_ROW",
-    "REPLICA",
-    "ROW",
-    "EventKind",
-    "Flag",
-    "SegmentState",
-    "State",
-    "Status",
-]
-
 NIL = -1
 SIZE_MAX = 1 << 48
 """Exclusive upper bound of an object's size."""
-BATCH_MAX = 65_536
+KEYS_MAX = 65_536
 """Most keys in one request."""
 RENAMES_MAX = 512
 """Most pairs in one request of renames: what a shard does in a few milliseconds."""
@@ -112,7 +89,6 @@ class Status(IntEnum):
     JOB_NOT_FOUND = -1402
     TENANT_QUOTA = -1700
     TENANT_NOT_REGISTERED = -1701
-    TENANT_NOT_EMPTY = -1702
 
 
 class EventKind(IntEnum):
@@ -121,7 +97,6 @@ class EventKind(IntEnum):
     STORED = 1
     REMOVED = 2
     CLEARED = 3  # a tenant has no objects left; the digest is zero
-    TIER_CHANGED = 4  # kept free: all segments are of one tier so far, and nothing tells it
 
 
 ROW = np.dtype(
@@ -163,7 +138,9 @@ COLD = np.dtype(
 OVERFLOW = np.dtype(
     [("offset", "<i8"), ("next", "<i4"), ("segment", "<i2"), ("state", "u1"), ("spare", "u1")]
 )
-"""A replica after the first; `state` is READABLE, or WRITING while a copy fills it."""
+"""A replica after the first, in a chain that begins at `ROW.more`; `state` is READABLE, or WRITING
+while a copy fills it. Entry 0 is the head of the free list (`next`) and counts the entries ever
+used (`offset`)."""
 
 REPLICA = np.dtype([("offset", "<i8"), ("segment", "<i4"), ("spare", "<i4")])
 """Where one replica lies, as told to clients."""
@@ -201,6 +178,6 @@ EVENT = np.dtype(
         ("digest_hi", "<u8"),
         ("kind", "<u2"),
         ("tenant", "<u2"),
-        ("tier", "<u4"),
+        ("tier", "<u4"),  # always 0: all segments are of one tier so far
     ]
 )

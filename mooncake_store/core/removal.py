@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from mooncake_store.core._kernels_reads import readable
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.patterns import compile_pattern
 from mooncake_store.core.reads import replicas_of
-from mooncake_store.core.records import BATCH_MAX, REPLICAS_REMOVED_MAX, Flag, State, Status
+from mooncake_store.core.records import KEYS_MAX, REPLICAS_REMOVED_MAX, Flag, State, Status
 from mooncake_store.core.state import ShardState, as_words
 from mooncake_store.core.tasks import drop_replica
 
@@ -35,7 +36,7 @@ def remove(
     Leases of the client that asks are in nobody's way; their space is quarantined as well.
     """
     n = len(digests)
-    if n > BATCH_MAX:
+    if n > KEYS_MAX:
         return np.full(n, Status.INVALID_PARAMS, np.int16)
     status, doomed = np.empty(n, np.int16), np.empty(n, np.int32)
     state.expect_disposal(n)
@@ -43,7 +44,7 @@ def remove(
         state.words, client, state.now, force, as_words(digests), status, doomed
     )
     if total < 0:
-        state.dispose_with_care(doomed[:count], flags)
+        state.dispose_special(doomed[:count], flags)
     return status
 
 
@@ -114,15 +115,9 @@ def remove_matching(
     if kind not in KINDS:
         raise ValueError(f"unknown kind of pattern {kind!r}: use {', '.join(KINDS)}")
     wanted = compile_pattern(pattern, kind) if kind in ("glob", "regex") else None
-
-    def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
-        return int(
-            scan.of_tenant(
-                state.rows, state.cold, np.array([span[0], span[1], tenant], np.int64), out
-            )
-        )
-
-    rows, following = state.scan(in_span, max(0, cursor), max(1, min(rows_max, BATCH_MAX)))
+    find = partial(scan.of_tenant, state.rows, state.cold)
+    count = max(1, min(rows_max, KEYS_MAX))
+    rows, following = state.scan(find, max(0, cursor), count, tenant)
     if kind == "prefix":
         rows = state.names.with_prefix(rows, pattern.encode())
     elif wanted is not None:
@@ -205,7 +200,7 @@ def _readable(
 ) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
     """Find rows, and say of each key whether it is readable."""
     n = len(digests)
-    if n > BATCH_MAX:
+    if n > KEYS_MAX:
         return np.full(n, -1, np.int32), np.full(n, Status.INVALID_PARAMS, np.int16)
     found = state.table.find(as_words(digests))
     there = np.empty(n, np.bool_)

@@ -120,13 +120,13 @@ def _movable(state: ShardState, client: int, found: NDArray[np.int32], force: bo
 def _clear(
     state: ShardState, client: int, other: NDArray[np.int32], overwrite: bool, force: bool
 ) -> int:
-    """Remove what the new key names, as `remove` would; who reads of it reads to the end."""
+    """Remove what the new key names, under the rules of a removal: its readers finish reading."""
     there = np.empty(1, np.bool_)
     readable(state.words, other, there)
     if there[0] and not overwrite:
         return c.ALREADY_EXISTS
     status, doomed = np.empty(1, np.int16), np.empty(1, np.int32)
     if k.check_remove(state.words, client, state.now, force, other, status, doomed):
-        # What follows tells that the key names something new.
+        # No event: the one of the renamed object follows and says what the key names now.
         state.dispose(doomed, silently=True)
     return int(status[0])

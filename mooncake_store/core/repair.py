@@ -11,6 +11,7 @@ One tick costs the scan of a chunk and a bounded number of submissions.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,14 +107,11 @@ class Repair:
         state = self._state
         if not targets.room:
             return np.empty(0, np.int32), 0
-
-        def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:
-            full = np.array([span[0], span[1], len(targets.room), targets.room_max], np.int64)
-            columns = state.rows, state.cold, state.overflow
-            masks = targets.sources, targets.open_to, targets.barred
-            return int(k.short_of_replicas(*columns, *masks, full, out))
-
-        return state.scan(in_span, self._cursor, ROWS_PER_STEP)
+        columns = state.rows, state.cold, state.overflow
+        masks = targets.sources, targets.open_to, targets.barred
+        find = partial(k.short_of_replicas, *columns, *masks)
+        asked = len(targets.room), targets.room_max
+        return state.scan(find, self._cursor, ROWS_PER_STEP, *asked)
 
     def _submit(self, rows: NDArray[np.int32], allowed: int, targets: _Targets) -> int | None:
         """Ask for copies; returns the row to go on with when there were too many."""

@@ -14,28 +14,31 @@ makes it replayable, replicable and testable against a model.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mooncake_store.core import _codes as c
 from mooncake_store.core import integrity, pressure, puts, reads, removal, renames
-from mooncake_store.core.figures import SegmentInfo, ShardStats, totals
-from mooncake_store.core.janitor import Janitor, TickReport
+from mooncake_store.core.figures import ShardStats, totals
+from mooncake_store.core.janitor import Janitor
 from mooncake_store.core.operation import operation
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status
 from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
 
-__all__ = ["SegmentInfo", "Shard", "ShardStats"]
+if TYPE_CHECKING:
+    from mooncake_store.core.space import Segment
+
+__all__ = ["Shard"]
 
 Digests = NDArray[np.uint64]
 
 
 class Shard(ShardState):
-    """The state machine; see the module's head for the rules all operations share."""
+    """The operations of one shard: each takes the time, and answers key by key."""
 
     def __init__(self, config: ShardConfig | None = None) -> None:
         super().__init__(config or ShardConfig())
@@ -74,26 +77,14 @@ class Shard(ShardState):
         """
         tenants = self.tenants
         if name not in tenants:
-            taken = self.tenant_by_number
-            number = next((i for i in range(TENANTS_MAX) if i not in taken), -1)
-            if number < 0:
-                return number
+            number = len(self.tenant_by_number)
+            if number == TENANTS_MAX:
+                return -1
             tenants[name] = self.tenant_by_number[number] = Tenant(number, name, None)
         if quota_bytes is not None:
             tenants[name].quota_bytes = quota_bytes
             self.order_tenant(tenants[name].number)
         return tenants[name].number
-
-    def drop_tenant(self, tenant: int) -> Status:
-        """Forget a tenant that has no objects."""
-        known = self.tenant_by_number.get(tenant)
-        if known is None or tenant == 0:
-            return Status.TENANT_NOT_REGISTERED
-        if self.tenant_use[tenant, 1]:
-            return Status.TENANT_NOT_EMPTY
-        del self.tenants[known.name], self.tenant_by_number[tenant]
-        self.quota_orders.pop(tenant, None)
-        return Status.OK
 
     @operation
     def open_client(self, uuid: bytes, epoch: int, host: str = "") -> int:
@@ -199,59 +190,28 @@ class Shard(ShardState):
         if known is not None and known.state in (SegmentState.OK, SegmentState.SUSPECT):
             self.space.set_state(known, SegmentState.SUSPECT if suspect else SegmentState.OK)
 
-    def segments(self) -> list[SegmentInfo]:
+    def segments(self) -> list[Segment]:
         """Return all segments, gone ones that are still being swept included."""
-        return [
-            SegmentInfo(
-                s.index,
-                s.uuid,
-                s.name,
-                s.host,
-                s.nbytes,
-                s.state,
-                s.used,
-                s.quarantined,
-                s.owner,
-            )
-            for s in self.space.all()
-        ]
+        return self.space.all()
 
     # Background duties.
 
     @operation
-    def tick(self) -> TickReport:
+    def tick(self) -> None:
         """Do a bounded share of the background duties; call it every 10 ms or so."""
-        return self.janitor.tick()
+        self.janitor.tick()
 
     # Copies, moves, drains.
 
     @operation
-    def copy_start(
-        self, client: int, digest: Digests, source: int | None, targets: list[int]
-    ) -> tuple[Status, int, NDArray[Any]]:
-        """Begin a copy run by `client`: (status, task number, replicas to write)."""
-        return self.tasks.start(TaskKind.COPY, client, digest, source, targets)
-
-    @operation
-    def move_start(
-        self, client: int, digest: Digests, source: int | None, target: int
-    ) -> tuple[Status, int, NDArray[Any]]:
-        """Begin a move run by `client`; the source replica goes when it ends well."""
-        return self.tasks.start(TaskKind.MOVE, client, digest, source, [target])
-
-    @operation
-    def submit_copy(
-        self, digest: Digests, targets: list[int], source: int | None = None
+    def submit_task(
+        self, kind: TaskKind, digest: Digests, targets: list[int], source: int | None = None
     ) -> tuple[Status, int]:
-        """Queue a copy for the owner of the source: (status, task number)."""
-        return self.tasks.submit(TaskKind.COPY, digest, source, targets)
+        """Queue a copy or a move for the owner of the source: (status, task number).
 
-    @operation
-    def submit_move(
-        self, digest: Digests, target: int, source: int | None = None
-    ) -> tuple[Status, int]:
-        """Queue a move for the owner of the source: (status, task number)."""
-        return self.tasks.submit(TaskKind.MOVE, digest, source, [target])
+        A copy has one target or more, a move exactly one.
+        """
+        return self.tasks.submit(kind, digest, source, targets)
 
     @operation
     def fetch_tasks(self, client: int, limit: int = 16) -> list[Task]:
@@ -275,17 +235,6 @@ class Shard(ShardState):
 
     # Observation.
 
-    @operation
-    def hot_keys(self) -> tuple[Digests, NDArray[np.uint16]]:
-        """Return and forget the keys that became hot since the last call, and their hits."""
-        rows = np.array(
-            [row for row, gen in self.hot.items() if self.rows["generation"][row] == gen],
-            np.int32,
-        )
-        self.hot.clear()
-        hits = self.rows["hits"][rows] & np.uint16(c.HOT_COUNT_MASK)
-        return self._digests(rows), hits
-
     def event_snapshot(self, cursor: int = 0, rows_max: int = 65_536) -> tuple[Digests, int, int]:
         """Return (digests of readable objects, next cursor or 0, number of the next event).
 
@@ -298,12 +247,7 @@ class Shard(ShardState):
             return len(found)
 
         rows, following = self.scan(in_span, cursor, rows_max)
-        return self._digests(rows), following, self.events.next_number
-
-    def _digests(self, rows: NDArray[np.int32]) -> Digests:
-        words = np.stack([self.rows["digest_lo"][rows], self.rows["digest_hi"][rows]], axis=1)
-        out: Digests = words.view(np.uint64)
-        return out
+        return self.digests(rows), following, self.events.next_number
 
     @property
     def objects(self) -> int:

@@ -9,7 +9,7 @@ choosing is paid once per run and a reader of the batch still meets several work
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from alloc import create_allocator
 from mooncake_store.core import _kernels_removal as k
 from mooncake_store.core import context as places
-from mooncake_store.core.options import Placement, PutOptions, ShardConfig
+from mooncake_store.core.options import Placement, ShardConfig, StartOptions
 from mooncake_store.core.records import SIZE_MAX, SegmentState
 from mooncake_store.core.wheel import Wheel
 
@@ -92,7 +92,7 @@ class Extents:
 
     segments: NDArray[np.int16]
     offsets: NDArray[np.int64]
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    counts: NDArray[np.int64]
 
 
 def _place(
@@ -155,9 +155,6 @@ class Space:
         self._numbers = context.numbers
         self._freed = context.bind(places.FREED_EXTENTS, np.zeros(2 * FREED_KEPT, np.int64))
 
-    def __iter__(self) -> object:
-        return iter(self._segments.values())
-
     def __len__(self) -> int:
         return len(self._segments)
 
@@ -171,7 +168,7 @@ class Space:
 
     def all(self) -> list[Segment]:
         """Return all segments, gone ones that are still being swept included."""
-        self.settle()
+        self.return_freed()
         return list(self._segments.values())
 
     def mount(
@@ -185,7 +182,7 @@ class Space:
         number: int | None = None,
     ) -> Segment | None:
         """Add a segment; None when no number is left, or `number` is not free."""
-        self.settle()
+        self.return_freed()
         free = np.flatnonzero(~np.isin(np.arange(len(self.alive)), list(self._segments)))
         if len(free) == 0 or (number is not None and number not in free):
             return None
@@ -244,7 +241,7 @@ class Space:
         Whoever may still use its memory waits in the quarantine, or did when the rows left it:
         leases that were given back before are not among them.
         """
-        self.settle()
+        self.return_freed()
         segment.busy_until = max(
             segment.busy_until,
             segment.usable_from,
@@ -262,7 +259,7 @@ class Space:
 
         That place is -1 where placement is not simply random: `order` must be asked then.
         """
-        self.settle()
+        self.return_freed()
         cycle = self._cycle
         if cycle is None:
             cycle = self._cycle = _interleave_hosts(
@@ -273,19 +270,16 @@ class Space:
             return cycle, -1
         return cycle, int(self._rng.random() * len(cycle))
 
-    def order(self, now: int, options: PutOptions, host: str) -> list[Segment]:
+    def order(self, now: int, options: StartOptions) -> list[Segment]:
         """Return the segments that may take a replica, most wanted first."""
         cycle, start = self.turn(now)
         if start < 0:
             start = int(self._rng.random() * len(cycle))
         cycle = cycle[start:] + cycle[:start]
-        placement = self._config.placement if options.placement is None else options.placement
         usable = [s for s in cycle if s.usable_from <= now and s.name not in options.excluded]
-        if placement == Placement.FREE_RATIO:
+        if self._config.placement == Placement.FREE_RATIO:
             head, tail = usable[:RATIO_SAMPLE], usable[RATIO_SAMPLE:]
             usable = sorted(head, key=lambda s: s.used / s.nbytes) + tail
-        elif placement == Placement.LOCAL_FIRST:
-            usable.sort(key=lambda s: s.host != host)
         if options.preferred:
             rank = {name: i for i, name in enumerate(options.preferred)}
             usable.sort(key=lambda s: rank.get(s.name, len(rank)))
@@ -299,10 +293,10 @@ class Space:
         With `spread`, none goes above its high watermark, where eviction begins, while others may
         have room below theirs.
         """
-        self.settle()
+        self.return_freed()
         n = len(sizes)
-        out = Extents(np.full((n, replicas), -1, np.int16), np.full((n, replicas), -1, np.int64))
-        out.counts = np.zeros(n, np.int64)
+        where = np.full((n, replicas), -1, np.int16), np.full((n, replicas), -1, np.int64)
+        out = Extents(*where, np.zeros(n, np.int64))
         if spread and len(order) > 1:
             runs = min(len(order), max(1, n // SPREAD_RUN))
             _place(out, order, sizes, runs, below_watermark=True)
@@ -313,9 +307,9 @@ class Space:
     def expect_freed(self, count: int) -> None:
         """Make room for `count` extents in FREED_EXTENTS, as far as there can be."""
         if self._numbers[places.FREED] + count > FREED_KEPT:
-            self.settle()
+            self.return_freed()
 
-    def settle(self) -> None:
+    def return_freed(self) -> None:
         """Return kept extents to their allocators, before anything asks these or changes them.
 
         Each allocator costs a call, and a batch of objects lies on many segments; removals and
@@ -326,13 +320,6 @@ class Space:
             self._numbers[places.FREED] = 0
             self.free(self._freed[:count], self._freed[FREED_KEPT : FREED_KEPT + count])
 
-    def free_on(self, index: int, offsets: NDArray[np.int64]) -> None:
-        """Return extents of one segment to its allocator; a forgotten segment has none."""
-        segment = self._segments.get(index)
-        if segment is not None:
-            freed = segment.allocator.free(offsets)
-            assert np.logical_and.reduce(freed), f"{segment.name}: freed an extent twice"
-
     def free(self, segments: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
         """Return extents to the allocators of their segments."""
         if len(segments) == 0:
@@ -342,7 +329,10 @@ class Space:
         segments, offsets = np.ascontiguousarray(segments), np.ascontiguousarray(offsets)
         count = k.by_segment(segments, offsets, self._counts, grouped, runs)
         for index, start, stop in runs[:count].tolist():
-            self.free_on(index, grouped[start:stop])
+            segment = self._segments.get(index)
+            if segment is not None:  # a forgotten one has no allocator
+                freed = segment.allocator.free(grouped[start:stop])
+                assert np.logical_and.reduce(freed), f"{segment.name}: freed an extent twice"
 
     def free_or_quarantine(self, extents: NDArray[np.int64]) -> None:
         """Return extents (rows segment, offset, size, writer, until), if `until` at that time.
@@ -414,12 +404,12 @@ class Space:
 
     def excess_bytes(self) -> int:
         """What the segments that `watermark_bytes` counts hold above it, all of them together."""
-        self.settle()
+        self.return_freed()
         return sum(s.used - s.full_at for s in self._segments.values() if s.state in KEEPING)
 
     def used_bytes(self) -> int:
         """Bytes of them that are not free."""
-        self.settle()
+        self.return_freed()
         return sum(s.used for s in self._segments.values() if s.state != SegmentState.GONE)
 
     def mask(self, keep: Callable[[Segment], bool]) -> NDArray[np.uint8]:

@@ -24,7 +24,7 @@ from mooncake_store.core.events import Events
 from mooncake_store.core.groups import Groups
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.names import NameArena
-from mooncake_store.core.records import BATCH_MAX, COLD, OVERFLOW, ROW, Flag
+from mooncake_store.core.records import COLD, KEYS_MAX, OVERFLOW, ROW, Flag
 from mooncake_store.core.space import Space
 from mooncake_store.core.table import Table
 from mooncake_store.core.wheel import Wheel
@@ -57,8 +57,6 @@ NOTES_KEPT = 4096
 """Uses, arrivals and departures that wait, about, to be told to the policies together."""
 ROW_MASK = (1 << NOTE_SHIFT) - 1
 """The row in a note."""
-HOT_KEPT = 4096
-"""Keys that became hot and wait to be asked for."""
 
 
 @dataclass(slots=True)
@@ -129,18 +127,16 @@ class ShardState:
         # to find the coldest of one took 105 ms among two million.
         self.quota_orders: dict[int, EvictionPolicy] = {}
         self.soft_ends = Wheel(2)
-        self._notes = bind(places.NOTES, reserve(NOTES_KEPT + BATCH_MAX, np.int64))
-        self.found = bind(places.FOUND, reserve(BATCH_MAX, np.int32))
-        self.status = bind(places.STATUS, reserve(BATCH_MAX, np.int16))
-        bind(places.FRESH, reserve(BATCH_MAX, np.uint8))
-        self.hot_rows = bind(places.HOT_ROWS, reserve(BATCH_MAX, np.int32))
+        self._notes = bind(places.NOTES, reserve(NOTES_KEPT + KEYS_MAX, np.int64))
+        self.found = bind(places.FOUND, reserve(KEYS_MAX, np.int32))
+        self.status = bind(places.STATUS, reserve(KEYS_MAX, np.int16))
+        bind(places.FRESH, reserve(KEYS_MAX, np.uint8))
         self.events = Events(config.events_kept, self.context)
         self.tally = self.context.part(places.TALLY, c.TALLY_WORDS)
         self.tenant_use = bind(places.TENANT_USE, np.zeros((TENANTS_MAX, 2), np.int64))
         self.words[places.DISCARD_NS] = config.put_discard_ns
         self.words[places.RELEASE_NS] = config.put_release_ns
-        self.words[places.HOT_WINDOW_NS] = config.hot_window_ns
-        self.words[places.HOT_HITS] = config.hot_hits
+        self.words[places.HITS_WINDOW_NS] = config.hits_window_ns
         self.tenants: dict[str, Tenant] = {"default": Tenant(0, "default", None)}
         self.tenant_by_number = {0: self.tenants["default"]}
         self.clients: dict[bytes, Client] = {}
@@ -153,7 +149,12 @@ class ShardState:
         self.handle = 0  # of the client opened last
         self.handles_used = 0  # the greatest there was
         self.replicas_most = 1  # replicas of one object, at most, ever
-        self.hot: dict[int, int] = {}  # row -> generation it had; both may have changed since
+
+    def digests(self, rows: NDArray[Any]) -> NDArray[np.uint64]:
+        """Return the digests of rows, (n, 2)."""
+        words = np.stack([self.rows["digest_lo"][rows], self.rows["digest_hi"][rows]], axis=1)
+        out: NDArray[np.uint64] = words.view(np.uint64)
+        return out
 
     def flags(self, rows: NDArray[np.int32]) -> NDArray[np.uint8]:
         """Return the flags of rows."""
@@ -184,25 +185,25 @@ class ShardState:
         if len(doomed) == 0:
             return 0
         self.expect_disposal(len(doomed))
-        flags, total = k.let_go(self.words, self.now, silently, doomed)
+        flags, total = k.dispose_plain(self.words, self.now, silently, doomed)
         if total < 0:
-            return self.dispose_with_care(doomed, flags, writer_done, silently)
+            return self.dispose_special(doomed, flags, writer_done, silently)
         return int(total)
 
     def expect_disposal(self, count: int) -> None:
-        """Prepare what `let_go` needs for up to `count` rows."""
+        """Prepare what `dispose_plain` needs for up to `count` rows."""
         self.table.maintain(count, growing=False)
         self.space.expect_freed(count)
         self.expect_notes()
 
-    def dispose_with_care(
+    def dispose_special(
         self,
         doomed: NDArray[np.int32],
         flags: int,
         writer_done: bool = False,
         silently: bool = False,
     ) -> int:
-        """Dispose rows that `let_go` refused: some are tied to others, or must wait, or too many.
+        """Dispose of rows that `dispose_plain` refused: tied to others, waited for, or too many.
 
         `flags` are those of all of them. Returns the bytes.
         """
@@ -217,13 +218,6 @@ class ShardState:
         if self.numbers[places.PINS_USED]:
             self.soft_policy.remove(doomed)
         return int(total)
-
-    def note_hot(self, count: int) -> None:
-        """Remember the rows that just became hot, in place of those that did so longest ago."""
-        for row in self.hot_rows[:count].tolist():
-            self.hot[row] = int(self.rows["generation"][row])
-        for row in list(self.hot)[: max(0, len(self.hot) - HOT_KEPT)]:
-            del self.hot[row]
 
     def expect_notes(self) -> None:
         """Make room in NOTES for a batch."""
@@ -299,15 +293,17 @@ class ShardState:
             self.soft_ends.add(self.pin_ends[rows], entries)
 
     def scan(
-        self, find: Callable[[NDArray[np.int64], NDArray[np.int32]], int], start: int, count: int
+        self, find: Callable[[NDArray[Any], NDArray[Any]], int], start: int, count: int, *asked: int
     ) -> tuple[NDArray[np.int32], int]:
-        """Run a row-range kernel over at most `count` rows from `start`.
+        """Run a kernel over a range of at most `count` rows from `start`.
 
-        Returns the rows found and where to go on, 0 when the end was reached.
+        `find(span, out)` is told the range and what else is `asked` as `span`. Returns the rows
+        found and where to go on, 0 when the end was reached.
         """
         stop = min(self.table.rows_high, start + count)
         out = np.empty(max(0, stop - start), np.int32)
-        found = find(np.array([start, stop], np.int64), out) if stop > start else 0
+        span = np.array([start, stop, *asked], np.int64)
+        found = int(find(span, out)) if stop > start else 0
         return out[:found], 0 if stop >= self.table.rows_high else stop
 
 

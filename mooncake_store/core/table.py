@@ -65,11 +65,6 @@ class Table:
         return int(self.head[k.ROWS_HIGH])
 
     @property
-    def rows_left(self) -> int:
-        """Rows that could still be handed out."""
-        return len(self._rows) - self.rows_high + int(self.head[k.FREE_ROWS])
-
-    @property
     def slots(self) -> int:
         """Positions of the active array."""
         return int(self.head[k.MASK]) + 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from mooncake_store.core import _codes as c
 from mooncake_store.core import _kernels_writes as k
-from mooncake_store.core.options import PutOptions
+from mooncake_store.core.options import DEFAULTS
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import (
     REPLICA,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Task", "TaskKind", "TaskState", "Tasks"]
 
 FINISHED_KEPT = 4096
-MASK64 = (1 << 64) - 1
 
 
 class TaskKind(IntEnum):
@@ -61,19 +60,16 @@ class Task:
 
     number: int
     kind: TaskKind
-    digest: tuple[int, int]
+    digest: NDArray[np.uint64]
     source: int
     targets: tuple[int, ...]
     worker: int
     """Handle of the only client that may fetch and finish it."""
     created_ns: int
     updated_ns: int
-    row: int = -1
-    generation: int = 0
+    row: int
     state: TaskState = TaskState.PENDING
     message: str = ""
-    fetched: bool = False
-    """Whether it was begun by a fetch; else its worker was told of it when it was asked for."""
     repair: bool = False
     """Whether it makes a missing replica anew: while one is missing, in spare room and quota."""
     replicas: NDArray[Any] = field(default_factory=lambda: np.empty(0, REPLICA))
@@ -130,28 +126,6 @@ class Tasks:
             self._tasks[number].repair = True
         return status, number
 
-    def start(
-        self,
-        kind: TaskKind,
-        client: int,
-        digest: NDArray[np.uint64],
-        source: int | None,
-        targets: list[int],
-    ) -> tuple[Status, int, NDArray[Any]]:
-        """Begin a task at once, run by `client`; returns the replicas to write."""
-        if client not in self._state.client_by_handle:
-            return Status.CLIENT_NOT_FOUND, 0, np.empty(0, REPLICA)
-        targets = list(dict.fromkeys(targets))
-        status, row, chosen = self._check(digest, source, targets)
-        if status == Status.OK:
-            status, number = self._new(kind, row, chosen, targets, client)
-            if status == Status.OK:
-                status = self._begin(self._tasks[number])
-                if status == Status.OK:
-                    return status, number, self._tasks[number].replicas
-                self._close(self._tasks[number], TaskState.FAILED, status.name)
-        return status, 0, np.empty(0, REPLICA)
-
     def fetch(self, client: int, limit: int) -> list[Task]:
         """Return up to `limit` tasks of this worker, which runs none while it asks.
 
@@ -160,14 +134,13 @@ class Tasks:
         are pending and begin now.
         """
         mine = [task for task in self.unfinished() if task.worker == client]
-        out = [task for task in mine if task.fetched and task.state == TaskState.PROCESSING][:limit]
+        out = [task for task in mine if task.state == TaskState.PROCESSING][:limit]
         for task in mine:
             if len(out) >= limit:
                 break
             if task.state == TaskState.PENDING:
                 status = self._begin(task)
                 if status == Status.OK:
-                    task.fetched = True
                     out.append(task)
                 else:
                     self._close(task, TaskState.FAILED, status.name)
@@ -281,18 +254,15 @@ class Tasks:
         if len(self._open) >= self._state.config.tasks_max:
             return Status.TASK_LIMIT, 0
         self._last += 1
-        now, rows = self._state.now, self._state.rows
-        key = int(rows["digest_lo"][row]) & MASK64, int(rows["digest_hi"][row]) & MASK64
-        task = Task(self._last, kind, key, source, tuple(targets), worker, now, now)
-        task.row, task.generation = row, int(rows["generation"][row])
+        now, digest = self._state.now, self._state.digests(np.array([row]))[0]
+        task = Task(self._last, kind, digest, source, tuple(targets), worker, now, now, row)
         self._tasks[task.number] = self._open[task.number] = task
         return Status.OK, task.number
 
     def _begin(self, task: Task) -> Status:
         """Allocate the target replicas and flag the object."""
         state = self._state
-        digest = np.array(task.digest, np.uint64)
-        status, row, _ = self._check(digest, task.source, list(task.targets))
+        status, row, _ = self._check(task.digest, task.source, list(task.targets))
         if status != Status.OK:
             return status
         if task.repair and state.rows["replicas"][row] >= state.cold["wanted"][row]:
@@ -305,8 +275,7 @@ class Tasks:
         self._attach(row, placed)
         state.set_flag(row, Flag.TASK)
         state.replicas_most = max(state.replicas_most, int(state.rows["replicas"][row]))
-        task.row, task.generation = row, int(state.rows["generation"][row])
-        task.state, task.updated_ns = TaskState.PROCESSING, state.now
+        task.row, task.state, task.updated_ns = row, TaskState.PROCESSING, state.now
         task.replicas = np.array([(offset, where, 0) for where, offset in placed], REPLICA)
         return Status.OK
 
@@ -323,7 +292,7 @@ class Tasks:
         held = {s for s, _, _ in replicas_of(state, row)}
         size = state.rows["size"][row : row + 1]
         placed: list[tuple[int, int]] = []
-        state.space.settle()
+        state.space.return_freed()
         for target in task.targets:
             if target in held:
                 continue
@@ -407,7 +376,7 @@ def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
 def spare_bytes(state: ShardState, segment: Segment) -> int:
     """Return how much of a segment may be in use after a repair.
 
-    It is what eviction leaves: copies that filled what it made free would have it begin again.
+    Eviction leaves this much: if copies filled the room that it makes, it would begin again.
     """
     config = state.config
     return int(max(0.0, config.high_watermark - config.eviction_ratio) * segment.nbytes)
@@ -417,6 +386,6 @@ def choose_target(state: ShardState, row: int) -> int | None:
     """Return a segment that could take one more replica of `row`, the emptiest of a few."""
     held = {s for s, _, _ in replicas_of(state, row)}
     hosts = {s.host for s in state.space.all() if s.index in held}
-    order = [s for s in state.space.order(state.now, PutOptions(), "") if s.index not in held]
+    order = [s for s in state.space.order(state.now, DEFAULTS) if s.index not in held]
     order.sort(key=lambda s: (s.host in hosts, s.used / s.nbytes))
     return order[0].index if order else None

@@ -88,7 +88,7 @@ class Wheel:
         return taken
 
     def entries(self) -> NDArray[np.int64]:
-        """Return all entries, in no order (for checks and dumps)."""
+        """Return all entries, in no order."""
         batches = [batch for slot in self._slots.values() for batch in slot]
         if not batches:
             return np.empty((0, self._columns), np.int64)

@@ -109,7 +109,7 @@ def _best(
 
 def gather(state: ShardState, window: Window, size: int) -> bool:
     """Make one hole of an emptied window, of which slabs may still hold parts."""
-    state.space.settle()
+    state.space.return_freed()
     allocator = window.segment.allocator
     start = np.array([window.start])
     return bool(allocator.reserve(start, np.array([size]))[0] and allocator.free(start)[0])

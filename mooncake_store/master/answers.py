@@ -68,7 +68,9 @@ class _Entry(NamedTuple):
     declaration: _Declaration
     unpack: Callable[[Any], Any]
     handle: Callable[..., Any]
-    pack: Callable[[Any], bytes]
+    pack: Callable[..., bytes]
+    by_name: bool
+    """Whether `pack` takes the fields of an answer, each by its name, or a struct."""
 
 
 class AnswerTable:
@@ -93,14 +95,18 @@ class AnswerTable:
             self._site.keys += len(getattr(request, declaration.keys))
         for column in declaration.routed:
             self._site.check_routing(getattr(request, column))
-        if not declaration.waits:
-            return entry.pack(entry.handle(peer, request))
-        told = entry.handle(peer, request, frame.deadline_ms)
-        return _later(entry.pack, told) if isinstance(told, Awaitable) else entry.pack(told)
+        if declaration.waits:
+            told = entry.handle(peer, request, frame.deadline_ms)
+            if isinstance(told, Awaitable):
+                return _later(entry, told)
+        else:
+            told = entry.handle(peer, request)
+        return entry.pack(**told) if entry.by_name else entry.pack(told)
 
 
-async def _later(pack: Callable[[Any], bytes], told: Awaitable[Answer]) -> bytes:
-    return pack(await told)
+async def _later(entry: _Entry, told: Awaitable[Answer]) -> bytes:
+    answer = await told
+    return entry.pack(**answer) if entry.by_name else entry.pack(answer)
 
 
 def _of(owner: object) -> Iterable[_Entry]:
@@ -108,16 +114,8 @@ def _of(owner: object) -> Iterable[_Entry]:
         handle = getattr(owner, name)
         declaration = getattr(handle, "declaration", None)
         if declaration is not None:
-            operation = declaration.operation
-            yield _Entry(declaration, operation.request.unpack, handle, _packer(operation.reply))
-
-
-def _packer(reply: Any) -> Callable[[Any], bytes]:
-    if isinstance(reply, Packed):
-        pack = reply.pack
-        return lambda fields: pack(**fields)
-    struct: Callable[[Any], bytes] = reply.pack
-    return struct
+            unpack, reply = declaration.operation.request.unpack, declaration.operation.reply
+            yield _Entry(declaration, unpack, handle, reply.pack, isinstance(reply, Packed))
 
 
 def _refused(operation: Operation[Any, Any], request: Any) -> AuthError:

@@ -38,7 +38,6 @@ class ClientRun:
 class Peer:
     """In whose name a connection speaks; set once by `open`."""
 
-    run: ClientRun
     handle: int
     tenant: int
     read_only: bool = False
@@ -79,7 +78,7 @@ class Clients:
             run.segments = known.segments  # the core hands them over with the uuid
             for connection in list(known.connections):
                 connection.close()
-        self._settle(now, run)
+        self._begin_idle_time(now, run)
         return run
 
     def connect(self, run: ClientRun, connection: Connection) -> None:
@@ -90,7 +89,7 @@ class Clients:
     def disconnect(self, now: int, run: ClientRun, connection: Connection) -> None:
         """Note that a connection is gone."""
         run.connections.discard(connection)
-        self._settle(now, run)
+        self._begin_idle_time(now, run)
 
     def mounted(self, run: ClientRun, number: int) -> None:
         """Note that the run owns a segment, which keeps it known."""
@@ -101,9 +100,9 @@ class Clients:
         """Note that a segment is gone, whoever owned it."""
         for run in [run for run in self._runs.values() if number in run.segments]:
             run.segments.discard(number)
-            self._settle(now, run)
+            self._begin_idle_time(now, run)
 
-    def _settle(self, now: int, run: ClientRun) -> None:
+    def _begin_idle_time(self, now: int, run: ClientRun) -> None:
         """Start the time of a run that has nothing here any more."""
         if self._runs.get(run.uuid) is run and not run.connections and not run.segments:
             self._idle.pop(run.uuid, None)

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
     from mooncake_store.clock import Clock
     from mooncake_store.master.liveness import Liveness
-    from mooncake_store.master.slices import ShardLink
+    from mooncake_store.master.slices import ReplyT, RequestT, ShardLink
     from transfer_engine.rpc.serving import Connection, Reply
+    from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.frame import Frame
+    from transfer_engine.wire.registry import Operation
 
 __all__ = ["Cluster", "ClusterFacts", "SEGMENT_NUMBERS"]
 
@@ -181,9 +183,8 @@ class Cluster:
 
     async def _entries(self) -> tuple[wire.SegmentEntry, ...]:
         used: dict[int, int] = {}
-        for reply in await self._everywhere(lambda _, link: link.slices()):
-            for number, nbytes, _state in reply.slices:
-                used[number] = used.get(number, 0) + nbytes
+        for number, nbytes, _state in await self._slices():
+            used[number] = used.get(number, 0) + nbytes
         segments = sorted(self._segments.values(), key=lambda s: s.number)
         return tuple(self._entry(s, used.get(s.number, 0)) for s in segments)
 
@@ -244,15 +245,24 @@ class Cluster:
         if not task.cancelled() and task.exception() is not None:
             log.error("a change of the cluster failed: %s", task.exception())
 
-    async def _everywhere(self, ask: Callable[[int, ShardLink], Coroutine[Any, Any, T]]) -> list[T]:
-        """Ask all shards at once."""
-        if len(self._links) == 1:
-            return [await ask(0, self._links[0])]
-        return await asyncio.gather(*(ask(i, link) for i, link in enumerate(self._links)))
+    async def _everywhere(
+        self,
+        operation: Operation[Cold[RequestT], Cold[ReplyT]],
+        request_to: Callable[[int], RequestT],
+    ) -> list[ReplyT]:
+        """Ask all shards at once, each what `request_to` says."""
+        return await asyncio.gather(
+            *(link.ask(operation, request_to(i)) for i, link in enumerate(self._links))
+        )
+
+    async def _slices(self) -> list[tuple[int, int, int]]:
+        """Return every slice that some shard has not forgotten."""
+        replies = await self._everywhere(wire.SLICES, lambda _: wire.SlicesRequest())
+        return [found for reply in replies for found in reply.slices]
 
     async def _tell(self, number: int, state: str, deadline_ms: int = 0) -> list[wire.SliceReply]:
-        request = wire.SegmentState(number, state, deadline_ms)
-        return await self._everywhere(lambda _, link: link.segment_state(request))
+        request = wire.SegmentChange(number, state, deadline_ms)
+        return await self._everywhere(wire.SEGMENT_STATE, lambda _: request)
 
     async def _mount(self, request: wire.Mount) -> wire.Mounted:
         if len(request.uuid) != 16 or not 0 < len(request.name) <= NAME_CHARS_MAX:
@@ -311,24 +321,24 @@ class Cluster:
             if number < 0:
                 return Status.NO_SPACE, -1
         replies = await self._everywhere(
-            lambda i, link: link.mount_slice(
-                wire.MountSlice(
-                    number,
-                    spec.uuid,
-                    spec.name,
-                    worker.host,
-                    *slice_of(spec.nbytes, i, shards),
-                    worker.uuid,
-                    worker.epoch,
-                )
-            )
+            wire.MOUNT_SLICE,
+            lambda i: wire.MountSlice(
+                number,
+                spec.uuid,
+                spec.name,
+                worker.host,
+                *slice_of(spec.nbytes, i, shards),
+                worker.uuid,
+                worker.epoch,
+            ),
         )
         refused = next((reply.status for reply in replies if reply.status), 0)
         if refused and known is None:
             await self._forget_number(number)
         if refused:
             return refused, -1
-        state = SegmentState.OK if known is None or _silent(known) else known.state
+        silent = known is not None and known.state == SegmentState.SUSPECT
+        state = SegmentState.OK if known is None or silent else known.state
         self._segments[number] = _Segment(number, worker, spec, state)
         self._by_uuid[spec.uuid] = number
         worker.numbers.add(number)
@@ -361,10 +371,7 @@ class Cluster:
         while self._leaving:
             await asyncio.sleep(SWEEP_S)
             asked = set(self._leaving)
-            known: set[int] = set()
-            for reply in await self._everywhere(lambda _, link: link.slices()):
-                known.update(number for number, _, _ in reply.slices)
-            self._leaving -= asked - known
+            self._leaving -= asked - {number for number, _, _ in await self._slices()}
 
     async def _unmount(self, request: wire.Unmount) -> wire.Outcome:
         worker = self._workers.get(request.uuid)
@@ -441,9 +448,9 @@ class Cluster:
 
     def changed(self, uuid: bytes, epoch: int, state: str) -> None:
         """Act on what the liveness thread saw; called on the loop."""
-        self._spawn(self._settle(uuid, epoch, state))
+        self._spawn(self._follow_worker(uuid, epoch, state))
 
-    async def _settle(self, uuid: bytes, epoch: int, state: str) -> None:
+    async def _follow_worker(self, uuid: bytes, epoch: int, state: str) -> None:
         async with self._lock:
             worker = self._workers.get(uuid)
             if worker is None or worker.epoch != epoch or worker.state == "gone":
@@ -524,7 +531,3 @@ def _reachable(descriptor: bytes) -> bool:
     except InvalidArgumentError:
         return False
     return True
-
-
-def _silent(segment: _Segment) -> bool:
-    return segment.state == SegmentState.SUSPECT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,23 +101,8 @@ class Contents:
         quota = self._shard.tenant_quota(peer.tenant)
         room = found.room_bytes if quota is None else min(found.room_bytes, quota)
         return wire.ShardFigures(
-            objects=found.objects,
-            writing=found.writing,
-            bytes_used=found.bytes_used,
-            bytes_allocated=found.bytes_allocated,
-            bytes_total=found.bytes_total,
-            quarantined_bytes=found.quarantined_bytes,
-            leased_bytes=found.leased_bytes,
-            leased_most=found.leased_most,
-            leased_host=found.leased_host,
-            soft_pinned=found.soft_pinned,
-            hard_pinned_bytes=found.hard_pinned_bytes,
-            evicted_objects=found.evicted_objects,
-            evicted_bytes=found.evicted_bytes,
-            expired_puts=found.expired_puts,
-            lost_objects=found.lost_objects,
-            tasks_unfinished=found.tasks_unfinished,
-            replicas_missing=found.replicas_missing,
+            **asdict(found)
+            | {"room_bytes": room, "pinnable_bytes": min(room, found.pinnable_bytes)},
             tenant_objects=self._shard.tenant_objects(peer.tenant),
             tenant_bytes=self._shard.tenant_bytes(peer.tenant),
             tenant_quota=quota or 0,
@@ -126,12 +112,6 @@ class Contents:
             cpu_s=time.process_time(),
             rss_bytes=_rss_bytes(),
             event_number=self._shard.events.next_number,
-            room_bytes=room,
-            pinnable_bytes=min(room, found.pinnable_bytes),
-            hits=found.hits,
-            misses=found.misses,
-            read_bytes=found.read_bytes,
-            written_bytes=found.written_bytes,
         )
 
 

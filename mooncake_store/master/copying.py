@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mooncake_store.core.records import Status
+from mooncake_store.core.tasks import TaskKind
 from mooncake_store.master.answers import Answer, answers
 from mooncake_store.master.words import digest_of
 from mooncake_store.units import MILLISECOND_NS
@@ -36,13 +35,10 @@ class Copying:
         """Queue a copy or a move."""
         digest, targets = digest_of(request.digest), list(request.targets)
         source = None if request.source < 0 else request.source
-        now = self._now()
-        if request.kind == 0 and targets:
-            status, number = self._shard.submit_copy(now, digest, targets, source)
-        elif request.kind == 1 and len(targets) == 1:
-            status, number = self._shard.submit_move(now, digest, targets[0], source)
-        else:
+        kind = TaskKind(request.kind) if request.kind in (0, 1) else None
+        if kind is None or not targets or (kind == TaskKind.MOVE and len(targets) > 1):
             raise InvalidArgumentError("a copy (0) has targets, a move (1) has exactly one")
+        status, number = self._shard.submit_task(self._now(), kind, digest, targets, source)
         return wire.TaskReply(int(status), number) if status else self._described(number)
 
     @answers(wire.TASK)
@@ -76,7 +72,7 @@ class Copying:
     def _work(self, peer: Peer, task: Task) -> wire.TaskWork | None:
         """Say what a worker has to copy; a task whose source is gone ends here."""
         now, bases = self._now(), self._site.bases
-        found = self._shard.stat(now, np.array(task.digest, np.uint64))
+        found = self._shard.stat(now, task.digest)
         at = [] if found is None else [o for s, o, _ in found.replicas if s == task.source]
         if found is None or not at:
             self._shard.finish_task(now, peer.handle, task.number, False, "the source is gone")

@@ -121,7 +121,7 @@ class Liveness:
         loop = asyncio.get_running_loop()
         started: asyncio.Future[Address] = loop.create_future()
 
-        def settle(address: Address | None, error: Exception | None) -> None:
+        def answer_start(address: Address | None, error: Exception | None) -> None:
             if started.done():
                 if error is not None:
                     self._failed(error)
@@ -132,7 +132,7 @@ class Liveness:
                 started.set_result(address)
 
         def tell(address: Address | None, error: Exception | None = None) -> None:
-            loop.call_soon_threadsafe(settle, address, error)
+            loop.call_soon_threadsafe(answer_start, address, error)
 
         async def main() -> None:
             stop = asyncio.Event()

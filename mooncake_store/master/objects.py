@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core.names import Names
-from mooncake_store.core.options import DEFAULTS, Placement, PutOptions, SoftPin
+from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
 from mooncake_store.core.records import Status
 from mooncake_store.master.answers import Answer, answers
 from mooncake_store.master.pending import Put
@@ -46,23 +46,18 @@ class Objects:
     @answers(wire.PUT_START, keys="digests", routed=("digests",), changes=True, waits=True)
     def put_start(self, peer: Peer, request: Any, deadline_ms: int) -> Answer:
         """Begin objects; where there is no space, wait for it."""
-        site = self._site
-        put = Put(
-            peer.handle,
-            peer.tenant,
-            request.digests,
-            request.sizes,
-            _names_of(request.names),
-            _options_of(request),
-            bool(request.flags & PutFlag.UPSERT),
-        )
-        rows, replicas = put.run(self._shard, self._now())
+        site, options = self._site, _options_of(request)
+        upsert = bool(request.flags & PutFlag.UPSERT)
+        names = _names_of(request.names)
+        asked = peer.handle, peer.tenant, request.digests, request.sizes, names, options
+        start = self._shard.upsert_start if upsert else self._shard.put_start
+        rows, replicas = start(self._now(), *asked)
         patient = request.wait_ms and not site.puts.full and not site.stopped
         # With one replica each there are as many as accepted keys: nobody has to look.
-        refused = len(replicas) < len(rows) or put.options.replicas > 1
+        refused = len(replicas) < len(rows) or options.replicas > 1
         if refused and patient and (rows["status"] == Status.NO_SPACE).any():
             wait_ms = wait_max_ms(request.wait_ms, deadline_ms)
-            return self._wait_for_space(put, rows, replicas, wait_ms)
+            return self._wait_for_space(Put(*asked, upsert), rows, replicas, wait_ms)
         return self._placed(rows, replicas)
 
     async def _wait_for_space(
@@ -101,10 +96,9 @@ class Objects:
     @answers(wire.GET, keys="digests")
     def get(self, peer: Peer, request: Any) -> Answer:
         """Say where objects are, and lease them."""
-        ttl_ms, stop_at_miss, digests = request
-        rows, replicas = self._shard.get(
-            self._now(), peer.handle, digests, self._site.lease_ns(ttl_ms), bool(stop_at_miss)
-        )
+        ttl_ms, _, digests = request
+        ttl_ns = self._site.lease_ns(ttl_ms)
+        rows, replicas = self._shard.get(self._now(), peer.handle, digests, ttl_ns)
         return {"rows": words(rows), "replicas": words(self._site.in_segments(replicas))}
 
     @answers(wire.EXISTS, keys="digests")
@@ -184,15 +178,15 @@ def _names_of(names: Ragged) -> Names | None:
     return Names(memoryview(names.blob), offsets[1:] - offsets[:-1])
 
 
-def _options_of(request: Any) -> PutOptions:
+def _options_of(request: Any) -> StartOptions:
     """Read the options of a put. Raises InvalidArgumentError for what does not exist."""
     hard_pin = bool(request.flags & PutFlag.HARD_PIN)
     named = len(request.groups) or len(request.preferred) or len(request.excluded)
     once = request.replicas == request.replicas_min == 1
-    if once and not (hard_pin or named or request.soft_pin) and request.placement < 0:
+    if once and not (hard_pin or named or request.soft_pin):
         return DEFAULTS  # what most puts ask for is not composed each time
     try:
-        return PutOptions(
+        return StartOptions(
             replicas=request.replicas,
             replicas_min=request.replicas_min,
             soft_pin=SoftPin(request.soft_pin),
@@ -203,7 +197,6 @@ def _options_of(request: Any) -> PutOptions:
             preferred=_texts(request.preferred),
             excluded=_texts(request.excluded),
             groups=_texts(request.groups) or None,
-            placement=None if request.placement < 0 else Placement(request.placement),
         )
     except ValueError as error:
         raise InvalidArgumentError(f"an option of the put is unknown: {error}") from error

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mooncake_store.core.options import PutOptions
+    from mooncake_store.core.options import StartOptions
     from mooncake_store.core.shard import Shard
 
 __all__ = ["EventQueue", "Put", "PutQueue"]
@@ -44,7 +44,7 @@ class Put(NamedTuple):
     digests: NDArray[np.uint64]
     sizes: NDArray[np.int64]
     names: Names | None
-    options: PutOptions
+    options: StartOptions
     upsert: bool
 
     def run(self, shard: Shard, now: int) -> tuple[NDArray[Any], NDArray[Any]]:

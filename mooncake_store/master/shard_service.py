@@ -126,7 +126,7 @@ class ShardService:
                 "the shard knows too many namespaces", advice="use one that it knows"
             )
         site.clients.connect(run, connection)
-        connection.context = Peer(run, run.handle, tenant, connection.session.read_only)
+        connection.context = Peer(run.handle, tenant, connection.session.read_only)
         connection.on_close(lambda: site.clients.disconnect(site.now(), run, connection))
         return wire.OPEN.reply.pack(
             wire.Opened(

@@ -8,7 +8,9 @@ Boundaries are multiples of 2 MiB where slices are large, so that no huge page i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
 
 from mooncake_store.core.janitor import DrainState
 from mooncake_store.core.records import SegmentState as State
@@ -18,12 +20,19 @@ from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
-    from mooncake_store.core.figures import SegmentInfo
+    from collections.abc import Callable
+
+    from mooncake_store.core.space import Segment
     from mooncake_store.master.site import Site
     from transfer_engine.rpc.serving import Connection
+    from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.frame import Frame
+    from transfer_engine.wire.registry import Operation
 
 __all__ = ["LocalShard", "ShardLink", "slice_of"]
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
 
 LARGE_SLICE = 64 << 20
 LARGE_UNIT = 2 << 20
@@ -41,14 +50,10 @@ def slice_of(nbytes: int, shard: int, shards: int) -> tuple[int, int]:
 class ShardLink(Protocol):
     """How the master reaches one of its shards."""
 
-    async def mount_slice(self, request: wire.MountSlice) -> wire.SliceReply:
-        """Give the shard its slice of a segment."""
-
-    async def segment_state(self, request: wire.SegmentState) -> wire.SliceReply:
-        """Tell the shard what became of a segment, or ask."""
-
-    async def slices(self) -> wire.SlicesReply:
-        """Return every slice the shard has not forgotten."""
+    async def ask(
+        self, operation: Operation[Cold[RequestT], Cold[ReplyT]], request: RequestT
+    ) -> ReplyT:
+        """Return the shard's answer to a request of `ADMIN`."""
 
 
 class LocalShard:
@@ -58,37 +63,34 @@ class LocalShard:
         self._site = site
         self._shard = site.shard
         self._jobs: dict[int, int] = {}  # segment number -> drain job
+        self._answers: dict[int, Callable[[Any], Any]] = {
+            wire.MOUNT_SLICE.opcode: self._mount,
+            wire.SEGMENT_STATE.opcode: self._change,
+            wire.SLICES.opcode: self._all,
+        }
+
+    async def ask(
+        self, operation: Operation[Cold[RequestT], Cold[ReplyT]], request: RequestT
+    ) -> ReplyT:
+        """Answer the master of this process."""
+        answer: ReplyT = self._answers[operation.opcode](request)
+        return answer
 
     def handle(self, connection: Connection, frame: Frame) -> bytes:
         """Answer the master of a shard process."""
-        if frame.opcode == wire.SLICES.opcode:
-            return wire.SLICES.reply.pack(self._all())
-        if frame.opcode == wire.MOUNT_SLICE.opcode:
-            return wire.MOUNT_SLICE.reply.pack(
-                self._mount(wire.MOUNT_SLICE.request.unpack(frame.body))
-            )
-        return wire.SEGMENT_STATE.reply.pack(
-            self._change(wire.SEGMENT_STATE.request.unpack(frame.body))
-        )
+        operation = wire.ADMIN.by_opcode[frame.opcode]
+        answer = self._answers[frame.opcode](operation.request.unpack(frame.body))
+        body: bytes = operation.reply.pack(answer)
+        return body
 
-    async def mount_slice(self, request: wire.MountSlice) -> wire.SliceReply:
-        """Mount a slice in the name of its worker."""
-        return self._mount(request)
-
-    async def segment_state(self, request: wire.SegmentState) -> wire.SliceReply:
-        """Change or look up the state of a segment."""
-        return self._change(request)
-
-    async def slices(self) -> wire.SlicesReply:
+    def _all(self, request: wire.SlicesRequest) -> wire.SlicesReply:
         """Return every slice the shard has not forgotten."""
-        return self._all()
-
-    def _all(self) -> wire.SlicesReply:
         return wire.SlicesReply(
             tuple((s.index, s.used, int(s.state)) for s in self._shard.segments())
         )
 
     def _mount(self, request: wire.MountSlice) -> wire.SliceReply:
+        """Mount a slice in the name of its worker."""
         site, now = self._site, self._site.now()
         try:
             run = site.clients.enroll(now, request.worker, request.worker_epoch, request.host)
@@ -112,7 +114,8 @@ class LocalShard:
             self._jobs.pop(number, None)
         return self._answer(status, number)
 
-    def _change(self, request: wire.SegmentState) -> wire.SliceReply:
+    def _change(self, request: wire.SegmentChange) -> wire.SliceReply:
+        """Change or look up the state of a segment."""
         now, number = self._site.now(), request.number
         found = self._find(number)
         status = Status.OK
@@ -129,7 +132,7 @@ class LocalShard:
             raise InvalidArgumentError(f"a segment cannot become {request.state!r}")
         return self._answer(status, number)
 
-    def _drain(self, now: int, found: SegmentInfo | None, deadline_ms: int) -> Status:
+    def _drain(self, now: int, found: Segment | None, deadline_ms: int) -> Status:
         if found is None or found.state == State.GONE:
             return Status.SEGMENT_NOT_FOUND
         if deadline_ms:
@@ -142,7 +145,7 @@ class LocalShard:
             self._jobs[found.index] = job
         return status
 
-    def _find(self, number: int) -> SegmentInfo | None:
+    def _find(self, number: int) -> Segment | None:
         return next((s for s in self._shard.segments() if s.index == number), None)
 
     def _answer(self, status: Status, number: int) -> wire.SliceReply:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +22,9 @@ from transfer_engine.rpc.aio import AsyncClient
 
 if TYPE_CHECKING:
     from mooncake_store.config import MasterConfig
+    from mooncake_store.master.slices import ReplyT, RequestT
+    from transfer_engine.wire.cold import Cold
+    from transfer_engine.wire.registry import Operation
 
 __all__ = ["Supervisor"]
 
@@ -34,22 +37,10 @@ class RemoteShard:
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
 
-    async def mount_slice(self, request: wire.MountSlice) -> wire.SliceReply:
-        """Give the shard its slice of a segment."""
-        answer: wire.SliceReply = await self._ask(wire.MOUNT_SLICE, request)
-        return answer
-
-    async def segment_state(self, request: wire.SegmentState) -> wire.SliceReply:
-        """Tell the shard what became of a segment, or ask."""
-        answer: wire.SliceReply = await self._ask(wire.SEGMENT_STATE, request)
-        return answer
-
-    async def slices(self) -> wire.SlicesReply:
-        """Return every slice the shard has not forgotten."""
-        answer: wire.SlicesReply = await self._ask(wire.SLICES, wire.SlicesRequest())
-        return answer
-
-    async def _ask(self, operation: Any, request: Any) -> Any:
+    async def ask(
+        self, operation: Operation[Cold[RequestT], Cold[ReplyT]], request: RequestT
+    ) -> ReplyT:
+        """Return the shard's answer to a request of `ADMIN`."""
         body = operation.request.pack(request)
         return operation.reply.unpack(await self.client.call(operation, body, timeout_s=ADMIN_S))
 

@@ -15,41 +15,6 @@ import msgspec
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
 
-__all__ = [
-    "ADMIN",
-    "CLUSTER",
-    "DRAIN",
-    "DRAIN_STATUS",
-    "LIVENESS",
-    "MAP",
-    "MOUNT",
-    "MOUNT_SLICE",
-    "PING",
-    "SEGMENTS",
-    "SEGMENT_STATE",
-    "SLICES",
-    "STATUS",
-    "UNMOUNT",
-    "ClusterMap",
-    "ClusterStatus",
-    "Drain",
-    "DrainReply",
-    "MapRequest",
-    "Mount",
-    "MountSlice",
-    "Mounted",
-    "Ping",
-    "Pong",
-    "SegmentEntry",
-    "SegmentState",
-    "SegmentsReply",
-    "SegmentsRequest",
-    "StatusRequest",
-    "Unmount",
-    "WorkerEntry",
-    "Outcome",
-]
-
 
 class MapRequest(msgspec.Struct, frozen=True, array_like=True, tag="map?"):
     """Asks how the cluster is made up."""
@@ -211,7 +176,7 @@ class MountSlice(msgspec.Struct, frozen=True, array_like=True, tag="slice"):
     worker_epoch: int
 
 
-class SegmentState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
+class SegmentChange(msgspec.Struct, frozen=True, array_like=True, tag="state"):
     """Tells a shard what became of a segment.
 
     `state` is "suspect", "ok", "gone", "drain" (until `deadline_ms` from now), "cancel" or
@@ -270,7 +235,7 @@ DRAIN_STATUS = Operation(
 PING = Operation("ping", 0x48, Cold(Ping), Cold(Pong), "a sign of life")
 MOUNT_SLICE = Operation("mount_slice", 0x50, Cold(MountSlice), Cold(SliceReply), "a new slice")
 SEGMENT_STATE = Operation(
-    "segment_state", 0x51, Cold(SegmentState), Cold(SliceReply), "a segment's fate"
+    "segment_state", 0x51, Cold(SegmentChange), Cold(SliceReply), "a segment's fate"
 )
 SLICES = Operation(
     "slices",

@@ -18,57 +18,6 @@ from transfer_engine.wire.registry import Operation, Registry
 from transfer_engine.wire.schema import Column, Packed
 from transfer_engine.wire.single import SingleRow
 
-__all__ = [
-    "EVENTS",
-    "EXISTS",
-    "EXISTS_ONE",
-    "FETCH_TASKS",
-    "FIND_PREFIX",
-    "FINISH_TASK",
-    "GET",
-    "GET_ONE",
-    "LIST",
-    "OPEN",
-    "PIN",
-    "PUT_END",
-    "PUT_END_ONE",
-    "PUT_REVOKE",
-    "PUT_START",
-    "PUT_STARTED_ONE",
-    "TTL_DEFAULT",
-    "RELEASE",
-    "REMOVE",
-    "REMOVE_MATCHING",
-    "REMOVE_REPLICAS",
-    "RENAME",
-    "RENEW",
-    "SHARD",
-    "SNAPSHOT",
-    "STAT",
-    "STATS",
-    "SUBMIT_TASK",
-    "TASK",
-    "FetchTasks",
-    "FinishTask",
-    "Opened",
-    "OpenClient",
-    "PutFlag",
-    "PutOne",
-    "Removed",
-    "RemoveFlag",
-    "RemoveMatching",
-    "ShardFigures",
-    "StatReply",
-    "StatRequest",
-    "StatsRequest",
-    "SubmitTask",
-    "TaskList",
-    "TaskReply",
-    "TaskRequest",
-    "TaskWork",
-    "TaskOutcome",
-]
-
 BATCH_MAX = 16_384
 """Keys in one request; clients split longer batches."""
 TTL_DEFAULT = 0xFFFF_FFFF
@@ -285,7 +234,7 @@ PUT_START = Operation(
             ("replicas", "u2"),
             ("replicas_min", "u2"),
             ("soft_pin", "u1"),
-            ("placement", "i1"),  # -1: the shard's default
+            ("placement", "i1"),  # -1; how segments are chosen is the shard's setting
             ("soft_pin_ttl_ms", "i8"),  # -1: the shard's default
             ("wait_ms", "u4"),  # how long to wait for space before answering NO_SPACE
         ],
@@ -323,6 +272,7 @@ PUT_REVOKE = Operation(
 GET = Operation(
     "get",
     0x24,
+    # `stop_at_miss` is 0: every key is answered.
     _packed([("ttl_ms", "u4"), ("stop_at_miss", "u1")], _DIGESTS),
     # GET_ROW is four words, REPLICA two.
     _packed(
@@ -430,23 +380,23 @@ FETCH_TASKS = Operation("fetch_tasks", 0x35, Cold(FetchTasks), Cold(TaskList), "
 FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome), "ends work")
 
 
-class One(NamedTuple):
+class SingleKey(NamedTuple):
     """How an operation asks for a single key, and reads the answer; see `SingleRow`."""
 
     request: SingleRow
     reply: SingleRow
 
 
-def _one(operation: Operation[Any, Any]) -> One:
-    return One(
+def _single(operation: Operation[Any, Any]) -> SingleKey:
+    return SingleKey(
         SingleRow(operation.request, whole=("digests",)), SingleRow(operation.reply, signed=True)
     )
 
 
-EXISTS_ONE = _one(EXISTS)
-GET_ONE = _one(GET)
+EXISTS_ONE = _single(EXISTS)
+GET_ONE = _single(GET)
 """Its reply has one replica: GET_ROW as four words, then REPLICA as two."""
-PUT_END_ONE = _one(PUT_END)
+PUT_END_ONE = _single(PUT_END)
 PUT_STARTED_ONE = SingleRow(PUT_START.reply, signed=True)
 """The reply to the put of one replica: PUT_ROW as a word, then REPLICA as two."""
 

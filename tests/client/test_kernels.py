@@ -5,8 +5,8 @@ import pytest
 
 from mooncake_store import ids
 from mooncake_store.client import _kernels as k
-from mooncake_store.core._kernels_lines import interpreted_ask_for, interpreted_first_equal
 from mooncake_store.core.records import GET_ROW, PUT_ROW, REPLICA
+from tests import interpreting
 
 
 def plain(name):
@@ -25,8 +25,8 @@ def kernel(request, monkeypatch):
             "_set_of", "_set_tag", "_shard", "_victim",
         ):  # fmt: skip
             monkeypatch.setattr(k, helper, getattr(k, helper).py_func)
-        monkeypatch.setattr(k, "first_equal", interpreted_first_equal)
-        monkeypatch.setattr(k, "ask_for", interpreted_ask_for)
+        monkeypatch.setattr(k, "first_equal", interpreting.first_equal)
+        monkeypatch.setattr(k, "ask_for", interpreting.ask_for)
     return request.param
 
 

@@ -26,35 +26,6 @@ class TaskCalls:
     at: Any
     tick: Any
 
-    def copy(
-        self, client: int, key: int, source: int | None, targets: list[int], move: bool
-    ) -> None:
-        self.note("move" if move else "copy", client, key, source, targets)
-        digest = digests_of([key])[0]
-        if move:
-            reply = self.shard.move_start(self.now, client, digest, source, targets[0])
-        else:
-            reply = self.shard.copy_start(self.now, client, digest, source, targets)
-        status, number, replicas = reply
-        allowed = self.model.expect_copy(key, source, targets)
-        expect(status in allowed, f"copy of {key}: {status!r}, allowed {allowed}")
-        victims = self.model.reconcile(self.probe, "copy_start")
-        if status != OK:
-            return
-        expect(key not in {victim.key for victim in victims}, "copy evicted its own source")
-        item = self.model.objects[key]
-        assert item.current is not None
-        extents = [
-            Extent(int(r["segment"]), int(r["offset"]), item.current.size, readable=False)
-            for r in replicas
-        ]
-        expect({e.segment for e in extents} <= set(targets), "copy went elsewhere")
-        if source is None:
-            source = self.shard.tasks.get(number).source
-            held = {extent.segment for extent in self.model.alive(item.current)}
-            expect(source in held, f"copy of {key} from {source}, held by {held}")
-        self.model.copy_begins(number, Task(key, client, move, source, extents, self.now))
-
     def copy_end(self, client: int, number: int, ok: bool) -> None:
         self.note("copy_end", client, number, ok)
         task = self.model.tasks.get(number)
@@ -72,18 +43,27 @@ class TaskCalls:
                 expect(status == OK, f"end of task {number}: {status!r}")
             self.model.copy_ends(number, ok=ok)
 
-    def submit(self, key: int, targets: list[int]) -> None:
-        """Queue a copy; it begins when the owner of its source fetches it."""
-        self.note("submit", key, targets)
-        status, _ = self.shard.submit_copy(self.now, digests_of([key])[0], targets)
-        allowed = self.model.expect_copy(key, None, targets)
+    def submit(
+        self, key: int, targets: list[int], source: int | None = None, move: bool = False
+    ) -> int | None:
+        """Queue a copy or a move; it begins when the worker that is returned fetches it."""
+        self.note("submit", "move" if move else "copy", key, source, targets)
+        kind = TaskKind.MOVE if move else TaskKind.COPY
+        digest = digests_of([key])[0]
+        status, number = self.shard.submit_task(self.now, kind, digest, targets, source)
+        allowed = self.model.expect_copy(key, source, targets)
         expect(status in allowed, f"submit of {key}: {status!r}, allowed {allowed}")
+        task = self.shard.tasks.get(number)
+        if status != OK or task.state != TaskState.PENDING:
+            return None
+        expect(source in (None, task.source), f"{key} is taken from {task.source}, not {source}")
+        return int(task.worker)
 
-    def fetch(self, client: int, keys: Sequence[int]) -> None:
+    def fetch(self, client: int, keys: Sequence[int], limit: int = 3) -> None:
         """A worker takes its tasks: submitted ones, and those that replace lost replicas."""
         self.note("fetch", client)
         by_digest = {digest_of(key): key for key in keys}
-        told = self.shard.fetch_tasks(self.now, client, 3)
+        told = self.shard.fetch_tasks(self.now, client, limit)
         tasks = [task for task in told if task.number not in self.model.tasks]
         for task in told[: len(told) - len(tasks)]:
             begun = self.model.tasks[task.number]
@@ -92,7 +72,7 @@ class TaskCalls:
             expect(places == [(e.segment, e.offset) for e in begun.targets], f"{task} moved")
         self._check_repairs(tasks)
         for task in tasks:
-            key = by_digest[task.digest]
+            key = by_digest[tuple(task.digest.tolist())]
             self.note("  task", task.number, key, task.source, task.targets)
             item = self.model.readable(key)
             expect(item is not None and item.task is None, f"task of {key}: {item}")

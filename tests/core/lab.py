@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core import Shard, ShardConfig
-from mooncake_store.core.options import PutOptions
+from mooncake_store.core.options import ShardConfig, StartOptions
 from mooncake_store.core.records import Status
+from mooncake_store.core.shard import Shard
+from mooncake_store.core.tasks import TaskKind, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,7 @@ class Lab:
             digests_of(keys),
             sizes.astype(np.int64),
             None if names is None else names_of(names),
-            PutOptions(**options),
+            StartOptions(**options),
         )
         self.check()
         return reply
@@ -176,15 +177,30 @@ class Lab:
         self.check()
         return [int(status) for status in out]
 
+    def begin(
+        self, key: int, targets: Sequence[int], source: int | None = None, move: bool = False
+    ) -> tuple[Status, int, Any]:
+        """Have a copy or a move begun by its worker: (status, task number, replicas to write)."""
+        kind = TaskKind.MOVE if move else TaskKind.COPY
+        digest = digests_of([key])[0]
+        status, number = self.shard.submit_task(self.now, kind, digest, list(targets), source)
+        task = self.shard.tasks.get(number)
+        if status == Status.OK:
+            assert task is not None
+            self.shard.fetch_tasks(self.now, task.worker, 100)
+            if task.state == TaskState.FAILED:
+                status = Status[task.message]
+        self.check()
+        return status, number, task.replicas if task else []
+
     def evict(self, ratio: float, floor: float | None = None) -> Any:
         report = self.shard.evict(self.now, ratio, floor)
         self.check()
         return report
 
-    def tick(self) -> Any:
-        report = self.shard.tick(self.now)
+    def tick(self) -> None:
+        self.shard.tick(self.now)
         self.check()
-        return report
 
     def stat(self, key: int) -> Any:
         return self.shard.stat(self.now, digests_of([key])[0])

@@ -22,7 +22,7 @@ from tests.core.space import Mismatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mooncake_store.core.options import PutOptions, ShardConfig
+    from mooncake_store.core.options import ShardConfig, StartOptions
     from tests.core.space import Extent, Space
 
 OK = Status.OK
@@ -265,7 +265,7 @@ class Reference:
 
     # Put
 
-    def eligible(self, options: PutOptions) -> list[int]:
+    def eligible(self, options: StartOptions) -> list[int]:
         """Segments that may take a new replica."""
         return [
             index
@@ -273,7 +273,7 @@ class Reference:
             if segment.state == SegmentState.OK and segment.name not in options.excluded
         ]
 
-    def room(self, size: int, options: PutOptions) -> bool:
+    def room(self, size: int, options: StartOptions) -> bool:
         """Whether one extent must fit, after evicting everything that may be evicted."""
         removable: dict[int, set[tuple[int, int]]] = {}
         for item in self.objects.values():
@@ -331,7 +331,7 @@ class Reference:
             self.segments[extent.segment].space.take(extent.offset, extent.size, who)
 
     def check_refused(
-        self, tenant: int, key: int, size: int, options: PutOptions, status: Status
+        self, tenant: int, key: int, size: int, options: StartOptions, status: Status
     ) -> None:
         """A full pool is no excuse while something may be evicted; pins and quotas are."""
         if status == Status.TENANT_QUOTA and self.tenants[tenant].quota is None:
@@ -495,7 +495,7 @@ class Reference:
     # Copy and move
 
     def expect_copy(self, key: int, source: int | None, targets: list[int]) -> set[Status]:
-        """Statuses of copy_start or move_start, room permitting."""
+        """Statuses of a wish to copy or move, room permitting."""
         item = self.objects.get(key)
         if item is None:
             return {Status.NOT_FOUND}

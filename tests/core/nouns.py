@@ -9,7 +9,7 @@ from mooncake_store.core.records import SegmentState
 from tests.core.holds import Holds
 
 if TYPE_CHECKING:
-    from mooncake_store.core.options import PutOptions
+    from mooncake_store.core.options import StartOptions
     from tests.core.space import Extent, Space
 
 
@@ -34,7 +34,7 @@ class Version:
     size: int
     owner: int
     started: int
-    options: PutOptions
+    options: StartOptions
     extents: list[Extent]
     checksum: int = 0
     name: str = ""

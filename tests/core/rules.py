@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mooncake_store.core.options import Placement, PutOptions, ShardConfig, SoftPin
+from mooncake_store.core.options import Placement, ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.records import SIZE_MAX, SegmentState
 from tests.core.checked import Checked
 from tests.core.lab import MIB, SECOND
@@ -145,13 +145,13 @@ class Rules:
         seconds = self.rng.choice((0.5, 2, 10, 10, 30, 1000))
         return int(seconds * SECOND) + self.rng.randrange(1000)
 
-    def _options(self, keys: list[int]) -> PutOptions:
+    def _options(self, keys: list[int]) -> StartOptions:
         rng = self.rng
         if rng.random() < 0.5:
-            return PutOptions()
+            return StartOptions()
         replicas = rng.choice((1, 1, 1, 2, 3))
         names = [segment.name for segment in self.model.segments.values()]
-        return PutOptions(
+        return StartOptions(
             replicas=replicas,
             replicas_min=rng.choice((1, 1, 1, replicas)),
             soft_pin=rng.choice((SoftPin.PRESERVE, SoftPin.PRESERVE, *SoftPin)),
@@ -234,7 +234,7 @@ class Rules:
 
     def get(self) -> None:
         ttl = 0 if self.rng.random() < 0.3 else self._ttl()
-        self.checked.get(self._some_client(), self._keys(12), ttl, self.rng.random() < 0.2)
+        self.checked.get(self._some_client(), self._keys(12), ttl)
 
     def exists(self) -> None:
         self.checked.exists(self._keys(12))
@@ -253,7 +253,7 @@ class Rules:
         for _ in range(self.rng.randrange(1, 4)):
             self.checked.release(self.hostile, keys, self._generations(keys))
         if self.rng.random() < 0.5:
-            self.checked.get(self.hostile, keys[:3], self._ttl(), stop_at_miss=False)
+            self.checked.get(self.hostile, keys[:3], self._ttl())
             self.checked.renew(self.hostile, keys, self._generations(keys), self._ttl())
         for _ in range(self.rng.randrange(1, 4)):
             self.checked.release(self.hostile, keys, self._generations(keys))
@@ -332,7 +332,9 @@ class Rules:
         targets = self.rng.sample(list(self.model.segments), min(count, len(self.model.segments)))
         if self.rng.random() < 0.1 and not move:
             targets += targets[:1]
-        self.checked.copy(self._some_client(), key, source, targets, move)
+        worker = self.checked.submit(key, targets, source, move)
+        if worker is not None and self.rng.random() < 0.9:
+            self.checked.fetch(worker, self.known, 100)
 
     def copy_end(self) -> None:
         if not self.model.tasks:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mooncake_store.core.janitor import SWEEP_ROWS_URGENT
-from mooncake_store.core.options import PutOptions
-from mooncake_store.core.records import BATCH_MAX, SEGMENT_BYTES_MAX, SIZE_MAX, Status
+from mooncake_store.core.options import StartOptions
+from mooncake_store.core.records import KEYS_MAX, SEGMENT_BYTES_MAX, SIZE_MAX, Status
 from mooncake_store.core.state import TENANTS_MAX
 from tests.core.lab import MIB, SECOND, Lab, digests_of
 
@@ -99,7 +99,7 @@ def test_absurd_replica_counts(options: dict[str, int]) -> None:
 
 def test_a_batch_above_the_limit_is_refused_whole() -> None:
     lab = pool()
-    n = BATCH_MAX + 1
+    n = KEYS_MAX + 1
     digests, sizes = digests_of(range(n)), np.full(n, 64, np.int64)
     before = lab.shard.stats()
     rows, _ = lab.shard.put_start(lab.now, lab.client, 0, digests, sizes, None)
@@ -185,7 +185,7 @@ def test_unknown_clients(client: int) -> None:
     lab = Lab()
     # Lab reads a negative client as "mine", so the shard is called directly here.
     rows, _ = lab.shard.put_start(
-        lab.now, client, 0, digests_of([1]), np.array([64], np.int64), None, PutOptions()
+        lab.now, client, 0, digests_of([1]), np.array([64], np.int64), None, StartOptions()
     )
     assert set(rows["status"].tolist()) <= NO_CLIENT
     status, _ = lab.shard.mount(lab.now, client, b"x" * 16, "x", 1 << 20)
@@ -225,19 +225,16 @@ def test_unknown_tenants(tenant: int) -> None:
     before = lab.shard.stats()
     rows, _ = lab.start([100], tenant=tenant)
     assert rows["status"].tolist() == [S.TENANT_NOT_REGISTERED]
-    assert lab.shard.drop_tenant(tenant) == S.TENANT_NOT_REGISTERED
     assert lab.shard.stats() == before
 
 
 def test_unknown_segments() -> None:
     lab = pool()
-    digest = digests_of([1])[0]
     assert lab.shard.unmount(lab.now, lab.client, b"?" * 16) == S.SEGMENT_NOT_FOUND
     graceful = lab.shard.unmount_gracefully(lab.now, lab.client, b"?" * 16, lab.now + SECOND)
     assert graceful == S.SEGMENT_NOT_FOUND
     for target in (-1, 99, 4095, 1 << 40):
-        status = lab.shard.copy_start(lab.now, lab.client, digest, None, [target])[0]
-        assert status == S.SEGMENT_NOT_FOUND
+        assert lab.begin(1, [target])[0] == S.SEGMENT_NOT_FOUND
     assert lab.shard.drain(lab.now, 99)[0] == S.SEGMENT_NOT_FOUND
     lab.check()
 
@@ -340,7 +337,7 @@ def test_the_largest_segment_and_a_batch_of_objects_as_large() -> None:
     """What is asked for in all does not fit in 64 bits: it is refused, and evicts at most all."""
     lab = Lab(nbytes=SEGMENT_BYTES_MAX)
     lab.put(range(10))
-    rows, _ = lab.start(range(100, 100 + BATCH_MAX), SEGMENT_BYTES_MAX)
+    rows, _ = lab.start(range(100, 100 + KEYS_MAX), SEGMENT_BYTES_MAX)
     assert sorted(set(rows["status"].tolist())) == [S.NO_SPACE, S.OK]
     assert (rows["status"] == S.OK).sum() == 1
 

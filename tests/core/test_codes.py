@@ -17,8 +17,8 @@ def test_numbers_with_a_name_in_both_are_equal(kind):
 
 def test_limits_are_equal():
     assert _codes.SIZE_MAX == records.SIZE_MAX
-    assert records.ROW["hits"].itemsize * 8 >= _codes.HOT_COUNT_BITS
-    assert _codes.HOT_COUNT_MASK + (_codes.HOT_WINDOWS << _codes.HOT_COUNT_BITS) < 1 << 16
+    assert records.ROW["hits"].itemsize * 8 >= _codes.HITS_BITS
+    assert _codes.HITS_MASK + (_codes.HITS_WINDOWS << _codes.HITS_BITS) < 1 << 16
     lengths = names.Names.of([b"x" * _codes.NAME_BYTES_MAX]).lengths
     assert lengths[0] == _codes.NAME_BYTES_MAX
 

@@ -194,10 +194,7 @@ def test_what_is_protected_stays() -> None:
     lab.shard.set_hard_pin(lab.now, digests_of([pinned]), True)
     source = int(lab.get([copied])[1]["segment"][0])
     target = next(index for index in lab.segments if index != source)
-    status, _, _ = lab.shard.copy_start(
-        lab.now, lab.client, digests_of([copied])[0], source, [target]
-    )
-    assert status == Status.OK
+    assert lab.begin(copied, [target], source)[0] == Status.OK
     rows, _ = lab.start([10], SIZE)
     assert lab.evict(1.0, floor=1.0).objects == 7
     assert gone(lab, range(10)) == list(range(3, 10))
@@ -297,7 +294,7 @@ def test_the_watermark_counts_per_segment() -> None:
 @pytest.mark.parametrize(
     ("count", "options"), [(84, {}), (84, {"soft_pin": SoftPin.ENABLE}), (24, {"replicas": 2})]
 )
-@pytest.mark.parametrize("placement", [Placement.RANDOM, Placement.LOCAL_FIRST])
+@pytest.mark.parametrize("placement", list(Placement))
 def test_nothing_leaves_while_another_segment_has_room(
     placement: Placement, count: int, options: dict[str, Any]
 ) -> None:

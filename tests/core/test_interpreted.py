@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import mooncake_store.core
-from mooncake_store.core import PutOptions, Shard, ShardConfig, SoftPin
-from mooncake_store.core._kernels_columns import interpreted_column
-from mooncake_store.core._kernels_lines import interpreted_first_equal
 from mooncake_store.core.names import Names
+from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
+from mooncake_store.core.shard import Shard
+from mooncake_store.core.tasks import TaskKind
+from tests import interpreting
 
 FOLDER = Path(mooncake_store.core.__file__).parent
 MODULES = [
@@ -61,7 +62,7 @@ def interpreted(kernel, called):
 def some_life(seed):
     """Put a small shard through everything that has a kernel; return every answer."""
     random = np.random.default_rng(seed)
-    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, hot_hits=2, seed=seed))
+    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, seed=seed))
     client = shard.open_client(0, b"w" * 16, 1, "host")
     for name in "abc":
         shard.mount(0, client, name.encode() * 16, name, 1 << 20, name)
@@ -71,24 +72,25 @@ def some_life(seed):
     said = []
     for step, options in enumerate(
         [
-            PutOptions(replicas=2),
-            PutOptions(soft_pin=SoftPin.ENABLE, groups=("g", "") * 30),
-            PutOptions(replicas=3, hard_pin=True),
+            StartOptions(replicas=2),
+            StartOptions(soft_pin=SoftPin.ENABLE, groups=("g", "") * 30),
+            StartOptions(replicas=3, hard_pin=True),
         ]
     ):
         keys = slice(30 * step, 30 * step + 60)
         said += some_requests(shard, client, 1 + step * 10**9, digests[keys], sizes[keys], options)
         shard.check_integrity()
     now = 10**12
-    _, number, _ = shard.move_start(now, client, digests[70], None, 2)
-    shard.finish_task(now, client, number, True)
+    shard.submit_task(now, TaskKind.MOVE, digests[70], [2])
+    for task in shard.fetch_tasks(now, client):
+        shard.finish_task(now, client, task.number, True)
     shard.put_start(now, client, 0, digests[:1] + np.uint64(1), sizes[:1] + 1)  # never ended
     for ratio in (0.2, 0.5):
         now += 10**12
         report = shard.evict(now, ratio)
         said.append(np.array([report.objects, report.bytes]))
     short = digests[:3] + np.uint64(2)
-    rows, _ = shard.put_start(now, client, 0, short, np.full(3, 9), None, PutOptions(replicas=4))
+    rows, _ = shard.put_start(now, client, 0, short, np.full(3, 9), None, StartOptions(replicas=4))
     generations = np.ascontiguousarray(rows["generation"])
     said.append(shard.put_end(now, client, short, generations, np.zeros(3, np.uint64)))
     shard.drain(now, 0)
@@ -160,10 +162,10 @@ def test_a_shard_lives_the_same_life_compiled_and_interpreted(seed, monkeypatch)
                 monkeypatch.setattr(module, name, interpreted(value, called))
         if hasattr(module, "column"):
             monkeypatch.setattr(
-                module, "column", lambda *where: as_records(interpreted_column(*where))
+                module, "column", lambda *where: as_records(interpreting.column(*where))
             )
         if hasattr(module, "first_equal"):
-            monkeypatch.setattr(module, "first_equal", interpreted_first_equal)
+            monkeypatch.setattr(module, "first_equal", interpreting.first_equal)
     with np.errstate(over="ignore"):
         for before, after in zip(compiled, some_life(seed), strict=True):
             np.testing.assert_array_equal(before, after)

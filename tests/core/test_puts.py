@@ -356,16 +356,6 @@ def test_tenants_list_and_remove_apart() -> None:
     assert lab.exists([1, 2]) == [False, False]
 
 
-def test_a_tenant_with_objects_stays() -> None:
-    lab = Lab()
-    other = lab.shard.tenant("other")
-    lab.put([2], tenant=other)
-    assert lab.shard.drop_tenant(other) == S.TENANT_NOT_EMPTY
-    lab.remove([2])
-    assert lab.shard.drop_tenant(other) == S.OK
-    assert lab.start([3], tenant=other)[0]["status"].tolist() == [S.TENANT_NOT_REGISTERED]
-
-
 def test_a_tenant_over_quota_loses_its_own_coldest() -> None:
     lab = Lab()
     other = lab.shard.tenant("other", 10 * SIZE)
@@ -400,7 +390,6 @@ def test_the_coldest_of_a_tenant_is_found_without_a_walk_over_others() -> None:
     lab.shard.pin(lab.now, digests_of([102]), SoftPin.DISABLE)
     lab.check()
     lab.remove([100, 102, 104, 105])
-    assert lab.shard.drop_tenant(other) == S.OK
     lab.put(range(50, 60), SIZE)
     lab.check()
 

@@ -104,7 +104,7 @@ def test_a_running_copy_keeps_both_ends() -> None:
     lab = Lab(2)
     lab.put([1], preferred=("segment0",))
     lab.put([2])
-    assert lab.shard.copy_start(lab.now, lab.client, digests_of([1])[0], None, [1])[0] == S.OK
+    assert lab.begin(1, [1])[0] == S.OK
     assert rename(lab, 1, 3, force=True) == S.BUSY
     assert rename(lab, 2, 1, overwrite=True, force=True) == S.BUSY
 
@@ -130,7 +130,7 @@ def test_pairs_take_effect_in_order() -> None:
 def test_events_tell_both_keys() -> None:
     lab = Lab()
     lab.put([1, 2])
-    first = lab.shard.event_snapshot(0, 0)[2]
+    first = lab.shard.events.next_number
     rename(lab, 1, 2, overwrite=True)
     _, events, _ = lab.shard.events.since(first, 100)
     told = [(int(event["kind"]), int(event["digest_lo"])) for event in events]

@@ -10,8 +10,8 @@ from mooncake_store.core import repair
 from mooncake_store.core.janitor import DRAIN_IN_FLIGHT, REPAIR_IN_FLIGHT, DrainState
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import Status as S
-from tests.core.lab import MIB, Lab, digests_of
-from tests.core.test_tasks import where, work
+from tests.core.lab import MIB, Lab
+from tests.core.test_tasks import submit, where, work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -178,7 +178,7 @@ def test_half_of_all_tasks_are_left_for_others() -> None:
         lab.tick()
     assert lab.shard.stats().tasks_unfinished == 5
     lab.put([100])
-    assert lab.shard.submit_copy(lab.now, digests_of([100])[0], [target])[0] == S.OK
+    assert submit(lab, 100, [target])[0] == S.OK
     pass_time(lab, 5)
     assert missing(lab) == 0
 

@@ -67,7 +67,7 @@ def test_what_is_read_copied_or_replaced_stays() -> None:
     here, _, spare = lab.segments
     lab.put([1, 2, 3], replicas=2, preferred=("segment0", "segment1"))
     lab.get([1], ttl=5)
-    lab.shard.copy_start(lab.now, lab.client, digests_of([2])[0], None, [spare])
+    assert lab.begin(2, [spare])[0] == S.OK
     lab.start([3], upsert=True)
     assert removed(lab, [1, 2, 3], here) == [S.HAS_LEASE, S.BUSY, S.NOT_READY]
     lab.sleep(6)

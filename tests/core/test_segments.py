@@ -1,4 +1,4 @@
-"""Sections 5 and 6 of the semantics: segments, copies, moves, tasks, drains, hot keys, events."""
+"""Sections 5 and 6 of the semantics: segments, copies, moves, tasks, drains, hits, events."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from mooncake_store.core import janitor
 from mooncake_store.core.janitor import SWEEP_ROWS_URGENT
 from mooncake_store.core.records import REPLICAS_MAX, EventKind, SegmentState, Status
-from mooncake_store.core.state import HOT_KEPT
-from tests.core.lab import MIB, SECOND, Lab, digest_of, digests_of
+from tests.core.lab import MIB, SECOND, Lab, digest_of
 
 S = Status
 
@@ -224,18 +223,6 @@ def test_a_returning_worker_keeps_its_objects() -> None:
 # Copy and move
 
 
-def begin(
-    lab: Lab, key: int, targets: list[int], source: int | None = None, move: bool = False
-) -> Any:
-    digest = digests_of([key])[0]
-    if move:
-        reply: Any = lab.shard.move_start(lab.now, lab.client, digest, source, targets[0])
-    else:
-        reply = lab.shard.copy_start(lab.now, lab.client, digest, source, targets)
-    lab.check()
-    return reply
-
-
 def placed() -> tuple[Lab, int, list[int]]:
     """One readable object, the segment it is on, and the others."""
     lab = Lab(segments=4)
@@ -246,7 +233,7 @@ def placed() -> tuple[Lab, int, list[int]]:
 
 def test_a_copy_adds_replicas_when_it_ends() -> None:
     lab, source, others = placed()
-    status, task, replicas = begin(lab, 1, others[:2])
+    status, task, replicas = lab.begin(1, others[:2])
     assert status == S.OK
     assert {int(r["segment"]) for r in replicas} == set(others[:2])
     assert where(lab, 1) == {source}
@@ -259,17 +246,17 @@ def test_a_copy_adds_replicas_when_it_ends() -> None:
 def test_a_failed_copy_leaves_nothing() -> None:
     lab, source, others = placed()
     used = lab.shard.stats().bytes_used
-    _, task, _ = begin(lab, 1, others[:2])
+    _, task, _ = lab.begin(1, others[:2])
     assert lab.shard.finish_task(lab.now, lab.client, task, False) == S.OK
     assert where(lab, 1) == {source}
     assert lab.shard.stats().bytes_used == used
-    assert begin(lab, 1, others[:1])[0] == S.OK
+    assert lab.begin(1, others[:1])[0] == S.OK
 
 
 def test_a_move_changes_places_when_it_ends() -> None:
     lab, source, others = placed()
     used = lab.shard.stats().bytes_used
-    status, task, _ = begin(lab, 1, others[:1], source, move=True)
+    status, task, _ = lab.begin(1, others[:1], source, move=True)
     assert status == S.OK
     assert where(lab, 1) == {source}
     assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
@@ -279,7 +266,7 @@ def test_a_move_changes_places_when_it_ends() -> None:
 
 def test_a_move_under_a_lease_quarantines_its_source() -> None:
     lab, _, others = placed()
-    _, task, _ = begin(lab, 1, others[:1], move=True)
+    _, task, _ = lab.begin(1, others[:1], move=True)
     lab.get([1], ttl=10)
     assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
     lab.check()
@@ -292,14 +279,14 @@ def test_a_move_under_a_lease_quarantines_its_source() -> None:
 
 def test_a_failed_move_leaves_the_source() -> None:
     lab, source, others = placed()
-    _, task, _ = begin(lab, 1, others[:1], move=True)
+    _, task, _ = lab.begin(1, others[:1], move=True)
     assert lab.shard.finish_task(lab.now, lab.client, task, False) == S.OK
     assert where(lab, 1) == {source}
 
 
 def test_targets_that_hold_a_replica_are_skipped() -> None:
     lab, source, others = placed()
-    status, task, replicas = begin(lab, 1, [source, others[0]])
+    status, task, replicas = lab.begin(1, [source, others[0]])
     assert status == S.OK
     assert [int(r["segment"]) for r in replicas] == [others[0]]
     assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
@@ -307,7 +294,7 @@ def test_targets_that_hold_a_replica_are_skipped() -> None:
 
 def test_a_target_named_twice_is_one() -> None:
     lab, source, others = placed()
-    status, task, replicas = begin(lab, 1, [others[0], others[0]])
+    status, task, replicas = lab.begin(1, [others[0], others[0]])
     assert status == S.OK
     assert [int(r["segment"]) for r in replicas] == [others[0]]
     assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
@@ -318,13 +305,13 @@ def test_no_object_gets_more_replicas_than_a_put_could_give_it() -> None:
     """A row counts its replicas in one byte, and replies are sized by that."""
     lab = Lab(segments=REPLICAS_MAX + 2, nbytes=MIB)
     lab.put([1], preferred=("segment0",))
-    assert begin(lab, 1, lab.segments[1:])[0] == S.INVALID_PARAMS
-    status, task, _ = begin(lab, 1, lab.segments[:REPLICAS_MAX])
+    assert lab.begin(1, lab.segments[1:])[0] == S.INVALID_PARAMS
+    status, task, _ = lab.begin(1, lab.segments[:REPLICAS_MAX])
     assert status == S.OK
     assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
     assert len(where(lab, 1)) == REPLICAS_MAX
-    assert begin(lab, 1, lab.segments[-1:])[0] == S.INVALID_PARAMS
-    assert begin(lab, 1, lab.segments[-1:], move=True)[0] == S.INVALID_PARAMS
+    assert lab.begin(1, lab.segments[-1:])[0] == S.INVALID_PARAMS
+    assert lab.begin(1, lab.segments[-1:], move=True)[0] == S.INVALID_PARAMS
 
 
 @pytest.mark.parametrize("move", [False, True])
@@ -333,7 +320,7 @@ def test_a_copy_whose_target_is_gone_costs_no_replica(move: bool) -> None:
     lab = Lab(segments=2)
     lab.put(range(SWEEP_ROWS_URGENT + 1), 64, preferred=("segment0",))
     key = SWEEP_ROWS_URGENT
-    _, task, _ = begin(lab, key, lab.segments[1:], move=move)
+    _, task, _ = lab.begin(key, lab.segments[1:], move=move)
     assert lab.shard.unmount(lab.now, lab.client, lab.uuid(1)) == S.OK
     told = lab.shard.tasks.get(task)
     assert told is not None
@@ -346,14 +333,14 @@ def test_a_copy_whose_target_is_gone_costs_no_replica(move: bool) -> None:
 def test_errors_of_copy_and_move() -> None:
     lab, source, others = placed()
     for move in (False, True):
-        assert begin(lab, 9, others[:1], move=move)[0] == S.NOT_FOUND
-        assert begin(lab, 1, others[:1], others[1], move=move)[0] == S.REPLICA_NOT_FOUND
-        assert begin(lab, 1, [4000], move=move)[0] == S.SEGMENT_NOT_FOUND
+        assert lab.begin(9, others[:1], move=move)[0] == S.NOT_FOUND
+        assert lab.begin(1, others[:1], others[1], move=move)[0] == S.REPLICA_NOT_FOUND
+        assert lab.begin(1, [4000], move=move)[0] == S.SEGMENT_NOT_FOUND
     lab.start([2])
-    assert begin(lab, 2, others[:1])[0] == S.REPLICA_NOT_FOUND
-    assert begin(lab, 1, others[:1])[0] == S.OK
-    assert begin(lab, 1, others[1:2])[0] == S.BUSY
-    assert begin(lab, 1, others[1:2], source, move=True)[0] == S.BUSY
+    assert lab.begin(2, others[:1])[0] == S.REPLICA_NOT_FOUND
+    assert lab.begin(1, others[:1])[0] == S.OK
+    assert lab.begin(1, others[1:2])[0] == S.BUSY
+    assert lab.begin(1, others[1:2], source, move=True)[0] == S.BUSY
     assert lab.remove([1]) == [S.BUSY]
     assert lab.start([1], upsert=True)[0]["status"].tolist() == [S.BUSY]
 
@@ -361,7 +348,7 @@ def test_errors_of_copy_and_move() -> None:
 def test_only_the_worker_of_a_task_ends_it() -> None:
     lab, source, others = placed()
     stranger = lab.open(50)
-    _, task, _ = begin(lab, 1, others[:1])
+    _, task, _ = lab.begin(1, others[:1])
     assert lab.shard.finish_task(lab.now, stranger, task, True) == S.ILLEGAL_CLIENT
     assert where(lab, 1) == {source}
     assert lab.shard.finish_task(lab.now, lab.client, task, True) == S.OK
@@ -374,7 +361,7 @@ def test_only_the_worker_of_a_task_ends_it() -> None:
 
 def test_a_copy_without_end_is_given_up() -> None:
     lab, source, others = placed()
-    _, task, _ = begin(lab, 1, others[:1])
+    _, task, _ = lab.begin(1, others[:1])
     lab.sleep(61)
     lab.tick()
     assert where(lab, 1) == {source}
@@ -387,7 +374,7 @@ def test_a_given_up_copy_may_still_write_so_its_target_stays_reserved() -> None:
     """Invariant 5 for copies: the late write of a slow copier lands in nobody's data."""
     lab = Lab(segments=2, nbytes=MIB)
     lab.put([1], 600_000, preferred=("segment0",))
-    assert begin(lab, 1, lab.segments[1:])[0] == S.OK
+    assert lab.begin(1, lab.segments[1:])[0] == S.OK
     lab.sleep(61)
     lab.tick()
     rows, _ = lab.start([2], 600_000, excluded=("segment0",))
@@ -405,15 +392,15 @@ def test_a_copy_does_not_land_in_leased_memory_that_came_back(move: bool) -> Non
     lab.get([1], ttl=100)
     lab.shard.unmount(lab.now, lab.client, lab.uuid(0))
     target = lab.mount(0, MIB, host="host0")
-    assert begin(lab, 2, [target], move=move)[0] != S.OK
+    assert lab.begin(2, [target], move=move)[0] != S.OK
     lab.sleep(101)
     lab.tick()
-    assert begin(lab, 2, [target], move=move)[0] == S.OK
+    assert lab.begin(2, [target], move=move)[0] == S.OK
 
 
 def test_force_remove_waits_for_a_copy() -> None:
     lab, _, others = placed()
-    _, task, _ = begin(lab, 1, others[:1])
+    _, task, _ = lab.begin(1, others[:1])
     assert lab.remove([1], force=True) == [S.BUSY]
     lab.shard.finish_task(lab.now, lab.client, task, True)
     assert lab.remove([1], force=True) == [S.OK]
@@ -424,7 +411,7 @@ def test_force_remove_waits_for_a_copy() -> None:
 @pytest.mark.parametrize("move", [True, False])
 def test_a_segment_that_goes_away_during_a_copy(move: bool, lost: str, ok: bool) -> None:
     lab, source, others = placed()
-    _, task, _ = begin(lab, 1, others[:1], source, move=move)
+    _, task, _ = lab.begin(1, others[:1], source, move=move)
     gone = source if lost == "source" else others[0]
     number = lab.segments.index(gone)
     assert lab.shard.unmount(lab.now, lab.client, lab.uuid(number)) == S.OK
@@ -443,32 +430,19 @@ def test_a_segment_that_goes_away_during_a_copy(move: bool, lost: str, ok: bool)
     assert lab.shard.stats().bytes_used == 0
 
 
-# Hot keys and events
+# Hits and events
 
 
-def test_hot_keys() -> None:
-    lab = Lab(hot_hits=8, hot_window_ns=10 * SECOND)
+def test_hits_are_counted_anew_in_each_window() -> None:
+    lab = Lab(hits_window_ns=10 * SECOND)
     lab.put(range(5))
     for _ in range(8):
         lab.get([3], ttl=1)
     lab.get([1, 2], ttl=1)
-    digests, hits = lab.shard.hot_keys(lab.now)
-    assert [tuple(map(int, digest)) for digest in np.asarray(digests, np.uint64)] == [digest_of(3)]
-    assert [int(count) for count in hits] == [8]
-
-
-def test_hot_keys_that_nobody_asks_for_do_not_pile_up() -> None:
-    lab = Lab(hot_hits=1)
-    keys = range(HOT_KEPT + 100)
-    lab.put(keys, 64)
-    lab.get(keys, ttl=1)
-    lab.sleep(2)
-    lab.remove([keys[-1]])
-    lab.put([keys[-1]], 64)
-    digests, _ = lab.shard.hot_keys(lab.now)
-    # The newest are kept, and what has changed since is none of them.
-    expected = [digest_of(key) for key in keys[100:-1]]
-    assert [tuple(map(int, digest)) for digest in digests] == expected
+    assert [lab.stat(key).hits for key in range(5)] == [0, 1, 1, 8, 0]
+    lab.sleep(10)
+    lab.get([3])
+    assert lab.stat(3).hits == 1
 
 
 def test_events_tell_what_is_readable() -> None:

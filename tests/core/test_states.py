@@ -87,8 +87,7 @@ def copying() -> Scene:
     lab = made.lab
     source = int(lab.get([KEY])[1]["segment"][0])
     target = next(index for index in lab.segments if index != source)
-    status, _, _ = lab.shard.copy_start(lab.now, made.owner, digests_of([KEY])[0], source, [target])
-    assert status == OK
+    assert lab.begin(KEY, [target], source)[0] == OK
     return made
 
 
@@ -97,8 +96,7 @@ def moving() -> Scene:
     lab = made.lab
     source = int(lab.get([KEY])[1]["segment"][0])
     target = next(index for index in lab.segments if index != source)
-    status, _, _ = lab.shard.move_start(lab.now, made.owner, digests_of([KEY])[0], source, target)
-    assert status == OK
+    assert lab.begin(KEY, [target], source, move=True)[0] == OK
     return made
 
 
@@ -186,22 +184,19 @@ def evict(made: Scene) -> int:
     return int(made.lab.stat(KEY) is None)
 
 
-def copy_start(made: Scene) -> int:
-    lab = made.lab
+def free_target(lab: Lab) -> int:
+    """The last segment without a replica."""
     found = lab.stat(KEY)
     held = {segment for segment, _, _ in found.replicas} if found else set()
-    target = [index for index in lab.segments if index not in held][-1]
-    return int(
-        lab.shard.copy_start(lab.now, made.stranger, digests_of([KEY])[0], None, [target])[0]
-    )
+    return [index for index in lab.segments if index not in held][-1]
 
 
-def move_start(made: Scene) -> int:
-    lab = made.lab
-    found = lab.stat(KEY)
-    held = {segment for segment, _, _ in found.replicas} if found else set()
-    target = [index for index in lab.segments if index not in held][-1]
-    return int(lab.shard.move_start(lab.now, made.stranger, digests_of([KEY])[0], None, target)[0])
+def copy(made: Scene) -> int:
+    return int(made.lab.begin(KEY, [free_target(made.lab)])[0])
+
+
+def move(made: Scene) -> int:
+    return int(made.lab.begin(KEY, [free_target(made.lab)], move=True)[0])
 
 
 COLUMNS = tuple(STATES)
@@ -234,7 +229,7 @@ TABLE: dict[Callable[[Scene], int], tuple[int, ...]] = {
     remove_by_prefix: (0, 0, 1, 1, 0, 1, 0, 0, 0),
     force_remove_all: (0, 0, 1, 1, 1, 1, 0, 0, 0),
     evict: (1, 0, 1, 1, 0, 1, 0, 0, 0),
-    copy_start: (
+    copy: (
         S.NOT_FOUND,
         S.REPLICA_NOT_FOUND,
         S.REPLICA_NOT_FOUND,
@@ -245,7 +240,7 @@ TABLE: dict[Callable[[Scene], int], tuple[int, ...]] = {
         S.BUSY,
         S.BUSY,
     ),
-    move_start: (
+    move: (
         S.NOT_FOUND,
         S.REPLICA_NOT_FOUND,
         S.REPLICA_NOT_FOUND,

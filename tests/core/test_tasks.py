@@ -6,7 +6,7 @@ import pytest
 
 from mooncake_store.core.janitor import DRAINS_KEPT, DrainState
 from mooncake_store.core.records import SegmentState, Status
-from mooncake_store.core.tasks import TaskState
+from mooncake_store.core.tasks import TaskKind, TaskState
 from tests.core.lab import SECOND, Lab, digests_of
 
 S = Status
@@ -23,6 +23,11 @@ def state_of(lab: Lab, index: int) -> SegmentState:
 # Asynchronous tasks
 
 
+def submit(lab: Lab, key: int, targets: list[int], *, move: bool = False) -> tuple[Status, int]:
+    kind = TaskKind.MOVE if move else TaskKind.COPY
+    return lab.shard.submit_task(lab.now, kind, digests_of([key])[0], targets)
+
+
 def crew() -> tuple[Lab, list[int]]:
     """Two workers with a segment each, and one object on the first."""
     lab = Lab(segments=0)
@@ -34,7 +39,7 @@ def crew() -> tuple[Lab, list[int]]:
 
 def test_tasks_are_fetched_by_their_worker_only() -> None:
     lab, workers = crew()
-    status, task = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
+    status, task = submit(lab, 1, lab.segments[1:])
     assert status == S.OK
     assert list(lab.shard.fetch_tasks(lab.now, workers[1], 10)) == []
     mine = list(lab.shard.fetch_tasks(lab.now, workers[0], 10))
@@ -49,7 +54,7 @@ def test_a_task_whose_worker_never_heard_of_it_is_told_again() -> None:
     lab, (worker, _) = crew()
     lab.put([2], preferred=("segment0",))
     for key in (1, 2):
-        assert lab.shard.submit_copy(lab.now, digests_of([key])[0], lab.segments[1:])[0] == S.OK
+        assert submit(lab, key, lab.segments[1:])[0] == S.OK
     (first,) = lab.shard.fetch_tasks(lab.now, worker, 1)
     lab.sleep(1)
     both = lab.shard.fetch_tasks(lab.now, worker, 10)
@@ -64,7 +69,7 @@ def test_a_task_whose_worker_never_heard_of_it_is_told_again() -> None:
 
 def test_a_task_that_is_told_again_and_again_still_ends() -> None:
     lab, (worker, _) = crew()
-    _, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
+    _, number = submit(lab, 1, lab.segments[1:])
     for _ in range(100):
         lab.shard.fetch_tasks(lab.now, worker, 10)
         lab.sleep(1)
@@ -75,44 +80,31 @@ def test_a_task_that_is_told_again_and_again_still_ends() -> None:
     assert lab.remove([1]) == [S.OK]
 
 
-def test_a_task_that_its_asker_runs_is_not_told_to_who_fetches() -> None:
-    lab, (worker, _) = crew()
-    status, number, _ = lab.shard.copy_start(
-        lab.now, worker, digests_of([1])[0], None, lab.segments[1:]
-    )
-    assert status == S.OK
-    assert lab.shard.fetch_tasks(lab.now, worker, 10) == []
-    assert lab.shard.finish_task(lab.now, worker, number, True) == S.OK
-
-
 def test_submitting_for_what_is_not_there() -> None:
     lab, _ = crew()
     target = lab.segments[1]
-    assert lab.shard.submit_copy(lab.now, digests_of([9])[0], [target])[0] == S.NOT_FOUND
-    assert lab.shard.submit_copy(lab.now, digests_of([1])[0], [77])[0] == S.SEGMENT_NOT_FOUND
-    assert lab.shard.submit_move(lab.now, digests_of([9])[0], target)[0] == S.NOT_FOUND
+    assert submit(lab, 9, [target])[0] == S.NOT_FOUND
+    assert submit(lab, 1, [77])[0] == S.SEGMENT_NOT_FOUND
+    assert submit(lab, 9, [target], move=True)[0] == S.NOT_FOUND
 
 
 def test_a_copy_to_where_copies_lie_is_done_at_once() -> None:
     lab, workers = crew()
-    status, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[:1])
+    status, number = submit(lab, 1, lab.segments[:1])
     assert status == S.OK
     task = lab.shard.tasks.get(number)
     assert task is not None
     assert task.state.name == "SUCCESS"
     assert work(lab, workers) == 0
     assert where(lab, 1) == {lab.segments[0]}
-    moved = lab.shard.submit_move(lab.now, digests_of([1])[0], lab.segments[0])
+    moved = submit(lab, 1, [lab.segments[0]], move=True)
     assert moved[0] == S.REPLICA_ALREADY_EXISTS
 
 
 def test_tasks_are_bounded() -> None:
     lab = Lab(segments=2, tasks_max=10)
     lab.put(range(20), preferred=("segment0",))
-    statuses = [
-        int(lab.shard.submit_copy(lab.now, digests_of([key])[0], lab.segments[1:])[0])
-        for key in range(20)
-    ]
+    statuses = [int(submit(lab, key, lab.segments[1:])[0]) for key in range(20)]
     assert statuses == [S.OK] * 10 + [S.TASK_LIMIT] * 10
 
 
@@ -145,11 +137,8 @@ def fail_drain(lab: Lab) -> str:
 @pytest.mark.parametrize("move", [False, True])
 def test_a_submitted_task_is_done_by_its_worker(move: bool) -> None:
     lab, workers = crew()
-    digest, target = digests_of([1])[0], lab.segments[1]
-    if move:
-        status, number = lab.shard.submit_move(lab.now, digest, target)
-    else:
-        status, number = lab.shard.submit_copy(lab.now, digest, [target])
+    target = lab.segments[1]
+    status, number = submit(lab, 1, [target], move=move)
     assert status == S.OK
     assert where(lab, 1) == {lab.segments[0]}
     assert work(lab, workers) == 1
@@ -161,7 +150,7 @@ def test_a_submitted_task_is_done_by_its_worker(move: bool) -> None:
 
 def test_a_task_whose_object_is_gone_is_not_run() -> None:
     lab, workers = crew()
-    _, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
+    _, number = submit(lab, 1, lab.segments[1:])
     assert lab.remove([1]) == [S.OK]
     assert work(lab, workers) == 0
     task = lab.shard.tasks.get(number)
@@ -171,7 +160,7 @@ def test_a_task_whose_object_is_gone_is_not_run() -> None:
 
 def test_a_pending_task_of_a_vanished_worker_fails() -> None:
     lab, workers = crew()
-    _, number = lab.shard.submit_copy(lab.now, digests_of([1])[0], lab.segments[1:])
+    _, number = submit(lab, 1, lab.segments[1:])
     lab.shard.close_client(lab.now, workers[0])
     lab.tick()
     task = lab.shard.tasks.get(number)
