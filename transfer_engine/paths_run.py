@@ -141,7 +141,7 @@ class _Run:
             self._flying.discard(flying)
             with routes.lock:
                 routes.policy.abandoned(path, size)
-            self._error = UnavailableError(f"no thread for a slice: {error}", advice="")
+            self._error = UnavailableError(f"no thread takes slices any more: {error}", advice="")
         return True
 
     def awaits(self, flying: _Slice) -> bool:
