@@ -81,7 +81,7 @@ class EngineMemory:
         device_name: str,
         metadata_type: str,
     ) -> int:
-        """The same; `metadata_type` is not needed here."""
+        """Do what `initialize` does; `metadata_type` is not needed here."""
         if self._engine is not None:
             return -1
         try:
@@ -113,8 +113,6 @@ class EngineMemory:
         except (ConfigError, OSError):
             if fixed or not port:
                 raise
-            config = (self._service._secret, self._service._insecure)
-            self._service = Service(self._ranges, secret=config[0], insecure=config[1])
             self._service.start(host, 0)
 
     def close(self) -> None:
@@ -132,11 +130,6 @@ class EngineMemory:
             owned.segment.close()
         self._owned, self._batches = {}, {}
         self._engine = self._server = self._service = None
-
-    def __del__(self) -> None:
-        service = self.__dict__.get("_service")
-        if service is not None and service._loop is not None and service._stop is not None:
-            service._loop.call_soon_threadsafe(service._stop.set)
 
     def get_rpc_port(self) -> int:
         """The port in the name by which peers call this engine; 0 before `initialize`."""
