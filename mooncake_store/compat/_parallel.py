@@ -15,10 +15,10 @@ import ctypes
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.compat import tensor_format
 from mooncake_store.compat._codes import INVALID_PARAMS
 from mooncake_store.compat._tensors import TensorCalls, memory_at, serialize, tensor_at
 from mooncake_store.compat._variants import named, settled, single
+from mooncake_store.compat.tensor_format import describe, parse
 from mooncake_store.compat.values import ParallelAxis, ReadTarget, TensorParallelism
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class ParallelCalls(TensorCalls):
         handle = self.get_buffer(key)
         if handle is None:
             return None, None
-        return tensor_format.parse(handle), tensor_at(handle)
+        return parse(handle), tensor_at(handle)
 
 
 def _same_cut(layout: Layout, axes: list[ParallelAxis]) -> bool:
@@ -316,5 +316,5 @@ def _shard(
         if dim >= tensor.ndim:
             raise ValueError(f"{whole} has no dimension {dim}")
         whole = tuple(n * axis.size if at == dim else n for at, n in enumerate(whole))
-    layout, _ = tensor_format.describe(tensor)
-    return shard_key(key, axes), tensor, layout.cut(axes, whole)
+    layout, _ = describe(tensor)
+    return shard_key(key, axes), tensor, replace(layout, axes=tuple(axes), global_shape=whole)

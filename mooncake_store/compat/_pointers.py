@@ -160,11 +160,7 @@ class PointerCalls(Base):
         def put(named: list[str], values: Memory | Pieces) -> list[int]:
             nbytes = int((values.totals if isinstance(values, Pieces) else values.sizes).sum())
             part = config if len(named) == len(keys) else _part(config, allowed.chosen)
-            try:
-                options = self._options(part, len(named), nbytes, upsert=upsert)
-                return self._tell(what, self._put(named, values, options))
-            except StoreError as error:
-                return [self._failed(what, error)] * len(named)
+            return self._put(what, named, values, nbytes, part, upsert=upsert, buffered=False)
 
         return self._with(what, keys, allowed, put)
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client._pieces import Pieces
-from mooncake_store.compat import tensor_format
 from mooncake_store.compat._bytes import BytesCalls
 from mooncake_store.compat._codes import INVALID_PARAMS, OK, log
 from mooncake_store.compat._pointers import PointerCalls
 from mooncake_store.compat._variants import named, settled, single
-from mooncake_store.errors import StoreError
+from mooncake_store.compat.tensor_format import describe, element_type, parse
 from transfer_engine.checksum import address_of
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def tensor_at(data: Any) -> Any:
     """The tensor in a buffer that begins with its header, sharing its memory; raises ValueError."""
     import torch
 
-    layout = tensor_format.parse(data)
-    dtype = tensor_format.element_type(layout.dtype)
+    layout = parse(data)
+    dtype = element_type(layout.dtype)
     if not layout.nbytes:
         return torch.empty(layout.shape, dtype=dtype)
     flat = torch.frombuffer(data, dtype=torch.uint8, offset=layout.start, count=layout.nbytes)
@@ -42,7 +41,7 @@ def tensor_at(data: Any) -> Any:
 
 def serialize(tensor: Any) -> tuple[bytes, int, int, Any]:
     """Return (header, address, bytes, what owns the memory) of a tensor."""
-    layout, plain = tensor_format.describe(tensor)
+    layout, plain = describe(tensor)
     address, nbytes = address_of(plain, writable=False)
     return layout.pack(), address, nbytes, plain
 
@@ -280,7 +279,7 @@ class TensorCalls(PointerCalls, BytesCalls):
         parts = []
         for at, tensor in enumerate(tensors):
             try:
-                layout, plain = tensor_format.describe(tensor)
+                layout, plain = describe(tensor)
             except TypeError as error:
                 return [self._failed("put_tensor", error)] * len(keys)
             chosen = layouts[at] if layouts else None
@@ -292,12 +291,8 @@ class TensorCalls(PointerCalls, BytesCalls):
             range(0, len(places) + 1, 2),
             keep=parts,
         )
-        try:
-            self._require_local_buffer()
-            options = self._options(config, len(keys), int(pieces.totals.sum()), upsert=upsert)
-            return self._tell("put_tensor", self._put(list(keys), pieces, options))
-        except StoreError as error:
-            return [self._failed("put_tensor", error)] * len(keys)
+        nbytes = int(pieces.totals.sum())
+        return self._put("put_tensor", list(keys), pieces, nbytes, config, upsert=upsert)
 
     def _tensor_in(self, data: Any) -> Any:
         if data is None:
