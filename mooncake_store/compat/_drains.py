@@ -29,17 +29,15 @@ JOBS_MAX = 1024
 SEGMENTS_MAX = 1024
 
 _INVALID, _NO_SEGMENT, _WRONG_STATE, _NO_JOB = -600, -101, -1010, -1402
-_HTTP = {_INVALID: 400, _NO_SEGMENT: 404, _WRONG_STATE: 409, _NO_JOB: 404}
 _NUMBERS = {"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 4, "CANCELED": 5}
 
 
 class DrainRefused(Exception):
-    """A wish that cannot be: the original's number for it, and the status of HTTP."""
+    """A wish that cannot be, by the original's number for it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-        self.status = _HTTP[number]
 
 
 @dataclass(slots=True)

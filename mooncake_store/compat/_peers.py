@@ -95,7 +95,7 @@ class Service:
         self._secret = secret
         self._insecure = insecure
         self._notes: deque[Note] = deque(maxlen=NOTES_MAX)
-        self._stop: Callable[[], None] = lambda: None
+        self._stop: Callable[[], object] = lambda: None
         self._thread: threading.Thread | None = None
         self.address: Address | None = None
 

@@ -66,11 +66,11 @@ def _answer(status: int, /, **content: Any) -> web.Response:
     return web.json_response(content, status=status)
 
 
-def _ended(what: str, number: int) -> web.Response:
-    """The answer that tells no more than how something ended."""
+def _ended(what: str, number: int, **content: Any) -> web.Response:
+    """The answer that tells how something ended, and what came of it."""
     if number != 0:
         return _answer(500, error=f"{what} failed, ret={number}")
-    return _answer(200, status="success")
+    return _answer(200, status="success", **content)
 
 
 def _answered(method: Method) -> Method:
@@ -343,14 +343,8 @@ class MooncakeStoreService:
         found = await asyncio.to_thread(
             self._open.allocate_and_mount_segment, body.size, *self._how(body)
         )
-        if found["ret"] != 0:
-            return _answer(500, error=f"Allocate and mount failed, ret={found['ret']}")
-        return _answer(
-            200,
-            status="success",
-            segment_ids=list(found["segment_ids"]),
-            allocated_size=found["allocated_size"],
-        )
+        lent = {name: found[name] for name in ("segment_ids", "allocated_size")}
+        return _ended("Allocate and mount", found["ret"], **lent)
 
     @_answered
     async def handle_unmount(self, request: web.Request) -> web.Response:
@@ -370,9 +364,7 @@ class MooncakeStoreService:
         if path is None:
             raise _Refused(f"{refusal}: {body.name!r} names no file of {_SHARED_MEMORY}")
         found = await self._mount_file(path, body)
-        if found["ret"] != 0:
-            return _answer(500, error=f"Mount failed, ret={found['ret']}")
-        return _answer(200, status="success", segment_ids=list(found["segment_ids"]))
+        return _ended("Mount", found["ret"], segment_ids=found["segment_ids"])
 
     @_answered
     async def handle_unmount_shm(self, request: web.Request) -> web.Response:
@@ -443,7 +435,7 @@ class MooncakeStoreService:
         if self.mounted_segment_ids:
             number = await asyncio.to_thread(self._open.unmount_segment, self.mounted_segment_ids)
             if number != 0:
-                return _answer(500, error=f"Unmount failed, ret={number}")
+                return _ended("Unmount", number)
         self.mounted_segment_ids, self.last_mount_info = [], {}
         self.current_mode = "prefill"
         return _answer(200, status="success", mode=self.current_mode)
