@@ -135,9 +135,9 @@ def check_slabs(state: State, extents_state: State) -> None:
     for owner in np.flatnonzero(cls[:, slabs.C_STRIDE]).tolist():
         mine = used[rows[used, slabs.S_CLASS] == owner]
         _same(f"slots of class {owner}", cls[owner, slabs.C_SLOTS], rows[mine, slabs.S_SLOTS].sum())
-        listed, before = [], slabs.NIL
+        listed, before = [], extents.NIL
         index = int(cls[owner, slabs.C_PARTIAL])
-        while index != slabs.NIL:
+        while index != extents.NIL:
             assert rows[index, slabs.S_PREV] == before, f"slab {index}: wrong PREV"
             listed.append(index)
             assert len(listed) <= len(mine), f"class {owner} lists a stranger or a circle"

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from alloc import _kernels_slabs as kernels
+from alloc._kernels_extents import NIL
 from alloc._memory import reserve_array
 from alloc.base import Allocator, AllocatorStats
 from alloc.offset import OffsetAllocator, as_int64, refuse_size, sorted_ranges
@@ -60,9 +61,9 @@ class SlabAllocator(Allocator):
         bits = reserve_array(min(capacity // 64 + 64, _BITS_MAX), 1, np.uint32)
         page = reserve_array(slabs + 1, 1, np.int32)
         cls = reserve_array(kernels.CLASS_SETS * kernels.CLASS_WAYS, 6, np.int64)
-        cls[:, kernels.C_PARTIAL] = kernels.NIL
+        cls[:, kernels.C_PARTIAL] = NIL
         head = np.zeros(kernels.HEAD_WORDS, np.int64)
-        head[kernels.SLAB_SPARE] = kernels.NIL
+        head[kernels.SLAB_SPARE] = NIL
         head[kernels.SLAB_MAX] = len(slab)
         head[kernels.BITS_TOP] = 1
         head[kernels.BITS_MAX] = len(bits)
@@ -132,7 +133,7 @@ class SlabAllocator(Allocator):
             offsets[failed] = kernels.PENDING
             self._take_pending(sizes, offsets)
             failed = failed[offsets[failed] < 0]
-            offsets[failed] = kernels.NIL
+            offsets[failed] = NIL
         if failed.size and self._reclaim():
             offsets[failed] = self._extents.allocate(sizes[failed])
 

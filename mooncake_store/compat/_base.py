@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mooncake_store.client import Client, ClientStats, PutOptions
-    from mooncake_store.client.results import BatchResult, PutManyResult
+    from mooncake_store.client.results import BatchResult
     from mooncake_store.worker import Worker
 
 __all__ = ["Base", "Unsupported", "require_keys", "require_text"]
@@ -184,17 +184,6 @@ class Base:
             raise Unset("the store is not set up", advice="call setup()")
         return self._client
 
-    def _require_local_buffer(self) -> None:
-        """Refuse a value that is no registered memory where the original could not stage it.
-
-        Nothing is staged here. Programs that ask for no buffer rely on such puts to fail.
-        """
-        if not self._wanted.local_buffer_size:
-            raise InvalidArgumentError(
-                "the store was set up without a local buffer, which values need",
-                advice="give setup() a local_buffer_size, or put from registered memory",
-            )
-
     def _failed(self, what: str, error: Exception) -> int:
         """Log a failure, seldom; return its number."""
         number = code_of(error) if isinstance(error, StoreError) else INVALID_PARAMS
@@ -249,16 +238,37 @@ class Base:
             options["group"] = config.group_ids
         return options
 
-    def _put(self, keys: Sequence[str], values: Any, options: PutOptions) -> PutManyResult:
-        """Put a batch; keys in doubt are replaced rather than left alone."""
-        client = self._require()
-        if self._doubts and "upsert" not in options and any(key in self._doubts for key in keys):
-            options = {**options, "upsert": True}
-        result = client.put_many(keys, values, **options)
+    def _put(
+        self,
+        what: str,
+        keys: Sequence[str],
+        values: Any,
+        nbytes: int,
+        config: ReplicateConfig | None,
+        *,
+        upsert: bool,
+        buffered: bool = True,
+    ) -> list[int]:
+        """Put a batch; a number per key. Keys in doubt are replaced rather than left alone.
+
+        `buffered` values are no registered memory: the original stages them, and refuses them where
+        it was given no local buffer. Nothing is staged here, but programs rely on that.
+        """
+        try:
+            if buffered and not self._wanted.local_buffer_size:
+                raise InvalidArgumentError(
+                    "the store was set up without a local buffer, which values need",
+                    advice="give setup() a local_buffer_size, or put from registered memory",
+                )
+            doubted = bool(self._doubts) and any(key in self._doubts for key in keys)
+            options = self._options(config, len(keys), nbytes, upsert=upsert or doubted)
+            result = self._require().put_many(keys, values, **options)
+        except StoreError as error:
+            return [self._failed(what, error)] * len(keys)
         if self._doubts:
             stored = (result.statuses == 0) & ~result.already_present & ~result.superseded
             self._doubts.clear(key for key, good in zip(keys, stored.tolist(), strict=True) if good)
-        return result
+        return self._tell(what, result)
 
     def _judge_reads(self, keys: Sequence[str], result: BatchResult) -> None:
         """Doubt what could not be read though it is there; trust what could."""

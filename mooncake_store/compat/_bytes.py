@@ -82,13 +82,8 @@ class BytesCalls(Base):
         *,
         upsert: bool = False,
     ) -> list[int]:
-        sizes = [_bytes_of(value) for value in values]
-        try:
-            self._require_local_buffer()
-            options = self._options(config, len(keys), sum(sizes), upsert=upsert)
-            return self._tell(what, self._put(keys, values, options))
-        except StoreError as error:
-            return [self._failed(what, error)] * len(keys)
+        nbytes = sum(_bytes_of(value) for value in values)
+        return self._put(what, keys, values, nbytes, config, upsert=upsert)
 
     def _put_parts(
         self,
@@ -113,12 +108,7 @@ class BytesCalls(Base):
             [0, len(places)],
             keep=parts,
         )
-        try:
-            self._require_local_buffer()
-            options = self._options(config, 1, nbytes, upsert=upsert)
-            return self._tell(what, self._put([key], pieces, options))[0]
-        except StoreError as error:
-            return self._failed(what, error)
+        return self._put(what, [key], pieces, nbytes, config, upsert=upsert)[0]
 
     # -- gets
 

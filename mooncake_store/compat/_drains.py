@@ -6,13 +6,14 @@ are kept in memory, the latest `JOBS_MAX`; how one ended is kept, since its segm
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from mooncake_store.client.extension import CLUSTER, ask_one
 from mooncake_store.core.records import SegmentState
@@ -28,17 +29,15 @@ JOBS_MAX = 1024
 SEGMENTS_MAX = 1024
 
 _INVALID, _NO_SEGMENT, _WRONG_STATE, _NO_JOB = -600, -101, -1010, -1402
-_HTTP = {_INVALID: 400, _NO_SEGMENT: 404, _WRONG_STATE: 409, _NO_JOB: 404}
 _NUMBERS = {"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 4, "CANCELED": 5}
 
 
 class DrainRefused(Exception):
-    """A wish that cannot be: the original's number for it, and the status of HTTP."""
+    """A wish that cannot be, by the original's number for it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-        self.status = _HTTP[number]
 
 
 @dataclass(slots=True)
@@ -120,22 +119,22 @@ class Drains:
         return self._jobs[number]
 
 
+class Wish(msgspec.Struct, frozen=True):
+    """Segments to drain, and where their objects may go."""
+
+    segments: Annotated[list[str], msgspec.Meta(min_length=1, max_length=SEGMENTS_MAX)]
+    target_segments: Annotated[list[str], msgspec.Meta(max_length=SEGMENTS_MAX)] | None = None
+    max_concurrency: object = 4
+
+
 def _wish(body: bytes) -> tuple[list[str], list[str]]:
     """Segments to drain, and where their objects may go; raises DrainRefused."""
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError):
+        wish = msgspec.json.decode(body, type=Wish)
+    except (msgspec.MsgspecError, RecursionError):
         raise DrainRefused(_INVALID) from None
-    if not isinstance(given, dict):
-        raise DrainRefused(_INVALID)
-    wanted, targets = given.get("segments"), given.get("target_segments") or []
-    for names in (wanted, targets):
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise DrainRefused(_INVALID)
-        if len(names) > SEGMENTS_MAX:
-            raise DrainRefused(_INVALID)
-    most = given.get("max_concurrency", 4)
-    if not wanted or len(set(wanted)) < len(wanted) or set(wanted) & set(targets) or most == 0:
+    wanted, targets = wish.segments, wish.target_segments or []
+    if len(set(wanted)) < len(wanted) or set(wanted) & set(targets) or wish.max_concurrency == 0:
         raise DrainRefused(_INVALID)
     return wanted, targets
 

@@ -13,12 +13,13 @@ import itertools
 import json
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store._endpoint import is_loopback, split_address
 from mooncake_store.compat._codes import log
 from mooncake_store.compat._memory import Registry, is_mapped
 from mooncake_store.compat._peers import Peer, Range, Service
+from mooncake_store.compat.config import split_hostname
 from mooncake_store.compat.values import TransferNotify
 from mooncake_store.config import WorkerConfig, load, read_secret
 from mooncake_store.errors import ConfigError, InvalidArgumentError, StoreError
@@ -37,13 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["EngineMemory"]
 
 
-class _Owned:
+class _Owned(NamedTuple):
     """Registered memory: what holds it, and what it is called to the transports."""
 
-    def __init__(self, segment: Segment, region: Region, descriptor: bytes) -> None:
-        self.segment = segment
-        self.region = region
-        self.descriptor = descriptor
+    segment: Segment
+    region: Region
+    descriptor: bytes
 
 
 class EngineMemory:
@@ -81,11 +81,11 @@ class EngineMemory:
         device_name: str,
         metadata_type: str,
     ) -> int:
-        """The same; `metadata_type` is not needed here."""
+        """Do what `initialize` does; `metadata_type` is not needed here."""
         if self._engine is not None:
             return -1
         try:
-            host, port = _split(local_hostname)
+            host, port = split_hostname(local_hostname or "127.0.0.1")
             config = load(WorkerConfig).value
             secret = read_secret(config.secret_file) if config.secret_file else None
             bind = "127.0.0.1" if is_loopback(host) else host
@@ -113,8 +113,6 @@ class EngineMemory:
         except (ConfigError, OSError):
             if fixed or not port:
                 raise
-            config = (self._service._secret, self._service._insecure)
-            self._service = Service(self._ranges, secret=config[0], insecure=config[1])
             self._service.start(host, 0)
 
     def close(self) -> None:
@@ -132,11 +130,6 @@ class EngineMemory:
             owned.segment.close()
         self._owned, self._batches = {}, {}
         self._engine = self._server = self._service = None
-
-    def __del__(self) -> None:
-        service = self.__dict__.get("_service")
-        if service is not None and service._loop is not None and service._stop is not None:
-            service._loop.call_soon_threadsafe(service._stop.set)
 
     def get_rpc_port(self) -> int:
         """The port in the name by which peers call this engine; 0 before `initialize`."""
@@ -307,13 +300,6 @@ class EngineMemory:
         peer = self._peers.get(name)
         if peer is not None:
             peer.forget()
-
-
-def _split(hostname: str) -> tuple[str, int]:
-    """Host and port of a name; port 0 where it has none."""
-    if hostname.count(":") == 1 or hostname.startswith("["):
-        return split_address(hostname)
-    return hostname or "127.0.0.1", 0
 
 
 def _listed(path: str) -> list[str]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from mooncake_store.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mooncake_store.wire.cluster import ClusterStatus
     from mooncake_store.wire.shard import ShardFigures
 
-__all__ = ["metrics", "summary"]
+__all__ = ["metric", "metrics", "summary"]
 
 _TOTALS = (
     ("master_allocated_bytes", "gauge", "bytes_allocated", "Bytes of segments in use."),
@@ -27,29 +27,31 @@ _TOTALS = (
 )
 
 
+def metric(name: str, kind: str, text: str, samples: Iterable[tuple[str, int]]) -> list[str]:
+    """Lines of a metric in the text format of Prometheus; samples are labels and values."""
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+    lines += [f"{name}{label} {value}" for label, value in samples]
+    return lines
+
+
 def metrics(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
     """The figures in the text format of Prometheus."""
     lines: list[str] = []
     for name, kind, field, text in _TOTALS:
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-        lines.append(f"{name} {_total(shards, field)}")
-    lines += [
-        "# HELP master_active_clients Workers that answer.",
-        "# TYPE master_active_clients gauge",
-        f"master_active_clients {_alive(status)}",
-    ]
+        lines += metric(name, kind, text, [("", _total(shards, field))])
+    alive = [("", _alive(status))]
+    lines += metric("master_active_clients", "gauge", "Workers that answer.", alive)
     for name, field, text in (
         ("segment_allocated_bytes", "used_bytes", "Bytes of a segment in use."),
         ("segment_total_capacity_bytes", "nbytes", "Bytes of a segment."),
     ):
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
-        for entry in status.segments:
-            lines.append(f'{name}{{segment="{_label(entry.name)}"}} {getattr(entry, field)}')
+        samples = [(_label(entry.name), getattr(entry, field)) for entry in status.segments]
+        lines += metric(name, "gauge", text, samples)
     return "\n".join(lines) + "\n"
 
 
 def summary(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
-    """The same in a line for people."""
+    """The figures in a line for people."""
     used, total = _total(shards, "bytes_allocated"), _total(shards, "bytes_total")
     ready = "true" if status.ready else "false"
     return (
@@ -71,5 +73,6 @@ def _alive(status: ClusterStatus) -> int:
     return sum(worker.state == "alive" for worker in status.workers)
 
 
-def _label(name: str) -> str:
-    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _label(segment: str) -> str:
+    escaped = segment.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{segment="{escaped}"}}'

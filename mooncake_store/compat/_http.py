@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from mooncake_store.compat._figures import metric
 from transfer_engine.rpc.http import TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:
@@ -58,16 +59,12 @@ class Endpoint(HttpServer):
 def _metrics(stats: ClientStats | None, *, short: bool) -> str:
     if stats is None:
         return ""
-    lines = []
+    lines: list[str] = []
     for name, text in _COUNTERS:
-        metric = f"mooncake_client_{name}_total"
-        if not short:
-            lines += [f"# HELP {metric} {text}", f"# TYPE {metric} counter"]
-        lines.append(f"{metric} {getattr(stats, name)}")
-    for direction in ("read", "written"):
-        metric = f"mooncake_client_bytes_{direction}_total"
-        if not short:
-            lines += [f"# HELP {metric} Bytes {direction}.", f"# TYPE {metric} counter"]
-        moved = getattr(stats, f"bytes_{direction}")
-        lines += [f'{metric}{{transport="{name}"}} {count}' for name, count in moved.items()]
-    return "\n".join(lines) + "\n"
+        samples = [("", getattr(stats, name))]
+        lines += metric(f"mooncake_client_{name}_total", "counter", text, samples)
+    for way in ("read", "written"):
+        moved = getattr(stats, f"bytes_{way}").items()
+        samples = [(f'{{transport="{name}"}}', count) for name, count in moved]
+        lines += metric(f"mooncake_client_bytes_{way}_total", "counter", f"Bytes {way}.", samples)
+    return "".join(f"{line}\n" for line in lines if not (short and line.startswith("#")))

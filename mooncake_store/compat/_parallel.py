@@ -11,12 +11,14 @@ writer partition, the whole tensor is passed and its part is cut out here.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.compat import tensor_format
 from mooncake_store.compat._codes import INVALID_PARAMS
-from mooncake_store.compat._tensors import TensorCalls, serialize, tensor_at
+from mooncake_store.compat._tensors import TensorCalls, memory_at, serialize, tensor_at
+from mooncake_store.compat._variants import named, settled, single
+from mooncake_store.compat.tensor_format import describe, parse
 from mooncake_store.compat.values import ParallelAxis, ReadTarget, TensorParallelism
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from mooncake_store.compat.tensor_format import Layout
     from mooncake_store.compat.values import ReplicateConfig
 
-__all__ = ["ParallelCalls", "shard_key"]
+__all__ = ["ParallelCalls"]
 
 _ORDER = ("dp", "pp", "ep", "tp")
 _NOTE = "__parallelism_manifest"
@@ -99,187 +101,32 @@ def _partition(writer: Any) -> ParallelAxis:
     return ParallelAxis("tp", int(rank), int(size), int(dim))
 
 
+@named
 class ParallelCalls(TensorCalls):
     """Shards of tensors."""
 
-    def put_tensor_with_parallelism(
-        self,
-        key: str,
-        tensor: Any,
-        parallelism: TensorParallelism | None = None,
-        config: ReplicateConfig | None = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """Store a tensor, or the shard of it that is named."""
-        return self._put_shards([key], [tensor], [parallelism], config, [writer_partition])[0]
-
-    def batch_put_tensor_with_parallelism(
-        self,
-        keys: Sequence[str],
-        tensors_list: Sequence[Any],
-        parallelisms: Sequence[TensorParallelism | None] | None = None,
-        config: ReplicateConfig | None = None,
-        writer_partitions: Sequence[Any] | None = None,
-    ) -> list[int]:
-        """The same of a batch; a number per key."""
-        return self._put_shards(keys, tensors_list, parallelisms, config, writer_partitions)
-
-    def upsert_tensor_with_parallelism(
-        self,
-        key: str,
-        tensor: Any,
-        parallelism: TensorParallelism | None = None,
-        config: ReplicateConfig | None = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """Store a tensor or a shard in place of what was there."""
-        writers = [writer_partition]
-        return self._put_shards([key], [tensor], [parallelism], config, writers, upsert=True)[0]
-
-    def batch_upsert_tensor_with_parallelism(
-        self,
-        keys: Sequence[str],
-        tensors_list: Sequence[Any],
-        parallelisms: Sequence[TensorParallelism | None] | None = None,
-        config: ReplicateConfig | None = None,
-        writer_partitions: Sequence[Any] | None = None,
-    ) -> list[int]:
-        """The same of a batch; a number per key."""
-        return self._put_shards(
-            keys, tensors_list, parallelisms, config, writer_partitions, upsert=True
-        )
-
-    def put_tensor_with_parallelism_from(
-        self,
-        key: str,
-        buffer_ptr: int,
-        size: int,
-        parallelism: TensorParallelism | None = None,
-        config: ReplicateConfig | None = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """Store a serialized tensor in registered memory, or the shard of it that is named."""
-        return self._put_shards_from(
-            [key], [buffer_ptr], [size], [parallelism], config, [writer_partition]
-        )[0]
-
-    def batch_put_tensor_with_parallelism_from(
-        self,
-        keys: Sequence[str],
-        buffer_ptrs: Sequence[int],
-        sizes: Sequence[int],
-        parallelisms: Sequence[TensorParallelism | None] | None = None,
-        config: ReplicateConfig | None = None,
-        writer_partitions: Sequence[Any] | None = None,
-    ) -> list[int]:
-        """The same of a batch; a number per key."""
-        return self._put_shards_from(
-            keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions
-        )
-
-    def upsert_tensor_with_parallelism_from(
-        self,
-        key: str,
-        buffer_ptr: int,
-        size: int,
-        parallelism: TensorParallelism | None = None,
-        config: ReplicateConfig | None = None,
-        writer_partition: Any = None,
-    ) -> int:
-        """Upsert a serialized tensor in registered memory, or the shard of it that is named."""
-        return self._put_shards_from(
-            [key], [buffer_ptr], [size], [parallelism], config, [writer_partition], upsert=True
-        )[0]
-
-    def batch_upsert_tensor_with_parallelism_from(
-        self,
-        keys: Sequence[str],
-        buffer_ptrs: Sequence[int],
-        sizes: Sequence[int],
-        parallelisms: Sequence[TensorParallelism | None] | None = None,
-        config: ReplicateConfig | None = None,
-        writer_partitions: Sequence[Any] | None = None,
-    ) -> list[int]:
-        """The same of a batch; a number per key."""
-        return self._put_shards_from(
-            keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions, upsert=True
-        )
-
-    def get_tensor_with_parallelism(self, key: str, target: ReadTarget | None = None) -> Any:
-        """Return what is stored, a shard, or the whole tensor; None if it is not all there."""
-        try:
-            return self._read(key, target)
-        except (ValueError, RuntimeError) as error:
-            self._failed("get_tensor_with_parallelism", error)
-            return None
-
-    def batch_get_tensor_with_parallelism(
-        self, keys: Sequence[str], targets: Sequence[ReadTarget | None] | None = None
-    ) -> list[Any]:
-        """The same of a batch, one request for what is stored as asked for."""
-        wanted = list(targets) if targets is not None else [None] * len(keys)
-        if len(wanted) != len(keys):
-            return [None] * len(keys)
-        if all(target is None or target.mode == "as_stored" for target in wanted):
-            names = zip(keys, wanted, strict=True)
-            return self.batch_get_tensor([self._stored_key(key, target) for key, target in names])
-        pairs = zip(keys, wanted, strict=True)
-        return [self.get_tensor_with_parallelism(key, target) for key, target in pairs]
-
-    def get_tensor_with_parallelism_into(
-        self, key: str, buffer_ptr: int, size: int, target: ReadTarget | None = None
-    ) -> Any:
-        """The same into registered memory, behind its header; the tensor there, or None."""
-        if target is None or target.mode == "as_stored":
-            return self.get_tensor_into(self._stored_key(key, target), buffer_ptr, size)
-        tensor = self.get_tensor_with_parallelism(key, target)
-        if tensor is None:
-            return None
-        header, address, nbytes, owner = serialize(tensor)
-        total = len(header) + nbytes
-        if total > size or not self._registry.covers([buffer_ptr], [total]).all():
-            return None
-        import ctypes
-
-        ctypes.memmove(buffer_ptr, header, len(header))
-        ctypes.memmove(buffer_ptr + len(header), address, nbytes)
-        del owner  # held the memory until here
-        return self._tensor_in((ctypes.c_ubyte * total).from_address(buffer_ptr))
-
-    def batch_get_tensor_with_parallelism_into(
-        self,
-        keys: Sequence[str],
-        buffer_ptrs: Sequence[int],
-        sizes: Sequence[int],
-        targets: Sequence[ReadTarget | None] | None = None,
-    ) -> list[Any]:
-        """The same of a batch."""
-        wanted = list(targets) if targets is not None else [None] * len(keys)
-        if not len(keys) == len(buffer_ptrs) == len(sizes) == len(wanted):
-            return [None] * len(keys)
-        each = zip(keys, buffer_ptrs, sizes, wanted, strict=True)
-        return [self.get_tensor_with_parallelism_into(*call) for call in each]
-
     # -- writing
 
-    def _put_shards(
+    def _store_shards(
         self,
         keys: Sequence[str],
-        tensors: Sequence[Any],
-        parallelisms: Sequence[TensorParallelism | None] | None,
-        config: ReplicateConfig | None,
-        writers: Sequence[Any] | None,
+        tensors_list: Sequence[Any],
+        parallelisms: Sequence[TensorParallelism | None] | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Sequence[Any] | None = None,
         *,
-        upsert: bool = False,
+        upsert: bool,
     ) -> list[int]:
+        """Store tensors, or the shards of them that are named; a number per key."""
         cuts = list(parallelisms) if parallelisms is not None else [None] * len(keys)
-        parts = list(writers) if writers is not None else [None] * len(keys)
-        if not len(keys) == len(tensors) == len(cuts) == len(parts):
+        parts = list(writer_partitions) if writer_partitions is not None else [None] * len(keys)
+        if not len(keys) == len(tensors_list) == len(cuts) == len(parts):
             return [INVALID_PARAMS] * len(keys)
         answers: list[int] = [0] * len(keys)
         made: dict[int, tuple[str, Any, Layout | None]] = {}
         notes: dict[str, bytes] = {}
-        for at, (key, tensor, cut, part) in enumerate(zip(keys, tensors, cuts, parts, strict=True)):
+        wanted = zip(keys, tensors_list, cuts, parts, strict=True)
+        for at, (key, tensor, cut, part) in enumerate(wanted):
             try:
                 made[at] = _shard(key, tensor, cut, part)
                 notes |= _cut_note(key, _checked(cut))
@@ -294,28 +141,92 @@ class ParallelCalls(TensorCalls):
             self.upsert_batch(list(notes), list(notes.values()))
         return answers
 
-    def _put_shards_from(
+    def _store_shards_from(
         self,
         keys: Sequence[str],
         buffer_ptrs: Sequence[int],
         sizes: Sequence[int],
-        parallelisms: Sequence[TensorParallelism | None] | None,
-        config: ReplicateConfig | None,
-        writers: Sequence[Any] | None,
+        parallelisms: Sequence[TensorParallelism | None] | None = None,
+        config: ReplicateConfig | None = None,
+        writer_partitions: Sequence[Any] | None = None,
         *,
-        upsert: bool = False,
+        upsert: bool,
     ) -> list[int]:
-        if not self._hold_tensors(keys, buffer_ptrs, sizes):
+        """Store serialized tensors in registered memory, or the shards of them that are named."""
+        tensors = self._tensors_at(keys, buffer_ptrs, sizes)
+        if tensors is None:
             return [INVALID_PARAMS] * len(keys)
-        import ctypes
+        return self._store_shards(
+            keys, tensors, parallelisms, config, writer_partitions, upsert=upsert
+        )
 
-        tensors = [
-            tensor_at((ctypes.c_ubyte * size).from_address(address))
-            for address, size in zip(buffer_ptrs, sizes, strict=True)
-        ]
-        return self._put_shards(keys, tensors, parallelisms, config, writers, upsert=upsert)
+    batch_put_tensor_with_parallelism = settled(_store_shards, upsert=False)
+    batch_upsert_tensor_with_parallelism = settled(_store_shards, upsert=True)
+    batch_put_tensor_with_parallelism_from = settled(_store_shards_from, upsert=False)
+    batch_upsert_tensor_with_parallelism_from = settled(_store_shards_from, upsert=True)
+
+    _ONE = "key tensor parallelism config writer_partition"
+    _ONE_FROM = "key buffer_ptr size parallelism config writer_partition"
+    put_tensor_with_parallelism = single(batch_put_tensor_with_parallelism, _ONE)
+    upsert_tensor_with_parallelism = single(batch_upsert_tensor_with_parallelism, _ONE)
+    put_tensor_with_parallelism_from = single(batch_put_tensor_with_parallelism_from, _ONE_FROM)
+    upsert_tensor_with_parallelism_from = single(
+        batch_upsert_tensor_with_parallelism_from, _ONE_FROM
+    )
 
     # -- reading
+
+    def get_tensor_with_parallelism(self, key: str, target: ReadTarget | None = None) -> Any:
+        """Return what is stored, a shard, or the whole tensor; None if it is not all there."""
+        try:
+            return self._read(key, target)
+        except (ValueError, RuntimeError) as error:
+            self._failed("get_tensor_with_parallelism", error)
+            return None
+
+    def batch_get_tensor_with_parallelism(
+        self, keys: Sequence[str], targets: Sequence[ReadTarget | None] | None = None
+    ) -> list[Any]:
+        """Return many; those that are asked for as they are stored come in one request."""
+        wanted = list(targets) if targets is not None else [None] * len(keys)
+        if len(wanted) != len(keys):
+            return [None] * len(keys)
+        pairs = list(zip(keys, wanted, strict=True))
+        if all(target is None or target.mode == "as_stored" for target in wanted):
+            return self.batch_get_tensor([self._stored_key(*pair) for pair in pairs])
+        return [self.get_tensor_with_parallelism(*pair) for pair in pairs]
+
+    def get_tensor_with_parallelism_into(
+        self, key: str, buffer_ptr: int, size: int, target: ReadTarget | None = None
+    ) -> Any:
+        """Read one into registered memory, behind its header; the tensor there, or None."""
+        if target is None or target.mode == "as_stored":
+            return self.get_tensor_into(self._stored_key(key, target), buffer_ptr, size)
+        tensor = self.get_tensor_with_parallelism(key, target)
+        if tensor is None:
+            return None
+        header, address, nbytes, owner = serialize(tensor)
+        total = len(header) + nbytes
+        if total > size or not self._registry.covers([buffer_ptr], [total]).all():
+            return None
+        ctypes.memmove(buffer_ptr, header, len(header))
+        ctypes.memmove(buffer_ptr + len(header), address, nbytes)
+        del owner  # held the memory until here
+        return self._tensor_in(memory_at(buffer_ptr, total))
+
+    def batch_get_tensor_with_parallelism_into(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        targets: Sequence[ReadTarget | None] | None = None,
+    ) -> list[Any]:
+        """Read many into registered memory, one after the other."""
+        wanted = list(targets) if targets is not None else [None] * len(keys)
+        if not len(keys) == len(buffer_ptrs) == len(sizes) == len(wanted):
+            return [None] * len(keys)
+        each = zip(keys, buffer_ptrs, sizes, wanted, strict=True)
+        return [self.get_tensor_with_parallelism_into(*call) for call in each]
 
     def _stored_key(self, key: str, target: ReadTarget | None) -> str:
         return key if target is None else shard_key(key, _checked(target.parallelism))
@@ -375,7 +286,7 @@ class ParallelCalls(TensorCalls):
         handle = self.get_buffer(key)
         if handle is None:
             return None, None
-        return tensor_format.parse(handle), tensor_at(handle)
+        return parse(handle), tensor_at(handle)
 
 
 def _same_cut(layout: Layout, axes: list[ParallelAxis]) -> bool:
@@ -405,5 +316,5 @@ def _shard(
         if dim >= tensor.ndim:
             raise ValueError(f"{whole} has no dimension {dim}")
         whole = tuple(n * axis.size if at == dim else n for at, n in enumerate(whole))
-    layout, _ = tensor_format.describe(tensor)
-    return shard_key(key, axes), tensor, layout.cut(axes, whole)
+    layout, _ = describe(tensor)
+    return shard_key(key, axes), tensor, replace(layout, axes=tuple(axes), global_shape=whole)

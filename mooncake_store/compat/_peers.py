@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -93,39 +95,36 @@ class Service:
         self._secret = secret
         self._insecure = insecure
         self._notes: deque[Note] = deque(maxlen=NOTES_MAX)
-        self._ready = threading.Event()
-        self._error: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._stop: Callable[[], object] = lambda: None
         self._thread: threading.Thread | None = None
         self.address: Address | None = None
 
     def start(self, host: str, port: int) -> None:
-        """Listen; raises what keeps it from that."""
+        """Listen; raises what keeps it from that, and may be called again then."""
+        listening: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._body, args=(host, port), name="mooncake-engine", daemon=True
+            target=self._body, args=(host, port, listening), name="mooncake-engine", daemon=True
         )
         self._thread.start()
-        if not self._ready.wait(_START_S):
-            raise UnavailableError("the engine's service was not ready in time")
-        if self._error is not None:
-            raise self._error
-
-    def _body(self, host: str, port: int) -> None:
         try:
-            run(self._serve(host, port))
-        except Exception as error:
-            self._error = error
-        finally:
-            self._ready.set()
+            listening.result(_START_S)
+        except TimeoutError:
+            raise UnavailableError("the engine's service was not ready in time") from None
 
-    async def _serve(self, host: str, port: int) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = Server(REGISTRY, self._handle, secret=self._secret)
-        async with server:
+    def _body(self, host: str, port: int, listening: Future[None]) -> None:
+        try:
+            run(self._serve(host, port, listening))
+        except Exception as error:
+            if not listening.done():
+                listening.set_exception(error)
+
+    async def _serve(self, host: str, port: int, listening: Future[None]) -> None:
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        async with Server(REGISTRY, self._handle, secret=self._secret) as server:
             self.address = await server.listen(host, port, insecure=self._insecure)
-            self._ready.set()
-            await self._stop.wait()
+            self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
+            listening.set_result(None)
+            await stopped.wait()
 
     def _handle(self, connection: Connection, frame: Frame) -> bytes:
         if frame.opcode == RANGES.opcode:
@@ -136,16 +135,13 @@ class Service:
 
     def take_notes(self) -> list[Note]:
         """The notes that arrived since the last time, oldest first."""
-        out = []
-        while self._notes:
-            out.append(self._notes.popleft())
-        return out
+        return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
-        if self._loop is not None and self._stop is not None and self._thread is not None:
-            if self._thread.is_alive():
-                self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # its loop has ended
+            self._stop()
+        if self._thread is not None:
             self._thread.join(_CALL_S)
 
 

@@ -122,9 +122,7 @@ class PlacementCalls(Base):
                 tuple(numbers[name] for name in targets),
                 -1 if source is None else numbers[source],
             )
-            body = SUBMIT_TASK.request.pack(request)
-            until = client._core.until({})
-            reply = client._run(ask_one(shard, SUBMIT_TASK, body, until))
+            reply = self._ask(shard, SUBMIT_TASK, request)
         except StoreError as error:
             return _NO_TASK, self._failed("create task", error)
         if reply.status:
@@ -135,12 +133,9 @@ class PlacementCalls(Base):
         """How a task stands; (response, 0), or (None, a negative number)."""
         high, number = task_id
         try:
-            client = self._require()
-            if not 1 <= high <= client._core.shards:
+            if not 1 <= high <= self._require()._core.shards:
                 return None, _TASK_NOT_FOUND
-            body = TASK.request.pack(TaskRequest(number))
-            until = client._core.until({})
-            reply = client._run(ask_one(high - 1, TASK, body, until))
+            reply = self._ask(high - 1, TASK, TaskRequest(number))
         except StoreError as error:
             return None, self._failed("query_task", error)
         if reply.status:
@@ -159,10 +154,13 @@ class PlacementCalls(Base):
 
     def _segment_numbers(self, states: Container[int]) -> dict[str, int]:
         """Numbers of the segments in one of these states, by name."""
-        client = self._require()
-        body = SEGMENTS.request.pack(SegmentsRequest())
-        reply = client._run(ask_one(CLUSTER, SEGMENTS, body, client._core.until({})))
+        reply = self._ask(CLUSTER, SEGMENTS, SegmentsRequest())
         return {entry.name: entry.number for entry in reply.segments if entry.state in states}
+
+    def _ask(self, door: int, operation: Any, request: Any) -> Any:
+        client = self._require()
+        body = operation.request.pack(request)
+        return client._run(ask_one(door, operation, body, client._core.until({})))
 
     # -- segments
 

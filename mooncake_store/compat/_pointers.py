@@ -7,7 +7,8 @@ all keys. What a failed read left in a buffer is undefined.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from mooncake_store.compat._memory import MooncakeHostMemAllocator
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +40,14 @@ def column(values: Sequence[int]) -> Column:
         return np.array([v if 0 <= v < 1 << 63 else -1 for v in values], np.int64)
     except ValueError:
         raise TypeError("addresses and sizes are lists of int") from None
+
+
+class Allowed(NamedTuple):
+    """Memory of those keys of a batch whose memory may be touched, and which keys those are."""
+
+    buffers: Memory | Pieces | None
+    """None if there is not one entry for each key."""
+    chosen: Column
 
 
 class PointerCalls(Base):
@@ -112,18 +121,8 @@ class PointerCalls(Base):
         upsert: bool = False,
     ) -> list[int]:
         keys = require_keys(keys)
-        at, nbytes = column(buffer_ptrs), column(sizes)
-        if not len(keys) == len(at) == len(nbytes):
-            return [INVALID_PARAMS] * len(keys)
-        allowed = self._registry.covers(at, nbytes)
-        if allowed.all():
-            return self._store(what, keys, Memory(at, nbytes, None), config, upsert)
-        chosen = np.flatnonzero(allowed)
-        memory = Memory(at[chosen], nbytes[chosen], None)
-        return self._some(
-            what, len(keys), chosen,
-            self._store(what, [keys[i] for i in chosen], memory, _part(config, chosen), upsert),
-        )  # fmt: skip
+        memory = self._memory(len(keys), buffer_ptrs, sizes)
+        return self._store(what, keys, memory, config, upsert)
 
     def batch_put_from_multi_buffers(
         self,
@@ -134,16 +133,8 @@ class PointerCalls(Base):
     ) -> list[int]:
         """Store several pieces of memory under each key, gathered; a number per key."""
         keys = require_keys(keys)
-        what = "batch_put_from_multi_buffers"
-        pieces, chosen = self._pieces(len(keys), all_buffer_ptrs, all_sizes)
-        if pieces is None:
-            return [INVALID_PARAMS] * len(keys)
-        if len(chosen) == len(keys):
-            return self._store(what, keys, pieces, config, False)
-        named = [keys[i] for i in chosen]
-        return self._some(
-            what, len(keys), chosen, self._store(what, named, pieces, _part(config, chosen), False)
-        )
+        pieces = self._pieces(len(keys), all_buffer_ptrs, all_sizes)
+        return self._store("batch_put_from_multi_buffers", keys, pieces, config, False)
 
     def put_from_with_metadata(
         self,
@@ -162,18 +153,16 @@ class PointerCalls(Base):
         self,
         what: str,
         keys: list[str],
-        values: Memory | Pieces,
+        allowed: Allowed,
         config: ReplicateConfig | None,
         upsert: bool,
     ) -> list[int]:
-        if not keys:
-            return []
-        nbytes = int((values.totals if isinstance(values, Pieces) else values.sizes).sum())
-        try:
-            options = self._options(config, len(keys), nbytes, upsert=upsert)
-            return self._tell(what, self._put(keys, values, options))
-        except StoreError as error:
-            return [self._failed(what, error)] * len(keys)
+        def put(named: list[str], values: Memory | Pieces) -> list[int]:
+            nbytes = int((values.totals if isinstance(values, Pieces) else values.sizes).sum())
+            part = config if len(named) == len(keys) else _part(config, allowed.chosen)
+            return self._put(what, named, values, nbytes, part, upsert=upsert, buffered=False)
+
+        return self._with(what, keys, allowed, put)
 
     # -- gets
 
@@ -186,16 +175,8 @@ class PointerCalls(Base):
     ) -> list[int]:
         """Read objects into memory; bytes, or a negative number, per key."""
         keys = require_keys(keys)
-        at, room = column(buffer_ptrs), column(sizes)
-        if not len(keys) == len(at) == len(room):
-            return [INVALID_PARAMS] * len(keys)
-        allowed = self._registry.covers(at, room)
-        if allowed.all():
-            return self._load("batch_get_into", keys, Memory(at, room, None))
-        chosen = np.flatnonzero(allowed)
-        memory = Memory(at[chosen], room[chosen], None)
-        found = self._load("batch_get_into", [keys[i] for i in chosen], memory)
-        return self._some("batch_get_into", len(keys), chosen, found)
+        memory = self._memory(len(keys), buffer_ptrs, sizes)
+        return self._with("batch_get_into", keys, memory, partial(self._load, "batch_get_into"))
 
     def batch_get_into_multi_buffers(
         self,
@@ -210,13 +191,8 @@ class PointerCalls(Base):
         """
         keys = require_keys(keys)
         what = "batch_get_into_multi_buffers"
-        pieces, chosen = self._pieces(len(keys), all_buffer_ptrs, all_sizes)
-        if pieces is None:
-            return [INVALID_PARAMS] * len(keys)
-        if len(chosen) == len(keys):
-            return self._load(what, keys, pieces)
-        found = self._load(what, [keys[i] for i in chosen], pieces)
-        return self._some(what, len(keys), chosen, found)
+        pieces = self._pieces(len(keys), all_buffer_ptrs, all_sizes)
+        return self._with(what, keys, pieces, partial(self._load, what))
 
     def get_into_ranges(
         self,
@@ -260,8 +236,6 @@ class PointerCalls(Base):
         return out
 
     def _load(self, what: str, keys: list[str], buffers: Memory | Pieces) -> list[int]:
-        if not keys:
-            return []
         try:
             result = self._require().get_into_many(keys, buffers)
         except StoreError as error:
@@ -276,21 +250,31 @@ class PointerCalls(Base):
 
     # -- what both share
 
-    def _pieces(self, count: int, addresses: Nested, sizes: Nested) -> tuple[Pieces | None, Column]:
-        """Pieces of the keys whose memory may be touched, and which those are."""
+    def _memory(self, count: int, buffer_ptrs: Sequence[int], sizes: Sequence[int]) -> Allowed:
+        """One piece of memory for each key."""
+        at, nbytes = column(buffer_ptrs), column(sizes)
+        if not count == len(at) == len(nbytes):
+            return Allowed(None, np.zeros(0, np.int64))
+        chosen = np.flatnonzero(self._registry.covers(at, nbytes))
+        if len(chosen) == count:
+            return Allowed(Memory(at, nbytes, None), chosen)
+        return Allowed(Memory(at[chosen], nbytes[chosen], None), chosen)
+
+    def _pieces(self, count: int, addresses: Nested, sizes: Nested) -> Allowed:
+        """Several pieces of memory for each key."""
         if not count == len(addresses) == len(sizes):
-            return None, np.zeros(0, np.int64)
+            return Allowed(None, np.zeros(0, np.int64))
         try:
             pieces = Pieces.of(addresses, sizes)
             if self._registry.covers(pieces.addresses, pieces.lengths).all():
-                return pieces, np.arange(count)
+                return Allowed(pieces, np.arange(count))
         except (InvalidArgumentError, OverflowError):
             pass  # some key is to blame: look at each
         good = [i for i in range(count) if self._may(addresses[i], sizes[i])]
         chosen = np.array(good, np.int64)
         if not good:
-            return Pieces([], [], [0]), chosen
-        return Pieces.of([addresses[i] for i in good], [sizes[i] for i in good]), chosen
+            return Allowed(Pieces([], [], [0]), chosen)
+        return Allowed(Pieces.of([addresses[i] for i in good], [sizes[i] for i in good]), chosen)
 
     def _may(self, addresses: Sequence[int], sizes: Sequence[int]) -> bool:
         """Whether these pieces are some, and lie in registered memory."""
@@ -299,17 +283,30 @@ class PointerCalls(Base):
             return False
         return bool(self._registry.covers(at, size).all())
 
-    def _some(self, what: str, count: int, chosen: Column, found: list[int]) -> list[int]:
-        """Numbers of all keys, of which only those chosen were asked for."""
+    def _with(
+        self,
+        what: str,
+        keys: list[str],
+        allowed: Allowed,
+        act: Callable[[list[str], Memory | Pieces], list[int]],
+    ) -> list[int]:
+        """Numbers of all keys; `act` gives those of the keys whose memory may be touched."""
+        buffers, chosen = allowed
+        if buffers is None:
+            return [INVALID_PARAMS] * len(keys)
+        if len(chosen) == len(keys):
+            return act(keys, buffers) if keys else []
         self._failed(
             what,
             InvalidArgumentError(
-                f"{count - len(chosen)} of {count} keys name memory that is not registered",
+                f"{len(keys) - len(chosen)} of {len(keys)} keys name memory that is not registered",
                 advice="call register_buffer, or set MOONCAKE_COMPAT_UNCHECKED_POINTERS=1",
             ),
         )
-        out = [INVALID_PARAMS] * count
-        for at, number in zip(chosen.tolist(), found, strict=True):
+        out = [INVALID_PARAMS] * len(keys)
+        positions = chosen.tolist()
+        found = act([keys[at] for at in positions], buffers) if positions else []
+        for at, number in zip(positions, found, strict=True):
             out[at] = number
         return out
 

@@ -19,10 +19,10 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store._endpoint import is_loopback, split_address
+from mooncake_store._endpoint import is_loopback
 from mooncake_store.client import Client
 from mooncake_store.compat._codes import log
-from mooncake_store.compat.config import PROTOCOLS, parse_flag, parse_size
+from mooncake_store.compat.config import PROTOCOLS, parse_flag, parse_size, split_hostname
 from mooncake_store.config import WorkerConfig, load, read_secret
 from mooncake_store.errors import ConfigError
 from transfer_engine import transports
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.worker import Worker
 
-__all__ = ["MASTER_DEFAULT", "Wanted", "connect", "lend"]
+__all__ = ["Wanted", "connect", "lend"]
 
 MASTER_DEFAULT = "127.0.0.1:50051"
 SIZE_DEFAULT = 16 << 20
@@ -102,7 +102,7 @@ def connect(wanted: Wanted) -> Client:
 
 def lend(wanted: Wanted, client: Client) -> tuple[Worker | None, str]:
     """Lend `global_segment_size` bytes to the pool; return the worker, and its name."""
-    host, named = _named(wanted.local_hostname)
+    host, named = split_hostname(wanted.local_hostname)
     port = named or _free_port(host)
     if wanted.global_segment_size < SEGMENT_BYTES_MIN:
         return None, f"{host}:{port}"
@@ -145,16 +145,6 @@ def _worker(wanted: Wanted, client: Client, host: str, port: int) -> Worker:
     worker = Worker(settings, secret=secret)
     worker.start(timeout_s=client.config.deadline_s)
     return worker
-
-
-def _named(hostname: str) -> tuple[str, int]:
-    """Split a host name that may carry a port."""
-    if hostname.count(":") == 1 or hostname.startswith("["):
-        try:
-            return split_address(hostname)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-    return hostname, 0
 
 
 def _free_port(host: str) -> int:

@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client import Pieces
-from mooncake_store.compat import tensor_format
 from mooncake_store.compat._bytes import BytesCalls
 from mooncake_store.compat._codes import INVALID_PARAMS, OK, log
 from mooncake_store.compat._pointers import PointerCalls
-from mooncake_store.compat.tensor_format import HEADER_BYTES, Layout
-from mooncake_store.errors import StoreError
+from mooncake_store.compat._variants import named, settled, single
+from mooncake_store.compat.tensor_format import describe, element_type, parse
 from transfer_engine.checksum import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mooncake_store.compat.tensor_format import Layout
     from mooncake_store.compat.values import ReplicateConfig
 
-__all__ = ["TensorCalls", "deserialize", "serialize", "shards_of", "tensor_at"]
+__all__ = ["TensorCalls", "deserialize", "memory_at", "serialize", "tensor_at"]
 
 
 def tensor_at(data: Any) -> Any:
     """The tensor in a buffer that begins with its header, sharing its memory; raises ValueError."""
     import torch
 
-    layout = tensor_format.parse(data)
-    dtype = tensor_format.element_type(layout.dtype)
+    layout = parse(data)
+    dtype = element_type(layout.dtype)
     if not layout.nbytes:
         return torch.empty(layout.shape, dtype=dtype)
     flat = torch.frombuffer(data, dtype=torch.uint8, offset=layout.start, count=layout.nbytes)
@@ -41,7 +41,7 @@ def tensor_at(data: Any) -> Any:
 
 def serialize(tensor: Any) -> tuple[bytes, int, int, Any]:
     """Return (header, address, bytes, what owns the memory) of a tensor."""
-    layout, plain = tensor_format.describe(tensor)
+    layout, plain = describe(tensor)
     address, nbytes = address_of(plain, writable=False)
     return layout.pack(), address, nbytes, plain
 
@@ -54,108 +54,69 @@ def deserialize(data: bytes) -> Any:
         return None
 
 
-def shards_of(tensor: Any, count: int, dim: int) -> list[Any]:
+def _parts_of(tensor: Any, count: int, dim: int) -> list[Any]:
     """Cut a tensor into `count` parts along a dimension; the last ones may be smaller, or empty."""
     parts = list(tensor.chunk(count, dim))
     empty = tensor.narrow(dim, 0, 0)
     return [*parts, *[empty] * (count - len(parts))]
 
 
+@named
 class TensorCalls(PointerCalls, BytesCalls):
     """Tensors."""
 
     # -- whole tensors
 
-    def put_tensor(self, key: str, tensor: Any) -> int:
-        """Store a tensor."""
-        return self._put_tensors([key], [tensor], None)[0]
-
-    def batch_put_tensor(self, keys: Sequence[str], tensors_list: Sequence[Any]) -> list[int]:
-        """Store tensors; a number per key."""
-        return self._put_tensors(keys, tensors_list, None)
-
-    def pub_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
-        """Store a tensor with a configuration."""
-        return self.batch_pub_tensor([key], [tensor], config)[0]
-
-    def batch_pub_tensor(
+    def _store_tensors(
         self,
         keys: Sequence[str],
         tensors_list: Sequence[Any],
         config: ReplicateConfig | None = None,
+        *,
+        upsert: bool,
     ) -> list[int]:
-        """Store tensors with a configuration; its segments must be as many as its replicas."""
+        """Store tensors (an upsert: in place of what the keys named); a number per key.
+
+        Segments that a configuration names must be as many as its replicas.
+        """
         if not _publishable(config):
             return [INVALID_PARAMS] * len(keys)
-        return self._put_tensors(keys, tensors_list, config)
+        return self._put_tensors(keys, tensors_list, config, upsert=upsert)
 
-    def upsert_tensor(self, key: str, tensor: Any) -> int:
-        """Store a tensor in place of what the key named."""
-        return self._put_tensors([key], [tensor], None, upsert=True)[0]
-
-    def batch_upsert_tensor(self, keys: Sequence[str], tensors_list: Sequence[Any]) -> list[int]:
-        """Upsert tensors; a number per key."""
-        return self._put_tensors(keys, tensors_list, None, upsert=True)
-
-    def upsert_pub_tensor(
-        self, key: str, tensor: Any, config: ReplicateConfig | None = None
-    ) -> int:
-        """Upsert a tensor with a configuration."""
-        return self.batch_upsert_pub_tensor([key], [tensor], config)[0]
-
-    def batch_upsert_pub_tensor(
-        self,
-        keys: Sequence[str],
-        tensors_list: Sequence[Any],
-        config: ReplicateConfig | None = None,
-    ) -> list[int]:
-        """Upsert tensors with a configuration; a number per key."""
-        if not _publishable(config):
-            return [INVALID_PARAMS] * len(keys)
-        return self._put_tensors(keys, tensors_list, config, upsert=True)
-
-    def get_tensor(self, key: str) -> Any:
-        """Return a tensor; None if there is none, or it is no tensor."""
-        return self.batch_get_tensor([key])[0]
+    batch_put_tensor = settled(_store_tensors, config=None, upsert=False)
+    batch_pub_tensor = settled(_store_tensors, upsert=False)
+    batch_upsert_tensor = settled(_store_tensors, config=None, upsert=True)
+    batch_upsert_pub_tensor = settled(_store_tensors, upsert=True)
+    put_tensor = single(batch_put_tensor, "key tensor")
+    pub_tensor = single(batch_pub_tensor, "key tensor config")
+    upsert_tensor = single(batch_upsert_tensor, "key tensor")
+    upsert_pub_tensor = single(batch_upsert_pub_tensor, "key tensor config")
 
     def batch_get_tensor(self, keys: Sequence[str]) -> list[Any]:
-        """Return tensors, None where there is none."""
+        """Return tensors, None where there is none, or what is there is no tensor."""
         return [self._tensor_in(handle) for handle in self.batch_get_buffer(keys)]
+
+    get_tensor = single(batch_get_tensor, "key")
 
     # -- buffers of the caller that hold a header and its tensor
 
-    def put_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Store a serialized tensor from registered memory."""
-        return self.batch_put_tensor_from([key], [buffer_ptr], [size])[0]
-
-    def batch_put_tensor_from(
-        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
+    def _store_tensors_from(
+        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int], *, upsert: bool
     ) -> list[int]:
         """Store serialized tensors from registered memory; a number per key."""
-        if not self._hold_tensors(keys, buffer_ptrs, sizes):
+        if self._tensors_at(keys, buffer_ptrs, sizes) is None:
             return [INVALID_PARAMS] * len(keys)
-        return self.batch_put_from(keys, buffer_ptrs, sizes)
+        return self._put_from("put_tensor_from", keys, buffer_ptrs, sizes, None, upsert=upsert)
 
-    def upsert_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Upsert a serialized tensor from registered memory."""
-        return self.batch_upsert_tensor_from([key], [buffer_ptr], [size])[0]
-
-    def batch_upsert_tensor_from(
-        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
-    ) -> list[int]:
-        """Upsert serialized tensors from registered memory; a number per key."""
-        if not self._hold_tensors(keys, buffer_ptrs, sizes):
-            return [INVALID_PARAMS] * len(keys)
-        return self.batch_upsert_from(keys, buffer_ptrs, sizes)
-
-    def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> Any:
-        """Read a tensor into registered memory; the tensor returned lies there. None otherwise."""
-        return self.batch_get_tensor_into([key], [buffer_ptr], [size])[0]
+    batch_put_tensor_from = settled(_store_tensors_from, upsert=False)
+    batch_upsert_tensor_from = settled(_store_tensors_from, upsert=True)
+    put_tensor_from = single(batch_put_tensor_from, "key buffer_ptr size")
+    upsert_tensor_from = single(batch_upsert_tensor_from, "key buffer_ptr size")
 
     def batch_get_tensor_into(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[Any]:
-        """Read tensors into registered memory; None where there is none.
+        """Read tensors into registered memory, where those returned lie; None where there is none.
 
         Lists of different lengths are refused with a number per key, as by the original.
         """
@@ -163,18 +124,16 @@ class TensorCalls(PointerCalls, BytesCalls):
             return [INVALID_PARAMS] * len(keys)
         found = self.batch_get_into(keys, buffer_ptrs, sizes)
         return [
-            self._tensor_in(_memory(address, nbytes)) if nbytes > 0 else None
+            self._tensor_in(memory_at(address, nbytes)) if nbytes > 0 else None
             for address, nbytes in zip(buffer_ptrs, found, strict=True)
         ]
 
-    def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:
-        """Read a tensor into one of the same size on any device; its bytes, or negative."""
-        return self.batch_get_tensor_into_cuda([key], [tensor])[0]
+    get_tensor_into = single(batch_get_tensor_into, "key buffer_ptr size")
 
     def batch_get_tensor_into_cuda(
         self, keys: Sequence[str], tensors_list: Sequence[Any]
     ) -> list[int]:
-        """The same of a batch; bytes copied, or a negative number, per key."""
+        """Read tensors into ones of the same size on any device; bytes or negative per key."""
         out = []
         for found, target in zip(self.batch_get_tensor(keys), tensors_list, strict=True):
             if found is None or found.numel() != target.numel() or found.dtype != target.dtype:
@@ -184,38 +143,9 @@ class TensorCalls(PointerCalls, BytesCalls):
             out.append(found.numel() * found.element_size())
         return out
 
+    get_tensor_into_cuda = single(batch_get_tensor_into_cuda, "key tensor")
+
     # -- cut for tensor parallelism, a key for each rank
-
-    def put_tensor_with_tp(
-        self, key: str, tensor: Any, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
-    ) -> int:
-        """Cut a tensor and store the parts of all ranks."""
-        return self.batch_put_tensor_with_tp([key], [tensor], tp_rank, tp_size, split_dim)[0]
-
-    def batch_put_tensor_with_tp(
-        self,
-        base_keys: Sequence[str],
-        tensors_list: Sequence[Any],
-        tp_rank: int = 0,
-        tp_size: int = 1,
-        split_dim: int = 0,
-    ) -> list[int]:
-        """Cut tensors and store all parts; a number per tensor."""
-        return self._put_cut(base_keys, tensors_list, None, tp_size, split_dim)
-
-    def pub_tensor_with_tp(
-        self,
-        key: str,
-        tensor: Any,
-        config: ReplicateConfig | None = None,
-        tp_rank: int = 0,
-        tp_size: int = 1,
-        split_dim: int = 0,
-    ) -> int:
-        """Cut a tensor and store the parts of all ranks with a configuration."""
-        return self.batch_pub_tensor_with_tp([key], [tensor], config, tp_rank, tp_size, split_dim)[
-            0
-        ]
 
     def batch_pub_tensor_with_tp(
         self,
@@ -226,24 +156,25 @@ class TensorCalls(PointerCalls, BytesCalls):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> list[int]:
-        """Cut tensors and store all parts with a configuration; a number per tensor."""
-        if not _publishable(config):
+        """Cut tensors and store the parts of all ranks; a number per tensor."""
+        if not _publishable(config) or len(base_keys) != len(tensors_list):
             return [INVALID_PARAMS] * len(base_keys)
-        return self._put_cut(base_keys, tensors_list, config, tp_size, split_dim)
+        if tp_size <= 1:
+            return self._put_tensors(base_keys, tensors_list, config)
+        try:
+            parts = [part for each in tensors_list for part in _parts_of(each, tp_size, split_dim)]
+        except (AttributeError, IndexError, RuntimeError) as error:
+            return [self._failed("put_tensor_with_tp", error)] * len(base_keys)
+        names = [f"{key}_tp_{rank}" for key in base_keys for rank in range(tp_size)]
+        numbers = self._put_tensors(names, parts, config)
+        groups = [numbers[at : at + tp_size] for at in range(0, len(numbers), tp_size)]
+        return [next((number for number in group if number), OK) for group in groups]
 
-    def put_tensor_with_tp_from(
-        self,
-        key: str,
-        buffer_ptr: int,
-        size: int,
-        tp_rank: int = 0,
-        tp_size: int = 1,
-        split_dim: int = 0,
-    ) -> int:
-        """Cut a serialized tensor in registered memory and store the parts of all ranks."""
-        return self.batch_put_tensor_with_tp_from(
-            [key], [buffer_ptr], [size], tp_rank, tp_size, split_dim
-        )[0]
+    batch_put_tensor_with_tp = settled(batch_pub_tensor_with_tp, config=None)
+    pub_tensor_with_tp = single(
+        batch_pub_tensor_with_tp, "key tensor config tp_rank tp_size split_dim"
+    )
+    put_tensor_with_tp = single(batch_put_tensor_with_tp, "key tensor tp_rank tp_size split_dim")
 
     def batch_put_tensor_with_tp_from(
         self,
@@ -254,12 +185,21 @@ class TensorCalls(PointerCalls, BytesCalls):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> list[int]:
-        """The same of a batch; a number per tensor."""
-        if not self._hold_tensors(base_keys, buffer_ptrs, sizes):
+        """Cut serialized tensors in registered memory and store the parts; a number per tensor."""
+        tensors = self._tensors_at(base_keys, buffer_ptrs, sizes)
+        if tensors is None:
             return [INVALID_PARAMS] * len(base_keys)
-        places = zip(buffer_ptrs, sizes, strict=True)
-        tensors = [tensor_at(_memory(address, size)) for address, size in places]
-        return self._put_cut(base_keys, tensors, None, tp_size, split_dim)
+        return self.batch_put_tensor_with_tp(base_keys, tensors, tp_rank, tp_size, split_dim)
+
+    put_tensor_with_tp_from = single(
+        batch_put_tensor_with_tp_from, "key buffer_ptr size tp_rank tp_size split_dim"
+    )
+
+    def batch_get_tensor_with_tp(
+        self, base_keys: Sequence[str], tp_rank: int = 0, tp_size: int = 1
+    ) -> list[Any]:
+        """Return the parts of a rank, None where there is none."""
+        return self.batch_get_tensor(_rank_keys(base_keys, tp_rank, tp_size))
 
     def get_tensor_with_tp(
         self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
@@ -267,11 +207,17 @@ class TensorCalls(PointerCalls, BytesCalls):
         """Return the part of a rank, or None."""
         return self.batch_get_tensor_with_tp([key], tp_rank, tp_size)[0]
 
-    def batch_get_tensor_with_tp(
-        self, base_keys: Sequence[str], tp_rank: int = 0, tp_size: int = 1
+    def batch_get_tensor_with_tp_into(
+        self,
+        base_keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        tp_rank: int = 0,
+        tp_size: int = 1,
     ) -> list[Any]:
-        """Return the parts of a rank, None where there is none."""
-        return self.batch_get_tensor(_rank_keys(base_keys, tp_rank, tp_size))
+        """Read the parts of a rank into registered memory; the tensors there, None without one."""
+        keys = _rank_keys(base_keys, tp_rank, tp_size)
+        return self.batch_get_tensor_into(keys, buffer_ptrs, sizes)
 
     def get_tensor_with_tp_into(
         self,
@@ -284,18 +230,6 @@ class TensorCalls(PointerCalls, BytesCalls):
     ) -> Any:
         """Read the part of a rank into registered memory; the tensor there, or None."""
         return self.batch_get_tensor_with_tp_into([key], [buffer_ptr], [size], tp_rank, tp_size)[0]
-
-    def batch_get_tensor_with_tp_into(
-        self,
-        base_keys: Sequence[str],
-        buffer_ptrs: Sequence[int],
-        sizes: Sequence[int],
-        tp_rank: int = 0,
-        tp_size: int = 1,
-    ) -> list[Any]:
-        """The same of a batch."""
-        keys = _rank_keys(base_keys, tp_rank, tp_size)
-        return self.batch_get_tensor_into(keys, buffer_ptrs, sizes)
 
     # -- files
 
@@ -345,7 +279,7 @@ class TensorCalls(PointerCalls, BytesCalls):
         parts = []
         for at, tensor in enumerate(tensors):
             try:
-                layout, plain = tensor_format.describe(tensor)
+                layout, plain = describe(tensor)
             except TypeError as error:
                 return [self._failed("put_tensor", error)] * len(keys)
             chosen = layouts[at] if layouts else None
@@ -357,33 +291,8 @@ class TensorCalls(PointerCalls, BytesCalls):
             range(0, len(places) + 1, 2),
             keep=parts,
         )
-        try:
-            self._require_local_buffer()
-            options = self._options(config, len(keys), int(pieces.totals.sum()), upsert=upsert)
-            return self._tell("put_tensor", self._put(list(keys), pieces, options))
-        except StoreError as error:
-            return [self._failed("put_tensor", error)] * len(keys)
-
-    def _put_cut(
-        self,
-        keys: Sequence[str],
-        tensors: Sequence[Any],
-        config: ReplicateConfig | None,
-        count: int,
-        dim: int,
-    ) -> list[int]:
-        if count <= 1:
-            return self._put_tensors(keys, tensors, config)
-        if len(keys) != len(tensors):
-            return [INVALID_PARAMS] * len(keys)
-        try:
-            parts = [part for tensor in tensors for part in shards_of(tensor, count, dim)]
-        except (AttributeError, IndexError, RuntimeError) as error:
-            return [self._failed("put_tensor_with_tp", error)] * len(keys)
-        names = [f"{key}_tp_{rank}" for key in keys for rank in range(count)]
-        numbers = self._put_tensors(names, parts, config)
-        groups = [numbers[at : at + count] for at in range(0, len(numbers), count)]
-        return [next((number for number in group if number), OK) for group in groups]
+        nbytes = int(pieces.totals.sum())
+        return self._put("put_tensor", list(keys), pieces, nbytes, config, upsert=upsert)
 
     def _tensor_in(self, data: Any) -> Any:
         if data is None:
@@ -394,26 +303,25 @@ class TensorCalls(PointerCalls, BytesCalls):
             self._failed("get_tensor", error)
             return None
 
-    def _hold_tensors(
+    def _tensors_at(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
-    ) -> bool:
-        """Whether registered buffers hold a header and its tensor each."""
+    ) -> list[Any] | None:
+        """The tensors in registered buffers, each behind its header; None if one is none."""
         if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return False
-        if any(size < HEADER_BYTES for size in sizes):
-            return False
+            return None
         if not self._registry.covers(list(buffer_ptrs), list(sizes)).all():
-            return False
+            return None
         try:
-            for address, size in zip(buffer_ptrs, sizes, strict=True):
-                tensor_format.parse(_memory(address, size))
+            return [
+                tensor_at(memory_at(address, size))
+                for address, size in zip(buffer_ptrs, sizes, strict=True)
+            ]
         except ValueError as error:
             self._failed("put_tensor_from", error)
-            return False
-        return True
+            return None
 
 
-def _memory(address: int, nbytes: int) -> Any:
+def memory_at(address: int, nbytes: int) -> Any:
     """Registered memory as a buffer; its owner keeps it."""
     return (ctypes.c_ubyte * nbytes).from_address(address)
 

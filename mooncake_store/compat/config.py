@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROTOCOLS", "MooncakeConfig", "parse_flag", "parse_size"]
+from mooncake_store._endpoint import split_address
+from mooncake_store.errors import ConfigError
+
+__all__ = ["PROTOCOLS", "MooncakeConfig", "parse_flag", "parse_size", "split_hostname"]
 
 logger = logging.getLogger("mooncake_store.compat")
 
@@ -63,6 +66,16 @@ def parse_flag(value: Any) -> bool:
     if text in _FALSE:
         return False
     raise ValueError(f"Invalid boolean value: {value!r}")
+
+
+def split_hostname(hostname: str) -> tuple[str, int]:
+    """Host and port of a name; port 0 where it has none. Raises ValueError."""
+    if hostname.count(":") != 1 and not hostname.startswith("["):
+        return hostname, 0
+    try:
+        return split_address(hostname)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
 
 @dataclass

@@ -52,12 +52,12 @@ DEADLINE_S = 5.0
 LISTED = 4096
 FIELDS_MAX = 16
 
-_NAMES = {
-    -101: "SEGMENT_NOT_FOUND",
-    -600: "INVALID_PARAMS",
-    -704: "OBJECT_NOT_FOUND",
-    -1010: "UNAVAILABLE_IN_CURRENT_STATUS",
-    -1402: "JOB_NOT_FOUND",
+_REFUSALS = {
+    -101: (404, "SEGMENT_NOT_FOUND"),
+    -600: (400, "INVALID_PARAMS"),
+    -704: (404, "OBJECT_NOT_FOUND"),
+    -1010: (409, "UNAVAILABLE_IN_CURRENT_STATUS"),
+    -1402: (404, "JOB_NOT_FOUND"),
 }
 # OK, SUSPECT (it may come back), DRAINING, DRAINED, and one that is being taken away.
 _STATES = {
@@ -77,9 +77,10 @@ def _text(content: str, status: int = 200) -> HttpReply:
     return HttpReply(status, content.encode("utf-8", "surrogateescape"), TEXT)
 
 
-def _refused(status: int, number: int, message: str = "") -> HttpReply:
-    said = message or _NAMES.get(number, "INTERNAL_ERROR")
-    return _json({"success": False, "error_code": number, "error_message": said}, status)
+def _refused(number: int, message: str = "", status: int | None = None) -> HttpReply:
+    usual, name = _REFUSALS.get(number, (400, "INTERNAL_ERROR"))
+    content = {"success": False, "error_code": number, "error_message": message or name}
+    return _json(content, status or usual)
 
 
 class Control(HttpServer):
@@ -138,21 +139,21 @@ class Control(HttpServer):
         if handler is None or request.method not in ("GET", "POST"):
             return _text("404 Not Found", 404)
         if changing and ("origin" in request.headers or not self._may_change):
-            return _refused(403, -600, "changes are not taken here; start with --insecure")
+            return _refused(-600, "changes are not taken here; start with --insecure", 403)
         try:
             fields = parse_qs(query, keep_blank_values=True, max_num_fields=FIELDS_MAX)
         except ValueError as error:
-            return _refused(400, -600, str(error))
+            return _refused(-600, str(error))
         try:
             client = await self._connected_client()
             given = {name: values[0] for name, values in fields.items()}
             return await handler(client, given, request.body)
         except DrainRefused as error:
-            return _refused(error.status, error.number)
+            return _refused(error.number)
         except (InvalidArgumentError, NotFoundError) as error:
-            return _refused(404 if error.code == -704 else 400, error.code)
+            return _refused(error.code)
         except StoreError as error:
-            return _refused(503, error.code, str(error))
+            return _refused(error.code, str(error), 503)
 
     def _fixed(self, method: str, path: str) -> HttpReply | None:
         """What needs no store to be asked: this master is always the one that serves."""
@@ -222,7 +223,7 @@ class Control(HttpServer):
             there = info is not None
             data[key] = {
                 "ok": there,
-                "error": None if there else _NAMES[-704],
+                "error": None if there else _REFUSALS[-704][1],
                 "values": None if info is None else _places(info),
                 **nothing,
             }
@@ -244,7 +245,7 @@ class Control(HttpServer):
 
     async def _remove_all(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         if query.get("tenant_id", "default") not in ("", "default"):
-            return _refused(400, -600, "other tenants are cleared by a client of theirs")
+            return _refused(-600, "other tenants are cleared by a client of theirs")
         count = await client.clear(force=query.get("force") in ("true", "1"))
         return _json({"success": True, "removed_count": count})
 
@@ -271,10 +272,10 @@ class Control(HttpServer):
     async def _segment_status(self, client: AsyncClient, query: Query, body: bytes) -> HttpReply:
         name = query.get("segment", "")
         if not name:
-            return _refused(400, -600, "name a segment: ?segment=")
+            return _refused(-600, "name a segment: ?segment=")
         entry = await self._segment(client, name)
         if entry is None:
-            return _refused(404, -101)
+            return _refused(-101)
         number, word = _STATES[SegmentState(entry.state)]
         return _json(
             {"success": True, "segment": name, "status": number, "status_name": word,

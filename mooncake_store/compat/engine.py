@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
 import numpy as np
 
 from mooncake_store.compat._codes import log
 from mooncake_store.compat._engine_memory import EngineMemory
 from mooncake_store.compat._pointers import column
+from mooncake_store.compat._variants import named
 from mooncake_store.compat.values import TransferNotify, TransferOpcode
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from transfer_engine.base import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transfer_engine.submission import Submission
 
@@ -38,194 +41,41 @@ _TIMEOUT_S = 30.0
 _TIMEOUT_MIN_S = 5.0
 _BATCHES_KEPT = 65_536
 
+# A peer, addresses of this process, addresses of the peer, and how many bytes at each.
+_Columns: TypeAlias = "tuple[str, Sequence[int], Sequence[int], Sequence[int]]"
+P = ParamSpec("P")
 
+
+def _moving(
+    columns: Callable[P, _Columns], move: Callable[[Any, _Columns, Operation], int], way: Operation
+) -> Callable[P, int]:
+    """The call that moves what `columns` makes of its arguments."""
+
+    @wraps(columns)
+    def call(*args: P.args, **kwargs: P.kwargs) -> int:
+        return move(args[0], columns(*args, **kwargs), way)
+
+    call.__doc__ = move.__doc__
+    call.__signature__ = signature(columns).replace(return_annotation=int)  # type: ignore[attr-defined]
+    return call
+
+
+@named
 class TransferEngine(EngineMemory):
     """The original's engine object. Threads share it freely; call `initialize` first."""
 
-    # -- transfers
-
-    def transfer_sync_write(
-        self,
-        target_hostname: str,
-        buffer: int,
-        peer_buffer_address: int,
-        length: int,
-        transport_hint: str = "",
-    ) -> int:
-        """Write memory to a peer's; 0, or -1."""
-        return self._sync(
-            target_hostname, [buffer], [peer_buffer_address], [length], Operation.WRITE
-        )
-
-    def transfer_sync_read(
-        self,
-        target_hostname: str,
-        buffer: int,
-        peer_buffer_address: int,
-        length: int,
-        transport_hint: str = "",
-    ) -> int:
-        """Read a peer's memory; 0, or -1."""
-        return self._sync(
-            target_hostname, [buffer], [peer_buffer_address], [length], Operation.READ
-        )
-
-    def transfer_sync(
-        self,
-        target_hostname: str,
-        buffer: int,
-        peer_buffer_address: int,
-        length: int,
-        opcode: TransferOpcode,
-        notify: TransferNotify | None = None,
-        transport_hint: str = "",
-    ) -> int:
-        """Read or write, then leave a note with the peer; 0, or -1."""
-        return self.batch_transfer_sync(
-            target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify
-        )
-
-    def batch_transfer_sync_write(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        transport_hint: str = "",
-    ) -> int:
-        """Write a batch; 0 if all of it arrived, or -1."""
-        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, Operation.WRITE)
-
-    def batch_transfer_sync_read(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        transport_hint: str = "",
-    ) -> int:
-        """Read a batch; 0 if all of it arrived, or -1."""
-        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, Operation.READ)
-
-    def batch_transfer_sync(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        opcode: TransferOpcode,
-        notify: TransferNotify | None = None,
-        transport_hint: str = "",
-    ) -> int:
-        """Read or write a batch, then leave a note with the peer; 0, or -1."""
-        result = self._sync(
-            target_hostname, buffers, peer_buffer_addresses, lengths, _direction(opcode)
-        )
-        if result == 0 and notify is not None:
-            try:
-                self._peer(target_hostname).note(notify.name, notify.msg)
-            except (StoreError, ValueError) as error:
-                log.error("%s was not notified: %s", target_hostname, error)
-                return -1
-        return result
-
-    def transfer_submit_write(
-        self,
-        target_hostname: str,
-        buffer: int,
-        peer_buffer_address: int,
-        length: int,
-        transport_hint: str = "",
-    ) -> int:
-        """Start to write; a number to ask about, or 0."""
-        return self._submit(
-            target_hostname, [buffer], [peer_buffer_address], [length], Operation.WRITE
-        )
-
-    def batch_transfer_async_write(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        transport_hint: str = "",
-    ) -> int:
-        """Start to write a batch; a number to ask about, or 0."""
-        return self._submit(
-            target_hostname, buffers, peer_buffer_addresses, lengths, Operation.WRITE
-        )
-
-    def batch_transfer_async_read(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        transport_hint: str = "",
-    ) -> int:
-        """Start to read a batch; a number to ask about, or 0."""
-        return self._submit(
-            target_hostname, buffers, peer_buffer_addresses, lengths, Operation.READ
-        )
-
-    def batch_transfer_async(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        opcode: TransferOpcode,
-        transport_hint: str = "",
-    ) -> int:
-        """Start to read or write a batch; a number to ask about, or 0."""
-        return self._submit(
-            target_hostname, buffers, peer_buffer_addresses, lengths, _direction(opcode)
-        )
-
-    def transfer_check_status(self, batch_id: int) -> int:
-        """1 completed, 0 under way, -1 failed, -2 timed out. An answer other than 0 is the last."""
-        submissions = self._batches.get(batch_id)
-        if submissions is None:
-            return -1
-        if not all(submission.done for submission in submissions):
-            return 0
-        self._batches.pop(batch_id, None)
-        statuses = [submission.wait() for submission in submissions]
-        if any((status == -901).any() for status in statuses):
-            return -2
-        return 1 if not any(status.any() for status in statuses) else -1
-
-    def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
-        """Wait for batches; 0 if all of them arrived, or -1."""
-        result = 0
-        for batch_id in batch_ids:
-            submissions = self._batches.pop(batch_id, None)
-            if submissions is None:
-                result = -1
-                continue
-            if any(submission.wait().any() for submission in submissions):
-                result = -1
-        return result
-
-    def _sync(
-        self,
-        target: str,
-        buffers: Sequence[int],
-        peer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        direction: Operation,
-    ) -> int:
+    def _move(self, columns: _Columns, direction: Operation) -> int:
+        """Read or write memory of a peer and wait for it; 0 if all of it arrived, or -1."""
         engine = self._engine
         if engine is None:
             return -1
         move = engine.write_batch if direction is Operation.WRITE else engine.read_batch
+        target, *_, lengths = columns
         last: Exception | None = None
         for _ in range(2):
             try:
                 until = time.monotonic() + _timeout_s(lengths)
-                for handle, offsets, sizes, local in self._plan(
-                    target, buffers, peer_addresses, lengths
-                ):
+                for handle, offsets, sizes, local in self._plan(*columns):
                     left_s = until - time.monotonic()
                     move(handle, offsets, sizes, local, timeout_s=left_s).check()
             except (StoreError, ValueError) as error:
@@ -240,27 +90,17 @@ class TransferEngine(EngineMemory):
         self._forget(target)
         return -1
 
-    def _submit(
-        self,
-        target: str,
-        buffers: Sequence[int],
-        peer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        direction: Operation,
-    ) -> int:
+    def _submit(self, columns: _Columns, direction: Operation) -> int:
+        """Start to read or write memory of a peer; a number to ask about, or 0."""
         engine = self._engine
         if engine is None:
             return 0
+        target, *_, lengths = columns
         submissions: list[Submission] = []
         try:
-            for handle, offsets, sizes, local in self._plan(
-                target, buffers, peer_addresses, lengths
-            ):
-                submissions.append(
-                    engine.submit(
-                        direction, handle, offsets, sizes, local, timeout_s=_timeout_s(lengths)
-                    )
-                )
+            for handle, *there in self._plan(*columns):
+                limit_s = _timeout_s(lengths)
+                submissions.append(engine.submit(direction, handle, *there, timeout_s=limit_s))
         except (StoreError, ValueError) as error:
             log.error("transfer with %s was not started: %s", target, error)
             for submission in submissions:
@@ -288,6 +128,110 @@ class TransferEngine(EngineMemory):
             raise InvalidArgumentError("local memory is not registered")
         for handle, at, offsets in self._peer(target).translate(remote, sizes):
             yield handle, offsets, sizes[at], local[at]
+
+    # -- transfers
+
+    def _transfer(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
+    ) -> _Columns:
+        return target_hostname, [buffer], [peer_buffer_address], [length]
+
+    def _batch_transfer(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        transport_hint: str = "",
+    ) -> _Columns:
+        return target_hostname, buffers, peer_buffer_addresses, lengths
+
+    transfer_sync_write = _moving(_transfer, _move, Operation.WRITE)
+    transfer_sync_read = _moving(_transfer, _move, Operation.READ)
+    batch_transfer_sync_write = _moving(_batch_transfer, _move, Operation.WRITE)
+    batch_transfer_sync_read = _moving(_batch_transfer, _move, Operation.READ)
+    transfer_submit_write = _moving(_transfer, _submit, Operation.WRITE)
+    batch_transfer_async_write = _moving(_batch_transfer, _submit, Operation.WRITE)
+    batch_transfer_async_read = _moving(_batch_transfer, _submit, Operation.READ)
+
+    def transfer_sync(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        opcode: TransferOpcode,
+        notify: TransferNotify | None = None,
+        transport_hint: str = "",
+    ) -> int:
+        """Read or write, then leave a note with the peer; 0, or -1."""
+        return self.batch_transfer_sync(
+            target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify
+        )
+
+    def batch_transfer_sync(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        opcode: TransferOpcode,
+        notify: TransferNotify | None = None,
+        transport_hint: str = "",
+    ) -> int:
+        """Read or write a batch, then leave a note with the peer; 0, or -1."""
+        columns = target_hostname, buffers, peer_buffer_addresses, lengths
+        result = self._move(columns, _direction(opcode))
+        if result == 0 and notify is not None:
+            try:
+                self._peer(target_hostname).note(notify.name, notify.msg)
+            except (StoreError, ValueError) as error:
+                log.error("%s was not notified: %s", target_hostname, error)
+                return -1
+        return result
+
+    def batch_transfer_async(
+        self,
+        target_hostname: str,
+        buffers: Sequence[int],
+        peer_buffer_addresses: Sequence[int],
+        lengths: Sequence[int],
+        opcode: TransferOpcode,
+        transport_hint: str = "",
+    ) -> int:
+        """Start to read or write a batch; a number to ask about, or 0."""
+        columns = target_hostname, buffers, peer_buffer_addresses, lengths
+        return self._submit(columns, _direction(opcode))
+
+    def transfer_check_status(self, batch_id: int) -> int:
+        """1 completed, 0 under way, -1 failed, -2 timed out. An answer other than 0 is the last."""
+        submissions = self._batches.get(batch_id)
+        if submissions is None:
+            return -1
+        if not all(submission.done for submission in submissions):
+            return 0
+        self._batches.pop(batch_id, None)
+        statuses = [submission.wait() for submission in submissions]
+        if any((status == -901).any() for status in statuses):
+            return -2
+        return 1 if not any(status.any() for status in statuses) else -1
+
+    def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
+        """Wait for batches; 0 if all of them arrived, or -1."""
+        result = 0
+        for batch_id in batch_ids:
+            submissions = self._batches.pop(batch_id, None)
+            if submissions is None:
+                result = -1
+                continue
+            if any(submission.wait().any() for submission in submissions):
+                result = -1
+        return result
 
 
 # The original has the enumeration in the class, too.

@@ -37,10 +37,6 @@ class Flags(NamedTuple):
     """Where the metadata server is to be; see `metadata.py`."""
 
 
-def _plain(value: str) -> str:
-    return value
-
-
 def _milliseconds(value: str) -> str:
     return f"{value}ms" if value.isdigit() else value
 
@@ -59,15 +55,15 @@ def _one_of(**choices: str) -> Callable[[str], str]:
 
 
 _SETTINGS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "port": ("port", _plain),
-    "rpc_port": ("port", _plain),
-    "rpc_address": ("host", _plain),
+    "port": ("port", str),
+    "rpc_port": ("port", str),
+    "rpc_address": ("host", str),
     "default_kv_lease_ttl": ("default_lease_ttl", _milliseconds),
     "default_kv_soft_pin_ttl": ("soft_pin_ttl", _milliseconds),
     "max_kv_soft_pin_ttl": ("soft_pin_ttl_max", _milliseconds),
-    "allow_evict_soft_pinned_objects": ("evict_soft_pinned", _plain),
-    "eviction_ratio": ("eviction_ratio", _plain),
-    "eviction_high_watermark_ratio": ("high_watermark", _plain),
+    "allow_evict_soft_pinned_objects": ("evict_soft_pinned", str),
+    "eviction_ratio": ("eviction_ratio", str),
+    "eviction_high_watermark_ratio": ("high_watermark", str),
     "client_ttl": ("client_ttl", _seconds),
     "put_start_discard_timeout_sec": ("put_discard", _seconds),
     "put_start_release_timeout_sec": ("put_release", _seconds),

@@ -21,7 +21,9 @@ import logging
 import signal
 from functools import wraps
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
 
 try:
     from aiohttp import web
@@ -43,12 +45,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MooncakeStoreService", "main", "sync_main"]
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 100 << 20
 GRACE_S_MAX = 3600
 RETRY_S = 1.0
+_NO_SEGMENTS = "Missing segment_ids, or invalid grace_period_seconds"
 _SHARED_MEMORY = PurePosixPath("/dev/shm")
+_IN_SETUP = {"device_name": "rdma_devices", "master_server_address": "master_server_addr"}
+"""What `setup` calls settings that a configuration calls otherwise."""
 
 
 class _Refused(Exception):
@@ -59,11 +66,11 @@ def _answer(status: int, /, **content: Any) -> web.Response:
     return web.json_response(content, status=status)
 
 
-def _ended(what: str, number: int) -> web.Response:
-    """The answer that tells no more than how something ended."""
+def _ended(what: str, number: int, **content: Any) -> web.Response:
+    """The answer that tells how something ended, and what came of it."""
     if number != 0:
         return _answer(500, error=f"{what} failed, ret={number}")
-    return _answer(200, status="success")
+    return _answer(200, status="success", **content)
 
 
 def _answered(method: Method) -> Method:
@@ -84,48 +91,75 @@ def _answered(method: Method) -> Method:
     return handler
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+class Put(msgspec.Struct, frozen=True):
+    """A text to be stored."""
+
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    value: str
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """Memory to be lent."""
+
+    size: Annotated[int, msgspec.Meta(ge=1)]
+    protocol: str | None = None
+    location: str = ""
+
+
+class MountFile(Mount, frozen=True):
+    """A file of shared memory to be lent, by name or by path."""
+
+    name: str = ""
+    path: str = ""
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class Grace(msgspec.Struct, frozen=True):
+    """How long objects may be moved away from what is taken back."""
+
+    grace_period_seconds: Annotated[int, msgspec.Meta(ge=0, le=GRACE_S_MAX)] = 0
+
+
+class Unmount(Grace, frozen=True, kw_only=True):
+    """Memory to be taken back: one segment, or several."""
+
+    segment_ids: (
+        Annotated[list[str], msgspec.Meta(min_length=1)]
+        | Annotated[str, msgspec.Meta(min_length=1)]
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """The segments."""
+        return [self.segment_ids] if isinstance(self.segment_ids, str) else self.segment_ids
+
+
+class Mode(msgspec.Struct, frozen=True):
+    """What a store is to be from now on."""
+
+    mode: str = ""
+
+
+async def _read(request: web.Request, kind: type[T], refusal: str) -> T:
+    """The body of a request; where it is no such object, `refusal` and the reason are answered."""
     try:
-        found = await request.json()
+        return msgspec.convert(await request.json(), kind)
+    except msgspec.ValidationError as error:
+        raise _Refused(f"{refusal}: {error}") from None
     except ValueError:
         raise _Refused("Malformed JSON body") from None
-    if not isinstance(found, dict):
-        raise _Refused("Request body must be a JSON object")
-    return found
 
 
-def _whole(body: dict[str, Any], name: str, least: int, most: int | None = None) -> int:
-    """A whole number of a body; truth values and fractions are none."""
-    value = body.get(name)
-    if type(value) is not int or value < least or (most is not None and value > most):
-        raise _Refused(f"Invalid {name}, must be a {'positive' if least else 'whole'} integer")
-    return value
-
-
-def _grace_s(body: dict[str, Any]) -> int:
-    return _whole({"grace_period_seconds": 0} | body, "grace_period_seconds", 0, GRACE_S_MAX)
-
-
-def _segment_ids(body: dict[str, Any]) -> list[str]:
-    given = body.get("segment_ids")
-    found = [given] if isinstance(given, str) else given
-    if not found or not isinstance(found, list) or not all(isinstance(n, str) for n in found):
-        raise _Refused("Missing segment_ids")
-    return found
-
-
-def _shm_name_to_path(name: object) -> str | None:
+def _shm_name_to_path(name: str) -> str | None:
     """The file of a name of shared memory; None for what is no such name."""
-    if not isinstance(name, str):
-        return None
     plain = name.removeprefix("/")
     if not plain or "/" in plain or plain in (".", ".."):
         return None
     return str(_SHARED_MEMORY / plain)
 
 
-def _is_shared_memory(path: object) -> bool:
-    return isinstance(path, str) and path == _shm_name_to_path(PurePosixPath(path).name)
+def _is_shared_memory(path: str) -> bool:
+    return path == _shm_name_to_path(PurePosixPath(path).name)
 
 
 class MooncakeStoreService:
@@ -182,23 +216,9 @@ class MooncakeStoreService:
         return False
 
     def _set_up(self) -> None:
-        config = self.config
         self.store = MooncakeDistributedStore()
         number = self.store.setup(
-            {
-                "local_hostname": config.local_hostname,
-                "metadata_server": config.metadata_server,
-                "global_segment_size": config.global_segment_size,
-                "local_buffer_size": config.local_buffer_size,
-                "protocol": config.protocol,
-                "rdma_devices": config.device_name,
-                "master_server_addr": config.master_server_address,
-                "enable_ssd_offload": config.enable_ssd_offload,
-                "ssd_offload_path": config.ssd_offload_path,
-                "tenant_id": config.tenant_id,
-                "enable_client_http_server": config.enable_client_http_server,
-                "client_http_port": config.client_http_port,
-            }
+            {_IN_SETUP.get(name, name): value for name, value in vars(self.config).items()}
         )
         if number != 0:
             raise ConfigError(f"setup answered {number}", advice="see the line before this one")
@@ -269,11 +289,8 @@ class MooncakeStoreService:
     @_answered
     async def handle_put(self, request: web.Request) -> web.Response:
         """Store a text."""
-        body = await _body(request)
-        key, value = body.get("key"), body.get("value")
-        if not isinstance(key, str) or not key or not isinstance(value, str):
-            raise _Refused("Missing key or value")
-        if await asyncio.to_thread(self._open.put, key, value.encode()) != 0:
+        body = await _read(request, Put, "Missing key or value")
+        if await asyncio.to_thread(self._open.put, body.key, body.value.encode()) != 0:
             return _answer(500, error="PUT operation failed")
         return _answer(200, status="success")
 
@@ -322,48 +339,40 @@ class MooncakeStoreService:
     @_answered
     async def handle_mount(self, request: web.Request) -> web.Response:
         """Lend more memory."""
-        body = await _body(request)
+        body = await _read(request, Mount, "Invalid size, protocol or location")
         found = await asyncio.to_thread(
-            self._open.allocate_and_mount_segment, _whole(body, "size", 1), *self._how(body)
+            self._open.allocate_and_mount_segment, body.size, *self._how(body)
         )
-        if found["ret"] != 0:
-            return _answer(500, error=f"Allocate and mount failed, ret={found['ret']}")
-        return _answer(
-            200,
-            status="success",
-            segment_ids=list(found["segment_ids"]),
-            allocated_size=found["allocated_size"],
-        )
+        lent = {name: found[name] for name in ("segment_ids", "allocated_size")}
+        return _ended("Allocate and mount", found["ret"], **lent)
 
     @_answered
     async def handle_unmount(self, request: web.Request) -> web.Response:
         """Take memory back."""
-        body = await _body(request)
+        body = await _read(request, Unmount, _NO_SEGMENTS)
         number = await asyncio.to_thread(
-            self._open.unmount_and_free_segment, _segment_ids(body), _grace_s(body)
+            self._open.unmount_and_free_segment, body.names, body.grace_period_seconds
         )
         return _ended("Unmount and free", number)
 
     @_answered
     async def handle_mount_shm(self, request: web.Request) -> web.Response:
         """Lend a file of shared memory."""
-        body = await _body(request)
-        path = _shm_name_to_path(body.get("name"))
-        if path is None or body.get("size") is None:
-            raise _Refused("Missing or invalid name or size")
+        refusal = "Missing or invalid name or size"
+        body = await _read(request, MountFile, refusal)
+        path = _shm_name_to_path(body.name)
+        if path is None:
+            raise _Refused(f"{refusal}: {body.name!r} names no file of {_SHARED_MEMORY}")
         found = await self._mount_file(path, body)
-        if found["ret"] != 0:
-            return _answer(500, error=f"Mount failed, ret={found['ret']}")
-        return _answer(200, status="success", segment_ids=list(found["segment_ids"]))
+        return _ended("Mount", found["ret"], segment_ids=found["segment_ids"])
 
     @_answered
     async def handle_unmount_shm(self, request: web.Request) -> web.Response:
         """Take such files back; those that cannot be are named."""
-        body = await _body(request)
-        names, grace_s = _segment_ids(body), _grace_s(body)
+        body = await _read(request, Unmount, _NO_SEGMENTS)
         async with self._state_lock:
-            failed = await self._unmount_each(names, grace_s)
-            gone = set(names) - set(failed)
+            failed = await self._unmount_each(body.names, body.grace_period_seconds)
+            gone = set(body.names) - set(failed)
             self.mounted_segment_ids = [n for n in self.mounted_segment_ids if n not in gone]
             if not self.mounted_segment_ids:
                 self.current_mode = "prefill"
@@ -376,31 +385,34 @@ class MooncakeStoreService:
     @_answered
     async def handle_unmount_local_disk(self, request: web.Request) -> web.Response:
         """Answer that nothing lies on a disk of this store's: disks belong to workers."""
-        grace_s = _grace_s(await _body(request))
-        number = await asyncio.to_thread(self._open.unmount_local_disk_segment, grace_s)
+        body = await _read(request, Grace, "Invalid grace_period_seconds")
+        number = await asyncio.to_thread(
+            self._open.unmount_local_disk_segment, body.grace_period_seconds
+        )
         return _ended("Unmount local disk", number)
 
     @_answered
     async def handle_reconfigure(self, request: web.Request) -> web.Response:
         """Lend a file of shared memory ("decode"), or nothing beside the own ("prefill")."""
-        body = await _body(request)
-        mode = str(body.get("mode", "")).lower()
+        invalid = "Invalid mode. Use 'decode' or 'prefill'"
+        mode = (await _read(request, Mode, invalid)).mode.lower()
         if mode == "decode":
-            if not body.get("path") or body.get("size") is None:
+            body = await _read(request, MountFile, "Missing path or size for decode mode")
+            if not body.path:
                 raise _Refused("Missing path or size for decode mode")
-            if not _is_shared_memory(body["path"]):
+            if not _is_shared_memory(body.path):
                 raise _Refused(f"Invalid path, only files of {_SHARED_MEMORY} are lent")
             async with self._state_lock:
                 return await self._to_decode(body)
         if mode == "prefill":
             async with self._state_lock:
                 return await self._to_prefill()
-        raise _Refused("Invalid mode. Use 'decode' or 'prefill'")
+        raise _Refused(invalid)
 
-    async def _to_decode(self, body: dict[str, Any]) -> web.Response:
+    async def _to_decode(self, body: MountFile) -> web.Response:
         """Lend the new file first, then take back what was lent before."""
         before = self.mounted_segment_ids
-        found = await self._mount_file(body["path"], body)
+        found = await self._mount_file(body.path, body)
         if found["ret"] != 0:
             error = f"Mount failed, ret={found['ret']}; "
             if before:
@@ -411,7 +423,7 @@ class MooncakeStoreService:
             return _answer(500, error=error, mode=self.current_mode)
         self.mounted_segment_ids = list(found["segment_ids"]) + await self._unmount_each(before)
         self.current_mode = "decode"
-        self.last_mount_info = {name: body.get(name) for name in ("path", "offset", "size")}
+        self.last_mount_info = {"path": body.path, "offset": body.offset, "size": body.size}
         return _answer(
             200,
             status="success",
@@ -423,18 +435,17 @@ class MooncakeStoreService:
         if self.mounted_segment_ids:
             number = await asyncio.to_thread(self._open.unmount_segment, self.mounted_segment_ids)
             if number != 0:
-                return _answer(500, error=f"Unmount failed, ret={number}")
+                return _ended("Unmount", number)
         self.mounted_segment_ids, self.last_mount_info = [], {}
         self.current_mode = "prefill"
         return _answer(200, status="success", mode=self.current_mode)
 
-    def _how(self, body: dict[str, Any]) -> tuple[str, str]:
-        return str(body.get("protocol", self.config.protocol)), str(body.get("location", ""))
+    def _how(self, body: Mount) -> tuple[str, str]:
+        return self.config.protocol if body.protocol is None else body.protocol, body.location
 
-    async def _mount_file(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        size, offset = _whole(body, "size", 1), _whole({"offset": 0} | body, "offset", 0)
+    async def _mount_file(self, path: str, body: MountFile) -> dict[str, Any]:
         return await asyncio.to_thread(
-            self._open.mount_segment, path, size, offset, *self._how(body)
+            self._open.mount_segment, path, body.size, body.offset, *self._how(body)
         )
 
     async def _unmount_each(self, names: list[str], grace_s: int = 0) -> list[str]:

@@ -30,7 +30,7 @@ class MooncakeDistributedStore(
 
 
 class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
-    """The same with `async_<name>` for every call, which runs it in the loop's executor."""
+    """The store object with `async_<name>` for every call, which the executor of the loop runs."""
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         if not name.startswith("async_"):

@@ -14,13 +14,10 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from mooncake_store.compat.values import ParallelAxis
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["HEADER_BYTES", "Layout", "describe", "element_type", "parse"]
 
@@ -67,10 +64,6 @@ class Layout:
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return math.prod(self.shape) * int(element_type(self.dtype).itemsize)
-
-    def cut(self, axes: Sequence[ParallelAxis], global_shape: tuple[int, ...]) -> Layout:
-        """The same tensor as a shard of a larger one."""
-        return replace(self, axes=tuple(axes), global_shape=global_shape)
 
     def pack(self) -> bytes:
         """The header."""

@@ -114,30 +114,23 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 class ReplicateConfig:
     """How a put places and keeps its object. Attributes of a wrong type raise TypeError."""
 
+    # What each attribute takes: values of a type, or those of which something is true.
     _KINDS: ClassVar[dict[str, Any]] = {
         "replica_num": _is_count,
         "nof_replica_num": _is_count,
         "dfs_replica_num": _is_count,
-        "soft_pin_action": lambda value: isinstance(value, SoftPinAction),
+        "soft_pin_action": SoftPinAction,
         "soft_pin_ttl_ms": lambda value: value is None or _is_count(value),
-        "with_hard_pin": _is_flag,
+        "with_hard_pin": bool,
         "preferred_segments": _is_names,
-        "preferred_segment": _is_text,
+        "preferred_segment": str,
         "preferred_nof_segments": _is_names,
-        "prefer_alloc_in_same_node": _is_flag,
-        "data_type": lambda value: isinstance(value, ObjectDataType),
-        "host_id": _is_text,
+        "prefer_alloc_in_same_node": bool,
+        "data_type": ObjectDataType,
+        "host_id": str,
         "group_ids": lambda value: value is None or _is_names(value),
     }
 
@@ -160,7 +153,8 @@ class ReplicateConfig:
         accepts = self._KINDS.get(name)
         if accepts is None:
             raise AttributeError(f"'ReplicateConfig' object has no attribute {name!r}")
-        if not accepts(value):
+        fits = isinstance(value, accepts) if isinstance(accepts, type) else accepts(value)
+        if not fits:
             raise TypeError(f"ReplicateConfig.{name} cannot be {value!r}")
         object.__setattr__(self, name, list(value) if isinstance(value, tuple) else value)
 

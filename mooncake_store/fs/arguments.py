@@ -9,12 +9,11 @@ from mooncake_store.fs.doing import anew
 from mooncake_store.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from mooncake_store.fs.doing import Plan
     from mooncake_store.fs.plans import Plans
 
-__all__ = ["answer", "checked", "part_bytes", "pin_options", "pins_of_call", "piping", "ranges"]
+__all__ = ["answer", "checked", "part_bytes", "pin_options", "pins_of_call", "ranges"]
 
 _PINS: dict[str | None, dict[str, Any]] = {
     "soft": {"soft_pin": True},
@@ -36,7 +35,7 @@ def pin_options(pin: str | None, ttl: float | str | None) -> dict[str, Any]:
 
 
 def pins_of_call(plans: Plans, pin: str | None, ttl: float | str | None) -> dict[str, Any]:
-    """The same for one call, where pin "default" stands for what the filesystem was given."""
+    """The put options of one call; pin "default" stands for what the filesystem was given."""
     if pin != "default":
         return pin_options(pin, ttl)
     return plans.pins if ttl is None else pin_options("soft", ttl)
@@ -48,24 +47,6 @@ def part_bytes(size: int | str) -> int:
     if not _PART_MIN <= value <= _PART_MAX:
         raise InvalidArgumentError(f"part_size must be between 1KiB and 1GiB, not {size!r}")
     return value
-
-
-def piping(
-    plans: Plans,
-    canonical: Callable[[str], str],
-    files: dict[str, Any],
-    mode: str,
-    pin: str | None,
-    ttl: float | str | None,
-) -> Plan[None]:
-    """The plan of a `pipe`."""
-    if mode not in ("overwrite", "create"):
-        raise InvalidArgumentError(f'mode must be "overwrite" or "create", not {mode!r}')
-    return plans.write_many(
-        {canonical(path): value for path, value in files.items()},
-        exclusive=mode == "create",
-        pins=pins_of_call(plans, pin, ttl),
-    )
 
 
 def ranges(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import io
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mooncake_store.client.extension import new_bytes
@@ -232,7 +233,7 @@ class PoolReader(io.BufferedIOBase):
         return manifest.key(number), stop - start
 
     def readinto1(self, buffer: Any) -> int:
-        """The same: a part is never further away than the next one."""
+        """Do what `readinto` does: no part is further away than the next one."""
         return self.readinto(buffer)
 
     def read(self, size: int | None = -1) -> bytes:
@@ -422,7 +423,7 @@ class PoolWriter(io.BufferedIOBase):
             return
         self._settled = True
         data = memoryview(self._buffer)
-        manifest = self._manifest.resized(self.size)
+        manifest = replace(self._manifest, size=self.size)
         single = (
             manifest.attributes.ordinary
             and not self._stored

@@ -21,7 +21,7 @@ import datetime
 import os
 import threading
 from glob import has_magic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.compression import compr
@@ -29,35 +29,21 @@ from fsspec.core import get_compression
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, other_paths, stringify_path
 
-from mooncake_store.client import Client
 from mooncake_store.config import load_client
-from mooncake_store.fs import listing
-from mooncake_store.fs.arguments import (
-    answer,
-    checked,
-    part_bytes,
-    pin_options,
-    pins_of_call,
-    piping,
-    ranges,
-)
-from mooncake_store.fs.coroutines import Coroutines
-from mooncake_store.fs.doing import run
+from mooncake_store.fs.arguments import part_bytes, pin_options, pins_of_call
+from mooncake_store.fs.coroutines import PlannedCalls
 from mooncake_store.fs.files import PoolReader, PoolWriter
+from mooncake_store.fs.listing import files_among, remove_directory
 from mooncake_store.fs.paths import PROTOCOL, clean, options_of
 from mooncake_store.fs.plans import Plans, exists_error, missing_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mooncake_store.fs.doing import Plan
-
 __all__ = ["MooncakeFileSystem"]
 
-T = TypeVar("T")
 
-
-class MooncakeFileSystem(Coroutines):
+class MooncakeFileSystem(PlannedCalls):
     """A namespace of a store as a filesystem.
 
     `url` names both: mooncake://host:port/namespace. `pin` says how files that are written are
@@ -113,65 +99,7 @@ class MooncakeFileSystem(Coroutines):
         """What two instances for the same files have in common."""
         return self.config.url
 
-    # The client.
-
-    @property
-    def client(self) -> Client:
-        """The blocking client of this filesystem, connected when first needed."""
-        made = self.__dict__.get("_client")
-        if made is None:
-            fresh = Client(**self._settings)
-            # Of threads that come together one wins; a lock could be held in a fork.
-            made = self.__dict__.setdefault("_client", fresh)
-            if made is not fresh:
-                fresh.close()
-        return made
-
-    def close(self) -> None:
-        """Close the connections of blocking calls; the next call makes new ones."""
-        client = self.__dict__.pop("_client", None)
-        if client is not None:
-            client.close()
-
-    def _do(self, plan: Plan[T]) -> T:
-        return run(self.client, plan)
-
     # Looking.
-
-    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """Type and size; of files also created, checksum, generation, replicas, segments, tier."""
-        return self._do(listing.info(self._strip_protocol(path)))
-
-    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        """The entries of a directory, as they are now."""
-        entries = self._do(listing.ls(self.plans, self._strip_protocol(path)))
-        return entries if detail else [entry["name"] for entry in entries]
-
-    def find(
-        self,
-        path: str,
-        maxdepth: int | None = None,
-        withdirs: bool = False,
-        detail: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """Every file below a path."""
-        plan = listing.find(self.plans, self._strip_protocol(path), maxdepth, withdirs=withdirs)
-        found = self._do(plan)
-        return found if detail else list(found)
-
-    def exists(self, path: str, **kwargs: Any) -> bool:
-        """Whether a path is a file or a directory."""
-        return self._do(listing.exists(self._strip_protocol(path)))
-
-    def isdir(self, path: str) -> bool:
-        """Whether a path is a directory: whether anything lies below it."""
-        return self._do(listing.is_directory(self._strip_protocol(path)))
-
-    def isfile(self, path: str) -> bool:
-        """Whether a path is a file."""
-        path = self._strip_protocol(path)
-        return bool(path) and self._do(listing.is_file(path))
 
     def created(self, path: str) -> datetime.datetime:
         """When a file was written."""
@@ -181,7 +109,7 @@ class MooncakeFileSystem(Coroutines):
         return datetime.datetime.fromtimestamp(entry["created"], datetime.UTC)
 
     modified = created
-    """The same: a file is written once."""
+    """A file is written once, so when it was made is when it was changed."""
 
     def checksum(self, path: str) -> int:
         """A number that changes with the content of a file."""
@@ -194,38 +122,6 @@ class MooncakeFileSystem(Coroutines):
         return f"{entry.get('generation', 0):x}-{entry.get('checksum', 0):x}"
 
     # Reading.
-
-    def cat_file(
-        self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
-    ) -> bytes:
-        """The content of a file, or of a slice of it."""
-        return self._do(self.plans.read(self._strip_protocol(path), start, end))
-
-    def cat(
-        self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any
-    ) -> Any:
-        """The content of a file, or of many as a dict, read as one batch."""
-        paths = self.expand_path(path, recursive=recursive)
-        if recursive:
-            paths = self._do(listing.files_among(paths))
-        values = self._do(self.plans.read_many(paths))
-        single = isinstance(path, str) and paths == [self._strip_protocol(path)]
-        return answer(paths, values, on_error, single=single)
-
-    def cat_ranges(
-        self,
-        paths: list[str],
-        starts: Any,
-        ends: Any,
-        max_gap: int | None = None,
-        on_error: str = "return",
-        **kwargs: Any,
-    ) -> list[Any]:
-        """Slices of files, as one batch: as many requests for a thousand as for one."""
-        bounds = ranges(paths, starts, ends, max_gap)
-        names = [self._strip_protocol(path) for path in paths]
-        values = self._do(self.plans.read_ranges(names, *bounds))
-        return checked(values, on_error)
 
     def get_file(
         self,
@@ -253,33 +149,6 @@ class MooncakeFileSystem(Coroutines):
 
     # Writing.
 
-    def pipe_file(
-        self,
-        path: str,
-        value: Any,
-        mode: str = "overwrite",
-        *,
-        pin: str | None = "default",
-        ttl: float | str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Store a file; mode="create" raises FileExistsError rather than replace one."""
-        self.pipe({path: value}, mode=mode, pin=pin, ttl=ttl)
-
-    def pipe(
-        self,
-        path: Any,
-        value: Any = None,
-        mode: str = "overwrite",
-        *,
-        pin: str | None = "default",
-        ttl: float | str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Store one file, or a dict of them as one batch."""
-        files = path if isinstance(path, dict) else {path: value}
-        self._do(piping(self.plans, self._strip_protocol, files, mode, pin, ttl))
-
     def put_file(
         self,
         lpath: Any,
@@ -295,10 +164,6 @@ class MooncakeFileSystem(Coroutines):
             if size > self.plans.part_bytes:
                 self._do(self.plans.room.require(size, path, pins))
         super().put_file(lpath, rpath, callback=callback, mode=mode, **kwargs)
-
-    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Copy a file within the store."""
-        self._do(self.plans.copy(self._strip_protocol(path1), self._strip_protocol(path2)))
 
     def mv(
         self,
@@ -345,7 +210,7 @@ class MooncakeFileSystem(Coroutines):
             one_match = isinstance(path1, str) and has_magic(path1) and len(found) == 1
             names = other_paths(found, path2, exists=isinstance(path1, str) and (into or one_match))
             pairs = list(zip(found, self._strip_protocol(names), strict=True))
-        files = set(self._do(listing.files_among([source for source, _ in pairs])))
+        files = set(self._do(files_among([source for source, _ in pairs])))
         return [pair for pair in pairs if pair[0] in files]
 
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
@@ -355,21 +220,9 @@ class MooncakeFileSystem(Coroutines):
         elif self.isfile(path):
             self._do(self.plans.touch(self._strip_protocol(path)))
 
-    def rm_file(self, path: str) -> None:
-        """Remove a file. Whoever reads it just then goes on until the lease ends."""
-        self._do(self.plans.remove([self._strip_protocol(path)], strict=True))
-
-    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Remove files, or with `recursive` all that is below directories."""
-        if recursive and maxdepth is None and isinstance(path, str) and not has_magic(path):
-            self._do(self.plans.remove_tree(self._strip_protocol(path)))
-            return
-        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
-        self._do(self.plans.remove(paths, strict=not recursive))
-
     def rmdir(self, path: str) -> None:
         """Remove the mark of an empty directory; raises OSError when it is not empty."""
-        self._do(listing.remove_directory(self._strip_protocol(path)))
+        self._do(remove_directory(self._strip_protocol(path)))
 
     def open(
         self,

@@ -22,12 +22,26 @@ from mooncake_store.errors import LeaseExpiredError
 from mooncake_store.fs.doing import Do
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from mooncake_store.fs.doing import Plan
 
-__all__ = ["STEP_BYTES", "Gather"]
+__all__ = ["STEP_BYTES", "Gather", "bounded"]
 
 STEP_BYTES = 256 << 20
 """How much one call moves: every call has the client's deadline."""
+
+
+def bounded(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Cut a sequence, by the bytes of its items, into slices of at most `most`, or of one item."""
+    first = total = 0
+    for at, size in enumerate(sizes):
+        if at > first and total + size > most:
+            yield slice(first, at)
+            first, total = at, 0
+        total += size
+    if sizes:
+        yield slice(first, len(sizes))
 
 
 class Gather:
@@ -47,25 +61,12 @@ class Gather:
 
     def fetch(self) -> Plan[None]:
         """Read all that is wanted."""
-        first = done = 0
-        for at, (_, length, _) in enumerate(self._whole):
-            if done and done + length > STEP_BYTES:
-                yield from self._fetch_whole(self._whole[first:at])
-                first, done = at, 0
-            done += length
-        if self._whole:
-            yield from self._fetch_whole(self._whole[first:])
-        keys: list[Any] = []
-        done = 0
-        for key, ranges in self._ranges.items():
-            length = sum(length for _, length, _ in ranges)
-            if keys and done + length > STEP_BYTES:
-                yield from self._fetch_ranges(keys)
-                keys, done = [], 0
-            keys.append(key)
-            done += length
-        if keys:
-            yield from self._fetch_ranges(keys)
+        for step in bounded([length for _, length, _ in self._whole], STEP_BYTES):
+            yield from self._fetch_whole(self._whole[step])
+        keys = list(self._ranges)
+        sizes = [sum(length for _, length, _ in self._ranges[key]) for key in keys]
+        for step in bounded(sizes, STEP_BYTES):
+            yield from self._fetch_ranges(keys[step])
 
     def _fetch_whole(self, wanted: list[tuple[Any, int, int]]) -> Plan[None]:
         keys = [key for key, _, _ in wanted]

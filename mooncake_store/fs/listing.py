@@ -63,10 +63,10 @@ def _entries(plans: Plans, listed: ListedColumns, chosen: list[int]) -> Plan[lis
         }
         for at in chosen
     ]
-    suspects = [n for n, entry in enumerate(out) if entry["size"] == MANIFEST_BYTES]
-    manifests = yield from plans.decode([names[chosen[n]] for n in suspects])
-    for number, manifest in manifests.items():
-        _dressed(out[suspects[number]], manifest)
+    sizes = [listed.sizes[at] for at in chosen]
+    manifests = yield from plans.decode([names[at] for at in chosen], sizes)
+    for at, manifest in manifests.items():
+        _dressed(out[at], manifest)
     return out
 
 

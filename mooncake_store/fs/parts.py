@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mooncake_store.errors import ProtocolError
@@ -66,14 +66,6 @@ class Manifest:
     def make(cls, size: int, part_bytes: int, attributes: Attributes = ORDINARY) -> Manifest:
         """A manifest with a name that no other file has."""
         return cls(size, part_bytes, secrets.token_bytes(16), attributes)
-
-    def dressed(self, attributes: Attributes) -> Manifest:
-        """The same file with other attributes."""
-        return replace(self, attributes=attributes)
-
-    def resized(self, size: int) -> Manifest:
-        """The same file with another size."""
-        return replace(self, size=size)
 
     @classmethod
     def decode(cls, data: bytes | memoryview, path: str) -> Manifest:

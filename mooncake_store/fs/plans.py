@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from mooncake_store.client.extension import NOT_RENAMED, new_bytes
 from mooncake_store.errors import InvalidArgumentError, NoSpaceError, NotFoundError
 from mooncake_store.fs.doing import Do, anew
-from mooncake_store.fs.gather import Gather
+from mooncake_store.fs.gather import Gather, bounded
 from mooncake_store.fs.parts import MANIFEST_BYTES, Attributes, Manifest, is_manifest, needs_parts
 from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
 from mooncake_store.fs.room import Room
@@ -30,6 +31,9 @@ from mooncake_store.fs.room import Room
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import ArrayLike
+
+    from mooncake_store.client.results import BatchResult
     from mooncake_store.fs.doing import Plan
 
 __all__ = ["Plans", "evicted_error", "exists_error", "missing_error"]
@@ -95,18 +99,17 @@ class Plans:
     def manifests(self, keys: Sequence[Any]) -> Plan[dict[int, Manifest]]:
         """The manifests among keys, by position; keys that name nothing are left out."""
         found = yield Do("query_many", (keys,))
-        suspects = np.flatnonzero(found.sizes == MANIFEST_BYTES).tolist()
-        manifests = yield from self.decode([keys[at] for at in suspects])
-        return {suspects[at]: manifest for at, manifest in manifests.items()}
+        return (yield from self.decode(keys, found.sizes))
 
-    def decode(self, keys: Sequence[Any]) -> Plan[dict[int, Manifest]]:
-        """The manifests among objects that have the size of one, by position."""
-        if not keys:
+    def decode(self, keys: Sequence[Any], sizes: ArrayLike) -> Plan[dict[int, Manifest]]:
+        """The manifests among objects of these sizes, by position."""
+        suspects = np.flatnonzero(np.asarray(sizes) == MANIFEST_BYTES).tolist()
+        if not suspects:
             return {}
-        got = yield Do("get_many", (keys,))
+        got = yield Do("get_many", ([keys[at] for at in suspects],))
         return {
             at: Manifest.decode(value, str(keys[at]))
-            for at, value in enumerate(got.values)
+            for at, value in zip(suspects, got.values, strict=True)
             if value is not None and is_manifest(value)
         }
 
@@ -150,11 +153,9 @@ class Plans:
         unique = list(dict.fromkeys(paths))
         keys = [key_of(path) for path in unique]
         found = yield Do("lease_many", (keys,))
-        sizes = found.sizes.tolist()
-        suspects = [at for at, size in enumerate(sizes) if size == MANIFEST_BYTES]
-        manifests = yield from self.decode([keys[at] for at in suspects])
-        files: dict[str, Any] = dict(zip(unique, sizes, strict=True))
-        files.update((unique[suspects[at]], manifest) for at, manifest in manifests.items())
+        manifests = yield from self.decode(keys, found.sizes)
+        files: dict[str, Any] = dict(zip(unique, found.sizes.tolist(), strict=True))
+        files.update((unique[at], manifest) for at, manifest in manifests.items())
         files.update((unique[at], _failure(error, unique[at])) for at, error in found.errors())
         out: list[bytes | Exception] = [b""] * len(paths)
         spans, places = [], []
@@ -287,7 +288,7 @@ class Plans:
         """Give a file other attributes; its bytes move only if it had no manifest so far."""
         _, manifest = yield from self.manifest(path)
         if manifest is not None:
-            head = manifest.dressed(attributes).encode()
+            head = replace(manifest, attributes=attributes).encode()
             put = yield Do("put_many", ([key_of(path)], [head]), {"upsert": True, **self.pins})
             put.check()
             return
@@ -321,15 +322,19 @@ class Plans:
 
     def remove(self, paths: Sequence[str], *, strict: bool) -> Plan[None]:
         """Remove files; `strict` raises FileNotFoundError for the first one that was none."""
-        keys = [key_of(path) for path in paths]
+        gone = yield from self._take([key_of(path) for path in paths])
+        if strict and not gone.ok:
+            raise missing_error(paths[int(gone.failed[0])])
+
+    def _take(self, keys: Sequence[bytes]) -> Plan[BatchResult]:
+        """Remove objects and the parts they name; raises for one that is there and stays."""
         manifests = yield from self.manifests(keys)
-        gone = yield Do("remove_many", (keys,), {"force": True})
+        gone: BatchResult = yield Do("remove_many", (keys,), {"force": True})
         yield from self.remove_parts(manifests.values())
-        for at, error in gone.errors():
+        for _, error in gone.errors():
             if not isinstance(error, NotFoundError):
                 raise anew(error)
-            if strict:
-                raise missing_error(paths[at])
+        return gone
 
     def remove_tree(self, path: str) -> Plan[None]:
         """Remove a file, or everything below a directory; raises FileNotFoundError for neither."""
@@ -339,12 +344,7 @@ class Plans:
             keys.append(key_of(path))
         if not keys:
             return
-        manifests = yield from self.manifests(keys)
-        gone = yield Do("remove_many", (keys,), {"force": True})
-        yield from self.remove_parts(manifests.values())
-        for _, error in gone.errors():
-            if not isinstance(error, NotFoundError):
-                raise anew(error)
+        gone = yield from self._take(keys)
         if len(gone.failed) == len(keys):
             raise missing_error(path)
 
@@ -388,22 +388,15 @@ class Plans:
     def _move_bytes(self, pairs: Sequence[tuple[bytes, bytes]]) -> Plan[None]:
         """Move objects to another shard: put anew, then removed, a bounded batch at a time."""
         found = yield Do("query_many", ([source for source, _ in pairs],))
-        sizes = found.sizes.tolist()
-        first = 0
-        while first < len(pairs):
-            last, room = first + 1, COPY_BYTES - sizes[first]
-            while last < len(pairs) and sizes[last] <= room:
-                room -= sizes[last]
-                last += 1
-            sources = [source for source, _ in pairs[first:last]]
-            targets = [target for _, target in pairs[first:last]]
+        for step in bounded(found.sizes.tolist(), COPY_BYTES):
+            sources = [source for source, _ in pairs[step]]
+            targets = [target for _, target in pairs[step]]
             got = yield Do("get_many", (sources,), {"copy": False})
             for at, error in got.errors():
                 raise anew(_failure(error, os.fsdecode(sources[at])))
             put = yield Do("put_many", (targets, got.values), {"upsert": True, **self.pins})
             put.check()
             yield Do("remove_many", (sources,), {"force": True})
-            first = last
 
     def copy(self, source: str, target: str) -> Plan[None]:
         """Copy one file, a bounded piece at a time; a directory needs no copy of itself."""

@@ -51,7 +51,7 @@ class Room:
             yield from self._ask(size, path, pins)
 
     def require_growth(self, size: int, path: str, pins: dict[str, Any]) -> Plan[bool]:
-        """The same for a file that grows, which asks once a second.
+        """Raise NoSpaceError if a growing file can have this size no more; asks once a second.
 
         Returns whether the file is large enough to have evicted what it should not.
         """

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.fs.doing import Do
-from mooncake_store.fs.parts import MANIFEST_BYTES
 from mooncake_store.fs.paths import key_of
 
 if TYPE_CHECKING:
@@ -35,9 +34,7 @@ def sums(plans: Plans, paths: Sequence[str]) -> Plan[list[list[Span] | None]]:
     keys = [key_of(path) for path in paths]
     found = yield Do("query_many", (keys,))
     infos = list(found.infos)
-    suspects = [at for at, info in enumerate(infos) if info and info.size == MANIFEST_BYTES]
-    manifests = yield from plans.decode([keys[at] for at in suspects])
-    cut = {suspects[at]: manifest for at, manifest in manifests.items()}
+    cut = yield from plans.decode(keys, [info.size if info else 0 for info in infos])
     parts = [key for manifest in cut.values() for key in manifest.all_keys()]
     of_parts = iter((yield Do("query_many", (parts,))).infos if parts else ())
     out: list[list[Span] | None] = []

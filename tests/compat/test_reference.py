@@ -1,5 +1,6 @@
 """docs/reference/compat.md speaks of every call of the original, and is right about which exist."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -57,3 +58,46 @@ def test_store(name):
 def test_engine(name):
     assert re.search(rf"`{name}`", PAGE)
     assert callable(getattr(TransferEngine, name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "arguments"),
+    [
+        (MooncakeDistributedStore, "pub_tensor", "key tensor config"),
+        (MooncakeDistributedStore, "batch_put_tensor", "keys tensors_list"),
+        (MooncakeDistributedStore, "get_tensor_into", "key buffer_ptr size"),
+        (
+            MooncakeDistributedStore,
+            "put_tensor_with_tp_from",
+            "key buffer_ptr size tp_rank tp_size split_dim",
+        ),
+        (
+            MooncakeDistributedStore,
+            "batch_put_tensor_with_tp",
+            "base_keys tensors_list tp_rank tp_size split_dim",
+        ),
+        (
+            MooncakeDistributedStore,
+            "upsert_tensor_with_parallelism",
+            "key tensor parallelism config writer_partition",
+        ),
+        (
+            TransferEngine,
+            "transfer_submit_write",
+            "target_hostname buffer peer_buffer_address length transport_hint",
+        ),
+        (
+            TransferEngine,
+            "batch_transfer_sync_read",
+            "target_hostname buffers peer_buffer_addresses lengths transport_hint",
+        ),
+    ],
+)
+def test_calls_made_from_others_show_the_original_s_arguments(kind, name, arguments):
+    call = getattr(kind, name)
+    shown = list(inspect.signature(call).parameters.values())
+    assert [each.name for each in shown] == ["self", *arguments.split()]
+    assert (call.__name__, call.__qualname__.rpartition(".")[2]) == (name, name)
+    assert call.__doc__
+    with pytest.raises(TypeError, match=re.escape(shown[2].name)):
+        call(kind(), "first")

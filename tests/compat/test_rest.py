@@ -66,7 +66,11 @@ def test_memory(make, monkeypatch):
 
     async def conversation(ask):
         for size in (0, -1, True, 1.5, "4", None):
-            assert (await ask("POST", "/api/mount", json={"size": size}))[0] == 400, size
+            status, body = await ask("POST", "/api/mount", json={"size": size})
+            assert status == 400, size
+            error = json.loads(body)["error"]
+            assert error.startswith("Invalid size"), error
+            assert error.endswith("at `$.size`"), error
         status, body = await ask("POST", "/api/mount", json={"size": 2 * MIB})
         assert status == 200
         found = json.loads(body)

@@ -73,12 +73,12 @@ def _number_of(error: StoreError) -> int:
 
 
 def _answered(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Let errors of the store reach the kernel as numbers it knows."""
+    """Take a path as the kernel writes it, and raise errors of the store as numbers it knows."""
 
     @functools.wraps(operation)
-    def answer(*args: Any, **kwargs: Any) -> Any:
+    def answer(self: PoolOperations, path: str | None, *args: Any, **kwargs: Any) -> Any:
         try:
-            return operation(*args, **kwargs)
+            return operation(self, path and path.strip("/"), *args, **kwargs)
         except StoreError as error:
             number = _number_of(error)
             log.warning("%s failed: %s", operation.__name__, error)
@@ -88,7 +88,10 @@ def _answered(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to the end
-    """See the module. `ready` is called when the kernel has the mount."""
+    """What libfuse calls. `ready` is called when the kernel has the mount.
+
+    Paths come without the slash they begin with, see `_answered`.
+    """
 
     use_ns = True
 
@@ -167,11 +170,10 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         """What `stat` shows."""
-        path = path.strip("/")
         node = self._nodes.of_path(path)
         if node is not None and (node.staged or node.detached):
             known = _of_node(node)
-        elif path.rpartition("/")[2].startswith(_HIDDEN):
+        elif _is_hidden(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         else:
             known = self._known(path)
@@ -227,7 +229,6 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def readdir(self, path: str, fh: int) -> list[Any]:
         """The entries of a directory; all of them are known before the first is told."""
-        path = path.strip("/")
         entries: dict[str, Known] = {}
         try:
             listed = self._fs.ls(path)
@@ -259,7 +260,6 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def mkdir(self, path: str, mode: int) -> int:
         """Make a directory, that is, its mark."""
-        path = path.strip("/")
         attributes = ORDINARY if mode & 0o7777 == DIRECTORY_MODE else Attributes(mode & 0o7777)
         self._put_mark(path, attributes, exclusive=True)
         return 0
@@ -283,7 +283,6 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def rmdir(self, path: str) -> int:
         """Remove an empty directory."""
-        path = path.strip("/")
         if any(not _is_hidden(node.path) for node in self._nodes.below(path + "/")):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._keep_parent(path)
@@ -296,7 +295,6 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def create(self, path: str, mode: int, flags: int = 0) -> int:
         """Make a file and open it. It is stored when it is closed."""
-        path = path.strip("/")
         bits = mode & 0o7777
         attributes = ORDINARY if bits == FILE_MODE else Attributes(bits)
         self._forget(path)
@@ -304,7 +302,6 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def open(self, path: str, flags: int) -> int:
         """Open a file that exists."""
-        path = path.strip("/")
         handle = self._handle(path)
         try:
             node = self._nodes.of_handle(handle)
@@ -337,7 +334,6 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
         """Cut or extend a file; one that nobody has open is stored at once."""
-        path = path.strip("/")
         handle = self._handle(path)
         try:
             self._nodes.of_handle(handle).truncate(length)
@@ -368,7 +364,6 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def unlink(self, path: str) -> int:
         """Remove a file."""
-        path = path.strip("/")
         self._nodes.detach(path)
         if _is_hidden(path):
             return 0
@@ -381,7 +376,7 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def rename(self, old: str, new: str) -> int:
         """Give a file or a directory another name, replacing a file of that name."""
-        old, new = old.strip("/"), new.strip("/")
+        new = new.strip("/")
         if _is_hidden(new):  # libfuse: it is removed while open
             node = self._nodes.of_path(old)
             if node is not None:
@@ -426,13 +421,13 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def chmod(self, path: str, mode: int) -> int:
         """Set permission bits."""
-        self._dress(path.strip("/"), lambda old: old._replace(mode=mode & 0o7777))
+        self._dress(path, lambda old: old._replace(mode=mode & 0o7777))
         return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
         """Set the date."""
         mtime_ns = time.time_ns() if times is None else int(times[1])
-        self._dress(path.strip("/"), lambda old: old._replace(mtime_ns=mtime_ns))
+        self._dress(path, lambda old: old._replace(mtime_ns=mtime_ns))
         return 0
 
     def _dress(self, path: str, change: Callable[[Attributes], Attributes]) -> None:
@@ -462,16 +457,15 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def symlink(self, target: str, source: str) -> int:
         """Make a symbolic link at `target` that leads to `source`."""
-        path = target.strip("/")
-        link = PoolWriter(self._fs, path, exclusive=True, attributes=Attributes(link=True))
+        link = PoolWriter(self._fs, target, exclusive=True, attributes=Attributes(link=True))
         with link:
             link.write(source.encode("utf-8", "surrogateescape"))
-        self._forget(path)
+        self._forget(target)
         return 0
 
     def readlink(self, path: str) -> str:
         """Where a symbolic link leads."""
-        data: bytes = self._fs.cat_file(path.strip("/"))
+        data: bytes = self._fs.cat_file(path)
         return data.decode("utf-8", "surrogateescape")
 
 
@@ -496,6 +490,6 @@ def _of_node(node: Node) -> Known:
     return Known(False, node.size, mtime_ns, node.attributes)
 
 
-for _name in list(PoolOperations.__dict__):
-    if not _name.startswith("_") and callable(getattr(PoolOperations, _name)):
-        setattr(PoolOperations, _name, _answered(getattr(PoolOperations, _name)))
+for _name, _operation in list(vars(PoolOperations).items()):
+    if not _name.startswith("_") and _name != "init_with_config" and callable(_operation):
+        setattr(PoolOperations, _name, _answered(_operation))
