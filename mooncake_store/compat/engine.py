@@ -56,7 +56,8 @@ def _moving(
         return move(args[0], columns(*args, **kwargs), way)
 
     call.__doc__ = move.__doc__
-    call.__signature__ = signature(columns).replace(return_annotation=int)  # type: ignore[attr-defined]
+    shown = signature(columns).replace(return_annotation=int)
+    call.__signature__ = shown  # type: ignore[attr-defined]
     return call
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import InvalidArgumentError
-from mooncake_store.fs.doing import anew
+from mooncake_store.fs.doing import copy_of
 from mooncake_store.units import parse_size
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def checked(values: list[Any], on_error: str) -> list[Any]:
     if on_error == "raise":
         for value in values:
             if isinstance(value, Exception):
-                raise anew(value)
+                raise copy_of(value)
     return values
 
 

@@ -1,4 +1,4 @@
-"""Carrying out plans: generators that yield client calls (`Do`) and receive the answers."""
+"""Carrying out plans: generators that yield client calls (`Call`) and receive the answers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
     from mooncake_store.client import AsyncClient, Client
 
-__all__ = ["Do", "Plan", "anew", "run", "run_async"]
+__all__ = ["Call", "Plan", "copy_of", "run", "run_async"]
 
 T = TypeVar("T")
 
 
-class Do(NamedTuple):
+class Call(NamedTuple):
     """One call of the client: method, arguments, options."""
 
     method: str
@@ -23,10 +23,10 @@ class Do(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 - never written to
 
 
-Plan: TypeAlias = "Generator[Do, Any, T]"
+Plan: TypeAlias = "Generator[Call, Any, T]"
 
 
-def anew(error: Exception) -> Exception:
+def copy_of(error: Exception) -> Exception:
     """Return an equal error, to raise in place of one that is kept: see `StoreError.again`."""
     return copy.copy(error)
 
@@ -34,14 +34,14 @@ def anew(error: Exception) -> Exception:
 def run(client: Client, plan: Plan[T]) -> T:
     """Carry a plan out with blocking calls."""
     try:
-        do = next(plan)
+        call = next(plan)
         while True:
             try:
-                answer = getattr(client, do.method)(*do.args, **do.options)
+                answer = getattr(client, call.method)(*call.args, **call.options)
             except Exception as error:  # the plan decides what it means
-                do = plan.throw(error)
+                call = plan.throw(error)
             else:
-                do = plan.send(answer)
+                call = plan.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
@@ -49,13 +49,13 @@ def run(client: Client, plan: Plan[T]) -> T:
 async def run_async(client: AsyncClient, plan: Plan[T]) -> T:
     """Carry a plan out on an event loop."""
     try:
-        do = next(plan)
+        call = next(plan)
         while True:
             try:
-                answer = await getattr(client, do.method)(*do.args, **do.options)
+                answer = await getattr(client, call.method)(*call.args, **call.options)
             except Exception as error:  # the plan decides what it means
-                do = plan.throw(error)
+                call = plan.throw(error)
             else:
-                do = plan.send(answer)
+                call = plan.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mooncake_store.client.extension import new_bytes
 from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
-from mooncake_store.fs.doing import Do, anew, run
+from mooncake_store.fs.doing import Call, copy_of, run
 from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest, needs_parts
 from mooncake_store.fs.paths import key_of
@@ -219,7 +219,7 @@ class PoolReader(io.BufferedIOBase):
             self._position = began
             if isinstance(error, NotFoundError | LeaseExpiredError):
                 raise self._lost()
-            raise anew(error)
+            raise copy_of(error)
 
     def _whole_part(self, wanted: int) -> tuple[str, int] | None:
         """Key and size of the part that begins here, if all of it is wanted."""
@@ -399,7 +399,7 @@ class PoolWriter(io.BufferedIOBase):
     def _fitting(self, size: int) -> Plan[None]:
         """Raise NoSpaceError when the file cannot have this size, or has begun to evict itself."""
         large = yield from self._plans.room.require_growth(size, self.path, self._pins)
-        if large and self._stored and not (yield Do("exists", (self._manifest.key(0),))):
+        if large and self._stored and not (yield Call("exists", (self._manifest.key(0),))):
             raise evicted_error(
                 f"the beginning of the file was evicted while its byte {self.size} was written"
             )

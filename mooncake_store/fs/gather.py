@@ -19,7 +19,7 @@ import numpy as np
 from mooncake_store.client import Pieces
 from mooncake_store.client.extension import Memory
 from mooncake_store.errors import LeaseExpiredError
-from mooncake_store.fs.doing import Do
+from mooncake_store.fs.doing import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ class Gather:
         keys = [key for key, _, _ in wanted]
         sizes = np.array([length for _, length, _ in wanted], np.int64)
         addresses = np.array([address for _, _, address in wanted], np.int64)
-        got = yield Do("get_into_many", (keys, Memory(addresses, sizes, None)))
+        got = yield Call("get_into_many", (keys, Memory(addresses, sizes, None)))
         for at, error in got.errors():
             self.failures[keys[at]] = error
         # Without a lease the object may have become another one since it was measured.
@@ -87,5 +87,5 @@ class Gather:
         starts = np.zeros(len(keys) + 1, np.int64)
         np.cumsum([len(ranges) for ranges in lists], out=starts[1:])
         pieces = Pieces(flat[:, 2], flat[:, 1], starts, offsets=flat[:, 0])
-        got = yield Do("get_into_many", (keys, pieces))
+        got = yield Call("get_into_many", (keys, pieces))
         self.failures.update((keys[at], error) for at, error in got.errors())

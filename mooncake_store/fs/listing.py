@@ -11,7 +11,7 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import NotFoundError
-from mooncake_store.fs.doing import Do
+from mooncake_store.fs.doing import Call
 from mooncake_store.fs.parts import MANIFEST_BYTES, Manifest, is_manifest
 from mooncake_store.fs.paths import HIDDEN, key_of, name_of, prefix_of
 from mooncake_store.fs.plans import missing_error
@@ -75,7 +75,7 @@ def info(path: str) -> Plan[Entry]:
     if not path:
         return directory_entry("")
     try:
-        stat = yield Do("stat", (key_of(path),))
+        stat = yield Call("stat", (key_of(path),))
     except NotFoundError:
         stat = None
     if stat is not None and stat.state == "readable":
@@ -91,7 +91,7 @@ def info(path: str) -> Plan[Entry]:
             "segments": [replica.segment for replica in stat.replicas],
         }
         if stat.size == MANIFEST_BYTES:
-            (data,) = (yield Do("get_many", ([key_of(path)],))).values
+            (data,) = (yield Call("get_many", ([key_of(path)],))).values
             if data is not None and is_manifest(data):
                 _dressed(entry, Manifest.decode(data, path))
         return entry
@@ -104,12 +104,12 @@ def is_directory(path: str) -> Plan[bool]:
     """Whether any name lies below a path."""
     if not path:
         return True
-    return bool((yield Do("list", (prefix_of(path),), {"limit": 1})))
+    return bool((yield Call("list", (prefix_of(path),), {"limit": 1})))
 
 
 def is_file(path: str) -> Plan[bool]:
     """Whether a path names a file."""
-    return bool(path) and bool((yield Do("exists", (key_of(path),))))
+    return bool(path) and bool((yield Call("exists", (key_of(path),))))
 
 
 def exists(path: str) -> Plan[bool]:
@@ -121,23 +121,23 @@ def files_among(paths: list[str]) -> Plan[list[str]]:
     """The paths that name files."""
     if not paths:
         return []
-    present = yield Do("exists_many", ([key_of(path) for path in paths],))
+    present = yield Call("exists_many", ([key_of(path) for path in paths],))
     return [path for path, there in zip(paths, present.tolist(), strict=True) if there]
 
 
 def remove_directory(path: str) -> Plan[None]:
     """Remove the mark of an empty directory; raises OSError for one that is none or not empty."""
-    listed = yield Do("list", (prefix_of(path),), {"limit": 2})
+    listed = yield Call("list", (prefix_of(path),), {"limit": 2})
     if not listed:
         raise missing_error(path)
     if len(listed) > 1 or not path or name_of(listed[0].key) != path + "/":
         raise OSError(errno.ENOTEMPTY, "the directory is not empty", path)
-    yield Do("remove", (prefix_of(path),), {"force": True})
+    yield Call("remove", (prefix_of(path),), {"force": True})
 
 
 def ls(plans: Plans, path: str) -> Plan[list[Entry]]:
     """The entries of a directory, or the one entry of a file; raises FileNotFoundError."""
-    listed = yield Do("list_columns", (prefix_of(path),))
+    listed = yield Call("list_columns", (prefix_of(path),))
     if not listed.keys:
         if not path:
             return []
@@ -166,7 +166,7 @@ def find(
     """Every file below a path, or the file it names; `withdirs` adds the directories between."""
     if maxdepth is not None and maxdepth < 1:
         raise ValueError("maxdepth must be at least 1")
-    listed = yield Do("list_columns", (prefix_of(path),))
+    listed = yield Call("list_columns", (prefix_of(path),))
     skip = len(path) + 1 if path else 0
     directories: dict[str, Entry] = {}
     files = []

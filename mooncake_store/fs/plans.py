@@ -22,7 +22,7 @@ import numpy as np
 
 from mooncake_store.client.extension import NOT_RENAMED, new_bytes
 from mooncake_store.errors import InvalidArgumentError, NoSpaceError, NotFoundError
-from mooncake_store.fs.doing import Do, anew
+from mooncake_store.fs.doing import Call, copy_of
 from mooncake_store.fs.gather import Gather, bounded
 from mooncake_store.fs.parts import MANIFEST_BYTES, Attributes, Manifest, is_manifest, needs_parts
 from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
@@ -85,10 +85,10 @@ class Plans:
     def manifest(self, path: str) -> Plan[tuple[int, Manifest | None]]:
         """The size of a file, and its manifest when it is in parts."""
         try:
-            found = yield Do("query", (key_of(path),))
+            found = yield Call("query", (key_of(path),))
             if found.size != MANIFEST_BYTES:
                 return found.size, None
-            data = yield Do("get", (key_of(path),))
+            data = yield Call("get", (key_of(path),))
         except NotFoundError:
             raise missing_error(path) from None
         if not is_manifest(data):
@@ -98,7 +98,7 @@ class Plans:
 
     def manifests(self, keys: Sequence[Any]) -> Plan[dict[int, Manifest]]:
         """The manifests among keys, by position; keys that name nothing are left out."""
-        found = yield Do("query_many", (keys,))
+        found = yield Call("query_many", (keys,))
         return (yield from self.decode(keys, found.sizes))
 
     def decode(self, keys: Sequence[Any], sizes: ArrayLike) -> Plan[dict[int, Manifest]]:
@@ -106,7 +106,7 @@ class Plans:
         suspects = np.flatnonzero(np.asarray(sizes) == MANIFEST_BYTES).tolist()
         if not suspects:
             return {}
-        got = yield Do("get_many", ([keys[at] for at in suspects],))
+        got = yield Call("get_many", ([keys[at] for at in suspects],))
         return {
             at: Manifest.decode(value, str(keys[at]))
             for at, value in zip(suspects, got.values, strict=True)
@@ -120,12 +120,12 @@ class Plans:
         else:
             (value,) = yield from self.read_ranges([path], [start], [end])
         if isinstance(value, Exception):
-            raise anew(value)
+            raise copy_of(value)
         return value
 
     def read_many(self, paths: Sequence[str]) -> Plan[list[bytes | Exception]]:
         """Whole files, or why not: one request for all heads, one for all parts."""
-        got = yield Do("get_many", ([key_of(path) for path in paths],))
+        got = yield Call("get_many", ([key_of(path) for path in paths],))
         out: list[bytes | Exception] = []
         cut: list[tuple[int, Manifest]] = []
         for at, value in enumerate(got.values):
@@ -152,7 +152,7 @@ class Plans:
         """
         unique = list(dict.fromkeys(paths))
         keys = [key_of(path) for path in unique]
-        found = yield Do("lease_many", (keys,))
+        found = yield Call("lease_many", (keys,))
         manifests = yield from self.decode(keys, found.sizes)
         files: dict[str, Any] = dict(zip(unique, found.sizes.tolist(), strict=True))
         files.update((unique[at], manifest) for at, manifest in manifests.items())
@@ -232,9 +232,9 @@ class Plans:
 
     def put_parts(self, keys: list[str], values: Sequence[Any]) -> Plan[None]:
         """Store parts that no manifest names yet; all or none of them."""
-        put = yield Do("put_many", (keys, values), WHILE_WRITING)
+        put = yield Call("put_many", (keys, values), WHILE_WRITING)
         if not put.ok:
-            yield Do("remove_many", (keys,), {"force": True})
+            yield Call("remove_many", (keys,), {"force": True})
             put.check()
 
     def commit(
@@ -254,7 +254,7 @@ class Plans:
             keys = [key_of(paths[at]) for at in waiting]
             replaced = {} if exclusive else (yield from self.manifests(keys))
             values = [heads[at] for at in waiting]
-            put = yield Do("put_many", (keys, values), {"upsert": not exclusive, **pins})
+            put = yield Call("put_many", (keys, values), {"upsert": not exclusive, **pins})
             lost = put.already_present | put.superseded | (put.statuses != 0)
             refused = np.flatnonzero(lost).tolist()
             kept = set(refused)
@@ -267,7 +267,7 @@ class Plans:
                 break
             # Another writer began the same file meanwhile; the one who ends last has it.
         yield from self.remove_parts(fresh[at] for at in waiting if at in fresh)
-        raise anew(error or (exists_error(path) if exclusive else contended_error(path)))
+        raise copy_of(error or (exists_error(path) if exclusive else contended_error(path)))
 
     def _secure(self, parts: list[str], pins: dict[str, Any]) -> Plan[None]:
         """Pin the parts of finished files, or unpin them; raises if one was evicted meanwhile."""
@@ -276,10 +276,10 @@ class Plans:
         # The pin of the time of writing ends here, also where none takes its place.
         soft, hard = pins.get("soft_pin", False), pins.get("hard_pin")
         options = {"soft": soft, "hard": hard, "ttl": pins.get("pin_ttl")}
-        pinned = yield Do("pin_many", (parts,), options)
+        pinned = yield Call("pin_many", (parts,), options)
         missing = len(pinned.failed)
         if missing:
-            yield Do("remove_many", (parts,), {"force": True})
+            yield Call("remove_many", (parts,), {"force": True})
             raise evicted_error(
                 f"{missing} of {len(parts)} parts were evicted before the file was complete"
             )
@@ -289,11 +289,11 @@ class Plans:
         _, manifest = yield from self.manifest(path)
         if manifest is not None:
             head = replace(manifest, attributes=attributes).encode()
-            put = yield Do("put_many", ([key_of(path)], [head]), {"upsert": True, **self.pins})
+            put = yield Call("put_many", ([key_of(path)], [head]), {"upsert": True, **self.pins})
             put.check()
             return
         try:
-            value = yield Do("get", (key_of(path),))
+            value = yield Call("get", (key_of(path),))
         except NotFoundError:
             raise missing_error(path) from None
         fresh = Manifest.make(len(value), max(len(value), self.part_bytes), attributes)
@@ -309,7 +309,7 @@ class Plans:
             yield from self.dress(path, manifest.attributes._replace(mtime_ns=None))
             return
         try:
-            value = yield Do("get", (key_of(path),))
+            value = yield Call("get", (key_of(path),))
         except NotFoundError:
             raise missing_error(path) from None
         yield from self.commit([path], [value], {}, exclusive=False, pins=self.pins)
@@ -318,7 +318,7 @@ class Plans:
         """Remove the parts of files that are no more."""
         keys = [key for manifest in manifests for key in manifest.all_keys()]
         if keys:
-            yield Do("remove_many", (keys,), {"force": True})
+            yield Call("remove_many", (keys,), {"force": True})
 
     def remove(self, paths: Sequence[str], *, strict: bool) -> Plan[None]:
         """Remove files; `strict` raises FileNotFoundError for the first one that was none."""
@@ -329,16 +329,16 @@ class Plans:
     def _take(self, keys: Sequence[bytes]) -> Plan[BatchResult]:
         """Remove objects and the parts they name; raises for one that is there and stays."""
         manifests = yield from self.manifests(keys)
-        gone: BatchResult = yield Do("remove_many", (keys,), {"force": True})
+        gone: BatchResult = yield Call("remove_many", (keys,), {"force": True})
         yield from self.remove_parts(manifests.values())
         for _, error in gone.errors():
             if not isinstance(error, NotFoundError):
-                raise anew(error)
+                raise copy_of(error)
         return gone
 
     def remove_tree(self, path: str) -> Plan[None]:
         """Remove a file, or everything below a directory; raises FileNotFoundError for neither."""
-        listed = yield Do("list", (prefix_of(path),))
+        listed = yield Call("list", (prefix_of(path),))
         keys = [key for item in listed if not _hidden(key := item.key)]
         if path:
             keys.append(key_of(path))
@@ -360,7 +360,7 @@ class Plans:
             raise InvalidArgumentError(
                 f"{source!r} cannot be moved into itself, to {target!r}", operation="move"
             )
-        listed = (yield Do("list_columns", (prefix,))).keys
+        listed = (yield Call("list_columns", (prefix,))).keys
         if not listed:
             raise missing_error(source)
         keys = [key.encode() if isinstance(key, str) else key for key in listed]
@@ -372,7 +372,7 @@ class Plans:
         Each is at its new name before it leaves the old one, or at both ends at once.
         """
         replaced = yield from self.manifests(targets)
-        renamed = yield Do("rename_many", (sources, targets), {"overwrite": True, "force": True})
+        renamed = yield Call("rename_many", (sources, targets), {"overwrite": True, "force": True})
         status = renamed.statuses
         copied = np.flatnonzero(status == NOT_RENAMED).tolist()
         done = set(np.flatnonzero(status == 0).tolist()) | set(copied)
@@ -383,26 +383,26 @@ class Plans:
         )
         for at, error in renamed.errors():
             if at not in done:
-                raise anew(_failure(error, os.fsdecode(sources[at])))
+                raise copy_of(_failure(error, os.fsdecode(sources[at])))
 
     def _move_bytes(self, pairs: Sequence[tuple[bytes, bytes]]) -> Plan[None]:
         """Move objects to another shard: put anew, then removed, a bounded batch at a time."""
-        found = yield Do("query_many", ([source for source, _ in pairs],))
+        found = yield Call("query_many", ([source for source, _ in pairs],))
         for step in bounded(found.sizes.tolist(), COPY_BYTES):
             sources = [source for source, _ in pairs[step]]
             targets = [target for _, target in pairs[step]]
-            got = yield Do("get_many", (sources,), {"copy": False})
+            got = yield Call("get_many", (sources,), {"copy": False})
             for at, error in got.errors():
-                raise anew(_failure(error, os.fsdecode(sources[at])))
-            put = yield Do("put_many", (targets, got.values), {"upsert": True, **self.pins})
+                raise copy_of(_failure(error, os.fsdecode(sources[at])))
+            put = yield Call("put_many", (targets, got.values), {"upsert": True, **self.pins})
             put.check()
-            yield Do("remove_many", (sources,), {"force": True})
+            yield Call("remove_many", (sources,), {"force": True})
 
     def copy(self, source: str, target: str) -> Plan[None]:
         """Copy one file, a bounded piece at a time; a directory needs no copy of itself."""
-        (value,) = (yield Do("get_many", ([key_of(source)],), {"copy": False})).values
+        (value,) = (yield Call("get_many", ([key_of(source)],), {"copy": False})).values
         if value is None:
-            if (yield Do("list", (prefix_of(source),), {"limit": 1})):
+            if (yield Call("list", (prefix_of(source),), {"limit": 1})):
                 return
             raise missing_error(source)
         if not is_manifest(value):
@@ -416,15 +416,15 @@ class Plans:
         try:
             while done < old.count:
                 numbers = range(done, min(old.count, done + step))
-                got = yield Do("get_many", ([old.key(n) for n in numbers],), {"copy": False})
+                got = yield Call("get_many", ([old.key(n) for n in numbers],), {"copy": False})
                 for _, error in got.errors():
-                    raise anew(_failure(error, source))
+                    raise copy_of(_failure(error, source))
                 yield from self.put_parts([new.key(n) for n in numbers], got.values)
                 done = numbers.stop
         except BaseException:
             stored = [new.key(number) for number in range(done)]
             if stored:
-                yield Do("remove_many", (stored,), {"force": True})
+                yield Call("remove_many", (stored,), {"force": True})
             raise
         yield from self.commit([target], [new.encode()], {0: new}, exclusive=False, pins=self.pins)
 

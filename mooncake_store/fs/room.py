@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import NoSpaceError
-from mooncake_store.fs.doing import Do
+from mooncake_store.fs.doing import Call
 from mooncake_store.units import format_size
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Room:
         return size <= room // _SMALL and time.monotonic() < when + _SMALL_BELIEVED_S
 
     def _ask(self, size: int, path: str, pins: dict[str, Any]) -> Plan[None]:
-        figures: Sequence[ShardFigures] = yield Do("store_stats", ())
+        figures: Sequence[ShardFigures] = yield Call("store_stats", ())
         if not any(shard.bytes_total for shard in figures):
             return  # a put waits for the first segment, and nobody knows how large that will be
         hard = _is_hard(pins)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mooncake_store.fs.doing import Do
+from mooncake_store.fs.doing import Call
 from mooncake_store.fs.paths import key_of
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class Span(NamedTuple):
 def sums(plans: Plans, paths: Sequence[str]) -> Plan[list[list[Span] | None]]:
     """The spans of each file, in order and without gaps; None where any of it is missing."""
     keys = [key_of(path) for path in paths]
-    found = yield Do("query_many", (keys,))
+    found = yield Call("query_many", (keys,))
     infos = list(found.infos)
     cut = yield from plans.decode(keys, [info.size if info else 0 for info in infos])
     parts = [key for manifest in cut.values() for key in manifest.all_keys()]
-    of_parts = iter((yield Do("query_many", (parts,))).infos if parts else ())
+    of_parts = iter((yield Call("query_many", (parts,))).infos if parts else ())
     out: list[list[Span] | None] = []
     for at, info in enumerate(infos):
         if at in cut:

@@ -40,7 +40,7 @@ _COPY_BYTES = 8 << 20
 
 
 class Node:
-    """One open path; see the module. Every method takes the node's lock."""
+    """One open path, as all its handles see it. Every method takes the node's lock."""
 
     def __init__(
         self, fs: MooncakeFileSystem, path: str, staging: str | None, attributes: Attributes
