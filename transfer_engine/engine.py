@@ -344,9 +344,10 @@ class TransferEngine:
         return self._batch(target, request)
 
     def _batch(self, target: SegmentHandle, request: BatchRequest) -> BatchResult:
-        done = self._at_once(target, request)
-        if done is not None:
-            return done
+        if getattr(request.offsets, "size", 1) == 1:  # lists may have one entry or more
+            done = self._at_once(target, request)
+            if done is not None:
+                return done
         batch = self._prepare(target, request)
         name = self._move(target, batch)
         return BatchResult(batch.statuses, batch.checksums, name, target.descriptor)
