@@ -18,9 +18,10 @@ so that the same functions run as plain Python through `.py_func`.
 
 import numpy as np
 
-from alloc._kernels_extents import HELPER, KERNEL, NIL, log2_floor, low_bit, mix
+from alloc._kernels_extents import HELPER, KERNEL, log2_floor, low_bit, mix
 from kernel_cache import njit
 
+NIL = -1
 EXTENT = -2  # in offsets: to be served as an extent of its own
 PENDING = -3  # in offsets: its class needs another slab first
 
