@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alloc import _kernels_extents as kernels
-from alloc._memory import reserve_array
 from alloc.base import Allocator, AllocatorStats
+from alloc.kernels import extents as kernels
+from alloc.memory import reserve_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -169,6 +169,6 @@ class OffsetAllocator(Allocator):
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless nodes tile the pool and every index agrees. O(n)."""
-        from alloc._integrity import check_extents
+        from alloc.integrity import check_extents
 
         check_extents(self._state)

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from alloc import _kernels_slabs as kernels
-from alloc._kernels_extents import NIL
-from alloc._memory import reserve_array
 from alloc.base import Allocator, AllocatorStats
+from alloc.kernels import slabs as kernels
+from alloc.kernels.extents import NIL
+from alloc.memory import reserve_array
 from alloc.offset import OffsetAllocator, as_int64, refuse_size, sorted_ranges
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class SlabAllocator(Allocator):
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless extents and slabs agree on who owns every byte. O(n)."""
-        from alloc._integrity import check_extents, check_slabs
+        from alloc.integrity import check_extents, check_slabs
 
         check_extents(self._extents._state)
         check_slabs(self._state, self._extents._state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from eviction._log import LogPolicy
+from eviction.log import LogPolicy
 
 __all__ = ["FifoPolicy"]
 

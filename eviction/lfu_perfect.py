@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from eviction._buckets import CountingPolicy
+from eviction.buckets import CountingPolicy
 
 __all__ = ["LfuPerfectPolicy"]
 

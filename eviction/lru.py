@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from eviction._log import LogPolicy
+from eviction.log import LogPolicy
 
 __all__ = ["LruPolicy"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from eviction._buckets import BucketPolicy
 from eviction.base import as_ids
+from eviction.buckets import BucketPolicy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from eviction._storage import reserve
 from eviction.base import EvictionPolicy, Pick, as_ids
+from eviction.storage import reserve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,10 +32,10 @@ class SievePolicy(EvictionPolicy):
     name: ClassVar[str] = "sieve"
 
     def __init__(self, capacity_ids: int) -> None:
-        from eviction import _kernels_sieve
+        from eviction.kernels import sieve
 
         super().__init__(capacity_ids)
-        self._kernels = _kernels_sieve
+        self._kernels = sieve
         rows = self.capacity_ids + self._kernels.FIRST
         self._links: NDArray[np.uint32] = reserve((rows, 2), np.uint32)
         self._links[self._kernels.END] = self._kernels.END

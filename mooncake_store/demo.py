@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.cli._app import console, table
+from mooncake_store.cli.shared.app import console, table
 from mooncake_store.units import KIB, MIB, format_rate, format_size
 
 if TYPE_CHECKING:

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, format_size
-from transfer_engine.topology_scan import discover
+from transfer_engine.topology.scan import discover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from transfer_engine.base import SegmentDescriptor
-    from transfer_engine.topology import Topology
+    from transfer_engine.topology.machine import Topology
 
 __all__ = ["Finding", "Host", "Route", "Severity", "ask_peer", "examine", "routes", "routes_to"]
 
@@ -162,7 +162,7 @@ def examine(host: Host, ports: tuple[int, ...] = (50051,)) -> list[Finding]:
 def routes() -> list[Route]:
     """Say how memory of other processes, here and elsewhere, would be reached from this one."""
     from transfer_engine.base import SegmentDescriptor
-    from transfer_engine.memory import host_identity
+    from transfer_engine.segments.mapping import host_identity
     from transfer_engine.transports import NAMES
 
     def segment(host: str, address: str) -> SegmentDescriptor:
@@ -204,9 +204,9 @@ def routes_to(segments: Mapping[str, SegmentDescriptor]) -> list[Route]:
 def ask_peer(address: str, secret: bytes | None) -> tuple[list[Finding], list[Route]]:
     """Ask whoever serves memory at host:port: is it there, how far, how would it be reached."""
     from transfer_engine.base import SegmentDescriptor
-    from transfer_engine.memory import host_identity
     from transfer_engine.notify import Alive, Find, Found, Listed, Names, Probe
     from transfer_engine.rpc.address import Address
+    from transfer_engine.segments.mapping import host_identity
     from transfer_engine.transports.calling import ask_at
 
     where = Address.parse(address)

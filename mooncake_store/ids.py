@@ -76,7 +76,7 @@ def digest(key: str | bytes, namespace: str) -> bytes:
 
 def digests(keys: Sequence[str | bytes], seed: int) -> NDArray[np.uint64]:
     """Digests of many keys as uint64[n, 2] of (low, high); `seed` is a `namespace_seed`."""
-    from transfer_engine import _kernels_xxh3
+    from transfer_engine.kernels import xxh3
 
     if isinstance(keys, str | bytes):
         raise InvalidArgumentError("keys must be a sequence of keys, not one key")
@@ -95,9 +95,9 @@ def digests(keys: Sequence[str | bytes], seed: int) -> NDArray[np.uint64]:
         joined = b"\0".join(keys)
     blob = np.frombuffer(joined, dtype=np.uint8)
     offsets = np.empty(count + 1, dtype=np.int64)
-    if not _kernels_xxh3.split_at_zero(blob, offsets):
+    if not xxh3.split_at_zero(blob, offsets):
         _measure(keys, offsets, len(joined))
-    refused = _kernels_xxh3.xxh3_128_strings(blob, offsets, KEY_BYTES_MAX, np.uint64(seed), out)
+    refused = xxh3.xxh3_128_strings(blob, offsets, KEY_BYTES_MAX, np.uint64(seed), out)
     if refused >= 0:
         raise _refused(f"key {refused}", int(offsets[refused + 1] - offsets[refused]) - 1)
     return out
@@ -151,7 +151,7 @@ def hash_blocks(
     pass the same salt for each piece. An ndarray is far faster than a list, whose integers have
     to be unpacked one by one.
     """
-    from transfer_engine import _kernels_xxh3
+    from transfer_engine.kernels import xxh3
 
     if block_size < 1:
         raise InvalidArgumentError(f"block_size must be at least 1, not {block_size}")
@@ -164,7 +164,7 @@ def hash_blocks(
     # A block never reaches beyond the tokens, so an absurd block_size costs no scratch memory.
     block_size = min(block_size, max(1, values.shape[0]))
     out = np.empty((blocks + (1 if partial_tail and tail else 0), 2), dtype=np.uint64)
-    _kernels_xxh3.xxh3_128_chain(
+    xxh3.xxh3_128_chain(
         values.__array_interface__["data"][0],
         values.nbytes,
         block_size * values.itemsize,

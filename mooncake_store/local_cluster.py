@@ -22,18 +22,18 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store import config
-from mooncake_store._capacity import check_room
-from mooncake_store._orderly_exit import end_at_exit, ended
-from mooncake_store.children import START_S, Child
+from mooncake_store.program.children import START_S, Child
+from mooncake_store.program.orderly_exit import end_at_exit, ended
 from mooncake_store.units import parse_size
+from mooncake_store.worker.capacity import check_room
 from transfer_engine.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from mooncake_store.config import MasterConfig
-    from mooncake_store.worker import Worker
+    from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.worker.worker import Worker
 
 __all__ = ["LocalCluster"]
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 STOP_S = 5.0
 OBJECTS_MAX = 4_000_000
 
-_PROGRAM = "mooncake_store.local_program"
+_PROGRAM = "mooncake_store.program.local_program"
 
 
 class LocalCluster:
@@ -130,7 +130,7 @@ class LocalCluster:
         return self
 
     def _start_threads(self) -> None:
-        from mooncake_store.worker import Worker
+        from mooncake_store.worker.worker import Worker
 
         master = _MasterThread(_load(config.MasterConfig, self._master_settings), self._secret)
         self._master = master

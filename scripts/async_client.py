@@ -9,7 +9,7 @@ asynchronous one), and the classes get their other names. What differs beyond th
 - a line that ends in `# blocking only` is left out;
 - a line `# aio only: ...` is taken in.
 
-How clients begin and end is not made but written, in `client/_life.py` and `_aio_life.py`.
+How clients begin and end is not made but written, in `client/blocking_life.py` and `_aio_life.py`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from mooncake_store.cli._app import EXIT_MEANINGS
-from mooncake_store.cli._tree import root
+from mooncake_store.cli.shared.app import EXIT_MEANINGS
+from mooncake_store.cli.shared.tree import root
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 

@@ -204,13 +204,13 @@ def ours(script: str | Path, *arguments: str | Path, **environment: str) -> str:
 
 def compare(address: str) -> int:
     """Run the same calls in both worlds; return how many answers differ unexpectedly."""
-    from mooncake_store.bench import _upstream
+    from mooncake_store.bench import upstream
     from mooncake_store.errors import UnavailableError
 
     script = ROOT / "tests/compat/calls.py"
     try:
-        original = _upstream.environment()
-        with _upstream.pool(original) as pool:
+        original = upstream.environment()
+        with upstream.pool(original) as pool:
             theirs = answers(run(original.python, script, pool.address, timeout_s=RUN_S))
     except UnavailableError as error:
         raise Skipped(str(error)) from None
@@ -281,7 +281,7 @@ class Place(NamedTuple):
 @contextmanager
 def our_master(port: int = 0, *, lends: bool = False) -> Iterator[Place]:
     """A master of ours by the original's flags, with a worker beside it if memory is lent."""
-    from mooncake_store.bench._process import free_ports
+    from mooncake_store.bench.process import free_ports
 
     free, control, metadata = free_ports(3)
     port = port or free

@@ -13,9 +13,9 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from mooncake_store._config_load import environment_name
-from mooncake_store._setting import Setting, Settings, settings_of
-from mooncake_store.config import PROGRAMS
+from mooncake_store.config.loading import environment_name
+from mooncake_store.config.setting import Setting, Settings, settings_of
+from mooncake_store.config.settings import PROGRAMS
 from transfer_engine import errors
 from transfer_engine.errors import StoreError
 
@@ -23,7 +23,7 @@ __all__ = ["PAGES", "config_page", "errors_page"]
 
 CONFIG_HEAD = """# Settings
 
-Written by `python scripts/store_reference.py`; edit the fields in `mooncake_store/config.py`.
+Written by `python scripts/store_reference.py`; edit the fields in `mooncake_store/config/settings.py`.
 
 A value is looked for in this order, and the first one found wins:
 
@@ -148,8 +148,8 @@ def wire_page() -> str:
     """Return docs/reference/wire-protocol.md with the tables of all services written anew."""
     from mooncake_store.wire.cluster import ADMIN, CLUSTER, LIVENESS
     from mooncake_store.wire.shard import SHARD
+    from transfer_engine.rdma.wire import RDMA
     from transfer_engine.rpc import echo
-    from transfer_engine.transports.rdma_wire import RDMA
     from transfer_engine.wire.registry import render
 
     page = (FOLDER / "wire-protocol.md").read_text(encoding="utf-8")

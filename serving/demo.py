@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from mooncake_store.cli._app import console, table
+from mooncake_store.cli.shared.app import console, table
 from serving.cli.chat import Talk
 from serving.system import ServingSystem, SystemSettings
 

@@ -9,7 +9,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import ConfigError
-from mooncake_store.port_file import remove_port_file, write_port_file
+from mooncake_store.program.port_file import remove_port_file, write_port_file
 from serving.front.external import ExternalFront, external_application
 from serving.system import ServingSystem, SystemSettings, listen, serve_http
 

@@ -16,7 +16,7 @@ import weakref
 import numpy as np
 
 from transfer_engine.accelerators import BORROWERS
-from transfer_engine.devices import Device, DeviceMemory, Fence, Queue
+from transfer_engine.devices.devices import Device, DeviceMemory, Fence, Queue
 from transfer_engine.staging import StagingPool
 
 POISON = 0xDD
@@ -171,7 +171,7 @@ class RealDevice:
     def __init__(self):
         import torch
 
-        from transfer_engine.cuda import open_device
+        from transfer_engine.devices.cuda import open_device
 
         self.torch = torch
         self.device = open_device(0)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mooncake_store import kernels
+from mooncake_store.program import kernels
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from mooncake_store.core._kernels_lines import LINE
+from mooncake_store.core.kernels.lines import LINE
 
 
 def column(words, place, kind):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_store.cli._tree import root
+from mooncake_store.cli.shared.tree import root
 from scripts.cli_reference import page
 from tests.sources import ROOT, files, text
 

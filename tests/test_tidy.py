@@ -67,10 +67,13 @@ PROSE = re.compile(
 
 # (package, private module of another one) -> why it may be used there.
 SHARED = {
-    ("serving", "mooncake_store.cli._app"): "commands of serving are commands like all others",
-    ("serving", "mooncake_store.cli._client"): "the same",
-    ("serving", "mooncake_store.cli._program_options"): "the same",
-    ("mooncake_store", "transfer_engine._kernels_xxh3"): "keys are hashed as blocks are",
+    (
+        "serving",
+        "mooncake_store.cli.shared.app",
+    ): "commands of serving are commands like all others",
+    ("serving", "mooncake_store.cli.shared.client"): "the same",
+    ("serving", "mooncake_store.cli.shared.program_options"): "the same",
+    ("mooncake_store", "transfer_engine.kernels.xxh3"): "keys are hashed as blocks are",
 }
 
 CHANGE_KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
@@ -293,7 +296,7 @@ def closure(uses, names):
 def compiled_by_warmup(path):
     """The kernels of a file that its warm-up has ready in a process of its own."""
     program = (
-        f"import {module_name(path)} as kernels; from mooncake_store.kernels import warmup_of;"
+        f"import {module_name(path)} as kernels; from mooncake_store.program.kernels import warmup_of;"
         f"warmup_of({module_name(path)!r})();"
         "print(*(name for name, value in vars(kernels).items() if"
         f" getattr(value, '__module__', '') == {module_name(path)!r}"

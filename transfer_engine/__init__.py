@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer_engine.base import Access, Operation, Region, SegmentDescriptor, status_name
-    from transfer_engine.device_segment import DeviceSegment
     from transfer_engine.engine import TransferEngine
-    from transfer_engine.file_segment import FileSegment
     from transfer_engine.handle import SegmentHandle
     from transfer_engine.notify import Notification
     from transfer_engine.outcome import BatchResult
-    from transfer_engine.paths_routes import PathReport
-    from transfer_engine.segment import Segment
+    from transfer_engine.paths.routes import PathReport
+    from transfer_engine.segments.device import DeviceSegment
+    from transfer_engine.segments.file import FileSegment
+    from transfer_engine.segments.memory import Segment
     from transfer_engine.submission import Submission
     from transfer_engine.transports.server import TransferServer
 else:

@@ -14,7 +14,7 @@ from transfer_engine.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transfer_engine.devices import DeviceMemory
+    from transfer_engine.devices.devices import DeviceMemory
 
 __all__ = ["BORROWERS", "borrow", "locate"]
 
@@ -30,14 +30,14 @@ def locate(memory: object) -> DeviceMemory | None:
         found: DeviceMemory = ask()
         return found
     if type(memory).__module__.partition(".")[0] == "torch" and getattr(memory, "is_cuda", False):
-        from transfer_engine.cuda import locate_tensor
+        from transfer_engine.devices.cuda import locate_tensor
 
         return locate_tensor(memory)
     return None
 
 
 def _borrow_cuda(token: bytes) -> DeviceMemory:
-    from transfer_engine.cuda import borrow_memory
+    from transfer_engine.devices.cuda import borrow_memory
 
     return borrow_memory(token)
 

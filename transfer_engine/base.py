@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from transfer_engine.memory import Mapping
+    from transfer_engine.segments.mapping import Mapping
 
     Columns = NDArray[np.int64]
     Statuses = NDArray[np.int32]

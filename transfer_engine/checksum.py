@@ -1,7 +1,7 @@
 """Checksums of memory: of one range, of many, and of ranges while they are copied.
 
 The checksum is XXH3-64 with seed 0: it runs at memory speed on one core, so it can be on by
-default, and it is not a defence against an adversary. `_kernels_xxh3` is imported when first used,
+default, and it is not a defence against an adversary. `kernels.xxh3` is imported when first used,
 takes a whole batch in one call and releases the GIL; it gives the numbers of the `xxhash` package.
 
 Ranges are (address, length) columns, because what is copied lives in registered segments that
@@ -113,23 +113,23 @@ def copy_one(source: int, target: int, nbytes: int) -> int:
 
     For loops around single objects: the numbers are not checked.
     """
-    from transfer_engine import _kernels_xxh3
+    from transfer_engine.kernels import xxh3
 
-    found: int = _kernels_xxh3.copy_one_xxh3_64(source, target, nbytes, streams(nbytes))
+    found: int = xxh3.copy_one_xxh3_64(source, target, nbytes, streams(nbytes))
     return found
 
 
 def checksum_one(address: int, nbytes: int) -> int:
     """XXH3-64 of one range of memory; the numbers are not checked."""
-    from transfer_engine import _kernels_xxh3
+    from transfer_engine.kernels import xxh3
 
-    found: int = _kernels_xxh3.xxh3_64_one(address, nbytes)
+    found: int = xxh3.xxh3_64_one(address, nbytes)
     return found
 
 
 def checksum_ranges(addresses: Int64Column, lengths: Int64Column) -> NDArray[np.uint64]:
     """XXH3-64 of each range of memory, in one call without the GIL."""
-    from transfer_engine import _kernels_xxh3
+    from transfer_engine.kernels import xxh3
 
     # The kernel trusts every number it gets.
     where, sizes = _column("addresses", addresses), _column("lengths", lengths)
@@ -143,7 +143,7 @@ def checksum_ranges(addresses: Int64Column, lengths: Int64Column) -> NDArray[np.
     if bad.size:
         raise InvalidArgumentError(f"addresses[{int(bad[0])}] is not an address")
     out = np.empty(sizes.size, dtype=np.uint64)
-    _kernels_xxh3.xxh3_64_ranges(where, sizes, np.uint64(0), out)
+    xxh3.xxh3_64_ranges(where, sizes, np.uint64(0), out)
     return out
 
 

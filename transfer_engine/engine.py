@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from transfer_engine import _kernels, transports
+from transfer_engine import transports
 from transfer_engine.accelerators import locate
 from transfer_engine.base import (
     Batch,
@@ -38,7 +38,7 @@ from transfer_engine.base import (
 )
 from transfer_engine.checksum import address_of
 from transfer_engine.columns import as_column, merge_ranges
-from transfer_engine.devices import DeviceMemory, DeviceRanges
+from transfer_engine.devices.devices import DeviceMemory, DeviceRanges
 from transfer_engine.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -49,12 +49,13 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.handle import OPEN_TIMEOUT_S, SegmentHandle
-from transfer_engine.memory import load_kernels
+from transfer_engine.kernels import moving
 from transfer_engine.notify import Posted, Probe, decode_answer, encode, note
 from transfer_engine.outcome import BatchResult
-from transfer_engine.paths_routes import PathReport, Prober, Routes, routes_of
-from transfer_engine.paths_run import SLICED_BYTES_MIN, move_sliced, slice_threads
-from transfer_engine.segment import Segment, flat_view
+from transfer_engine.paths.routes import PathReport, Prober, Routes, routes_of
+from transfer_engine.paths.run import SLICED_BYTES_MIN, move_sliced, slice_threads
+from transfer_engine.segments.mapping import load_kernels
+from transfer_engine.segments.memory import Segment, flat_view
 from transfer_engine.single import move_at_once
 from transfer_engine.submission import Submission, Submitter
 from transfer_engine.transports import forking
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from transfer_engine.base import Columns
-    from transfer_engine.devices import SupportsDevice
+    from transfer_engine.devices.devices import SupportsDevice
     from transfer_engine.notify import Answer, Post, Question
 
 __all__ = ["TransferEngine"]
@@ -397,7 +398,7 @@ class TransferEngine:
         if not 0 <= fence < 1 << 64:
             raise InvalidArgumentError(f"fence {fence} does not fit in 64 bits")
         statuses = np.empty(at.size, dtype=np.int32)
-        total, bad, stray = _kernels.check_batch(
+        total, bad, stray = moving.check_batch(
             at, size, local, target.size, *(_ANYWHERE if trusted else self._ranges), statuses
         )
         if stray >= 0:

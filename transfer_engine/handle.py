@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
-    from transfer_engine.memory import Mapping
-    from transfer_engine.paths import PathHealth
-    from transfer_engine.paths_routes import PathReport, Routes
+    from transfer_engine.paths.policy import PathHealth
+    from transfer_engine.paths.routes import PathReport, Routes
+    from transfer_engine.segments.mapping import Mapping
 
 __all__ = ["OPEN_TIMEOUT_S", "SegmentHandle"]
 

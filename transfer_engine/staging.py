@@ -20,7 +20,7 @@ import numpy as np
 
 from transfer_engine.base import remaining_s
 from transfer_engine.errors import InvalidArgumentError
-from transfer_engine.memory import Mapping
+from transfer_engine.segments.mapping import Mapping
 from transfer_engine.transports import forking
 
 if TYPE_CHECKING:

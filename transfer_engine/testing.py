@@ -28,8 +28,8 @@ import xxhash
 from transfer_engine.base import BAD_RANGE, CANCELLED, COMPLETED, Access, Operation, Region
 from transfer_engine.base import SegmentDescriptor as Descriptor
 from transfer_engine.errors import InvalidArgumentError, TransferTimeoutError
-from transfer_engine.file_segment import FileSegment
-from transfer_engine.segment import Segment
+from transfer_engine.segments.file import FileSegment
+from transfer_engine.segments.memory import Segment
 from transfer_engine.transports.server import TransferServer
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
 """`mooncake.store` of the original."""
 
-from mooncake_store.compat._memory import BufferHandle, MooncakeHostMemAllocator
-from mooncake_store.compat._tensors import deserialize as _deserialize_tensor
-from mooncake_store.compat._tensors import serialize as _serialize_tensor
 from mooncake_store.compat.buffer_pool import BufferLease, BufferPool, RegisteredBufferPool
+from mooncake_store.compat.memory import BufferHandle, MooncakeHostMemAllocator
 from mooncake_store.compat.numa import bind_to_numa_node
 from mooncake_store.compat.store import MooncakeDistributedStore
 from mooncake_store.compat.tensor_format import HEADER_BYTES
+from mooncake_store.compat.tensors import deserialize as _deserialize_tensor
+from mooncake_store.compat.tensors import serialize as _serialize_tensor
 from mooncake_store.compat.values import (
     Descriptor,
     DiskDescriptor,

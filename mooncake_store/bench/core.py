@@ -2,7 +2,7 @@
 
 One process, one shard, no sockets: what is measured is the state machine that a master runs, and
 beside it, in the same run and alternating with it, the same job done by one Python object per key
-(`_dict_core.py`). Operation rows run over a million live objects with random keys, in batches of
+(`dict_core.py`). Operation rows run over a million live objects with random keys, in batches of
 128 and of 1024; digests, names and argument arrays are made before the clock starts. A get leases
 for ten seconds and counts as a use. The evict rows take the population down by a few per cent per
 sample and are measured last.
@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.bench._dict_core import DictCore
-from mooncake_store.bench._process import rss_bytes
+from mooncake_store.bench.dict_core import DictCore
 from mooncake_store.bench.harness import Report, alternate
+from mooncake_store.bench.process import rss_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,24 +22,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import _upstream
-from mooncake_store.bench._blocks import (
-    AGAINST,
-    ALTERNATIVES,
-    BATCHES,
-    RAW,
-    BlockBench,
-    BlockPlan,
-)
-from mooncake_store.bench._sides import Samples, add_row, measure
-from mooncake_store.bench._store import StorePool
+from mooncake_store.bench import upstream
+from mooncake_store.bench.blocks import AGAINST, ALTERNATIVES, BATCHES, RAW, BlockBench, BlockPlan
 from mooncake_store.bench.harness import memory_bytes
+from mooncake_store.bench.sides.measuring import Samples, add_row, measure
+from mooncake_store.bench.store import StorePool
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, KIB, MIB, format_size
 
 if TYPE_CHECKING:
-    from mooncake_store.bench._process import Driver
     from mooncake_store.bench.harness import Report
+    from mooncake_store.bench.process import Driver
 
 __all__ = ["ALTERNATIVES", "Plan", "measure_all", "run"]
 
@@ -116,16 +109,16 @@ class _Bench(BlockBench):
             buffer_bytes, segment=pool_bytes, transports=["local"], **every
         )
         if self._upstream is not None:
-            _upstream.attempt(self._report, partial(self._start_upstream, self._upstream))
+            upstream.attempt(self._report, partial(self._start_upstream, self._upstream))
         self._start_bare()
         self._touch()
 
-    def _start_upstream(self, installed: _upstream.Environment) -> None:
+    def _start_upstream(self, installed: upstream.Environment) -> None:
         pool_bytes, buffer_bytes = POOL_BUFFERS * self._plan.buffer_bytes, self._plan.buffer_bytes
-        between = self._stack.enter_context(_upstream.pool(installed))
+        between = self._stack.enter_context(upstream.pool(installed))
         between.worker(pool_bytes)
         reader = between.client(buffer_bytes)
-        within = self._stack.enter_context(_upstream.pool(installed))
+        within = self._stack.enter_context(upstream.pool(installed))
         self._drivers["upstream_local"] = within.client(buffer_bytes, pool_bytes)
         self._drivers["upstream"] = reader
 
@@ -190,7 +183,7 @@ class _Bench(BlockBench):
             store = stack.enter_context(StorePool(segment_bytes=pool_bytes))
             drivers = {"ours": store.client(8 * MIB)}
             if self._upstream is not None and "upstream" in self._drivers:
-                other = stack.enter_context(_upstream.pool(self._upstream))
+                other = stack.enter_context(upstream.pool(self._upstream))
                 other.worker(pool_bytes)
                 drivers["upstream"] = other.client(8 * MIB)
             for side, driver in drivers.items():

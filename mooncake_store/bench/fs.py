@@ -1,7 +1,7 @@
 """How fast files move: many small ones, one large one, a listing of 100,000 names.
 
 `s3fs` is s3fs on an S3-compatible server of this machine, `local` is fsspec's LocalFileSystem on
-tmpfs. All three run the same workload (`_side_files.py`) in processes of the same shape. Each side
+tmpfs. All three run the same workload (`sides/files.py`) in processes of the same shape. Each side
 gets many files in one call, as fsspec offers it, and each listing is asked for anew.
 
 Ours and `local` are measured in turn. s3fs takes minutes for what takes them milliseconds, so it
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import _s3
-from mooncake_store.bench._process import Driver
-from mooncake_store.bench._sides import Pace, add_row, measure
-from mooncake_store.bench._store import StorePool
+from mooncake_store.bench import s3 as s3s
 from mooncake_store.bench.harness import memory_bytes
+from mooncake_store.bench.process import Driver
+from mooncake_store.bench.sides.measuring import Pace, add_row, measure
+from mooncake_store.bench.store import StorePool
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, KIB, MIB
 
@@ -93,7 +93,7 @@ class _Bench:
             self._local(stack)
         if "s3fs" in vs:
             try:
-                self._drivers["s3fs"] = _s3.side(stack, plan.s3_names)
+                self._drivers["s3fs"] = s3s.side(stack, plan.s3_names)
             except StoreError as error:
                 report.row("s3fs", "", [], why=str(error))
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import _upstream
-from mooncake_store.bench._process import (
+from mooncake_store.bench import upstream
+from mooncake_store.bench.process import (
     Child,
     Driver,
     accepts,
@@ -36,16 +36,16 @@ from mooncake_store.bench._process import (
     rss_bytes,
     wait_for,
 )
-from mooncake_store.bench._sides import Samples, add_row, measure
-from mooncake_store.bench._store import StorePool
+from mooncake_store.bench.sides.measuring import Samples, add_row, measure
+from mooncake_store.bench.store import StorePool
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mooncake_store.bench._upstream import Environment, UpstreamPool
     from mooncake_store.bench.harness import Report
+    from mooncake_store.bench.upstream import Environment, UpstreamPool
 
 __all__ = ["Plan", "measure_all", "run"]
 
@@ -108,7 +108,7 @@ class _Bench:
         self._plan = plan
         self._stack = stack
         self._vs = {"upstream": "upstream"} if "upstream" in vs else {}
-        self._upstream = _upstream.wanted(report, vs)
+        self._upstream = upstream.wanted(report, vs)
         self._nowhere = f"127.0.0.1:{free_ports(1)[0]}"
         self._lost: Driver | None = None
         if self._upstream is not None and plan.patient:
@@ -126,12 +126,12 @@ class _Bench:
         self._pools["ours"], self._clients["ours"] = ours, ours.client()
         self._where: dict[str, dict[str, Any]] = {"ours": {"url": ours.url}}
         if self._upstream is not None:
-            _upstream.attempt(self._report, partial(self._start_upstream, self._upstream))
+            upstream.attempt(self._report, partial(self._start_upstream, self._upstream))
         for client in self._clients.values():
             client.ask("populate", prefix=SMALL_PREFIX, count=self._plan.objects)
 
     def _start_upstream(self, installed: Environment) -> None:
-        theirs = self._stack.enter_context(_upstream.pool(installed))
+        theirs = self._stack.enter_context(upstream.pool(installed))
         theirs.worker(SEGMENT_BYTES)
         self._clients["upstream"] = theirs.client()
         self._pools["upstream"] = theirs
@@ -286,5 +286,5 @@ def _start_master() -> float:
 
 def _start_upstream(installed: Environment) -> float:
     """Seconds from starting the original's master to accepting a connection."""
-    with _upstream.pool(installed) as pool:
+    with upstream.pool(installed) as pool:
         return pool.start_s

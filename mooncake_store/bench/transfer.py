@@ -18,16 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import _upstream
-from mooncake_store.bench._blocks import (
-    ALTERNATIVES,
-    BATCHES,
-    TRANSPORTS,
-    BlockBench,
-    BlockPlan,
-)
-from mooncake_store.bench._process import Driver
+from mooncake_store.bench import upstream
+from mooncake_store.bench.blocks import ALTERNATIVES, BATCHES, TRANSPORTS, BlockBench, BlockPlan
 from mooncake_store.bench.harness import listed, memory_bytes
+from mooncake_store.bench.process import Driver
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.units import KIB, MIB, format_size, parse_size
 
@@ -118,7 +112,7 @@ class _Bench(BlockBench):
             self._start(way, Driver(f"our engine over {way}", "engine"), transport=way, **shared)
         if self._upstream is not None:
             theirs = Driver("the original's engine", "upstream_engine", self._upstream.python)
-            _upstream.attempt(self._report, partial(self._start, "upstream", theirs, **shared))
+            upstream.attempt(self._report, partial(self._start, "upstream", theirs, **shared))
         self._start_bare()
 
     def one_size(self, size: int) -> None:

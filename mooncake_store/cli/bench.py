@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from mooncake_store.cli._app import (
+from mooncake_store.cli.shared.app import (
     ExitCode,
     JsonOption,
     emit,
@@ -266,8 +266,8 @@ def _check_known(name: str, sides: tuple[str, ...], known: "Iterable[str]") -> N
 
 
 def _show(name: str, measure: Any, *, quick: bool, vs: tuple[str, ...], as_json: bool) -> None:
-    from mooncake_store import kernels
     from mooncake_store.bench.harness import Report
+    from mooncake_store.program import kernels
 
     kernels.forget_stale_caches()
     with ExitStack() as stack:
@@ -300,7 +300,7 @@ def _draw(rows: "list[Row]", value: dict[str, Any]) -> "RenderableType":
     )
     tables = []
     if value["bench"] == "eviction":
-        from mooncake_store.bench._policy_matrix import Matrix
+        from mooncake_store.bench.policy_matrix import Matrix
 
         matrix = Matrix.of(rows)
         rows = [row for row in rows if row.unit not in ("hits", "ratio")]

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, note, table
-from mooncake_store.cli._client import ProfileOption
-from mooncake_store.cli._program_options import ConfigOption
+from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, note, table
+from mooncake_store.cli.shared.client import ProfileOption
+from mooncake_store.cli.shared.program_options import ConfigOption
 from mooncake_store.errors import ConfigError
 
 app = make_app("Inspect the configuration, or begin one.")
@@ -49,7 +49,7 @@ def show(
     Variables that look like settings and are none are named after them.
     """
     from mooncake_store import config
-    from mooncake_store._config_load import load_settings
+    from mooncake_store.config.loading import load_settings
 
     kind = next(kind for kind in config.PROGRAMS if kind.table == program)
     if profile and not kind.profiled:
@@ -106,7 +106,7 @@ def init(
     Programs read it when `--config` or `MOONCAKE_CONFIG` names it.
     """
     from mooncake_store import config
-    from mooncake_store._config_file import template
+    from mooncake_store.config.file import template
 
     try:
         with path.open("x", encoding="utf-8") as file:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, table
-from mooncake_store.cli._client import SecretOption
+from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, table
+from mooncake_store.cli.shared.client import SecretOption
 
 if TYPE_CHECKING:
     from mooncake_store.doctor import Finding, Route
@@ -44,7 +44,7 @@ def doctor(
     found = examination.examine(examination.Host())
     routes = examination.routes()
     if peer is not None:
-        from mooncake_store.config import read_secret
+        from mooncake_store.config.settings import read_secret
 
         secret = read_secret(secret_file) if secret_file else None
         asked, told = examination.ask_peer(peer, secret)

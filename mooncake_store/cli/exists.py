@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, command, emit
-from mooncake_store.cli._client import connected, key_of, shown, store_options, text_of
+from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit
+from mooncake_store.cli.shared.client import connected, key_of, shown, store_options, text_of
 
 
 @command(

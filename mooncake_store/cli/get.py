@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, progress
-from mooncake_store.cli._client import Stopwatch, connected, key_of, shown, store_options, text_of
+from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, progress
+from mooncake_store.cli.shared.client import (
+    Stopwatch,
+    connected,
+    key_of,
+    shown,
+    store_options,
+    text_of,
+)
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.printable import printable
 
@@ -74,8 +81,8 @@ def get(
 
 
 def _get_folder(store: Client, prefix: str, folder: str) -> dict[str, Any]:
-    from mooncake_store.cli._bulk import Remote, fetch
-    from mooncake_store.cli._folder import Folder
+    from mooncake_store.cli.shared.bulk import Remote, fetch
+    from mooncake_store.cli.shared.folder import Folder
 
     with progress(f"reading {shown(prefix)}") as say:
         watch = Stopwatch()

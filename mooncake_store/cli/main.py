@@ -13,7 +13,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` excludes the program's name."""
     try:
-        from mooncake_store.cli._tree import run
+        from mooncake_store.cli.shared.tree import run
     except KeyboardInterrupt:
         return 130
     return run(sys.argv[1:] if argv is None else argv)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, emit, note
-from mooncake_store.cli._program_options import ConfigOption, begin, setting_options
-from mooncake_store.config import MasterConfig
+from mooncake_store.cli.shared.app import JsonOption, command, emit, note
+from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.config.settings import MasterConfig
 
 if TYPE_CHECKING:
     from mooncake_store.compat.control import Control
@@ -45,7 +45,7 @@ def master(
 
     Each option can also stand in a file or the environment: see `mooncake config show`.
     """
-    from mooncake_store.garbage_collection import hold_garbage_collection
+    from mooncake_store.program.garbage_collection import hold_garbage_collection
 
     hold_garbage_collection()
     from mooncake_store.master.running import run_master

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, emit, note
-from mooncake_store.cli._client import SecretOption
+from mooncake_store.cli.shared.app import JsonOption, command, emit, note
+from mooncake_store.cli.shared.client import SecretOption
 
 
 @command(

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, emit, note, progress
-from mooncake_store.cli._client import Stopwatch, connected, key_of, shown, store_options, text_of
+from mooncake_store.cli.shared.app import JsonOption, command, emit, note, progress
+from mooncake_store.cli.shared.client import (
+    Stopwatch,
+    connected,
+    key_of,
+    shown,
+    store_options,
+    text_of,
+)
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:
@@ -112,8 +119,8 @@ def _told(value: dict[str, Any], wanted: int | None, rate: str) -> str:
 def _put_folder(
     store: Client, folder: str, prefix: str, replace: bool, options: dict[str, Any]
 ) -> dict[str, Any]:
-    from mooncake_store.cli._bulk import Remote, send
-    from mooncake_store.cli._folder import Folder
+    from mooncake_store.cli.shared.bulk import Remote, send
+    from mooncake_store.cli.shared.folder import Folder
 
     with progress(f"storing {folder}") as say:
         watch = Stopwatch()

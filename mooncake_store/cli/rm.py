@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, agreed, command, emit, note
-from mooncake_store.cli._client import connected, key_of, store_options, text_of
+from mooncake_store.cli.shared.app import ExitCode, JsonOption, agreed, command, emit, note
+from mooncake_store.cli.shared.client import connected, key_of, store_options, text_of
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:

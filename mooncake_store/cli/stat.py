@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, emit, table
-from mooncake_store.cli._client import connected, key_of, store_options, text_of
+from mooncake_store.cli.shared.app import JsonOption, command, emit, table
+from mooncake_store.cli.shared.client import connected, key_of, store_options, text_of
 
 
 @command(

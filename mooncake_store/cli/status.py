@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, table
-from mooncake_store.cli._client import connected, store_options
+from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, table
+from mooncake_store.cli.shared.client import connected, store_options
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:

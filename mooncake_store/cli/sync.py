@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import ExitCode, JsonOption, command, emit, progress
-from mooncake_store.cli._client import Stopwatch, connected, store_options
+from mooncake_store.cli.shared.app import ExitCode, JsonOption, command, emit, progress
+from mooncake_store.cli.shared.client import Stopwatch, connected, store_options
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.printable import printable
 
@@ -72,8 +72,8 @@ class _Work:
     """What has to be done, and how; `changed` and `unchanged` are of the source."""
 
     def __init__(self, store: Client, source: str, target: str) -> None:
-        from mooncake_store.cli._bulk import Remote, different
-        from mooncake_store.cli._folder import Folder
+        from mooncake_store.cli.shared.bulk import Remote, different
+        from mooncake_store.cli.shared.folder import Folder
 
         self._upwards = target.startswith(POOL)
         folder, prefix = (source, target) if self._upwards else (target, source)
@@ -100,7 +100,7 @@ class _Work:
 
     def carry_out(self, say: Callable[[str], None], *, delete: bool) -> dict[str, str]:
         """Copy and, if nothing failed, delete; returns why some files could not be written."""
-        from mooncake_store.cli._bulk import fetch, send
+        from mooncake_store.cli.shared.bulk import fetch, send
 
         if self._upwards:
             send(self._folder, self._remote, self.changed, say)

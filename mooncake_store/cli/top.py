@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, console, emit, table
-from mooncake_store.cli._client import connected, store_options
-from mooncake_store.cli._keys import pressed
+from mooncake_store.cli.shared.app import JsonOption, command, console, emit, table
+from mooncake_store.cli.shared.client import connected, store_options
+from mooncake_store.cli.shared.keys import pressed
 from mooncake_store.printable import printable
 
 if TYPE_CHECKING:

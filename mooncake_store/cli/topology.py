@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, emit, examples, make_app, table
+from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, table
 
 if TYPE_CHECKING:
-    from transfer_engine.topology import Device, Topology
+    from transfer_engine.topology.machine import Device, Topology
 
 app = make_app()
 
@@ -29,7 +29,7 @@ def topology(
 ) -> None:
     """Show the devices of this machine and, for each place of memory, the nearest ones."""
     from mooncake_store.errors import NotFoundError
-    from transfer_engine.topology_scan import discover
+    from transfer_engine.topology.scan import discover
 
     if not sys_root.is_dir():
         raise NotFoundError(f"there is no folder {sys_root}", advice="name a copy of /sys")
@@ -41,7 +41,7 @@ def _draw(found: "Topology") -> Any:
     from rich.console import Group
 
     from mooncake_store.units import format_size
-    from transfer_engine.topology import KINDS
+    from transfer_engine.topology.machine import KINDS
 
     nodes = [
         f"node {node.number}: cpus {node.cpus or '?'}, {format_size(node.memory_bytes)}"

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, emit
+from mooncake_store.cli.shared.app import JsonOption, command, emit
 
 
 @command(

@@ -2,7 +2,7 @@
 
 import platform
 
-from mooncake_store.cli._app import JsonOption, command, emit
+from mooncake_store.cli.shared.app import JsonOption, command, emit
 
 SHOWN = ("numpy", "numba", "msgspec", "xxhash", "fsspec", "uvloop")
 

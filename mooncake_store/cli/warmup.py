@@ -2,7 +2,7 @@
 
 import time
 
-from mooncake_store.cli._app import JsonOption, command, emit, progress
+from mooncake_store.cli.shared.app import JsonOption, command, emit, progress
 
 
 @command(
@@ -11,7 +11,7 @@ from mooncake_store.cli._app import JsonOption, command, emit, progress
 )
 def warmup(as_json: JsonOption = False) -> None:
     """Compile the numba kernels now instead of at their first use."""
-    from mooncake_store import kernels
+    from mooncake_store.program import kernels
 
     started = time.perf_counter()
     with progress("loading kernels"):

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, emit
-from mooncake_store.cli._program_options import ConfigOption, begin, setting_options
-from mooncake_store.config import WorkerConfig
+from mooncake_store.cli.shared.app import JsonOption, command, emit
+from mooncake_store.cli.shared.program_options import ConfigOption, begin, setting_options
+from mooncake_store.config.settings import WorkerConfig
 
 
 def _lent(given: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def _lent(given: dict[str, Any]) -> dict[str, Any]:
 
 def _addressed(given: dict[str, Any]) -> dict[str, Any]:
     """Take the address out of the URL of a store that `--master` may be."""
-    from mooncake_store.config import split_url
+    from mooncake_store.config.settings import split_url
 
     if "://" not in given.get("master", ""):
         return given
@@ -75,11 +75,11 @@ def worker(
     Memory is kept until the leases of readers have ended. Each option but --drain can also stand
     in a file or the environment: see `mooncake config show --program worker`.
     """
-    from mooncake_store.garbage_collection import hold_garbage_collection
+    from mooncake_store.program.garbage_collection import hold_garbage_collection
     from mooncake_store.units import parse_duration
 
     hold_garbage_collection()
-    from mooncake_store.worker_program import run_worker
+    from mooncake_store.worker.program import run_worker
 
     drain_s = parse_duration(drain)
     settings, secret = begin(WorkerConfig, file, _lent(_addressed(given)))

@@ -1,23 +1,23 @@
 """The client library: `Client` for threads, `AsyncClient` for asyncio, the same operations in both.
 
-How it is built: operations are generators without I/O (`_operations`, `_listing`); two thin drivers
-run them (`_blocking`, `_aio`). Batches are `_requests` to the shards and `_transfers` of bytes:
-`_reads`, `_writes`, `_put_sessions` (range by range), `_pieces`. `_straight` does for one whole
-object what they do for batches, `_sessions` shows objects. `_keys`, `_buffers` and `Pieces` are
-what callers hand in, `results` what they get, `_leases` and `_directory` what a client remembers.
+How it is built: operations are generators without I/O (`operations`, `listing`); two thin drivers
+run them (`blocking_driver`, `aio_driver`). Batches are `requests` to the shards and `transfers` of bytes:
+`reads`, `writes`, `put_sessions` (range by range), `pieces`. `straight` does for one whole
+object what they do for batches, `sessions` shows objects. `keys`, `buffers` and `Pieces` are
+what callers hand in, `results` what they get, `leases` and `directory` what a client remembers.
 `extension` is for packages that build on this one.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mooncake_store.client._buffers import Rows
-    from mooncake_store.client._core import CallOptions, ClientStats, PutOptions, ReadOptions
-    from mooncake_store.client._following import News, Position
-    from mooncake_store.client._keys import Digests
-    from mooncake_store.client._pieces import Pieces
     from mooncake_store.client.aio import AsyncClient, AsyncView, AsyncWriter
     from mooncake_store.client.blocking import Client, View, Writer
+    from mooncake_store.client.buffers import Rows
+    from mooncake_store.client.core import CallOptions, ClientStats, PutOptions, ReadOptions
+    from mooncake_store.client.following import News, Position
+    from mooncake_store.client.keys import Digests
+    from mooncake_store.client.pieces import Pieces
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,

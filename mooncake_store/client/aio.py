@@ -18,10 +18,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from mooncake_store.client import tensors
-from mooncake_store.client._aio_life import AsyncLife
-from mooncake_store.client._core import CallOptions, PutOptions, ReadOptions
-from mooncake_store.client._following import Following
-from mooncake_store.client._listing import END, PAGE_NAMES, names_wanted
+from mooncake_store.client.aio_life import AsyncLife
+from mooncake_store.client.core import CallOptions, PutOptions, ReadOptions
+from mooncake_store.client.following import Following
+from mooncake_store.client.listing import END, PAGE_NAMES, names_wanted
 from mooncake_store.client.results import ListedColumns
 from mooncake_store.units import parse_duration
 
@@ -33,12 +33,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mooncake_store.client._buffers import Buffers
-    from mooncake_store.client._core import ClientStats
-    from mooncake_store.client._following import News, Position
-    from mooncake_store.client._keys import Key, Keys
-    from mooncake_store.client._put_sessions import Writing
-    from mooncake_store.client._sessions import Viewing
+    from mooncake_store.client.buffers import Buffers
+    from mooncake_store.client.core import ClientStats
+    from mooncake_store.client.following import News, Position
+    from mooncake_store.client.keys import Key, Keys
+    from mooncake_store.client.put_sessions import Writing
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
         PutResult,
         QueryResult,
     )
+    from mooncake_store.client.sessions import Viewing
     from mooncake_store.wire.cluster import ClusterStatus
     from mooncake_store.wire.shard import ShardFigures
 

@@ -4,12 +4,12 @@ Users find all they need in `mooncake_store.client`; this is for code that chang
 else of the modules whose names begin with an underscore is meant for anybody outside.
 """
 
-from mooncake_store.client._buffers import Memory, locate_one, new_bytes
-from mooncake_store.client._failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE
-from mooncake_store.client._keys import KeyBatch
-from mooncake_store.client._put_sessions import PutSession
-from mooncake_store.client._reads import Sink
-from mooncake_store.client._steps import CLUSTER, ask_one
+from mooncake_store.client.buffers import Memory, locate_one, new_bytes
+from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE
+from mooncake_store.client.keys import KeyBatch
+from mooncake_store.client.put_sessions import PutSession
+from mooncake_store.client.reads import Sink
+from mooncake_store.client.steps import CLUSTER, ask_one
 
 __all__ = [
     "BUFFER_SMALL",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from mooncake_store.client._failures import error_of
+from mooncake_store.client.failures import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mooncake_store.client._keys import KeyBatch
+    from mooncake_store.client.keys import KeyBatch
     from mooncake_store.errors import StoreError
 
 __all__ = [

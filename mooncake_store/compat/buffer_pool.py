@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mooncake_store.compat._pointers import PointerCalls
+    from mooncake_store.compat.pointers import PointerCalls
 
 __all__ = ["BufferLease", "BufferPool", "RegisteredBufferPool"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mooncake_store._endpoint import split_address
+from mooncake_store.endpoint import split_address
 from mooncake_store.errors import ConfigError
 
 __all__ = ["PROTOCOLS", "MooncakeConfig", "parse_flag", "parse_size", "split_hostname"]

@@ -19,10 +19,10 @@ import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qs
 
-from mooncake_store._endpoint import is_loopback
-from mooncake_store.compat._drains import DrainRefused, Drains
-from mooncake_store.compat._figures import metrics, summary
+from mooncake_store.compat.drains import DrainRefused, Drains
+from mooncake_store.compat.figures import metrics, summary
 from mooncake_store.core.records import SegmentState
+from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import (
     InvalidArgumentError,
     NotFoundError,

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
 import numpy as np
 
-from mooncake_store.compat._codes import log
-from mooncake_store.compat._engine_memory import EngineMemory
-from mooncake_store.compat._pointers import column
-from mooncake_store.compat._variants import named
+from mooncake_store.compat.codes import log
+from mooncake_store.compat.engine_memory import EngineMemory
+from mooncake_store.compat.pointers import column
 from mooncake_store.compat.values import TransferNotify, TransferOpcode
+from mooncake_store.compat.variants import named
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from transfer_engine.base import Operation
 

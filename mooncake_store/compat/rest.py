@@ -32,9 +32,9 @@ except ModuleNotFoundError as error:
         "the REST service needs aiohttp; pip install aiohttp", name=error.name
     ) from None
 
-from mooncake_store._endpoint import is_loopback
 from mooncake_store.compat.config import MooncakeConfig
 from mooncake_store.compat.store import MooncakeDistributedStore
+from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """`MooncakeDistributedStore`, from its parts; `MooncakeDistributedStoreAsync` from that.
 
-Where a call goes: values as bytes in `_bytes`, memory by address in `_pointers`, sessions in
-`_ranges`, replicas, tasks and segments in `_placement`, tensors in `_tensors` and `_parallel`.
+Where a call goes: values as bytes in `bytes`, memory by address in `pointers`, sessions in
+`ranges`, replicas, tasks and segments in `placement`, tensors in `tensors` and `parallel`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.compat._bytes import BytesCalls
-from mooncake_store.compat._parallel import ParallelCalls
-from mooncake_store.compat._placement import PlacementCalls
-from mooncake_store.compat._pointers import PointerCalls
-from mooncake_store.compat._ranges import RangeCalls
-from mooncake_store.compat._tensors import TensorCalls
+from mooncake_store.compat.bytes import BytesCalls
+from mooncake_store.compat.parallel import ParallelCalls
+from mooncake_store.compat.placement import PlacementCalls
+from mooncake_store.compat.pointers import PointerCalls
+from mooncake_store.compat.ranges import RangeCalls
+from mooncake_store.compat.tensors import TensorCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

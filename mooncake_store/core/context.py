@@ -6,7 +6,7 @@ array of words instead: counters that they keep, and where every column lies. Co
 (`memory.py` reserves their address range once), so an address is written down once, by `bind`,
 which also keeps its column alive as long as the words that point at it.
 
-Kernels turn a place into an array with `_kernels_columns.column`; nothing else may read addresses.
+Kernels turn a place into an array with `kernels.columns.column`; nothing else may read addresses.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-# Words 0 to 7 are the head of the hash table (`_kernels_table.py`), the last 16 the totals of
-# `_codes.py`.
+# Words 0 to 7 are the head of the hash table (`kernels/table.py`), the last 16 the totals of
+# `codes.py`.
 TABLE, TALLY = 0, 64
 # What the configuration says, and the number of the next event.
 DISCARD_NS, RELEASE_NS, HITS_WINDOW_NS = 16, 17, 18
@@ -32,7 +32,7 @@ NOTED, FREED = 23, 54
 ROWS, COLD_ROWS, OVERFLOW_ROWS, TABLE_A, TABLE_B, FREE_STACK = 24, 26, 28, 30, 32, 34
 ALIVE, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 38, 40, 42, 44
 NAME_WORDS, NAME_HEADS = 46, 48
-# Holders of leases that several have, see `_kernels_leases.py`.
+# Holders of leases that several have, see `kernels/leases.py`.
 SHARED = 56
 # What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
 # that were read, came or went, and extents freed.

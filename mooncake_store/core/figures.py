@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mooncake_store.core import _codes as c
+from mooncake_store.core import codes as c
 
 if TYPE_CHECKING:
     from mooncake_store.core.state import ShardState

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.core import _codes as k
+from mooncake_store.core import codes as k
 from mooncake_store.core.reads import extents_of
 from mooncake_store.core.records import Flag, SegmentState, State
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.core import _kernels_leases as leases
-from mooncake_store.core import _kernels_scan as k
 from mooncake_store.core import pressure, puts
+from mooncake_store.core.kernels import leases
+from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.removal import unpin

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mooncake_store.core import _kernels_names as k
 from mooncake_store.core import context as places
+from mooncake_store.core.kernels import names as k
 from mooncake_store.core.memory import reserve
 
 if TYPE_CHECKING:

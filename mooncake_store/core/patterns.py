@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mooncake_store.core._kernels_names import ACCEPTS, SETTLED
+from mooncake_store.core.kernels.names import ACCEPTS, SETTLED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

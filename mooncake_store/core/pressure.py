@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eviction.base import picking
-from mooncake_store.core import _codes as c
-from mooncake_store.core import _kernels_scan as k
+from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import windows
+from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.records import Flag, SegmentState
 
 if TYPE_CHECKING:

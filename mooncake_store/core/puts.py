@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core import _codes as c
-from mooncake_store.core import _kernels_writes as k
+from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import pressure
-from mooncake_store.core._kernels_reads import readable
+from mooncake_store.core.kernels import writes as k
+from mooncake_store.core.kernels.reads import readable
 from mooncake_store.core.names import as_lengths
 from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
 from mooncake_store.core.records import (

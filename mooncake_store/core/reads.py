@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core import _codes as c
-from mooncake_store.core import _kernels_leases as leases
-from mooncake_store.core import _kernels_reads as k
+from mooncake_store.core import codes as c
+from mooncake_store.core.kernels import leases
+from mooncake_store.core.kernels import reads as k
 from mooncake_store.core.records import (
     GET_ROW,
     KEYS_MAX,

@@ -109,7 +109,7 @@ ROW = np.dtype(
         ("lease_end", "<i8"),  # WRITING: when the put started
         ("offset_low", "<u4"),  # of the first replica
         ("offset_high", "<u2"),
-        ("holder", "<u2"),  # who has the lease, see `_kernels_leases.py`
+        ("holder", "<u2"),  # who has the lease, see `kernels/leases.py`
         ("generation", "<u4"),
         ("more", "<i4"),  # first further replica in the overflow table, or NIL
         ("segment", "<i2"),  # of the first replica; NIL while none is allocated
@@ -124,7 +124,7 @@ assert ROW.itemsize == 64
 
 COLD = np.dtype(
     [
-        ("name_ref", "<i8"),  # see `_kernels_names.py`; 0 = no name
+        ("name_ref", "<i8"),  # see `kernels/names.py`; 0 = no name
         ("created_s", "<u4"),
         ("twin", "<i4"),  # the other generation's row + 1 while an upsert runs, else 0
         ("owner", "<u2"),  # handle of the client that put it

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.core import _codes as c
-from mooncake_store.core import _kernels_leases as leases
-from mooncake_store.core import _kernels_removal as k
-from mooncake_store.core import _kernels_scan as scan
+from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
-from mooncake_store.core._kernels_reads import readable
+from mooncake_store.core.kernels import leases, scan
+from mooncake_store.core.kernels import removal as k
+from mooncake_store.core.kernels.reads import readable
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.patterns import compile_pattern
 from mooncake_store.core.reads import replicas_of

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.core import _codes as c
-from mooncake_store.core import _kernels_leases as leases
-from mooncake_store.core import _kernels_removal as k
-from mooncake_store.core._kernels_reads import readable
+from mooncake_store.core import codes as c
+from mooncake_store.core.kernels import leases
+from mooncake_store.core.kernels import removal as k
+from mooncake_store.core.kernels.reads import readable
 from mooncake_store.core.records import RENAMES_MAX, Status
 from mooncake_store.core.state import as_words
 

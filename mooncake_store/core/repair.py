@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.core import _codes as c
-from mooncake_store.core import _kernels_scan as k
+from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
+from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Status
 from mooncake_store.core.space import NEVER

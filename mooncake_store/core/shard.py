@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mooncake_store.core import _codes as c
+from mooncake_store.core import codes as c
 from mooncake_store.core import integrity, pressure, puts, reads, removal, renames
 from mooncake_store.core.figures import ShardStats, totals
 from mooncake_store.core.janitor import Janitor

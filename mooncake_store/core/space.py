@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alloc import create_allocator
-from mooncake_store.core import _kernels_removal as k
 from mooncake_store.core import context as places
+from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.options import Placement, ShardConfig, StartOptions
 from mooncake_store.core.records import SIZE_MAX, SegmentState
 from mooncake_store.core.wheel import Wheel

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core import _kernels_table as k
 from mooncake_store.core import context as places
+from mooncake_store.core.kernels import table as k
 from mooncake_store.core.memory import release, reserve
 
 if TYPE_CHECKING:

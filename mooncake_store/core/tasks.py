@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.core import _codes as c
-from mooncake_store.core import _kernels_writes as k
+from mooncake_store.core import codes as c
+from mooncake_store.core.kernels import writes as k
 from mooncake_store.core.options import DEFAULTS
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import (

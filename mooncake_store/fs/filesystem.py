@@ -29,7 +29,7 @@ from fsspec.core import get_compression
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, other_paths, stringify_path
 
-from mooncake_store.config import load_client
+from mooncake_store.config.settings import load_client
 from mooncake_store.fs.arguments import part_bytes, pin_options, pins_of_call
 from mooncake_store.fs.coroutines import PlannedCalls
 from mooncake_store.fs.files import PoolReader, PoolWriter

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mooncake_store import core, kernels
-from mooncake_store.config import split_quota
+from mooncake_store import core
+from mooncake_store.config.settings import split_quota
 from mooncake_store.core.options import Placement, ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.master.cluster import SEGMENT_NUMBERS
@@ -15,6 +15,7 @@ from mooncake_store.master.liveness import LivenessTimes
 from mooncake_store.master.shard_service import ShardService
 from mooncake_store.master.site import ShardPlace, ShardTimes
 from mooncake_store.master.slices import slice_of
+from mooncake_store.program import kernels
 from mooncake_store.wire.shard import REMOVE
 from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX
@@ -22,7 +23,7 @@ from transfer_engine.wire.frame import frame_bytes
 
 if TYPE_CHECKING:
     from mooncake_store.clock import Clock
-    from mooncake_store.config import MasterConfig
+    from mooncake_store.config.settings import MasterConfig
 
 __all__ = [
     "build_service",
@@ -97,7 +98,7 @@ async def load_kernels() -> asyncio.Future[None]:
 
 
 def _load_kernels() -> None:
-    from mooncake_store.core._warmup import warmup
+    from mooncake_store.core.warmup import warmup
 
     warmup()
     if not kernels.loaded_before(_CORE):

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.core.records import SegmentState, Status
-from mooncake_store.logs import StateLog
 from mooncake_store.master.doors import doors_of
 from mooncake_store.master.slices import slice_of
+from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
 from transfer_engine.base import SegmentDescriptor

@@ -13,18 +13,18 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store import kernels
-from mooncake_store.garbage_collection import settle_garbage_collection
 from mooncake_store.master.server import Master
-from mooncake_store.port_file import remove_port_file, write_port_file
+from mooncake_store.program import kernels
+from mooncake_store.program.garbage_collection import settle_garbage_collection
+from mooncake_store.program.port_file import remove_port_file, write_port_file
 from transfer_engine.rpc.server import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mooncake_store.children import Parent
-    from mooncake_store.config import MasterConfig
+    from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.server import Addresses
+    from mooncake_store.program.children import Parent
 
 __all__ = [
     "described",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mooncake_store.clock import Clock
-    from mooncake_store.config import MasterConfig
+    from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_service import ShardService
     from mooncake_store.master.slices import ShardLink
     from transfer_engine.rpc.address import Address

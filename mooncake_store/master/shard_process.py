@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mooncake_store import kernels, logs
-from mooncake_store.children import Parent
 from mooncake_store.clock import SystemClock
-from mooncake_store.config import MasterConfig
-from mooncake_store.garbage_collection import hold_garbage_collection, settle_garbage_collection
+from mooncake_store.config.settings import MasterConfig
 from mooncake_store.master.building import build_service, fail_with, load_kernels, shard_limits
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.slices import LocalShard
+from mooncake_store.program import kernels, logs
+from mooncake_store.program.children import Parent
+from mooncake_store.program.garbage_collection import (
+    hold_garbage_collection,
+    settle_garbage_collection,
+)
 from mooncake_store.wire.cluster import ADMIN
 from mooncake_store.wire.shard import SHARD
 from transfer_engine.errors import StoreError

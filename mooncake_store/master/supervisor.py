@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mooncake_store.children import Child
+from mooncake_store.program.children import Child
 from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.aio import AsyncClient
 
 if TYPE_CHECKING:
-    from mooncake_store.config import MasterConfig
+    from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.slices import ReplyT, RequestT
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation

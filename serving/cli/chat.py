@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, emit, note
+from mooncake_store.cli.shared.app import JsonOption, command, emit, note
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.printable import printable
 

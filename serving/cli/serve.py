@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli._app import JsonOption, command, emit, taking
-from mooncake_store.cli._client import SecretOption, store_url
-from mooncake_store.cli._program_options import InsecureOption, PortFileOption
+from mooncake_store.cli.shared.app import JsonOption, command, emit, taking
+from mooncake_store.cli.shared.client import SecretOption, store_url
+from mooncake_store.cli.shared.program_options import InsecureOption, PortFileOption
 from mooncake_store.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def serve(
             f"serving needs the module {error.name!r}",
             advice="install the extra that brings it: pip install 'mooncake-store[serve]'",
         ) from None
-    from mooncake_store import config, logs
+    from mooncake_store import config
+    from mooncake_store.program import logs
     from mooncake_store.units import parse_duration
 
     logs.configure(log_level)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mooncake_store.errors import ConfigError, StoreError
-from mooncake_store.logs import StateLog
+from mooncake_store.program.logs import StateLog
 from serving.conductor.ledger import DECODE, Instance
 from transfer_engine.lasting import keep_going
 

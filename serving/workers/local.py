@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.children import Child
+from mooncake_store.program.children import Child
 from serving.workers.protocol import DECODE_ROLE, PREFILL_ROLE
 
 if TYPE_CHECKING:

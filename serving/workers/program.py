@@ -1,6 +1,6 @@
 """A serving worker as a child process: `python -m serving.workers.program`.
 
-Settings and secret come over the channel to the parent (`mooncake_store.children`); it ends when
+Settings and secret come over the channel to the parent (`mooncake_store.program.children`); it ends when
 its parent does, or on SIGTERM.
 """
 
@@ -12,9 +12,12 @@ import signal
 import sys
 from typing import Any
 
-from mooncake_store import logs
-from mooncake_store.children import Parent
-from mooncake_store.garbage_collection import hold_garbage_collection, settle_garbage_collection
+from mooncake_store.program import logs
+from mooncake_store.program.children import Parent
+from mooncake_store.program.garbage_collection import (
+    hold_garbage_collection,
+    settle_garbage_collection,
+)
 from serving.workers.settings import settings_from
 from transfer_engine.errors import StoreError
 from transfer_engine.rpc.server import run

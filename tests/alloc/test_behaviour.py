@@ -8,14 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from alloc import (
-    CompositeAllocator,
-    OffsetAllocator,
-    SlabAllocator,
-    _kernels_slabs,
-    create_allocator,
-)
-from alloc import _kernels_extents as kernels
+from alloc import CompositeAllocator, OffsetAllocator, SlabAllocator, create_allocator
+from alloc.kernels import extents as kernels
+from alloc.kernels import slabs as slabs_kernels
 from alloc.testing import fill, ints
 
 KINDS = ["offset", "slab", "composite"]
@@ -135,7 +130,7 @@ def test_sizes_that_never_return_do_not_become_classes() -> None:
     offsets = allocator.allocate(rng.integers(1 << 10, 1 << 20, 10_000))
     assert (offsets >= 0).all()
     allocator.check_integrity()
-    assert allocator._numbers[_kernels_slabs.SLABS] == 0
+    assert allocator._numbers[slabs_kernels.SLABS] == 0
 
 
 def test_random_sizes_fill_the_pool() -> None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from alloc import Allocator, _kernels_extents, _kernels_slabs, create_allocator
+from alloc import Allocator, create_allocator
+from alloc.kernels import extents, slabs
 from alloc.testing import ints
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-MODULES = (_kernels_extents, _kernels_slabs)
+MODULES = (extents, slabs)
 
 
 def trace(allocator: Allocator) -> list[int]:
@@ -82,18 +83,18 @@ def signatures() -> dict[str, list[object]]:
 
 def test_bits() -> None:
     for bit in range(62):
-        assert _kernels_extents.log2_floor(1 << bit) == bit
-        assert _kernels_extents.log2_floor((1 << (bit + 1)) - 1) == bit
+        assert extents.log2_floor(1 << bit) == bit
+        assert extents.log2_floor((1 << (bit + 1)) - 1) == bit
         if bit < 32:
-            assert _kernels_extents.low_bit(1 << bit) == bit
-            assert _kernels_extents.low_bit((0xFFFFFFFF << bit) & 0xFFFFFFFF) == bit
+            assert extents.low_bit(1 << bit) == bit
+            assert extents.low_bit((0xFFFFFFFF << bit) & 0xFFFFFFFF) == bit
 
 
 def test_bins_are_ordered_and_narrow() -> None:
     sizes = sorted({*range(1, 3000), *(int(1.1**power) for power in range(1, 300))})
-    bins = [_kernels_extents.bin_of(units) for units in sizes if units < 1 << 40]
+    bins = [extents.bin_of(units) for units in sizes if units < 1 << 40]
     assert bins == sorted(bins)
-    assert max(bins) < _kernels_extents.LEVELS * _kernels_extents.BINS
+    assert max(bins) < extents.LEVELS * extents.BINS
     first: dict[int, int] = {}
     for units, index in zip(sizes, bins, strict=False):
         assert units < first.setdefault(index, units) * 33 / 32 + 1

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_store.bench import _environment, _upstream, data, metadata
-from mooncake_store.bench._driver import Session, make_keys
-from mooncake_store.bench._process import (
+from mooncake_store.bench import data, metadata, upstream
+from mooncake_store.bench import environment as environments
+from mooncake_store.bench.driver import Session, make_keys
+from mooncake_store.bench.harness import Report
+from mooncake_store.bench.process import (
     Child,
     Driver,
     accepts,
@@ -24,8 +26,7 @@ from mooncake_store.bench._process import (
     rss_bytes,
     wait_for,
 )
-from mooncake_store.bench._sides import add_row, measure
-from mooncake_store.bench.harness import Report
+from mooncake_store.bench.sides.measuring import add_row, measure
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.units import KIB, MIB
 from tests.waiting import until
@@ -155,11 +156,11 @@ def test_a_mistake_of_the_bench_is_not_hidden():
 
 def stand_in(folder, stderr, code):
     """An environment whose interpreter says what a broken installation says."""
-    python = folder / "mooncake" / "bench" / f"upstream-{_upstream.VERSION}" / "bin" / "python"
+    python = folder / "mooncake" / "bench" / f"upstream-{upstream.VERSION}" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit {code}\n")
     python.chmod(0o755)
-    (python.parents[1] / _environment.READY).touch()
+    (python.parents[1] / environments.READY).touch()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def stand_in(folder, stderr, code):
         (
             "ImportError: libibverbs.so.1: cannot open shared object file: No such file",
             "needs libibverbs.so.1: install its system libraries, on Debian and Ubuntu: "
-            f"apt install {_upstream.SYSTEM_PACKAGES}",
+            f"apt install {upstream.SYSTEM_PACKAGES}",
         ),
         ("ModuleNotFoundError: No module named mooncake", "to have it installed again"),
     ],
@@ -179,7 +180,7 @@ def test_an_original_that_does_not_import_is_one_row_with_the_remedy(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     stand_in(tmp_path, said, 1)
     report = Report("data")
-    assert _upstream.wanted(report, ("raw", "upstream")) is None
+    assert upstream.wanted(report, ("raw", "upstream")) is None
     (row,) = report.rows
     assert (row.name, row.value) == ("upstream", None)
     assert told in row.why
@@ -188,7 +189,7 @@ def test_an_original_that_does_not_import_is_one_row_with_the_remedy(
 def test_the_original_is_left_alone_when_nobody_asks(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     report = Report("data")
-    assert _upstream.wanted(report, ("raw",)) is None
+    assert upstream.wanted(report, ("raw",)) is None
     assert report.rows == []
     assert list(tmp_path.iterdir()) == []
 
@@ -197,8 +198,8 @@ def test_a_cache_folder_that_cannot_be_made_is_told(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    with pytest.raises(_upstream.Missing, match="set XDG_CACHE_HOME"):
-        _upstream.environment()
+    with pytest.raises(upstream.Missing, match="set XDG_CACHE_HOME"):
+        upstream.environment()
 
 
 class FakeDriver:
@@ -227,7 +228,7 @@ def test_an_original_that_fails_halfway_costs_its_own_columns_only():
 
 def installed():
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (cache / "mooncake" / "bench" / f"upstream-{_upstream.VERSION}" / "ready").exists()
+    return (cache / "mooncake" / "bench" / f"upstream-{upstream.VERSION}" / "ready").exists()
 
 
 @pytest.mark.slow
@@ -236,10 +237,10 @@ def installed():
 )
 def test_the_original_does_what_the_workloads_ask():
     try:
-        environment = _upstream.environment()
-    except _upstream.Missing as missing:
+        environment = upstream.environment()
+    except upstream.Missing as missing:
         pytest.skip(str(missing))
-    with _upstream.pool(environment) as pool:
+    with upstream.pool(environment) as pool:
         assert 0 < pool.start_s < 30
         pool.worker(64 * MIB)
         client = pool.client(MIB)
@@ -392,7 +393,7 @@ def test_waiting_ends_in_time():
 
 def test_children_die_with_the_bench_whatever_it_dies_of():
     program = (
-        "import sys; from mooncake_store.bench._process import Child, Driver\n"
+        "import sys; from mooncake_store.bench.process import Child, Driver\n"
         "driver = Driver('d', 'sockets'); driver.ask('open', nbytes=4096)\n"
         "other = Child('c', ['/bin/sleep', '60'])\n"
         "sys.stdout.write(f'{driver.pid} {other.pid}\\n'); sys.stdout.flush()\n"

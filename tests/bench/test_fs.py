@@ -2,9 +2,9 @@
 
 import pytest
 
-from mooncake_store.bench import _environment, _s3, fs
-from mooncake_store.bench._side_files import Files
+from mooncake_store.bench import environment, fs, s3
 from mooncake_store.bench.harness import Report
+from mooncake_store.bench.sides.files import Files
 from mooncake_store.units import MIB
 
 TINY = fs.Plan(
@@ -38,7 +38,7 @@ def test_every_row_is_measured_beside_local_files():
 
 
 @pytest.mark.skipif(
-    not (_environment.folder_of(_s3.NAME) / _environment.READY).exists(),
+    not (environment.folder_of(s3.NAME) / environment.READY).exists(),
     reason="s3fs is not installed: run `mooncake bench fs --vs s3fs` once",
 )
 def test_s3fs_runs_the_same_workload():
@@ -50,9 +50,9 @@ def test_s3fs_runs_the_same_workload():
 
 def test_without_s3fs_the_report_says_why(monkeypatch):
     def missing(stack, names):
-        raise _environment.Missing("s3fs could not be installed")
+        raise environment.Missing("s3fs could not be installed")
 
-    monkeypatch.setattr(_s3, "side", missing)
+    monkeypatch.setattr(s3, "side", missing)
     report = Report("fs", quick=True)
     fs.measure_all(report, TINY, ("s3fs",))
     rows = {row.name: row for row in report.rows}

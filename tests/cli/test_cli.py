@@ -12,11 +12,11 @@ import pytest
 import typer
 
 import mooncake_store
-from mooncake_store.cli import _app
-from mooncake_store.cli._client import store_url
-from mooncake_store.cli._tree import COMMANDS, root
 from mooncake_store.cli.main import main
-from mooncake_store.config import split_url
+from mooncake_store.cli.shared import app
+from mooncake_store.cli.shared.client import store_url
+from mooncake_store.cli.shared.tree import COMMANDS, root
+from mooncake_store.config.settings import split_url
 from mooncake_store.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -176,7 +176,7 @@ def test_what_others_wrote_is_shown_with_escapes():
 
 
 def test_an_error_and_a_note_do_not_steer_the_terminal(failing, capsys):
-    _app.note("peer \x1b]0;x")
+    app.note("peer \x1b]0;x")
     assert failing(StoreError("the peer says \x9b31m\nerror: other")) == 1
     assert capsys.readouterr().err == (
         "note: peer \\x1b]0;x\nerror: the peer says \\x9b31m\\nerror: other\n"
@@ -216,7 +216,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest(capsys):
 )
 def test_an_error_is_one_sentence_and_a_documented_code(failing, capsys, error, code):
     assert failing(error) == code
-    assert code in list(_app.ExitCode)
+    assert code in list(app.ExitCode)
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "Traceback" not in shown.err
@@ -279,9 +279,9 @@ def test_a_group_without_command_shows_its_help_as_a_usage_error(capsys):
 def test_ctrl_c_ends_a_running_command_without_a_traceback(start_program):
     program = start_program(
         "-c",
-        "import sys, signal; from mooncake_store.cli import _app;"
+        "import sys, signal; from mooncake_store.cli.shared import app as _app;"
         "wait = lambda: (print('waiting', flush=True), signal.pause());"
-        "sys.exit(_app.guarded(wait, as_json=False, debug=False))",
+        "sys.exit(app.guarded(wait, as_json=False, debug=False))",
     )
     program.wait_for_line("waiting")
     program.signal(2)
@@ -334,7 +334,7 @@ class Stream(io.StringIO):
 def test_progress_appears_on_a_terminal_only(monkeypatch, terminal):
     monkeypatch.setattr(sys, "stderr", Stream(terminal))
     monkeypatch.setenv("TERM", "xterm")
-    with _app.progress("compiling") as say:
+    with app.progress("compiling") as say:
         say("compiling more")
     assert ("compiling" in sys.stderr.getvalue()) == terminal
     assert terminal or sys.stderr.getvalue() == ""
@@ -347,7 +347,7 @@ def test_no_color_is_honoured(monkeypatch, no_color):
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
-    with _app.progress("compiling"):
+    with app.progress("compiling"):
         pass
     coloured = re.search(r"\x1b\[(3\d|38;)", sys.stderr.getvalue())
     assert bool(coloured) != no_color
@@ -356,12 +356,12 @@ def test_no_color_is_honoured(monkeypatch, no_color):
 def test_the_help_lists_every_exit_code(capsys):
     main(["--help"])
     shown = capsys.readouterr().out
-    assert all(re.search(rf"^ +{int(code)}  ", shown, re.MULTILINE) for code in _app.ExitCode)
+    assert all(re.search(rf"^ +{int(code)}  ", shown, re.MULTILINE) for code in app.ExitCode)
 
 
 def test_keys_that_look_like_markup_are_shown_as_they_are(capsys):
-    drawn = _app.table({"key": "left"}, [("[bold]a[/bold] :smile:",)])
-    _app.emit({}, as_json=False, human=lambda: drawn)
+    drawn = app.table({"key": "left"}, [("[bold]a[/bold] :smile:",)])
+    app.emit({}, as_json=False, human=lambda: drawn)
     assert "[bold]a[/bold] :smile:" in capsys.readouterr().out
 
 

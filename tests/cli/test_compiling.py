@@ -11,8 +11,8 @@ import pytest
 PROGRAM = """
 import sys
 from kernel_cache import telling
-from mooncake_store.cli._app import progress
-from mooncake_store.cli._compiling import compilation_shown
+from mooncake_store.cli.shared.app import progress
+from mooncake_store.cli.shared.compiling import compilation_shown
 
 def compile_all():
     for module in ("one._kernels", "two._kernels"):

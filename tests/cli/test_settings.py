@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
-from mooncake_store.config import PROGRAMS, MasterConfig, WorkerConfig, load, settings_of
+from mooncake_store.config.settings import PROGRAMS, MasterConfig, WorkerConfig, load, settings_of
 from tests.cli.test_cli import LEAVES
 
 COMMANDS = {" ".join(path): command for path, command in LEAVES}
@@ -86,7 +86,7 @@ def typed(setting):
     ],
 )
 def test_an_option_reaches_its_setting(started, monkeypatch, program, setting):
-    monkeypatch.setattr("mooncake_store.config.read_secret", lambda _: b"x" * 16)
+    monkeypatch.setattr("mooncake_store.config.settings.read_secret", lambda _: b"x" * 16)
     words, meant = typed(setting)
     settings = started(program.table, *words)
     assert getattr(settings, setting.attribute) != setting.default
@@ -109,7 +109,7 @@ def test_the_refusal_of_an_option_names_every_way_to_set_it(started, capsys):
 
 
 def test_a_program_starts_beside_variables_of_others(started, monkeypatch, capsys):
-    monkeypatch.setattr("mooncake_store._config_load._told", set())
+    monkeypatch.setattr("mooncake_store.config.loading._told", set())
     monkeypatch.setenv("MOONCAKE_MASTER_PORT", "tcp://10.96.0.1:50051")
     monkeypatch.setenv("MOONCAKE_MASTER_CONTROL_BASE", "/x")
     assert started("master", "--log-json").port == 50051

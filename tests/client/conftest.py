@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mooncake_store import Client, LocalCluster
-from mooncake_store.cli._tree import run
+from mooncake_store.cli.shared.tree import run
 
 _numbers = itertools.count()
 

@@ -1,6 +1,6 @@
 """Letting something happen in the middle of what a client does."""
 
-from mooncake_store.client import _straight
+from mooncake_store.client import straight
 
 
 class SlowTransfers:
@@ -19,7 +19,7 @@ class SlowTransfers:
 
 def during_copies(monkeypatch, between):
     """Run `between` once, after the bytes of a single object were copied straight."""
-    copy, left = _straight.copy_one, [between]
+    copy, left = straight.copy_one, [between]
 
     def slow_copy(source, target, nbytes):
         found = copy(source, target, nbytes)
@@ -27,5 +27,5 @@ def during_copies(monkeypatch, between):
             left.pop()()
         return found
 
-    monkeypatch.setattr(_straight, "copy_one", slow_copy)
+    monkeypatch.setattr(straight, "copy_one", slow_copy)
     return left

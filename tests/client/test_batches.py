@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import Digests, InvalidArgumentError, NotFoundError, Rows, ids
-from mooncake_store.client._keys import KeyBatch
+from mooncake_store.client.keys import KeyBatch
 from mooncake_store.client.results import BatchResult
 from mooncake_store.errors import PeerLostError
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from mooncake_store.cli import put
-from mooncake_store.cli._tree import run
+from mooncake_store.cli.shared.tree import run
 
 
 def test_put_get_and_rm(mooncake, tmp_path):

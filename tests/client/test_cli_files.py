@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from mooncake_store.cli import _bulk
+from mooncake_store.cli.shared import bulk
 
 FILES = {
     "a": b"one",
@@ -86,9 +86,9 @@ def test_a_thousand_files_take_some_requests_and_not_one_each(mooncake, tmp_path
 
 
 def test_more_than_a_batch(mooncake, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(_bulk, "BATCH_FILES", 2)
-    monkeypatch.setattr(_bulk, "BATCH_BYTES", 3000)
-    monkeypatch.setattr(_bulk, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(bulk, "BATCH_FILES", 2)
+    monkeypatch.setattr(bulk, "BATCH_BYTES", 3000)
+    monkeypatch.setattr(bulk, "PIECE_BYTES", 1 << 20)
     assert mooncake("put", "-r", str(folder), "run")[0] == 0
     assert mooncake("get", "-r", "run", str(tmp_path / "copy"))[0] == 0
     assert read(tmp_path / "copy") == FILES

@@ -15,7 +15,7 @@ from mooncake_store import (
     RemoteProtocolError,
     UnavailableError,
 )
-from mooncake_store.client import _setup
+from mooncake_store.client import setup
 from tests.waiting import long_before
 from transfer_engine.rpc import blocking
 from transfer_engine.wire.frame import VersionRange
@@ -204,5 +204,5 @@ def test_threads_share_a_client(store):
 
 
 def test_kernels_are_loaded_once():
-    _setup.load_kernels()
-    assert _setup.load_kernels.cache_info().misses == 1
+    setup.load_kernels()
+    assert setup.load_kernels.cache_info().misses == 1

@@ -18,9 +18,9 @@ from mooncake_store import (
     TransferTimeoutError,
     UnavailableError,
 )
-from mooncake_store.client import _reads
-from mooncake_store.client._kernels import SET_WORDS, WAYS, WORDS
-from mooncake_store.client._writes import Putting
+from mooncake_store.client import reads
+from mooncake_store.client.kernels.reading import SET_WORDS, WAYS, WORDS
+from mooncake_store.client.writes import Putting
 from mooncake_store.units import MIB
 from tests.client.interruptions import SlowTransfers, during_copies
 from tests.waiting import PATIENCE_S, long_before, until
@@ -474,7 +474,7 @@ def test_a_batch_to_an_owner_that_stands_still_goes_elsewhere_and_its_space_rest
 def test_a_read_that_timed_out_under_a_cached_lease_is_asked_for_anew(
     own_cluster, connect, monkeypatch
 ):
-    monkeypatch.setattr(_reads, "half_of", lambda until: until)  # nothing is left for a second try
+    monkeypatch.setattr(reads, "half_of", lambda until: until)  # nothing is left for a second try
     cluster = own_cluster(master=PATIENT)
     store = connect(cluster.url, transports=["tcp"])
     keys = ["key", "other"]

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mooncake_store.client._following import Following, Position
+from mooncake_store.client.following import Following, Position
 from mooncake_store.core.shard import Shard
 from mooncake_store.master.shard_service import ShardService
 from mooncake_store.master.site import ShardPlace, ShardTimes

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import ids
-from mooncake_store.client import _kernels as k
+from mooncake_store.client.kernels import reading as k
 from mooncake_store.core.records import GET_ROW, PUT_ROW, REPLICA
 from tests import interpreting
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import ids
-from mooncake_store.client._leases import Leases
+from mooncake_store.client.leases import Leases
 from mooncake_store.errors import (
     HasLeaseError,
     LeaseExpiredError,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import AsyncClient, Client
-from mooncake_store.client import _core
+from mooncake_store.client import core
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 ODD = [
@@ -48,7 +48,7 @@ def calls(client):
         }
         names = [parameter.name for parameter in named]
         for kind in filter(None, options):
-            names += getattr(_core, kind[1]).__annotations__
+            names += getattr(core, kind[1]).__annotations__
         for argument, value in itertools.product(names, ODD):
             yield function, argument, value, needed | {argument: value}
 

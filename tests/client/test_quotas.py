@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mooncake_store.cli._tree import run
+from mooncake_store.cli.shared.tree import run
 from mooncake_store.errors import NoSpaceError
 
 MIB = 1 << 20

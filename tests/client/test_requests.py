@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mooncake_store import UnavailableError, ids
-from mooncake_store.client._keys import KeyBatch
-from mooncake_store.client._requests import KeyRequests
+from mooncake_store.client.keys import KeyBatch
+from mooncake_store.client.requests import KeyRequests
 from mooncake_store.wire.shard import EXISTS, PUT_END
 
 KEYS = [f"key-{at}" for at in range(50)]

@@ -14,7 +14,7 @@ from mooncake_store import (
     UnavailableError,
     ids,
 )
-from mooncake_store.client import _writes
+from mooncake_store.client import writes
 from mooncake_store.units import MIB
 from mooncake_store.wire import shard
 
@@ -323,7 +323,7 @@ def test_a_put_that_cannot_learn_where_to_write_leaves_nothing_in_the_way(
         raise UnavailableError("the map of the cluster cannot be read")
         yield
 
-    monkeypatch.setattr(_writes, "learn_segments", fail)
+    monkeypatch.setattr(writes, "learn_segments", fail)
     with pytest.raises(UnavailableError, match="map of the cluster"):
         store.put("key", b"value", deadline=5)
     assert not store.put_many(["key", "other"], [b"1", b"2"], deadline=5).ok

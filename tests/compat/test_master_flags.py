@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mooncake_store.compat.master_flags import translate
-from mooncake_store.config import MasterConfig, load
+from mooncake_store.config.settings import MasterConfig, load
 from mooncake_store.errors import ConfigError, InvalidArgumentError
 
 

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from mooncake_store.compat import tensor_format
-from mooncake_store.compat._tensors import deserialize, serialize
+from mooncake_store.compat.tensors import deserialize, serialize
 from mooncake_store.compat.values import (
     ParallelAxis,
     ReadTarget,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_store.core._kernels_names import ACCEPTS, SETTLED
+from mooncake_store.core.kernels.names import ACCEPTS, SETTLED
 from mooncake_store.core.patterns import STATES_MAX, Pattern, compile_pattern
 from tests.core.lab import Lab
 

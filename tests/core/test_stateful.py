@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 import mooncake_store.core
-from mooncake_store.core._warmup import warmup
+from mooncake_store.core.warmup import warmup
 from tests.core.rules import Rules
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from mooncake_store.core import _codes as c
+from mooncake_store.core import codes as c
 from mooncake_store.core import space
 from mooncake_store.core.records import Status
 from tests.core.lab import Lab, digests_of

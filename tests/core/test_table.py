@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mooncake_store.core import _kernels_table as kernels
 from mooncake_store.core.context import Context
+from mooncake_store.core.kernels import table as kernels
 from mooncake_store.core.memory import reserve
 from mooncake_store.core.records import ROW
 from mooncake_store.core.table import Table

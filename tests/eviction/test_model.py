@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eviction import POLICIES, _kernels_buckets, _kernels_log, _kernels_sieve, create_policy
+from eviction import POLICIES, create_policy
 from eviction.base import picking
+from eviction.kernels import buckets, log, sieve
 from eviction.opt import OptPolicy
 
 ROWS = 10
@@ -223,7 +224,7 @@ def live(name, life):
 
 def interpret(monkeypatch):
     """Replace every kernel by the Python function it was made from."""
-    for module in (_kernels_log, _kernels_sieve, _kernels_buckets):
+    for module in (log, sieve, buckets):
         for name, kernel in list(vars(module).items()):
             if hasattr(kernel, "py_func"):
                 monkeypatch.setattr(module, name, kernel.py_func)
@@ -275,7 +276,7 @@ def test_kernels_do_the_same_compiled_and_interpreted(name, seed, monkeypatch):
 
 def test_every_bit_of_the_key_tree_is_found_again():
     """Keys next to and far from one another, at every level of the tree."""
-    kernels = _kernels_buckets
+    kernels = buckets
     words = np.zeros(kernels.WORDS, dtype=np.uint64)
     random = np.random.default_rng(0)
     keys = {0, 63, 64, 4095, 4096, 2**18 - 1, 2**18, kernels.KEYS - 1}
@@ -316,7 +317,7 @@ def test_integrity_check_notices_broken_links(name):
 
 def test_warmup_leaves_nothing_to_compile():
     """Both widths of ids, through every policy, add no signature after the warm-up."""
-    modules = (_kernels_log, _kernels_sieve, _kernels_buckets)
+    modules = (log, sieve, buckets)
     kernels = [k for m in modules for k in vars(m).values() if hasattr(k, "py_func")]
     for module in modules:
         module.warmup()
@@ -356,7 +357,7 @@ def long_life(name, seed, ids, rounds, longest):
             policy.check_integrity()
             assert policy.coldest(ids).tolist() == list(order)
     assert policy.coldest(ids).tolist() == list(order)
-    return int(policy._head[_kernels_log.END])
+    return int(policy._head[log.END])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -364,14 +365,14 @@ def long_life(name, seed, ids, rounds, longest):
 def test_a_squeezed_log_keeps_its_order(name, seed):
     ids, longest = 20_000, 6_000
     end = long_life(name, seed, ids, 400, longest)
-    assert end <= 2 * (ids + _kernels_log.SLACK + _kernels_log.RUN)
+    assert end <= 2 * (ids + log.SLACK + log.RUN)
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["lru", "fifo"])
 def test_an_interpreted_log_is_squeezed_alike(name, seed, monkeypatch):
     interpret(monkeypatch)
-    monkeypatch.setattr(_kernels_log, "SLACK", 8)
-    monkeypatch.setattr(_kernels_log, "RUN", 4)
+    monkeypatch.setattr(log, "SLACK", 8)
+    monkeypatch.setattr(log, "RUN", 4)
     end = long_life(name, seed, 40, 1500, 12)
-    assert end <= 2 * (40 + _kernels_log.SLACK + _kernels_log.RUN)
+    assert end <= 2 * (40 + log.SLACK + log.RUN)

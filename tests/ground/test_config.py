@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from msgspec import Meta
 
-from mooncake_store.config import (
+from mooncake_store.config.settings import (
     PROGRAMS,
     ClientConfig,
     MasterConfig,
@@ -204,7 +204,7 @@ def test_a_setting_survives_as_a_value():
 
 def test_the_ground_floor_imports_neither_numpy_nor_numba():
     code = (
-        "import sys, mooncake_store.config, mooncake_store.kernels, mooncake_store.clock\n"
+        "import sys, mooncake_store.config.settings, mooncake_store.program.kernels, mooncake_store.clock\n"
         "heavy = {'numpy', 'numba', 'asyncio', 'tomllib', 'difflib'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )

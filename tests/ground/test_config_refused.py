@@ -2,7 +2,13 @@
 
 import pytest
 
-from mooncake_store.config import ClientConfig, MasterConfig, WorkerConfig, load, load_client
+from mooncake_store.config.settings import (
+    ClientConfig,
+    MasterConfig,
+    WorkerConfig,
+    load,
+    load_client,
+)
 from mooncake_store.errors import ConfigError
 from mooncake_store.units import SECOND_NS
 

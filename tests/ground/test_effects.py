@@ -22,11 +22,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mooncake_store import Client, LocalCluster, _capacity, logs
-from mooncake_store._capacity import Machine
-from mooncake_store.cli._program_options import begin
-from mooncake_store.client._setup import Setup
-from mooncake_store.config import (
+from mooncake_store import Client, LocalCluster
+from mooncake_store.cli.shared.program_options import begin
+from mooncake_store.client.setup import Setup
+from mooncake_store.config.settings import (
     PROGRAMS,
     ClientConfig,
     MasterConfig,
@@ -39,8 +38,11 @@ from mooncake_store.master.building import build_service, liveness_times, shard_
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.running import serve_master
 from mooncake_store.master.site import ShardPlace
-from mooncake_store.worker import Worker
-from mooncake_store.worker_program import run_worker
+from mooncake_store.program import logs
+from mooncake_store.worker import capacity
+from mooncake_store.worker.capacity import Machine
+from mooncake_store.worker.program import run_worker
+from mooncake_store.worker.worker import Worker
 from serving.conductor.views import Demand, PrefillView
 from serving.system import ServingSystem, SystemSettings
 from tests.clocks import ManualClock
@@ -334,7 +336,7 @@ def named_master(given):
 
 
 def without_shared_huge_pages(given):
-    with mock.patch("transfer_engine.memory.thp_policy", return_value="never"):
+    with mock.patch("transfer_engine.segments.mapping.thp_policy", return_value="never"):
         return lent(given)
 
 
@@ -343,7 +345,7 @@ def without_memory(observe):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "proc").mkdir()
             (Path(folder) / "proc" / "meminfo").write_text("MemAvailable: 0 kB")
-            with mock.patch.object(_capacity, "MACHINE", Machine(Path(folder))):
+            with mock.patch.object(capacity, "MACHINE", Machine(Path(folder))):
                 return observe(given)
 
     return observed
@@ -425,7 +427,7 @@ def stored(given):
 
 
 def threads_of_the_engine(given):
-    with mock.patch("mooncake_store.client._setup.TransferEngine") as engine:
+    with mock.patch("mooncake_store.client.setup.TransferEngine") as engine:
         Setup("mooncake://127.0.0.1:1", dict(given))
         return engine.call_args.kwargs["threads"]
 

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from mooncake_store import Client, LocalCluster, _config_load
-from mooncake_store.config import ClientConfig, MasterConfig, WorkerConfig, load
+from mooncake_store import Client, LocalCluster
+from mooncake_store.config import loading
+from mooncake_store.config.settings import ClientConfig, MasterConfig, WorkerConfig, load
 from mooncake_store.errors import ConfigError
 
 # As a pod has them beside a service called mooncake-master with two named ports.
@@ -46,7 +47,7 @@ DOCKER = {
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch):
-    monkeypatch.setattr(_config_load, "_told", set())
+    monkeypatch.setattr(loading, "_told", set())
 
 
 def warnings(caplog):

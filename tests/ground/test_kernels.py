@@ -10,8 +10,8 @@ import textwrap
 import pytest
 
 from kernel_cache.places import STAMP_NAME, cache_of, places_tried
-from mooncake_store import kernels
-from mooncake_store.kernels import find_kernels, forget_stale_caches
+from mooncake_store.program import kernels
+from mooncake_store.program.kernels import find_kernels, forget_stale_caches
 
 KERNELS = """
     from fakekernels._kernels_step import step
@@ -74,7 +74,7 @@ def python(package, code, **environ):
 
 TWICE = "from fakekernels._kernels import twice; print(twice(1))"
 FORGET = """
-    from mooncake_store.kernels import forget_stale_caches
+    from mooncake_store.program.kernels import forget_stale_caches
     print(forget_stale_caches(["fakekernels"]))
 """
 
@@ -117,7 +117,7 @@ def test_kernels_without_a_warmup_of_their_own_are_warmed_up_by_their_folders(pa
         "from fakekernels.deep._kernels_bare import step\n\ndef warmup():\n    step(1)\n"
     )
     code = """
-        from mooncake_store.kernels import warmup
+        from mooncake_store.program.kernels import warmup
         warmup(["fakekernels"])
         from fakekernels.deep._kernels_bare import step
         print(len(step.signatures))
@@ -144,7 +144,7 @@ LISTEN = """
 def test_warming_up_tells_how_far_it_is_and_fills_the_cache(package):
     (package / "deep" / "__init__.py").write_text("")
     code = f"""{LISTEN}
-    from mooncake_store.kernels import warmup
+    from mooncake_store.program.kernels import warmup
     print(warmup(["fakekernels"]), heard)
     """
     told = [

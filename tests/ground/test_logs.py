@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from mooncake_store.logs import PACKAGES, JsonFormatter, StateLog, configure
+from mooncake_store.program.logs import PACKAGES, JsonFormatter, StateLog, configure
 
 
 @pytest.fixture(autouse=True)

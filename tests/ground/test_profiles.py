@@ -3,7 +3,7 @@
 import pytest
 
 from mooncake_store import Client, LocalCluster
-from mooncake_store.config import ClientConfig, MasterConfig, load, load_client
+from mooncake_store.config.settings import ClientConfig, MasterConfig, load, load_client
 from mooncake_store.errors import ConfigError
 
 TEXT = """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_store import errors
-from mooncake_store.config import PROGRAMS, settings_of
+from mooncake_store.config.settings import PROGRAMS, settings_of
 from scripts.async_client import SOURCE, TARGET, async_client
 from scripts.store_reference import PAGES
 

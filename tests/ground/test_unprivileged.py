@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from mooncake_store.kernels import warmup
+from mooncake_store.program.kernels import warmup
 from tests.sources import PACKAGES, ROOT
 
 NOBODY = 65534
@@ -190,7 +190,7 @@ def test_nothing_is_loaded_from_where_another_user_can_put_it(as_nobody, cold, t
 
 @pytest.mark.slow
 def test_without_any_place_what_lies_beside_the_sources_is_still_used(as_nobody, cold, tmp_path):
-    warm = ("-c", "from mooncake_store.kernels import warmup; print(warmup(['fake']))")
+    warm = ("-c", "from mooncake_store.program.kernels import warmup; print(warmup(['fake']))")
     root = subprocess.run(
         [sys.executable, *warm],
         env=os.environ | {"PYTHONPATH": f"{cold}:{ROOT}"},

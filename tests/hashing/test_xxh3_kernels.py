@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transfer_engine import _kernels_xxh3 as kernels
+from transfer_engine.kernels import xxh3 as kernels
 
 SEEDS = st.integers(0, 2**64 - 1)
 MODES = ["compiled", "python"]

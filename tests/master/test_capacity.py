@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
-from mooncake_store import Client, LocalCluster, _capacity
-from mooncake_store._capacity import Machine, check_room
-from mooncake_store.config import WorkerConfig
+from mooncake_store import Client, LocalCluster
+from mooncake_store.config.settings import WorkerConfig
 from mooncake_store.errors import ConfigError
-from mooncake_store.worker import Worker
+from mooncake_store.worker import capacity
+from mooncake_store.worker.capacity import Machine, check_room
+from mooncake_store.worker.worker import Worker
 from serving.system import ServingSystem, SystemSettings
 
 MIB = 1 << 20
@@ -142,11 +143,11 @@ def test_groups_of_version_1_count(machine, mount, groups, folder):
 
 
 def test_huge_pages_that_are_set_aside_count_instead_of_memory(machine):
-    pages = {_capacity._HUGE_PAGES: 512}
+    pages = {capacity._HUGE_PAGES: 512}
     found = machine("0GiB", **pages)
     fits(found, GIB, hugepages="require")
     assert "512 free huge pages" in refusal(found, 2 * GIB, hugepages="require")
-    shared = machine("0GiB", **pages, **{_capacity._THP: "always [advise] never"})
+    shared = machine("0GiB", **pages, **{capacity._THP: "always [advise] never"})
     assert "MemAvailable" in refusal(shared, GIB, hugepages="require")
 
 
@@ -162,7 +163,7 @@ def test_a_new_file_on_tmpfs_is_memory_and_must_fit_its_mount(machine, tmp_path)
 @pytest.fixture
 def small(machine, monkeypatch):
     """Let this process believe that it is on a machine with 1 GiB to spare."""
-    monkeypatch.setattr(_capacity, "MACHINE", machine("1GiB"))
+    monkeypatch.setattr(capacity, "MACHINE", machine("1GiB"))
 
 
 def test_a_worker_a_cluster_and_a_client_refuse_alike(small):
@@ -189,7 +190,7 @@ def test_a_serving_system_refuses_too(small):
 
 
 def test_what_overcommits_lends(machine, monkeypatch):
-    monkeypatch.setattr(_capacity, "MACHINE", machine("0GiB"))
+    monkeypatch.setattr(capacity, "MACHINE", machine("0GiB"))
     with (
         LocalCluster(segment="16MiB", in_process=True, worker={"overcommit": True}) as cluster,
         Client(cluster.url, segment="16MiB", overcommit=True) as client,

@@ -4,13 +4,13 @@ import socket
 import subprocess
 import sys
 
-from mooncake_store import children
+from mooncake_store.program import children
 from tests.waiting import PATIENCE_S
 
 # A child that cannot do what it does when its parent is gone.
 STUBBORN = """
 import threading
-from mooncake_store import children
+from mooncake_store.program import children
 
 children._ORPHAN_GRACE_S = 0.0
 parent = children.Parent()

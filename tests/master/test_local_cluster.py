@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from mooncake_store.children import Child
 from mooncake_store.errors import ConfigError, InvalidArgumentError, UnavailableError
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.program.children import Child
 from tests.master.test_programs import gone
 from tests.master.wires import ClusterWire, numbered
 from tests.waiting import until

@@ -13,7 +13,7 @@ from mooncake_store.master import liveness
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.server import Master
 from mooncake_store.wire import cluster as wire
-from mooncake_store.worker import Worker
+from mooncake_store.worker.worker import Worker
 from tests.master.test_worker import FAILED, SUCCESS, settings
 from tests.strangers import descriptors, reset, stopped
 from tests.waiting import PATIENCE_S, until, until_async

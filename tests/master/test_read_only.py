@@ -5,7 +5,7 @@ import pytest
 from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
 from mooncake_store.client import Client
-from mooncake_store.config import read_secret
+from mooncake_store.config.settings import read_secret
 from mooncake_store.errors import AuthError
 from mooncake_store.fs import MooncakeFileSystem
 from transfer_engine.wire.handshake import read_only_secret

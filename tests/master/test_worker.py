@@ -12,7 +12,7 @@ from mooncake_store.clock import SystemClock
 from mooncake_store.errors import AuthError, UnavailableError
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.wire.cluster import CLUSTER, MAP, UNMOUNT
-from mooncake_store.worker import Worker
+from mooncake_store.worker.worker import Worker
 from tests.master.wires import numbered
 from tests.waiting import until
 from tests.wire.helpers import serving
@@ -179,7 +179,7 @@ def test_whoever_cuts_the_wait_for_leases_short_leaves_in_good_order(start_clust
     shard.put([b"x"], 1000)
     shard.get([b"x"], ttl_ms=100_000)
     interrupting = Interrupting()
-    log = logging.getLogger("mooncake_store.worker")
+    log = logging.getLogger("mooncake_store.worker.worker")
     log.addHandler(interrupting)
     log.setLevel(logging.INFO)
     try:

@@ -19,7 +19,7 @@ from transfer_engine.errors import (
     StoreError,
     TransferTimeoutError,
 )
-from transfer_engine.paths_routes import Prober, Route, Routes
+from transfer_engine.paths.routes import Prober, Route, Routes
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.tcp import TcpTransport
 

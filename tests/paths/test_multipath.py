@@ -12,7 +12,7 @@ from tests.waiting import long_before, until
 from transfer_engine import Operation, TransferEngine
 from transfer_engine.base import CANCELLED
 from transfer_engine.errors import PeerLostError, TransferTimeoutError
-from transfer_engine.paths import Rules
+from transfer_engine.paths.policy import Rules
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.tcp import TcpTransport
 

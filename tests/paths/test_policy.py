@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from transfer_engine.paths import PathPolicy, PathSpec, Rules
+from transfer_engine.paths.policy import PathPolicy, PathSpec, Rules
 
 MIB = 1 << 20
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_engine.paths_slices import cut, fold
+from transfer_engine.paths.slices import cut, fold
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,7 +7,8 @@ machine (`strict.py`) a skip is a failure.
 import pytest
 
 from tests.rdma.fake import Fabric, FakeNic
-from transfer_engine import TransferEngine, _verbs
+from transfer_engine import TransferEngine
+from transfer_engine.rdma import verbs
 
 
 @pytest.fixture
@@ -15,8 +16,8 @@ def fake_nics(monkeypatch):
     """Two fake cards on one fabric, in place of those of the host."""
     fabric = Fabric()
     nics = (FakeNic(fabric, "fake0"), FakeNic(fabric, "other1"))
-    monkeypatch.setattr(_verbs, "find_nics", lambda: nics)
-    monkeypatch.setattr(_verbs, "unavailable", lambda: None)
+    monkeypatch.setattr(verbs, "find_nics", lambda: nics)
+    monkeypatch.setattr(verbs, "unavailable", lambda: None)
     return nics
 
 

@@ -1,6 +1,6 @@
 """A network of RDMA cards inside one process: memory moves by memmove, faults are made to order.
 
-It takes the place of `_verbs.Nic` and `_verbs.QueuePair` and reads the same arrays of work
+It takes the place of `verbs.Nic` and `verbs.QueuePair` and reads the same arrays of work
 requests that a card would, so everything above the C library runs as it does on hardware: keys,
 bounds, chains, completions, failures.
 """
@@ -12,7 +12,7 @@ import weakref
 
 import numpy as np
 
-from transfer_engine import _verbs
+from transfer_engine.rdma import verbs
 
 WRITE, READ = 0, 4
 
@@ -45,7 +45,7 @@ class FakeRegion:
 class FakeNic:
     """A card. `down` fails what is posted, `silent` never completes it."""
 
-    link_layer = _verbs.ETHERNET
+    link_layer = verbs.ETHERNET
     lid = 0
     reads = 16
     mtu = 5
@@ -58,7 +58,7 @@ class FakeNic:
 
     def register(self, address, size, access, *, keep, base=None):
         if self.full:
-            raise _verbs._failed(f"{self.name} cannot register {size} bytes", 12)
+            raise verbs._failed(f"{self.name} cannot register {size} bytes", 12)
         return FakeRegion(self, address, size, access, base, keep)
 
     def queue_pair(self, *, serving=False):
@@ -72,7 +72,7 @@ class FakePair:
     def __init__(self, nic, serving):
         self.nic, self.serving = nic, serving
         self.half = nic.depth // 2
-        self.requests = np.zeros((nic.depth, _verbs.REQUEST_WORDS), dtype=np.int64)
+        self.requests = np.zeros((nic.depth, verbs.REQUEST_WORDS), dtype=np.int64)
         self.entries = np.zeros((nic.depth, 2), dtype=np.int64)
         self.event_fd = -1 if serving else os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.number = next(nic.fabric.numbers)
@@ -93,7 +93,7 @@ class FakePair:
             following = int(self.requests[row, 1])
             if following == 0:
                 break
-            row = (following - address) // _verbs.REQUEST_BYTES
+            row = (following - address) // verbs.REQUEST_BYTES
         assert len(rows) <= self.half
         # One signal a chain, at its end.
         assert [int(self.requests[row, 4]) for row in rows] == [0] * (len(rows) - 1) + [2]
@@ -112,9 +112,9 @@ class FakePair:
             return None
         peer = self.nic.fabric.pairs.get(self.peer.number)
         if self.broken:
-            return _verbs.FLUSHED
+            return verbs.FLUSHED
         if self.nic.down or peer is None or peer.peer.psn != self.psn:
-            return _verbs.RETRY_EXCEEDED
+            return verbs.RETRY_EXCEEDED
         if not int(request[3]) & 0xFFFFFFFF:  # a write of nothing: no memory, no key
             return 0
         self.nic.requests += 1
@@ -126,7 +126,7 @@ class FakePair:
             or local.nic is not self.nic
             or not within(local.address, local, address, size)
         ):
-            return _verbs.LOCAL_PROTECTION
+            return verbs.LOCAL_PROTECTION
         remote = regions.get(int(request[6]))
         begin = int(request[5])
         opcode = int(request[3]) >> 32
@@ -137,7 +137,7 @@ class FakePair:
             or not remote.access & right
             or not within(remote.base, remote, begin, size)
         ):
-            return _verbs.REMOTE_ACCESS
+            return verbs.REMOTE_ACCESS
         there = remote.address + begin - remote.base
         self.nic.bytes += size
         ctypes.memmove(*((there, address) if opcode == WRITE else (address, there)), size)

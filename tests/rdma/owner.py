@@ -5,10 +5,12 @@ They are forked from a server process that imported everything and loaded the ke
 
 import multiprocessing
 
-from transfer_engine import _kernels_rdma, memory, testing
+from transfer_engine import testing
+from transfer_engine.kernels import rdma
+from transfer_engine.segments import mapping as memory
 
 memory.load_kernels()
-_kernels_rdma.warmup()
+rdma.warmup()
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.rdma.owner"])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.storage import DAX_DEVICE, needs_dax_device
 from tests.waiting import until
-from transfer_engine import Operation, TransferEngine, _verbs
+from transfer_engine import Operation, TransferEngine
 from transfer_engine.base import REFUSED, TIMED_OUT, UNKNOWN_SEGMENT, BatchRequest
 from transfer_engine.errors import (
     AuthError,
@@ -20,6 +20,7 @@ from transfer_engine.errors import (
     TransferError,
     TransferTimeoutError,
 )
+from transfer_engine.rdma import verbs
 from transfer_engine.testing import TransportCase, TransportContract, content
 
 pytestmark = pytest.mark.rdma
@@ -28,7 +29,7 @@ SIZE = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _device():
-    if reason := _verbs.unavailable():
+    if reason := verbs.unavailable():
         pytest.skip(reason)
 
 
@@ -93,7 +94,7 @@ class TestContractOnDax(TestContract):
 
 def test_every_card_takes_part_in_a_large_batch(engine, setting):
     descriptor, memory, region = setting
-    assert [nic.name for nic in _verbs.find_nics()] == ["rxe0", "rxe1"]
+    assert [nic.name for nic in verbs.find_nics()] == ["rxe0", "rxe1"]
     target = engine.open(descriptor, require="rdma")
     transport = transport_of(engine)
     for _ in range(3):
@@ -273,7 +274,7 @@ def test_a_wrong_key_is_refused_by_the_card(engine, setting):
     engine.read_batch(target, [0], [SIZE], [region.address]).check()
     assert np.array_equal(memory, content(3, SIZE))
 
-    from transfer_engine.transports import rdma_endpoint
+    from transfer_engine.rdma import endpoint as rdma_endpoint
 
     grant = rdma_endpoint.Endpoint.grant
 
@@ -288,7 +289,7 @@ def test_a_wrong_key_is_refused_by_the_card(engine, setting):
 
 def test_a_range_past_the_end_is_refused_by_the_card_as_well(owner, engine, setting):
     """The owner does not rely on its clients' checks."""
-    from transfer_engine.transports.rdma_endpoint import Job, RefusedByCard, Transfer, drive
+    from transfer_engine.rdma.endpoint import Job, RefusedByCard, Transfer, drive
 
     descriptor, _, region = setting
     target = engine.open(descriptor, require="rdma")
@@ -304,7 +305,7 @@ def test_a_range_past_the_end_is_refused_by_the_card_as_well(owner, engine, sett
         (endpoint, _), *_ = transport._endpoints(
             transport.open(descriptor, time.monotonic() + 30), 0, time.monotonic() + 30, fresh=False
         )
-        table = transport._memory.table(_verbs.find_nics())
+        table = transport._memory.table(verbs.find_nics())
         job = Job(
             batch, descriptor, batch.offsets, batch.lengths, batch.addresses,
             np.zeros(1, np.int64), table.keys,

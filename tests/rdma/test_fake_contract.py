@@ -5,8 +5,8 @@ import pytest
 import xxhash
 
 from transfer_engine import Segment, TransferServer
+from transfer_engine.rdma.memory import LocalMemory
 from transfer_engine.testing import TransportCase, TransportContract, content
-from transfer_engine.transports.rdma_memory import LocalMemory
 
 SEGMENT_BYTES = 20 << 20
 MEMORY_BYTES = 18 << 20

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.waiting import long_before, until
-from transfer_engine import Operation, Segment, TransferEngine, TransferServer, _verbs
+from transfer_engine import Operation, Segment, TransferEngine, TransferServer
 from transfer_engine.base import CANCELLED, REFUSED, TIMED_OUT, UNKNOWN_SEGMENT, BatchRequest
 from transfer_engine.errors import (
     NotFoundError,
@@ -18,10 +18,11 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.rdma import verbs
+from transfer_engine.rdma.wire import CONNECT, OPEN, RDMA, Ask, Offer
 from transfer_engine.testing import content
 from transfer_engine.transports import rdma
 from transfer_engine.transports.dialing import dial
-from transfer_engine.transports.rdma_wire import CONNECT, OPEN, RDMA, Ask, Offer
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import ERROR, VERSIONS, FrameDecoder, encode_frame
 
@@ -241,7 +242,7 @@ def test_a_card_that_keeps_refusing_is_an_error(fake_nics, setting, monkeypatch)
     assert setting.read()
     monkeypatch.setattr(type(fake_nics[0]), "register", lambda nic, *_, **__: None)
     for region in list(fake_nics[0].fabric.regions.values()):
-        if region.access != _verbs.LOCAL:
+        if region.access != verbs.LOCAL:
             region.close()
     with pytest.raises(TransferError, match=r"refuses access \(status 10\)") as caught:
         setting.read()
@@ -259,7 +260,7 @@ def test_what_may_only_be_read_has_a_key_that_cannot_write(fake_nics, engine):
             for endpoint in setting.endpoints()
         }
         regions = [fake_nics[0].fabric.regions[key] for key in keys]
-        assert {region.access for region in regions} == {_verbs.READABLE}
+        assert {region.access for region in regions} == {verbs.READABLE}
         setting.segment.close()
 
 
@@ -329,7 +330,7 @@ def test_without_a_card_both_sides_say_so_and_use_another_way(monkeypatch):
         import msgspec
 
         offered = msgspec.structs.replace(descriptor, transports=("shm", "rdma", "tcp"))
-        monkeypatch.setattr(_verbs, "unavailable", lambda: "this host has no RDMA device")
+        monkeypatch.setattr(verbs, "unavailable", lambda: "this host has no RDMA device")
         told = {path.transport: path.reason for path in engine.explain(offered)}
         assert told["rdma"] == "this host has no RDMA device"
         with pytest.raises(UnavailableError, match="this host has no RDMA device"):
@@ -445,7 +446,7 @@ def test_cards_on_other_networks_do_not_join(fake_nics, setting, monkeypatch):
     def infiniband(cls, *arguments):
         import msgspec
 
-        return msgspec.structs.replace(offers(cls, *arguments), link_layer=_verbs.INFINIBAND)
+        return msgspec.structs.replace(offers(cls, *arguments), link_layer=verbs.INFINIBAND)
 
     link, exchange = greeted(setting.descriptor)
     body = CONNECT.request.pack(infiniband(Offer, fake_nics[0], bytes(16), 0, 9))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_engine import _kernels_rdma as kernels
-from transfer_engine.transports.rdma_memory import make_table
+from transfer_engine.kernels import rdma as kernels
+from transfer_engine.rdma.memory import make_table
 
 BOTH = pytest.mark.parametrize("flavour", ["compiled", "python"])
 

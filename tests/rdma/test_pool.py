@@ -6,7 +6,7 @@ import time
 import pytest
 
 from transfer_engine.errors import PeerLostError, TransferTimeoutError
-from transfer_engine.transports.rdma_pool import Pool
+from transfer_engine.rdma.pool import Pool
 
 
 class Item:

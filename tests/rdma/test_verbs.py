@@ -5,45 +5,45 @@ import os
 
 import pytest
 
-from transfer_engine import _verbs
 from transfer_engine.errors import ConfigError
+from transfer_engine.rdma import verbs
 
 # sizeof and offsetof, as a C compiler gives them for infiniband/verbs.h of rdma-core.
 SIZES = {
-    _verbs.QueuePairInit: 64,
-    _verbs.QueuePairAttributes: 144,
-    _verbs.AddressHandle: 32,
+    verbs.QueuePairInit: 64,
+    verbs.QueuePairAttributes: 144,
+    verbs.AddressHandle: 32,
 }
 OFFSETS = {
-    (_verbs.QueuePairAttributes, "path_mtu"): 8,
-    (_verbs.QueuePairAttributes, "receive_psn"): 20,
-    (_verbs.QueuePairAttributes, "send_psn"): 24,
-    (_verbs.QueuePairAttributes, "peer_number"): 28,
-    (_verbs.QueuePairAttributes, "access"): 32,
-    (_verbs.QueuePairAttributes, "capacity"): 36,
-    (_verbs.QueuePairAttributes, "address"): 56,
-    (_verbs.QueuePairAttributes, "alternate"): 88,
-    (_verbs.QueuePairAttributes, "pkey_index"): 120,
-    (_verbs.QueuePairAttributes, "reads_out"): 126,
-    (_verbs.QueuePairAttributes, "reads_in"): 127,
-    (_verbs.QueuePairAttributes, "rnr_timer"): 128,
-    (_verbs.QueuePairAttributes, "port"): 129,
-    (_verbs.QueuePairAttributes, "timeout"): 130,
-    (_verbs.QueuePairAttributes, "retries"): 131,
-    (_verbs.QueuePairAttributes, "rnr_retries"): 132,
-    (_verbs.QueuePairAttributes, "rate_limit"): 136,
-    (_verbs.AddressHandle, "source_gid_index"): 20,
-    (_verbs.AddressHandle, "lid"): 24,
-    (_verbs.AddressHandle, "is_global"): 29,
-    (_verbs.AddressHandle, "port"): 30,
+    (verbs.QueuePairAttributes, "path_mtu"): 8,
+    (verbs.QueuePairAttributes, "receive_psn"): 20,
+    (verbs.QueuePairAttributes, "send_psn"): 24,
+    (verbs.QueuePairAttributes, "peer_number"): 28,
+    (verbs.QueuePairAttributes, "access"): 32,
+    (verbs.QueuePairAttributes, "capacity"): 36,
+    (verbs.QueuePairAttributes, "address"): 56,
+    (verbs.QueuePairAttributes, "alternate"): 88,
+    (verbs.QueuePairAttributes, "pkey_index"): 120,
+    (verbs.QueuePairAttributes, "reads_out"): 126,
+    (verbs.QueuePairAttributes, "reads_in"): 127,
+    (verbs.QueuePairAttributes, "rnr_timer"): 128,
+    (verbs.QueuePairAttributes, "port"): 129,
+    (verbs.QueuePairAttributes, "timeout"): 130,
+    (verbs.QueuePairAttributes, "retries"): 131,
+    (verbs.QueuePairAttributes, "rnr_retries"): 132,
+    (verbs.QueuePairAttributes, "rate_limit"): 136,
+    (verbs.AddressHandle, "source_gid_index"): 20,
+    (verbs.AddressHandle, "lid"): 24,
+    (verbs.AddressHandle, "is_global"): 29,
+    (verbs.AddressHandle, "port"): 30,
 }
 
 
 def test_layouts_are_those_of_the_library():
     assert {kind: ctypes.sizeof(kind) for kind in SIZES} == SIZES
     assert {(kind, name): getattr(kind, name).offset for kind, name in OFFSETS} == OFFSETS
-    assert _verbs.REQUEST_BYTES == 128
-    assert _verbs.COMPLETION.itemsize == 48
+    assert verbs.REQUEST_BYTES == 128
+    assert verbs.COMPLETION.itemsize == 48
 
 
 def port(tmp_path, gids):
@@ -74,46 +74,46 @@ NONE = "0000:0000:0000:0000:0000:0000:0000:0000"
     ],
 )
 def test_the_most_routable_gid_is_chosen(tmp_path, gids, chosen):
-    index, gid = _verbs.choose_gid(port(tmp_path, gids))
+    index, gid = verbs.choose_gid(port(tmp_path, gids))
     assert index == chosen
     assert gid == bytes.fromhex(gids[chosen][0].replace(":", ""))
 
 
 def test_ten_gids_are_taken_in_the_order_of_their_numbers(tmp_path):
     gids = [(NONE, "")] * 9 + [(LINK, "RoCE v2"), (LINK, "RoCE v2")]
-    assert _verbs.choose_gid(port(tmp_path, gids))[0] == 9
+    assert verbs.choose_gid(port(tmp_path, gids))[0] == 9
 
 
 def test_a_port_without_a_gid_says_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match=r"no GID.*address"):
-        _verbs.choose_gid(port(tmp_path, [(NONE, "")]))
+        verbs.choose_gid(port(tmp_path, [(NONE, "")]))
 
 
 def test_gids_are_written_as_addresses():
-    assert _verbs.gid_text(bytes.fromhex(IPV4.replace(":", ""))) == "10.77.0.1"
-    assert _verbs.gid_text(bytes.fromhex(IPV6.replace(":", ""))) == "2001:db8::1"
+    assert verbs.gid_text(bytes.fromhex(IPV4.replace(":", ""))) == "10.77.0.1"
+    assert verbs.gid_text(bytes.fromhex(IPV6.replace(":", ""))) == "2001:db8::1"
 
 
 @pytest.fixture
 def looking(monkeypatch):
     """Look for cards anew."""
-    opened = _verbs._Opened()
-    monkeypatch.setattr(_verbs, "_opened", opened)
+    opened = verbs._Opened()
+    monkeypatch.setattr(verbs, "_opened", opened)
 
 
 def test_a_host_without_a_device_says_so_in_one_sentence(looking, monkeypatch, tmp_path):
     for place in (tmp_path / "absent", tmp_path):
-        monkeypatch.setattr(_verbs, "SYSFS", place)
-        assert _verbs.unavailable() == "this host has no RDMA device"
-        assert _verbs.find_nics() == ()
+        monkeypatch.setattr(verbs, "SYSFS", place)
+        assert verbs.unavailable() == "this host has no RDMA device"
+        assert verbs.find_nics() == ()
 
 
 def test_a_missing_library_is_named_with_its_package(looking, monkeypatch, tmp_path):
     (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr(_verbs, "SYSFS", tmp_path)
-    monkeypatch.setattr(_verbs, "LIBRARY", "libno-such-verbs.so.1")
-    monkeypatch.setattr(_verbs, "_library", _verbs._library.__wrapped__)
-    reason = _verbs.unavailable()
+    monkeypatch.setattr(verbs, "SYSFS", tmp_path)
+    monkeypatch.setattr(verbs, "LIBRARY", "libno-such-verbs.so.1")
+    monkeypatch.setattr(verbs, "_library", verbs._library.__wrapped__)
+    reason = verbs.unavailable()
     assert "libno-such-verbs.so.1" in reason
     assert "libibverbs1" in reason
 
@@ -121,12 +121,12 @@ def test_a_missing_library_is_named_with_its_package(looking, monkeypatch, tmp_p
 def test_a_device_without_a_driver_is_not_an_error(looking, monkeypatch, tmp_path):
     """As in a container that sees /sys of its host and nothing else."""
     try:
-        _verbs._library()
+        verbs._library()
     except OSError:
         pytest.skip("libibverbs is not installed")
     if os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband"):
         pytest.skip("this host has RDMA devices")
     (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr(_verbs, "SYSFS", tmp_path)
-    assert _verbs.find_nics() == ()
-    assert "RDMA device" in _verbs.unavailable()
+    monkeypatch.setattr(verbs, "SYSFS", tmp_path)
+    assert verbs.find_nics() == ()
+    assert "RDMA device" in verbs.unavailable()

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_engine import _verbs
 from transfer_engine.errors import RemoteProtocolError, UnavailableError
-from transfer_engine.transports.rdma_wire import (
+from transfer_engine.rdma import verbs
+from transfer_engine.rdma.wire import (
     CONNECT,
     OPEN,
     Ask,
@@ -20,7 +20,7 @@ from transfer_engine.transports.rdma_wire import (
 )
 
 OFFER = Offer(
-    instance=bytes(16), nic="mlx5_1", rail=1, link_layer=_verbs.ETHERNET, mtu=4, reads=16,
+    instance=bytes(16), nic="mlx5_1", rail=1, link_layer=verbs.ETHERNET, mtu=4, reads=16,
     gid=bytes(range(16)), lid=0, number=0xABCDEF, psn=0xFFFFFF,
 )  # fmt: skip
 GRANT = Grant(bytes(16), 0x123456789, 4096, 0xFFFFFFFF, True)
@@ -75,7 +75,7 @@ def test_the_smaller_mtu_and_the_fewer_reads_are_agreed_on():
 
 
 def test_cards_of_different_networks_are_told_so():
-    other = changed(OFFER, nic="mlx5_7", link_layer=_verbs.INFINIBAND)
+    other = changed(OFFER, nic="mlx5_7", link_layer=verbs.INFINIBAND)
     with pytest.raises(UnavailableError) as caught:
         agree(OFFER, other, PEER)
     for part in ("mlx5_1 (Ethernet, mtu 2048)", "mlx5_7 (InfiniBand, mtu 2048)", PEER):

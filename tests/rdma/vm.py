@@ -40,7 +40,7 @@ NEVER_FINISHED = 99
 
 def warm() -> None:
     """Compile the kernels for the guest, unless its cache has them."""
-    program = "from mooncake_store import kernels; kernels.warmup()"
+    program = "from mooncake_store.program import kernels; kernels.warmup()"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | NUMBA, check=True)
 
 

@@ -8,16 +8,16 @@ from typer.testing import CliRunner
 from mooncake_store.bench.harness import Report
 from mooncake_store.cli import bench
 from serving import bench as serving_bench
-from serving.bench import _rows
+from serving.bench import rows
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_every_row_has_a_value(monkeypatch):
-    monkeypatch.setattr(_rows, "SHARED_TOKENS", 256)
-    monkeypatch.setattr(_rows, "LONG_TOKENS", 600)
-    monkeypatch.setattr(_rows, "STREAM_MODEL", "nano")
-    monkeypatch.setattr(_rows, "STREAM_TOKENS", 128)
+    monkeypatch.setattr(rows, "SHARED_TOKENS", 256)
+    monkeypatch.setattr(rows, "LONG_TOKENS", 600)
+    monkeypatch.setattr(rows, "STREAM_MODEL", "nano")
+    monkeypatch.setattr(rows, "STREAM_TOKENS", 128)
     report = Report("serving", quick=True)
     serving_bench.run(report, quick=True)
     names = [row.name for row in report.rows]

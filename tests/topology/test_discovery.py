@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mooncake_store.cli.main import main
 from tests.topology import machines
-from transfer_engine.topology import Device, Distance, Node, Preference, Topology, distance
-from transfer_engine.topology_scan import discover, gpu_addresses
+from transfer_engine.topology.machine import Device, Distance, Node, Preference, Topology, distance
+from transfer_engine.topology.scan import discover, gpu_addresses
 
 
 @pytest.fixture

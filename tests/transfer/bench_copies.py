@@ -13,8 +13,9 @@ import time
 
 import numpy as np
 
-from transfer_engine import Segment, _kernels
-from transfer_engine.memory import load_kernels
+from transfer_engine import Segment
+from transfer_engine.kernels import moving
+from transfer_engine.segments.mapping import load_kernels
 
 MEMORY = 512 << 20
 SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -43,7 +44,7 @@ def one_row(random, target, source, size, seconds):
             there, here = (random.integers(0, MEMORY // size, 2) * size).tolist()
             addresses = target.ctypes.data + there, source.ctypes.data + here
             begin = time.perf_counter()
-            _kernels.copy_one(*addresses, size, streaming)
+            moving.copy_one(*addresses, size, streaming)
             if reading:
                 target[there : there + size].view(np.int64).sum()
             times[name].append(time.perf_counter() - begin)

@@ -13,7 +13,8 @@ import time
 
 import numpy as np
 
-from transfer_engine import Segment, SegmentDescriptor, TransferEngine, TransferServer, _kernels
+from transfer_engine import Segment, SegmentDescriptor, TransferEngine, TransferServer
+from transfer_engine.kernels import moving
 
 SEGMENT = 512 << 20
 SHAPES = [
@@ -104,7 +105,7 @@ def make_sides(engine, shm, tcp, bare, other, addresses, size, count):
     statuses = np.zeros(count, np.int32)
 
     def memcpy(at):
-        _kernels.copy_batch(
+        moving.copy_batch(
             other.ctypes.data, at, lengths, addresses, statuses, 0, size * count, 0, 0, none
         )
 

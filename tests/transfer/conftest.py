@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from transfer_engine import Segment, TransferEngine, TransferServer, _kernels, _kernels_serve
+from transfer_engine import Segment, TransferEngine, TransferServer
+from transfer_engine.kernels import moving
+from transfer_engine.kernels import serving as serving_kernels
 from transfer_engine.testing import OwnerProcess, TransportCase, content
 
 SEGMENT_BYTES = 20 << 20
@@ -90,27 +92,25 @@ def _bare(name, result, *arguments):
 def kernels(request, monkeypatch):
     """The kernels; as plain Python they reach libc, and each other, without numba."""
     if request.param == "compiled":
-        return _kernels
+        return moving
     long, size, number = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
     memmove = _bare("memmove", long, long, long, size)
-    monkeypatch.setattr(_kernels, "_memmove", lambda *values: memmove(*map(int, values)))
+    monkeypatch.setattr(moving, "_memmove", lambda *values: memmove(*map(int, values)))
     for name in ("sendmsg", "recvmsg"):
         call = _bare(name, ctypes.c_ssize_t, number, long, number)
-        monkeypatch.setattr(
-            _kernels, f"_{name}", lambda *values, call=call: call(*map(int, values))
-        )
-    monkeypatch.setattr(_kernels, "_sched_yield", _bare("sched_yield", number))
+        monkeypatch.setattr(moving, f"_{name}", lambda *values, call=call: call(*map(int, values)))
+    monkeypatch.setattr(moving, "_sched_yield", _bare("sched_yield", number))
     recv = _bare("recv", ctypes.c_ssize_t, number, long, size, number)
-    monkeypatch.setattr(_kernels, "_recv", lambda *values: recv(*map(int, values)))
+    monkeypatch.setattr(moving, "_recv", lambda *values: recv(*map(int, values)))
     clock = _bare("clock_gettime", ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-    monkeypatch.setattr(_kernels, "_clock_gettime", clock)
+    monkeypatch.setattr(moving, "_clock_gettime", clock)
     errno_at = _bare("__errno_location", long)
-    monkeypatch.setattr(_kernels, "_errno_location", errno_at)
+    monkeypatch.setattr(moving, "_errno_location", errno_at)
     for name in ("check_batch", "check_ranges", "_copy", "copy_batch", "build_iov", "move_iov",
                  "_errno", "now_ns", "_fill", "exchange", "exchange_one",
                  "take_request"):  # fmt: skip
-        monkeypatch.setattr(_kernels, name, getattr(_kernels, name).py_func)
-    return _kernels
+        monkeypatch.setattr(moving, name, getattr(moving, name).py_func)
+    return moving
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def serving(kernels, monkeypatch):
     """The kernels of the owner's loop, compiled or as plain Python like those they call."""
     if not hasattr(kernels.move_iov, "py_func"):
         for name in ("_errno", "now_ns", "_fill", "build_iov", "check_ranges", "move_iov"):
-            monkeypatch.setattr(_kernels_serve, name, getattr(kernels, name))
-        monkeypatch.setattr(_kernels_serve, "_recv", kernels._recv)
-        monkeypatch.setattr(_kernels_serve, "_sched_yield", kernels._sched_yield)
+            monkeypatch.setattr(serving_kernels, name, getattr(kernels, name))
+        monkeypatch.setattr(serving_kernels, "_recv", kernels._recv)
+        monkeypatch.setattr(serving_kernels, "_sched_yield", kernels._sched_yield)
         for name in ("_poll", "_find", "_judge", "serve", "change"):
-            monkeypatch.setattr(_kernels_serve, name, getattr(_kernels_serve, name).py_func)
-    return _kernels_serve
+            monkeypatch.setattr(serving_kernels, name, getattr(serving_kernels, name).py_func)
+    return serving_kernels

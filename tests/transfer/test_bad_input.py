@@ -16,7 +16,6 @@ from transfer_engine import (
     TransferEngine,
     TransferServer,
 )
-from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import (
     AlreadyExistsError,
     AuthError,
@@ -28,6 +27,7 @@ from transfer_engine.errors import (
     TruncatedError,
     UnavailableError,
 )
+from transfer_engine.segments.blockfile import BlockFile
 from transfer_engine.testing import OwnerProcess
 from transfer_engine.wire.frame import HEADER, MAGIC
 

@@ -12,7 +12,7 @@ import xxhash
 from tests.accelerators import POISON, FakeDevice, RealDevice
 from transfer_engine import FileSegment, Operation, Segment, TransferEngine, TransferServer
 from transfer_engine.base import BAD_RANGE, REFUSED
-from transfer_engine.cuda import open_device, unavailable
+from transfer_engine.devices.cuda import open_device, unavailable
 from transfer_engine.errors import (
     InvalidArgumentError,
     StoreError,

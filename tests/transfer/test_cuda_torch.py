@@ -7,9 +7,9 @@ import mmap
 
 import pytest
 
-from transfer_engine import cuda
+from transfer_engine.devices import cuda
 from transfer_engine.errors import TransferError
-from transfer_engine.memory import Mapping
+from transfer_engine.segments.mapping import Mapping
 
 
 class Event:

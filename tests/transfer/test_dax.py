@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from tests.storage import DAX_DEVICE, SEGMENT_BYTES, make_case, needs_dax_device
-from transfer_engine import Segment, _kernels_dax, geometry
+from transfer_engine import Segment
 from transfer_engine.errors import ConfigError, InvalidArgumentError, NotFoundError
+from transfer_engine.kernels import dax
+from transfer_engine.segments import geometry
 from transfer_engine.testing import TransportContract, content
 
 
@@ -114,21 +116,21 @@ def test_a_dax_device_tells_its_size_in_sysfs(tmp_path, monkeypatch):
         assert geometry.measure(null.fileno()) == expected
 
 
-@pytest.mark.parametrize("instruction", range(_kernels_dax.instruction() + 1))
+@pytest.mark.parametrize("instruction", range(dax.instruction() + 1))
 def test_lines_are_written_back_and_unchanged(instruction):
     memory = content(4, 10_000).copy()
     address = memory.ctypes.data
     first, last = (address + 3) // 64, (address + 3 + 9000 - 1) // 64
-    assert _kernels_dax.write_back(address + 3, 9000, instruction) == last - first + 1
+    assert dax.write_back(address + 3, 9000, instruction) == last - first + 1
     assert np.array_equal(memory, content(4, 10_000))
 
 
 def test_the_walk_over_lines_as_plain_python(monkeypatch):
     touched = []
     for name in ("_clwb", "_clflushopt", "_clflush"):
-        monkeypatch.setattr(_kernels_dax, name, touched.append)
-    monkeypatch.setattr(_kernels_dax, "_fence", lambda: touched.append("fence"))
+        monkeypatch.setattr(dax, name, touched.append)
+    monkeypatch.setattr(dax, "_fence", lambda: touched.append("fence"))
     for instruction in range(3):
         touched.clear()
-        assert _kernels_dax.write_back.py_func(130, 64, instruction) == 2
+        assert dax.write_back.py_func(130, 64, instruction) == 2
         assert touched == [128, 192, "fence"]

@@ -12,7 +12,7 @@ from tests.accelerators import POISON, FakeDevice, RealDevice
 from transfer_engine import DeviceSegment, Operation, SegmentDescriptor, TransferServer
 from transfer_engine.accelerators import BORROWERS, borrow
 from transfer_engine.base import BAD_RANGE, FAILED, REFUSED, UNKNOWN_SEGMENT
-from transfer_engine.cuda import unavailable
+from transfer_engine.devices.cuda import unavailable
 from transfer_engine.errors import (
     AuthError,
     InvalidArgumentError,

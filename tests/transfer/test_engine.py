@@ -27,7 +27,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
-from transfer_engine.memory import thp_policy
+from transfer_engine.segments.mapping import thp_policy
 from transfer_engine.testing import content
 from transfer_engine.transports import copying
 

@@ -18,7 +18,6 @@ from tests.storage import (
 )
 from transfer_engine import FileSegment, Operation, TransferEngine, TransferServer
 from transfer_engine.base import NO_SPACE, TRUNCATED, Batch
-from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import (
     AlreadyExistsError,
     AuthError,
@@ -30,6 +29,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     TruncatedError,
 )
+from transfer_engine.segments.blockfile import BlockFile
 from transfer_engine.testing import OwnerProcess, TransportCase, TransportContract, content
 
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from transfer_engine import _kernels_file
+from transfer_engine.kernels import file as file_kernels
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 BLOCK, MEMORY_BLOCK, IN_PLACE, PIECE, THROUGH = 64, 8, 256, 512, 256
@@ -22,17 +22,17 @@ def _bare(name, result, *arguments):
 def kernels(request, monkeypatch):
     """The kernels; as plain Python they reach libc, and each other, without numba."""
     if request.param == "compiled":
-        return _kernels_file
+        return file_kernels
     long, size, number = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
-    monkeypatch.setattr(_kernels_file, "_memmove", _bare("memmove", long, long, long, size))
+    monkeypatch.setattr(file_kernels, "_memmove", _bare("memmove", long, long, long, size))
     for name in ("pread", "pwrite"):
         call = _bare(name, ctypes.c_ssize_t, number, long, size, long)
-        monkeypatch.setattr(_kernels_file, f"_{name}", call)
-    monkeypatch.setattr(_kernels_file, "_errno_location", _bare("__errno_location", long))
-    for name, value in list(vars(_kernels_file).items()):
+        monkeypatch.setattr(file_kernels, f"_{name}", call)
+    monkeypatch.setattr(file_kernels, "_errno_location", _bare("__errno_location", long))
+    for name, value in list(vars(file_kernels).items()):
         if hasattr(value, "py_func"):
-            monkeypatch.setattr(_kernels_file, name, value.py_func)
-    return _kernels_file
+            monkeypatch.setattr(file_kernels, name, value.py_func)
+    return file_kernels
 
 
 @pytest.fixture

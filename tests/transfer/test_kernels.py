@@ -10,8 +10,8 @@ import pytest
 import xxhash
 
 from tests.waiting import long_before
-from transfer_engine import _kernels, _kernels_stream
-from transfer_engine._kernels_xxh3 import set_secret
+from transfer_engine.kernels import moving, stream
+from transfer_engine.kernels.xxh3 import set_secret
 
 INT64_MAX = (1 << 63) - 1
 
@@ -177,8 +177,8 @@ def test_move_iov_resumes_where_it_was_interrupted(kernels):
 
 def alone_room():
     """What `exchange_one` works in, with the fixed words of a protocol."""
-    room = np.zeros(_kernels.ALONE_WORDS, np.int64)
-    room[_kernels.ALONE_FIXED] = column(11, 12, 21, 22, 16, 40, 1 << 30)
+    room = np.zeros(moving.ALONE_WORDS, np.int64)
+    room[moving.ALONE_FIXED] = column(11, 12, 21, 22, 16, 40, 1 << 30)
     return room
 
 
@@ -193,7 +193,7 @@ def test_a_request_that_comes_alone_makes_its_own_header(kernels):
             place = (100, 8, local.ctypes.data)
             args = (one.fileno(), room, 7, 8, number, 9, *place, writing, 2, state)
             assert int(kernels.exchange_one(*args)) == 11  # EAGAIN: nobody has answered
-            sent = 8 * (_kernels.REQUEST_WORDS + 2)
+            sent = 8 * (moving.REQUEST_WORDS + 2)
             asked = np.frombuffer(other.recv(sent), np.int64)
             assert asked.tolist() == [11 + writing, 40 + 16, number, 7, 8, 9, 1, 100, 8]
             if writing:
@@ -205,7 +205,7 @@ def test_a_request_that_comes_alone_makes_its_own_header(kernels):
         other.send(column(21, 99, 6, 8, 1).tobytes())
         state[:] = 0
         assert int(kernels.exchange_one(*args)) == kernels.UNEXPECTED
-        assert room[: _kernels.REPLY_WORDS].tolist() == [21, 99, 6, 8, 1]
+        assert room[: moving.REPLY_WORDS].tolist() == [21, 99, 6, 8, 1]
 
 
 def test_looking_for_an_answer_ends_soon_however_often_it_may_be_looked(kernels):
@@ -231,9 +231,9 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
         other.setblocking(False)
         local = np.zeros(64, np.uint8)
         columns = (column(5, 9), column(30, 4), column(0, 40) + local.ctypes.data)
-        message = np.zeros(_kernels.COLUMNS_AT + 4, np.int64)
-        message[_kernels.REPLY_WORDS + 1] = 16 * 2
-        message[_kernels.COLUMNS_AT - 1] = 2
+        message = np.zeros(moving.COLUMNS_AT + 4, np.int64)
+        message[moving.REPLY_WORDS + 1] = 16 * 2
+        message[moving.COLUMNS_AT - 1] = 2
         expected = column(11, 22, 33)
         state = column(0, 0, 0, 0, 0)
         args = (one.fileno(), *columns, statuses(2, 0), message, np.zeros(6, np.int64), expected)
@@ -242,7 +242,7 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
         )  # EAGAIN: the reply is not there yet
         heard = np.zeros_like(message)
         assert int(kernels.take_request(other.fileno(), heard, 0, column(0, 0, 0, 0, 0))) == 0
-        assert heard[_kernels.COLUMNS_AT :].tolist() == [5, 9, 30, 4]
+        assert heard[moving.COLUMNS_AT :].tolist() == [5, 9, 30, 4]
         data = np.arange(34, dtype=np.uint8)
         other.send(column(11, 22, 33, 34, 0).tobytes() + data[:10].tobytes())
         assert int(kernels.exchange(*args, 0, 0, 2, state)) == kernels.MOVED_PART
@@ -264,31 +264,31 @@ def test_exchange_and_take_request_are_two_ends_of_one_message(kernels):
 
 
 def test_warmup_compiles_every_kernel():
-    _kernels.warmup()
+    moving.warmup()
     for name in ("check_batch", "check_ranges", "copy_batch", "build_iov", "move_iov", "exchange",
                  "take_request"):  # fmt: skip
-        assert len(getattr(_kernels, name).signatures) >= 1
+        assert len(getattr(moving, name).signatures) >= 1
 
 
 def drive(sock, columns, receiving, tries=20_000):
     """Call until all is moved; give the hashes."""
     addresses, lengths, verdicts = columns
     sums = np.zeros(lengths.size, np.uint64)
-    work, state = np.zeros(_kernels_stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
-    owner, iov = np.zeros(_kernels_stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
+    work, state = np.zeros(stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
+    owner, iov = np.zeros(stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
     for _ in range(tries):
         args = (addresses, lengths, verdicts, sums, iov, work, owner, receiving, state)
-        code = int(_kernels_stream.move_hashed(sock.fileno(), *args))
-        if code == _kernels.MOVED_ALL:
+        code = int(stream.move_hashed(sock.fileno(), *args))
+        if code == moving.MOVED_ALL:
             return sums
-        assert code in (_kernels.MOVED_PART, 11), code
+        assert code in (moving.MOVED_PART, 11), code
         os.sched_yield()
     raise AssertionError("the transfer never ended")
 
 
 def test_data_is_hashed_as_it_passes_in_pieces_of_any_size():
     """Ranges below, at and far above a window, empty and refused ones, through a slow socket."""
-    window = _kernels_stream.WINDOW_BYTES
+    window = stream.WINDOW_BYTES
     lengths = column(0, 5, 100, 4096, 0, 1024, window - 7, window, 1, 3 * window + 1025, 240, 0)
     verdicts = statuses(lengths.size, 0)
     verdicts[[2, 8]] = -600
@@ -315,7 +315,7 @@ def test_data_is_hashed_as_it_passes_in_pieces_of_any_size():
 
 
 def test_a_peer_that_keeps_up_does_not_keep_the_deadline_from_being_looked_at():
-    nbytes = 2 * _kernels_stream.WINDOWS_MAX * _kernels_stream.WINDOW_BYTES + 1
+    nbytes = 2 * stream.WINDOWS_MAX * stream.WINDOW_BYTES + 1
     source = np.arange(nbytes, dtype=np.uint32).view(np.uint8)[:nbytes]
     target = np.zeros_like(source)
     one, other = socket.socketpair()
@@ -327,18 +327,16 @@ def test_a_peer_that_keeps_up_does_not_keep_the_deadline_from_being_looked_at():
 
     with one, other, ThreadPoolExecutor(1) as pool:
         receiving = pool.submit(receive)
-        work, state = np.zeros(_kernels_stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
-        owner, iov = np.zeros(_kernels_stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
+        work, state = np.zeros(stream.WORK_WORDS, np.int64), column(0, 0, 0, 0, 0)
+        owner, iov = np.zeros(stream.HASH_WORDS, np.uint64), np.zeros(32, np.int64)
         sums, verdicts = np.zeros(1, np.uint64), statuses(1, 0)
         memory = column(source.ctypes.data), column(nbytes), verdicts
         codes = [
-            int(
-                _kernels_stream.move_hashed(one.fileno(), *memory, sums, iov, work, owner, 0, state)
-            )
+            int(stream.move_hashed(one.fileno(), *memory, sums, iov, work, owner, 0, state))
             for _ in range(3)
         ]
         receiving.result(timeout=30)
-    assert codes == [_kernels.MOVED_PART, _kernels.MOVED_PART, _kernels.MOVED_ALL]
+    assert codes == [moving.MOVED_PART, moving.MOVED_PART, moving.MOVED_ALL]
     assert np.array_equal(source, target)
     assert int(sums[0]) == xxhash.xxh3_64_intdigest(source)
 
@@ -347,9 +345,9 @@ def test_a_peer_that_keeps_up_does_not_keep_the_deadline_from_being_looked_at():
 def test_pieces_hash_like_the_whole_also_as_plain_python():
     data = np.random.default_rng(7).integers(0, 256, 5000, dtype=np.uint8)
     address = int(data.ctypes.data)
-    for kernel in (_kernels_stream._hash_piece, _kernels_stream._hash_piece.py_func):
+    for kernel in (stream._hash_piece, stream._hash_piece.py_func):
         for length in (241, 1025, 2048, 4999):
-            owner = np.zeros(_kernels_stream.HASH_WORDS, np.uint64)
+            owner = np.zeros(stream.HASH_WORDS, np.uint64)
             set_secret(owner)
             cuts = [*range(0, length, 1024), length]
             for begin, end in itertools.pairwise(cuts):

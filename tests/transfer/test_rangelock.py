@@ -7,7 +7,7 @@ import time
 import pytest
 
 from transfer_engine.errors import TransferTimeoutError
-from transfer_engine.rangelock import RangeLock
+from transfer_engine.segments.rangelock import RangeLock
 
 
 def soon():

@@ -10,8 +10,8 @@ import pytest
 
 from tests.waiting import until, until_idle
 from transfer_engine import Segment, TransferEngine, TransferServer
-from transfer_engine._kernels import COLUMNS_AT, PEER_CLOSED, REPLY_WORDS, UNEXPECTED
 from transfer_engine.errors import NotFoundError
+from transfer_engine.kernels.moving import COLUMNS_AT, PEER_CLOSED, REPLY_WORDS, UNEXPECTED
 from transfer_engine.transports.stream import (
     _FIXED,
     READ,

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine import _kernels, _kernels_xxh3
 from transfer_engine.base import CANCELLED, Operation
 from transfer_engine.checksum import checksum_ranges, streams
 from transfer_engine.errors import TransferTimeoutError
+from transfer_engine.kernels import moving, xxh3
 
 if TYPE_CHECKING:
     from transfer_engine.base import Batch, Columns
-    from transfer_engine.memory import Mapping
+    from transfer_engine.segments.mapping import Mapping
 
 __all__ = ["copy_single", "hash_local", "move_batch"]
 
@@ -46,7 +46,7 @@ def move_batch(mapping: Mapping, batch: Batch, peer: str) -> None:
     begin = 0
     while True:
         end = min(batch.total_bytes, begin + _PIECE_BYTES)
-        if _kernels.copy_batch(
+        if moving.copy_batch(
             mapping.address,
             batch.offsets,
             batch.lengths,
@@ -82,9 +82,9 @@ def copy_single(
     streaming = 1 if length >= _STREAM_BYTES_MIN else 0
     inside = mapping.address + offset
     if operation is Operation.WRITE:
-        _kernels.copy_one(inside, address, length, streaming)
+        moving.copy_one(inside, address, length, streaming)
     else:
-        _kernels.copy_one(address, inside, length, streaming)
+        moving.copy_one(address, inside, length, streaming)
 
 
 def hash_local(batch: Batch) -> None:
@@ -121,7 +121,7 @@ def _copy_hashed(mapping: Mapping, batch: Batch) -> None:
     if batch.writing:
         inside, outside = outside, inside
     streaming = streams(batch.total_bytes)
-    _kernels_xxh3.copy_xxh3_64(inside, outside, batch.lengths, batch.checksums, streaming)
+    xxh3.copy_xxh3_64(inside, outside, batch.lengths, batch.checksums, streaming)
 
 
 def _piece_ends(lengths: Columns) -> list[int]:

@@ -14,9 +14,9 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from transfer_engine.accelerators import borrow
-from transfer_engine.device_segment import DeviceSegment
-from transfer_engine.devices import DeviceMemory
+from transfer_engine.devices.devices import DeviceMemory
 from transfer_engine.errors import InvalidArgumentError
+from transfer_engine.segments.device import DeviceSegment
 from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.lending import LendingTransport
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, ClassVar
 
-from transfer_engine.blockfile import BlockFile
 from transfer_engine.errors import InvalidArgumentError
-from transfer_engine.file_segment import FileSegment
+from transfer_engine.segments.blockfile import BlockFile
+from transfer_engine.segments.file import FileSegment
 from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.lending import LendingTransport
 

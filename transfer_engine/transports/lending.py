@@ -39,7 +39,7 @@ from transfer_engine.errors import (
     StoreError,
     TransferTimeoutError,
 )
-from transfer_engine.memory import host_identity
+from transfer_engine.segments.mapping import host_identity
 from transfer_engine.transports import forking
 from transfer_engine.transports.handover import (
     GRANTED,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, RemoteSegment, Transport
 from transfer_engine.errors import NotFoundError
-from transfer_engine.segment import Segment
+from transfer_engine.segments.memory import Segment
 from transfer_engine.transports.copying import move_batch
 
 if TYPE_CHECKING:
     from transfer_engine.base import Batch, SegmentDescriptor
-    from transfer_engine.memory import Mapping
+    from transfer_engine.segments.mapping import Mapping
 
 __all__ = ["LocalTransport"]
 

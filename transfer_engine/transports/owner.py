@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine.base import Operation, Staged
-    from transfer_engine.memory import Mapping
     from transfer_engine.notify import PeerService
+    from transfer_engine.segments.mapping import Mapping
     from transfer_engine.transports.reachable import Tables
 
 __all__ = ["Owner", "Served", "may_open"]

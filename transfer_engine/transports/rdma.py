@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from transfer_engine import _kernels, _kernels_rdma, _verbs
 from transfer_engine.base import (
     CANCELLED,
     REFUSED,
@@ -43,26 +42,21 @@ from transfer_engine.errors import (
     StoreError,
     TransferTimeoutError,
 )
+from transfer_engine.kernels import moving, rdma
+from transfer_engine.rdma import verbs
+from transfer_engine.rdma.endpoint import Cancelled, Endpoint, Job, RefusedByCard, Transfer, drive
+from transfer_engine.rdma.memory import ARENA_BYTES, LocalMemory
+from transfer_engine.rdma.pool import Pool
 from transfer_engine.transports import forking
 from transfer_engine.transports.copying import hash_local
-from transfer_engine.transports.rdma_endpoint import (
-    Cancelled,
-    Endpoint,
-    Job,
-    RefusedByCard,
-    Transfer,
-    drive,
-)
-from transfer_engine.transports.rdma_memory import ARENA_BYTES, LocalMemory
-from transfer_engine.transports.rdma_pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from transfer_engine._verbs import Nic
     from transfer_engine.base import Batch, Region, SegmentDescriptor
+    from transfer_engine.rdma.verbs import Nic
 
 __all__ = ["RdmaTransport"]
 
@@ -125,13 +119,13 @@ class RdmaTransport(Transport):
 
     @property
     def _nics(self) -> tuple[Nic, ...]:
-        return _verbs.find_nics()
+        return verbs.find_nics()
 
     def can_reach(self, descriptor: SegmentDescriptor) -> str | None:
         """Segments that their owner serves over RDMA, where this host has a card."""
         if self.name not in descriptor.transports:
             return "the owner does not serve this segment over RDMA"
-        return _verbs.unavailable()
+        return verbs.unavailable()
 
     def register(self, region: Region) -> None:
         """Register memory of the host with every card; a device's is staged there first."""
@@ -244,7 +238,7 @@ class RdmaTransport(Transport):
     def _move(self, target: RdmaSegment, batch: Batch) -> None:
         table = self._memory.table(self._nics)
         where = np.empty(batch.statuses.size, dtype=np.int64)
-        inside, outside = _kernels_rdma.locate(
+        inside, outside = rdma.locate(
             batch.addresses, batch.lengths, batch.statuses, table.starts, table.ends, table.reach,
             where,
         )  # fmt: skip
@@ -255,7 +249,7 @@ class RdmaTransport(Transport):
         if inside:
             self._spread(target, job, 0, inside)
         if outside:
-            strays = np.flatnonzero((where == _kernels_rdma.NOWHERE) & (batch.statuses == 0))
+            strays = np.flatnonzero((where == rdma.NOWHERE) & (batch.statuses == 0))
             self._through_arena(target, job, strays, outside)
 
     def _through_arena(
@@ -281,10 +275,10 @@ class RdmaTransport(Transport):
             origin = arena.address - begin
             staged.addresses = origin + positions
             window = (origin, positions, lengths, memory, good, begin, end)
-            if batch.writing and _kernels.copy_batch(*window, 1, 0, batch.cancel):
+            if batch.writing and moving.copy_batch(*window, 1, 0, batch.cancel):
                 raise Cancelled
             self._spread(target, staged, begin, end)
-            if not batch.writing and _kernels.copy_batch(*window, 0, 0, batch.cancel):
+            if not batch.writing and moving.copy_batch(*window, 0, 0, batch.cancel):
                 raise Cancelled
         self._memory.give_arena(arena)
 

@@ -23,31 +23,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transfer_engine import _verbs
-from transfer_engine._verbs import READABLE, WRITABLE
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Operation, error_of
 from transfer_engine.errors import (
     RemoteProtocolError,
     StoreError,
     TransferError,
 )
+from transfer_engine.rdma import verbs
+from transfer_engine.rdma.verbs import READABLE, WRITABLE
+from transfer_engine.rdma.wire import CONNECT, OPEN, RDMA, Ask, Grant, Offer, agree, draw_base
 from transfer_engine.transports.owner import may_open
-from transfer_engine.transports.rdma_wire import (
-    CONNECT,
-    OPEN,
-    RDMA,
-    Ask,
-    Grant,
-    Offer,
-    agree,
-    draw_base,
-)
 from transfer_engine.wire.faults import encode_error
 from transfer_engine.wire.frame import ERROR, REPLY, VERSIONS, FrameDecoder, encode_frame
 
 if TYPE_CHECKING:
-    from transfer_engine._verbs import MemoryRegion, Nic, QueuePair
-    from transfer_engine.memory import Mapping
+    from transfer_engine.rdma.verbs import MemoryRegion, Nic, QueuePair
+    from transfer_engine.segments.mapping import Mapping
     from transfer_engine.transports.owner import Owner, Served
     from transfer_engine.transports.stream import Link
     from transfer_engine.wire.frame import Frame
@@ -77,7 +68,7 @@ class RdmaServer:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._nics = _verbs.find_nics()
+        self._nics = verbs.find_nics()
         self._lock = threading.Lock()
         self._served: dict[bytes, _Registered] = {}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from transfer_engine.segment import Segment
+from transfer_engine.segments.memory import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +50,7 @@ class Tables:
 
     def replace(self, segments: Iterable[object]) -> None:
         """Serve these from now on, as far as they are memory. Calls must not overlap."""
-        from transfer_engine import _kernels_serve
+        from transfer_engine.kernels import serving
 
         rows: list[int] = []
         keep: list[object] = []
@@ -64,7 +64,7 @@ class Tables:
             rows += (low, high, memory.address, segment.size, int(memory.writable), opened)
             keep += (memory, segment.opened)
         _, _, version, watch, _ = self.latest
-        _kernels_serve.change(version)
+        serving.change(version)
         self.latest = Reachable(
             np.array(rows, dtype=np.int64), int(version[0]), version, watch, tuple(keep)
         )

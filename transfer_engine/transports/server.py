@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine import _verbs
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundError
-from transfer_engine.memory import host_identity, load_kernels
 from transfer_engine.notify import PeerService
+from transfer_engine.rdma import verbs
 from transfer_engine.rpc.address import Address, check_private
+from transfer_engine.segments.mapping import host_identity, load_kernels
 from transfer_engine.transports import forking
 from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
@@ -84,7 +84,7 @@ class TransferServer:
         self._rails: list[TcpServer] = []
         self._shm: ShmServer | None = None
         self._tcp_host = ""
-        self.rdma = RdmaServer(self) if rdma and tcp is not None and _verbs.find_nics() else None
+        self.rdma = RdmaServer(self) if rdma and tcp is not None and verbs.find_nics() else None
 
         def listen(address: Address) -> TcpServer:
             check_private(address.host, secret=secret, insecure=insecure)

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from transfer_engine.base import UNKNOWN_SEGMENT, RemoteSegment, error_of
-from transfer_engine.memory import Mapping, map_file
+from transfer_engine.segments.mapping import Mapping, map_file
 from transfer_engine.transports.copying import move_batch
 from transfer_engine.transports.lending import LendingTransport, LentSegment
 

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine import _kernels, _kernels_serve, _kernels_stream, _kernels_xxh3
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
+from transfer_engine.kernels import moving, serving, stream, xxh3
 from transfer_engine.rpc.spinning import SPIN_NS
 from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSION, VERSIONS, FrameDecoder
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
@@ -70,8 +70,8 @@ REQUEST = struct.Struct("<IBBHIIQ16sQQ")
 REPLY = struct.Struct("<IBBHIIQQQ")
 REQUEST_BODY_BYTES = REQUEST.size - HEADER_BYTES
 REPLY_BODY_BYTES = REPLY.size - HEADER_BYTES
-REQUEST_AT = 8 * _kernels.REPLY_WORDS
-COLUMNS_AT = 8 * _kernels.COLUMNS_AT
+REQUEST_AT = 8 * moving.REPLY_WORDS
+COLUMNS_AT = 8 * moving.COLUMNS_AT
 assert REPLY.size == REQUEST_AT
 assert REQUEST_AT + REQUEST.size == COLUMNS_AT
 
@@ -107,8 +107,8 @@ _NEAR_BYTES = 256 << 10
 _TIMEVAL = struct.Struct("@ll")
 _SEED = np.uint64(0)
 _NO_LINGER = struct.pack("@ii", 1, 0)
-_ENDS = frozenset({_kernels.MOVED_ALL, _kernels.UNEXPECTED, _kernels_serve.IDLE})
-_RETRY = frozenset({_kernels.MOVED_PART, errno.EINTR, errno.EAGAIN})
+_ENDS = frozenset({moving.MOVED_ALL, moving.UNEXPECTED, serving.IDLE})
+_RETRY = frozenset({moving.MOVED_PART, errno.EINTR, errno.EAGAIN})
 
 
 def identity(role: str, instance: bytes = b"", features: tuple[str, ...] = ()) -> Identity:
@@ -153,11 +153,11 @@ class Link:
         self._penalty = 0
         self._rest = 0
         self._iov = np.zeros(2 * 1032, dtype=np.int64)
-        self._state = np.zeros(_kernels_serve.STATE_WORDS, dtype=np.int64)
+        self._state = np.zeros(serving.STATE_WORDS, dtype=np.int64)
         # Where `exchange_one` works.
-        self._alone = np.zeros(_kernels.ALONE_WORDS, dtype=np.int64)
-        self._alone[_kernels.ALONE_FIXED] = _FIXED
-        self.message: Columns = np.zeros(_kernels.COLUMNS_AT, dtype=np.int64)
+        self._alone = np.zeros(moving.ALONE_WORDS, dtype=np.int64)
+        self._alone[moving.ALONE_FIXED] = _FIXED
+        self.message: Columns = np.zeros(moving.COLUMNS_AT, dtype=np.int64)
         self.reserve(256)
 
     def reserve(self, count: int) -> None:
@@ -165,18 +165,18 @@ class Link:
 
         Reply header, request header and columns lie in one array, at `address`.
         """
-        if self.message.size - _kernels.COLUMNS_AT >= 2 * count:
+        if self.message.size - moving.COLUMNS_AT >= 2 * count:
             return
-        memory = np.zeros(_kernels.COLUMNS_AT + 2 * count, dtype=np.int64)
-        memory[: _kernels.COLUMNS_AT] = self.message[: _kernels.COLUMNS_AT]
+        memory = np.zeros(moving.COLUMNS_AT + 2 * count, dtype=np.int64)
+        memory[: moving.COLUMNS_AT] = self.message[: moving.COLUMNS_AT]
         self.message = memory
         self.address = int(memory.ctypes.data)
         self.view = memory.data.cast("B")
 
     def columns(self, count: int) -> tuple[Columns, Columns]:
         """Return the offsets and lengths of the message, as views."""
-        middle = _kernels.COLUMNS_AT + count
-        return self.message[_kernels.COLUMNS_AT : middle], self.message[middle : middle + count]
+        middle = moving.COLUMNS_AT + count
+        return self.message[moving.COLUMNS_AT : middle], self.message[middle : middle + count]
 
     def expect_progress(self) -> None:
         """Start waiting anew, for `patience_s`."""
@@ -251,7 +251,7 @@ class Link:
         skip = len(lead)
         while True:
             room = self._iov[2 * skip :]
-            count, total = _kernels.build_iov(base, positions, lengths, statuses, room, *sink)
+            count, total = moving.build_iov(base, positions, lengths, statuses, room, *sink)
             if count >= 0:
                 break
             self._iov = np.zeros(2 * (skip - count + 8), dtype=np.int64)
@@ -268,7 +268,7 @@ class Link:
     def move(self, count: int, *, receive: bool) -> None:
         """Send, or receive into, the first `count` iovecs. Raises as `receive` does."""
         self._state[:] = (0, count, 0, 0, 0, 0)
-        self._drive(_kernels.move_iov, self._iov, 1 if receive else 0)
+        self._drive(moving.move_iov, self._iov, 1 if receive else 0)
 
     def exchange(self, batch: Batch, expected: Columns) -> bool:
         """Send the request whose header is set, and the data of a write; receive reply and data.
@@ -285,26 +285,26 @@ class Link:
             self._iov = np.zeros(needed, dtype=np.int64)
         self._state[:] = 0
         spins = self._spins(total if writing and lengths.size == 1 else 0)
-        little = total <= _kernels_stream.WINDOW_BYTES
+        little = total <= stream.WINDOW_BYTES
         apart = 0 if sums is None or little else 1
         if sums is not None and little and writing:
-            _kernels_xxh3.xxh3_64_ranges(addresses, lengths, _SEED, sums)
+            xxh3.xxh3_64_ranges(addresses, lengths, _SEED, sums)
         asking = (
             batch.offsets, lengths, addresses, batch.statuses, self.message, self._iov, expected,
             1 if writing else 0, apart, spins,
         )  # fmt: skip
-        code = self._drive(_kernels.exchange, *asking)
+        code = self._drive(moving.exchange, *asking)
         if apart and writing:
             self._move_hashed(batch, receive=False)
             self._state[:] = (0, 0, 0, 2, 0, 0)
-            code = self._drive(_kernels.exchange, *asking)
+            code = self._drive(moving.exchange, *asking)
         self._learn(spins, helped=bool(self._state[4]))
-        if code != _kernels.MOVED_ALL:
+        if code != moving.MOVED_ALL:
             return False
         if apart and not writing:
             self._move_hashed(batch, receive=True)
         elif sums is not None and not writing:
-            _kernels_xxh3.xxh3_64_ranges(addresses, lengths, _SEED, sums)
+            xxh3.xxh3_64_ranges(addresses, lengths, _SEED, sums)
         return True
 
     def exchange_one(
@@ -320,11 +320,11 @@ class Link:
         self._state[:] = 0
         spins = self._spins(place[1] if writing else 0)
         code = self._drive(
-            _kernels.exchange_one, self._alone, *uuid, number, fence, *place, int(writing), spins
+            moving.exchange_one, self._alone, *uuid, number, fence, *place, int(writing), spins
         )
         self._learn(spins, helped=bool(self._state[4]))
-        if code != _kernels.MOVED_ALL:
-            self.message[: _kernels.REPLY_WORDS] = self._alone[: _kernels.REPLY_WORDS]
+        if code != moving.MOVED_ALL:
+            self.message[: moving.REPLY_WORDS] = self._alone[: moving.REPLY_WORDS]
             return False
         return True
 
@@ -335,11 +335,11 @@ class Link:
 
     def _move_hashed(self, batch: Batch, *, receive: bool) -> None:
         """Move the data of a request and fill its checksums."""
-        work = np.zeros(_kernels_stream.WORK_WORDS, dtype=np.int64)
-        owner = np.zeros(_kernels_stream.HASH_WORDS, dtype=np.uint64)
+        work = np.zeros(stream.WORK_WORDS, dtype=np.int64)
+        owner = np.zeros(stream.HASH_WORDS, dtype=np.uint64)
         self._state[:] = 0
         self._drive(
-            _kernels_stream.move_hashed, batch.addresses, batch.lengths, batch.statuses,
+            stream.move_hashed, batch.addresses, batch.lengths, batch.statuses,
             batch.checksums, self._iov, work, owner, 1 if receive else 0,
         )  # fmt: skip
 
@@ -359,8 +359,8 @@ class Link:
         Returns False when the columns were not received: they do not fit, or make no sense.
         """
         self._state[:] = 0
-        code = self._drive(_kernels.take_request, self.message, REQUEST_BODY_BYTES)
-        return code == _kernels.MOVED_ALL
+        code = self._drive(moving.take_request, self.message, REQUEST_BODY_BYTES)
+        return code == moving.MOVED_ALL
 
     def serve(self, table: Reachable) -> bool | None:
         """Answer the request that was taken, and those that follow it closely, if they allow it.
@@ -372,11 +372,11 @@ class Link:
         state[:] = 0
         spin_ns = 0 if self._rest else SPIN_NS * (table.watch.size > 0)
         code = self._drive(
-            _kernels_serve.serve, self.message, self._iov, _FIXED, table.rows, table.version,
+            serving.serve, self.message, self._iov, _FIXED, table.rows, table.version,
             table.seen, self.naming, table.watch, spin_ns,
         )  # fmt: skip
         self._learn(spin_ns, helped=bool(state[5] > 1))
-        return None if code == _kernels_serve.IDLE else bool(state[3] == _kernels_serve.JUDGE)
+        return None if code == serving.IDLE else bool(state[3] == serving.JUDGE)
 
     def _drive(self, kernel: Callable[..., int], *arguments: object) -> int:
         """Call a socket kernel until it has moved everything or stopped for a closer look."""
@@ -387,12 +387,12 @@ class Link:
             code = kernel(self._fd, *arguments, state)
             if code in _ENDS:
                 return code
-            if code == _kernels.PEER_CLOSED:
+            if code == moving.PEER_CLOSED:
                 raise self._lost("it closed the connection")
             if code not in _RETRY:
                 raise self._lost(os.strerror(code))
             if self.patience_s:
-                idle = kernel is _kernels.take_request and not state[2] and not state[3]
+                idle = kernel is moving.take_request and not state[2] and not state[3]
                 if idle or before != state.tolist():
                     self.expect_progress()
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from transfer_engine import _kernels_stream
 from transfer_engine.base import (
     CANCELLED,
     Batch,
@@ -41,6 +40,7 @@ from transfer_engine.errors import (
     StoreError,
     TransferTimeoutError,
 )
+from transfer_engine.kernels import stream
 from transfer_engine.transports import forking
 from transfer_engine.transports.calling import call
 from transfer_engine.transports.copying import hash_local
@@ -72,7 +72,7 @@ __all__ = ["TcpTransport"]
 
 _OPCODES = {Operation.READ: READ, Operation.WRITE: WRITE}
 # What is hashed as a whole once it came: it is in the cache.
-_HASHED_MAX = _kernels_stream.WINDOW_BYTES
+_HASHED_MAX = stream.WINDOW_BYTES
 
 
 class _Pool:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_engine import _kernels
 from transfer_engine.base import REFUSED, UNKNOWN_SEGMENT, Access, Operation
 from transfer_engine.errors import (
     ConfigError,
@@ -30,11 +29,12 @@ from transfer_engine.errors import (
     StoreError,
     UnavailableError,
 )
+from transfer_engine.kernels import moving
 from transfer_engine.lasting import LastingThread
-from transfer_engine.memory import Mapping
 from transfer_engine.notify import QUESTION_BYTES_MAX
+from transfer_engine.rdma.wire import FEATURE
+from transfer_engine.segments.mapping import Mapping
 from transfer_engine.transports import calling
-from transfer_engine.transports.rdma_wire import FEATURE
 from transfer_engine.transports.stream import (
     CALL,
     COLUMNS_AT,
@@ -288,7 +288,7 @@ class TcpServer:
         segment = self._owner.find(access.segment)
         store = None if segment is None else segment.held() or segment.held_staged()
         size = 0 if segment is None or store is None else segment.size
-        named, bad = _kernels.check_ranges(access.offsets, access.lengths, size, statuses)
+        named, bad = moving.check_ranges(access.offsets, access.lengths, size, statuses)
         if not 0 <= named <= DATA_BYTES_MAX:
             raise RemoteProtocolError(
                 f"the ranges of one message add up to more than {DATA_BYTES_MAX} bytes, or below 0"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transfer_engine.base import Columns, Staged, Statuses
-    from transfer_engine.memory import Mapping
+    from transfer_engine.segments.mapping import Mapping
     from transfer_engine.staging import Window
     from transfer_engine.transports.stream import Link
 

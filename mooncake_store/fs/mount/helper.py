@@ -16,7 +16,7 @@ import getopt
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store._config_load import nearest
+from mooncake_store.config.loading import nearest
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:

@@ -260,7 +260,7 @@ def test_the_store_may_go_away(start_program, tmp_path):
     stores = [
         pid
         for pid in descendants(program.process.pid)
-        if b"mooncake_store.local_program" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"mooncake_store.program.local_program" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     for pid in stores:
         os.kill(pid, signal.SIGKILL)

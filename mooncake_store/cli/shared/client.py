@@ -1,0 +1,160 @@
+"""What the commands that talk to a store share: the options that say which store, one client.
+
+Which store it is, and with which settings, is said alike for all commands and concerns none of
+them: `store_options` adds these options to a command, and `connected` finds what they say.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from mooncake_store.cli.shared.app import declared, taking
+from mooncake_store.cli.shared.program_options import ConfigOption
+from mooncake_store.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mooncake_store.client import Client
+
+__all__ = [
+    "ProfileOption",
+    "SecretOption",
+    "Stopwatch",
+    "connected",
+    "key_of",
+    "shown",
+    "store_options",
+    "store_url",
+    "text_of",
+]
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        "--master",
+        metavar="STORE",
+        help="The store: mooncake://host:port/namespace, or the address of its master.",
+    ),
+]
+SecretOption = Annotated[
+    str | None, typer.Option("--secret-file", help="File with the shared secret.")
+]
+
+T = TypeVar("T")
+
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="The table [profile.NAME] of that file; else MOONCAKE_PROFILE.",
+    ),
+]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--setting",
+        metavar="NAME=VALUE",
+        help="A setting of the client, such as deadline=5s; may be given several times.",
+    ),
+]
+_STORE = {"url": (None, UrlOption), "secret_file": (None, SecretOption)}
+_SETTINGS = {
+    "config_file": (None, ConfigOption),
+    "profile": (None, ProfileOption),
+    "setting": (None, SettingOption),
+}
+
+_named: ContextVar[dict[str, Any]] = ContextVar("what the running command makes its client with")
+
+
+def store_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Let a command that uses `connected` take the options that say which store."""
+
+    @functools.wraps(command)
+    def called(**arguments: Any) -> T:
+        given = {name: arguments.pop(name) for name in (*_STORE, *_SETTINGS)}
+        token = _named.set(_client_arguments(**given))
+        try:
+            return command(**arguments)
+        finally:
+            _named.reset(token)
+
+    own = declared(command)
+    as_json = {"as_json": own.pop("as_json")}
+    return taking(own | _STORE | as_json | _SETTINGS)(called)
+
+
+def _client_arguments(
+    url: str | None, secret_file: str | None, setting: list[str] | None, **chosen: Any
+) -> dict[str, Any]:
+    """What a client is made with for these options; raises ConfigError for `--setting x`."""
+    from mooncake_store.errors import ConfigError
+
+    found = {"url": None if url is None else store_url(url), **chosen}
+    for text in setting or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--setting {text!r} is not NAME=VALUE, such as deadline=5s")
+        found[name] = value
+    return found if secret_file is None else found | {"secret_file": secret_file}
+
+
+def store_url(named: str) -> str:
+    """The URL of a store that is named by its URL or by the address of its master."""
+    return named if "://" in named else f"mooncake://{named}"
+
+
+@contextmanager
+def connected(**more: Any) -> Iterator[Client]:
+    """A client of the store that is named, for the command; `more` is what the command decides."""
+    from mooncake_store.client import Client
+
+    with Client(**_named.get() | more) as store:
+        yield store
+
+
+class Stopwatch:
+    """Seconds since it was made, and the rate that a number of bytes comes to."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far, never 0."""
+        return max(time.monotonic() - self._started, 1e-9)
+
+    def rate(self, nbytes: int) -> str:
+        """Bytes a second so far, as people read it."""
+        from mooncake_store.units import format_rate
+
+        return format_rate(nbytes / self.seconds)
+
+
+def key_of(argument: str) -> str | bytes:
+    """The key that a word of the command line names: bytes where it is no text."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(argument)
+    return argument
+
+
+def text_of(key: str | bytes) -> str:
+    """A key as text, for programs; bytes that are no text show as escapes."""
+    return key if isinstance(key, str) else key.decode(errors="backslashreplace")
+
+
+def shown(key: str | bytes) -> str:
+    """A key as people read it: on one line, whatever it holds."""
+    return printable(text_of(key))

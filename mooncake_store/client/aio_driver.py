@@ -1,0 +1,280 @@
+"""Drives the client's steps on an asyncio event loop.
+
+One multiplexed connection to each service carries all requests. Small transfers over shared
+memory are copied on the loop, which takes less time than waking a thread; others run in the
+threads of the transfer engine and are awaited. A cancelled operation asks its transfers to stop
+and waits until they have: only then may its buffers be used for something else.
+
+One driver belongs to the event loop it was connected in, and refuses others. Every wait ends
+with the deadline of the operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mooncake_store.client.directory import COPIED
+from mooncake_store.client.setup import IDEMPOTENT, Setup
+from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
+from mooncake_store.errors import (
+    InvalidArgumentError,
+    PeerLostError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from mooncake_store.wire.cluster import CLUSTER as CLUSTER_SERVICE
+from mooncake_store.wire.cluster import MAP, MapRequest
+from mooncake_store.wire.shard import OPEN, SHARD
+from transfer_engine.base import Operation as Direction
+from transfer_engine.outcome import BatchResult
+from transfer_engine.rpc.aio import AsyncConnection
+
+if TYPE_CHECKING:
+    from transfer_engine.rpc.address import Address
+    from transfer_engine.submission import Submission
+    from transfer_engine.wire.registry import Operation, Registry
+
+__all__ = ["AsyncDriver"]
+
+T = TypeVar("T")
+
+# Copying this much takes about as long as waking a thread for it.
+_INLINE_BYTES_MAX = 256 << 10
+
+
+class _Peer:
+    """One service, connected when first needed and again when the connection was lost."""
+
+    def __init__(
+        self, setup: Setup, address: Address, registry: Registry, shard: int = CLUSTER
+    ) -> None:
+        self.address = address
+        self._setup = setup
+        self._registry = registry
+        self._shard = shard
+        self._connection: AsyncConnection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def call(self, operation: Operation[Any, Any], body: bytes, until: float) -> Any:
+        """Send a request and return the body of its reply."""
+        connection = self._connection
+        if connection is None or connection.closed:
+            connection = await self.connect(until)
+        return await connection.call(operation, body, timeout_s=_left(until))
+
+    async def connect(self, until: float) -> AsyncConnection:
+        """Connect and introduce this client; callers that come meanwhile share the connection."""
+        async with self._connecting:
+            if self._connection is not None and not self._connection.closed:
+                return self._connection
+            timeout_s = min(_left(until), self._setup.config.connect_timeout_s)
+            connection = await AsyncConnection.connect(
+                self.address, self._registry, secret=self._setup.secret, timeout_s=timeout_s
+            )
+            if self._shard != CLUSTER:
+                try:
+                    request = self._setup.open_request()
+                    body = await connection.call(OPEN, request, timeout_s=timeout_s)
+                    self._setup.check_opened(bytes(body), self._shard, str(self.address))
+                except BaseException:
+                    await connection.close()
+                    raise
+            self._connection = connection
+            return connection
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            await self._connection.close()
+
+
+class AsyncDriver:
+    """The connections of one client, and `run`."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.core = setup.core
+        self.core.inline_bytes_max = _INLINE_BYTES_MAX
+        self.engine = setup.engine
+        self._cluster = _Peer(setup, setup.address(), CLUSTER_SERVICE)
+        self._shards: list[_Peer] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.closed = False
+
+    async def connect(self) -> None:
+        """Ask how the cluster is made up, and connect to each shard."""
+        self.claim()
+        until = time.monotonic() + self.setup.config.connect_timeout_s
+        await self._refresh_map(until)
+        for peer in self._shards:
+            await peer.connect(until)
+
+    async def _refresh_map(self, until: float) -> bool:
+        """Ask for the map; return whether the shards are elsewhere than before."""
+        body = await self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
+        if isinstance(body, StoreError):
+            raise body.again()
+        former = self._shards
+        addresses = self.setup.new_map(body, [peer.address for peer in former])
+        if addresses is None:
+            return False
+        self._shards = [_Peer(self.setup, each, SHARD, at) for at, each in enumerate(addresses)]
+        for peer in former:
+            await peer.close()
+        return bool(former)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Do what the steps ask for; return what they return."""
+        if self.closed:
+            raise UnavailableError("the client is closed", advice="make another one")
+        self._check_loop()
+        try:
+            step = next(steps)
+            while True:
+                outcome: list[Any]
+                if isinstance(step, Calls):
+                    outcome = await self._call(step)
+                elif isinstance(step, Moves):
+                    outcome = await self._move(step)
+                else:
+                    outcome = await self._open(step)
+                step = steps.send(outcome)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    def claim(self) -> None:
+        """Belong to the loop that runs from now on. Raises when another one was first."""
+        self._loop = self._loop or asyncio.get_running_loop()
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        if self._loop is asyncio.get_running_loop():
+            return
+        if self._loop is None:
+            raise UnavailableError(
+                "the client is not connected",
+                advice="use it in `async with`, or `await client.connect()` first",
+            )
+        raise InvalidArgumentError(
+            "the client was connected in another event loop than the one that runs",
+            advice="connect an AsyncClient of its own in each loop (`asyncio.run` makes a loop "
+            "each time), or use Client, which needs none",
+        )
+
+    # Calls.
+
+    async def _call(self, step: Calls) -> list[Any]:
+        self.core.counters.requests += len(step.calls)
+        if len(step.calls) == 1:
+            return [await self._one(step.calls[0], step.until)]
+        # Tasks start in order, so requests to one shard leave in order.
+        return await asyncio.gather(*(self._one(call, step.until) for call in step.calls))
+
+    async def _one(self, call: Call, until: float) -> Any:
+        """One request; asked once more where that is safe, and once at another address."""
+        shard, operation, body = call
+        repeated = moved = False
+        while True:
+            try:
+                peer = self._cluster if shard == CLUSTER else self._shards[shard]
+                return await peer.call(operation, body, until)
+            except StoreError as error:
+                lost = type(error) is PeerLostError and operation.name in IDEMPOTENT
+                if not repeated and lost:
+                    repeated = True
+                elif not moved and await self._elsewhere(shard, error, until):
+                    moved = True
+                else:
+                    return error.again()
+
+    async def _elsewhere(self, shard: int, error: StoreError, until: float) -> bool:
+        """Whether a shard that cannot be reached has another address by now."""
+        unreachable = isinstance(error, UnavailableError) and error.operation == "connect"
+        if shard == CLUSTER or not unreachable:
+            return False
+        try:
+            limit = time.monotonic() + self.setup.config.connect_timeout_s
+            return await self._refresh_map(min(until, limit)) and shard < len(self._shards)
+        except StoreError:
+            return False
+
+    # Transfers.
+
+    async def _move(self, step: Moves) -> list[Any]:
+        begun = [self._start(move, step.until) for move in step.moves]
+        tasks = [pending for pending in begun if isinstance(pending, asyncio.Future)]
+        try:
+            return [
+                await pending if isinstance(pending, asyncio.Future) else pending
+                for pending in begun
+            ]
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    def _start(self, move: Move, until: float) -> Any:
+        """Copy at once, or begin and return a task; errors are returned."""
+        handle = move.road.handle
+        assert handle is not None
+        arguments = (handle, move.offsets, move.lengths, move.addresses)
+        left_s = until - time.monotonic()
+        shared = handle.transport in COPIED
+        try:
+            if shared and int(move.lengths.sum()) <= self.core.inline_bytes_max:
+                read = move.direction is Direction.READ
+                batch = self.engine.read_batch if read else self.engine.write_batch
+                return batch(*arguments, timeout_s=left_s, checksums=move.checksums, trusted=True)
+            submission = self.engine.submit(
+                move.direction, *arguments, timeout_s=left_s, checksums=move.checksums, trusted=True
+            )
+        except StoreError as error:
+            return error.again()
+        return asyncio.ensure_future(_ended(submission, move))
+
+    async def _open(self, step: Opens) -> list[Any]:
+        loop = asyncio.get_running_loop()
+
+        async def one(road: Any) -> StoreError | None:
+            try:
+                left_s = _left(step.until)
+                await loop.run_in_executor(None, self.core.directory.open, road, left_s)
+            except StoreError as error:
+                return error.again()
+            return None
+
+        return await asyncio.gather(*(one(road) for road in step.roads))
+
+    async def close(self) -> None:
+        """Close connections and the engine. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._loop is asyncio.get_running_loop():  # in another one connections cannot be closed
+            for peer in (*self._shards, self._cluster):
+                await peer.close()
+        self.core.directory.forget()
+        await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+
+
+async def _ended(submission: Submission, move: Move) -> Any:
+    """Wait for a batch, to its very end also when cancelled; `move` keeps the buffers."""
+    try:
+        statuses = await submission
+    except StoreError as error:
+        return error.again()
+    return BatchResult(statuses, submission.checksums, submission.transport)
+
+
+def _left(until: float) -> float:
+    left_s = until - time.monotonic()
+    if left_s <= 0:
+        raise TransferTimeoutError("the deadline has passed", operation="wait")
+    return left_s

@@ -1,0 +1,323 @@
+"""Drives the client's steps with blocking sockets, on the thread of the caller.
+
+Calls to several shards are sent to all before an answer is awaited, each on a connection of its
+own from a pool; calls to one shard share a connection, so they arrive in order. A request that
+may be repeated is asked once more when its connection was lost; when a shard cannot be reached
+the map of the cluster is asked for again. Transfers to several owners over the network run beside
+each other; everything else is copied here.
+
+Threads share it; a forked child makes connections and an identity of its own. Every wait ends
+with the deadline of the operation.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mooncake_store.client.directory import COPIED
+from mooncake_store.client.setup import CONNECTIONS_MAX, IDEMPOTENT, Setup
+from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
+from mooncake_store.errors import (
+    PeerLostError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from mooncake_store.wire.cluster import CLUSTER as CLUSTER_SERVICE
+from mooncake_store.wire.cluster import MAP, MapRequest
+from mooncake_store.wire.shard import OPEN, SHARD
+from transfer_engine.base import Operation as Direction
+from transfer_engine.outcome import BatchResult
+from transfer_engine.rpc.pool import BlockingPool
+
+if TYPE_CHECKING:
+    from transfer_engine.rpc.blocking import BlockingConnection
+    from transfer_engine.wire.registry import Operation
+
+__all__ = ["BlockingDriver"]
+
+T = TypeVar("T")
+
+
+class _ShardPool(BlockingPool):
+    """A pool whose connections introduce themselves when they are opened."""
+
+    def __init__(self, setup: Setup, shard: int, address: Any) -> None:
+        super().__init__(
+            address,
+            SHARD,
+            connections_max=CONNECTIONS_MAX,
+            connect_s=setup.config.connect_timeout_s,
+            secret=setup.secret,
+        )
+        self._setup = setup
+        self._shard = shard
+
+    def _open(self, left_s: float) -> BlockingConnection:
+        started = time.monotonic()
+        connection = super()._open(left_s)
+        left_s = max(1e-3, left_s - (time.monotonic() - started))
+        try:
+            body = connection.call(OPEN, self._setup.open_request(), timeout_s=left_s)
+            self._setup.check_opened(bytes(body), self._shard, str(self.address))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class BlockingDriver:
+    """The connections of one client, and `run`."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.core = setup.core
+        self.engine = setup.engine
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._cluster = BlockingPool(
+            setup.address(),
+            CLUSTER_SERVICE,
+            connections_max=CONNECTIONS_MAX,
+            connect_s=setup.config.connect_timeout_s,
+            secret=setup.secret,
+        )
+        self._shards: list[_ShardPool] = []
+        self.closed = False
+
+    def connect(self) -> None:
+        """Ask how the cluster is made up, and open a connection to each shard."""
+        timeout_s = self.setup.config.connect_timeout_s
+        self._refresh_map(time.monotonic() + timeout_s)
+        for pool in self._shards:
+            pool.release(pool.acquire(timeout_s=timeout_s))
+
+    def _refresh_map(self, until: float) -> bool:
+        """Ask for the map; return whether the shards are elsewhere than before."""
+        body = self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
+        if isinstance(body, StoreError):
+            raise body.again()
+        with self._lock:
+            former = self._shards
+            addresses = self.setup.new_map(body, [pool.address for pool in former])
+            if addresses is None:
+                return False
+            self._shards = [_ShardPool(self.setup, *each) for each in enumerate(addresses)]
+        for pool in former:
+            pool.close()
+        return bool(former)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Do what the steps ask for; return what they return."""
+        if self._pid != os.getpid():
+            self._after_fork()
+        if self.closed:
+            raise UnavailableError("the client is closed", advice="make another one")
+        try:
+            step = next(steps)
+            while True:
+                outcome: list[Any]
+                if isinstance(step, Calls):
+                    self.core.counters.requests += len(step.calls)
+                    if len(step.calls) == 1:
+                        outcome = [self._one(step.calls[0], step.until)]
+                    else:
+                        outcome = self._call(step)
+                elif isinstance(step, Moves):
+                    outcome = self._move(step)
+                else:
+                    outcome = self._open(step)
+                step = steps.send(outcome)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+    # Calls.
+
+    def _call(self, step: Calls) -> list[Any]:
+        """Several requests; those to one shard share a connection."""
+        calls = step.calls
+        outcome: list[Any] = [None] * len(calls)
+        together: dict[int, list[int]] = {}
+        for at, call in enumerate(calls):
+            together.setdefault(call[0], []).append(at)
+        taken: list[tuple[BlockingPool, BlockingConnection, list[tuple[int, int]]]] = []
+        try:
+            for shard, positions in together.items():
+                self._send(shard, positions, step, outcome, taken)
+            for _, connection, sent in taken:
+                self._receive(connection, sent, step.until, outcome)
+        finally:
+            for pool, connection, _ in taken:
+                pool.release(connection)
+        for at, call in enumerate(calls):
+            if self._worth_repeating(call[1], outcome[at]):
+                outcome[at] = self._one(call, step.until)
+        return outcome
+
+    def _send(
+        self,
+        shard: int,
+        positions: list[int],
+        step: Calls,
+        outcome: list[Any],
+        taken: list[tuple[BlockingPool, BlockingConnection, list[tuple[int, int]]]],
+    ) -> None:
+        """Send the requests to one shard on one connection; errors go to their outcomes."""
+        sent: list[tuple[int, int]] = []
+        rest = list(positions)
+        try:
+            pool = self._shards[shard] if shard != CLUSTER else self._cluster
+            connection = pool.acquire(timeout_s=step.until - time.monotonic())
+            taken.append((pool, connection, sent))
+            while rest:
+                _, operation, body = step.calls[rest[0]]
+                request = connection.send(operation, body, timeout_s=step.until - time.monotonic())
+                sent.append((rest.pop(0), request))
+        except StoreError as error:
+            for at in rest:
+                outcome[at] = error.again()
+
+    def _receive(
+        self,
+        connection: BlockingConnection,
+        sent: list[tuple[int, int]],
+        until: float,
+        outcome: list[Any],
+    ) -> None:
+        """Collect the replies of one connection; once it is lost, so are the rest of them."""
+        failure: StoreError | None = None
+        for at, request in sent:
+            if failure is not None and connection.closed:
+                outcome[at] = failure
+                continue
+            try:
+                left_s = max(1e-3, until - time.monotonic())
+                outcome[at] = connection.recv(request, timeout_s=left_s)
+            except StoreError as error:
+                outcome[at] = failure = error.again()
+
+    def _one(self, call: Call, until: float) -> Any:
+        """One request; asked once more where that is safe, and once at another address."""
+        shard, operation, body = call
+        repeated = moved = False
+        while True:
+            try:
+                pool = self._shards[shard] if shard != CLUSTER else self._cluster
+                return pool.call(operation, body, timeout_s=until - time.monotonic())
+            except StoreError as error:
+                if not repeated and self._worth_repeating(operation, error):
+                    repeated = True
+                elif not moved and self._elsewhere(shard, error, until):
+                    moved = True
+                else:
+                    return error.again()
+
+    def _worth_repeating(self, operation: Operation[Any, Any], outcome: object) -> bool:
+        return type(outcome) is PeerLostError and operation.name in IDEMPOTENT
+
+    def _elsewhere(self, shard: int, error: StoreError, until: float) -> bool:
+        """Whether a shard that cannot be reached has another address by now."""
+        if shard == CLUSTER or not isinstance(error, UnavailableError) or not _connecting(error):
+            return False
+        try:
+            limit = time.monotonic() + self.setup.config.connect_timeout_s
+            return self._refresh_map(min(until, limit)) and shard < len(self._shards)
+        except StoreError:
+            return False
+
+    # Transfers.
+
+    def _move(self, step: Moves) -> list[Any]:
+        moves = step.moves
+        if len(moves) == 1:
+            return [self._copy(moves[0], step.until)]
+        outcome: list[Any] = [None] * len(moves)
+        submitted = []
+        for at, move in enumerate(moves[:-1]):
+            handle = move.road.handle
+            if handle is not None and handle.transport not in COPIED:
+                try:
+                    submission = self.engine.submit(
+                        move.direction,
+                        handle,
+                        move.offsets,
+                        move.lengths,
+                        move.addresses,
+                        timeout_s=step.until - time.monotonic(),
+                        checksums=move.checksums,
+                        trusted=True,
+                    )
+                except StoreError:
+                    continue  # the queue is full: it is copied below
+                submitted.append((at, submission))
+                outcome[at] = submission
+        for at, move in enumerate(moves):
+            if outcome[at] is None:
+                outcome[at] = self._copy(move, step.until)
+        for at, submission in submitted:
+            # The batch ends by its own deadline; its memory must not be let go before that.
+            statuses = submission.wait()
+            outcome[at] = submission.error or BatchResult(
+                statuses, submission.checksums, submission.transport
+            )
+        return outcome
+
+    def _copy(self, move: Move, until: float) -> Any:
+        engine = self.engine
+        handle = move.road.handle
+        assert handle is not None
+        batch = engine.read_batch if move.direction is Direction.READ else engine.write_batch
+        try:
+            return batch(
+                handle,
+                move.offsets,
+                move.lengths,
+                move.addresses,
+                timeout_s=until - time.monotonic(),
+                checksums=move.checksums,
+                trusted=True,
+            )
+        except StoreError as error:
+            return error.again()
+
+    def _open(self, step: Opens) -> list[Any]:
+        outcome: list[Any] = []
+        for road in step.roads:
+            try:
+                left_s = step.until - time.monotonic()
+                if left_s <= 0:
+                    raise TransferTimeoutError("the deadline has passed", operation="open")
+                self.core.directory.open(road, left_s)
+                outcome.append(None)
+            except StoreError as error:
+                outcome.append(error.again())
+        return outcome
+
+    # Life.
+
+    def _after_fork(self) -> None:
+        """Become a client of its own in a forked child; the parent's is not affected."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self.core.leases.clear()
+        self.core.directory.after_fork()
+
+    def close(self) -> None:
+        """Close connections and the engine. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        for pool in (*self._shards, self._cluster):
+            pool.close()
+        self.core.directory.forget()
+        self.engine.close()
+
+
+def _connecting(error: StoreError) -> bool:
+    return error.operation in ("connect", "open")

@@ -1,0 +1,81 @@
+"""Where objects are: one request per shard, answered as columns.
+
+Whoever asks about a thousand keys looks at few of the answers one by one, so no object is made
+per key here: `Infos` keeps the records as they came and makes an `ObjectInfo` when one is looked
+at. Only what may change meanwhile is settled at once: the name of each segment.
+
+No lease is taken, and no replica chosen. Cost: one round trip a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_store.client.results import Infos, QueryResult, SegmentName
+from mooncake_store.client.transfers import learn_segments, records
+from mooncake_store.core.records import GET_ROW, REPLICA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from mooncake_store.client.core import Core
+    from mooncake_store.client.requests import KeyRequests
+    from mooncake_store.client.steps import Steps
+
+__all__ = ["name_segments", "query"]
+
+
+def query(asked: KeyRequests) -> Steps[QueryResult]:
+    """Ask where the objects of a batch are."""
+    core, keys, n = asked.core, asked.keys, len(asked.status)
+    core.counters.keys += n
+    answers = yield from asked.ask(asked.gets(asked.good(), 0))
+    rows, last = np.zeros(n, GET_ROW), np.zeros(n, np.int64)
+    rows["status"] = asked.status
+    found: list[NDArray[Any]] = []
+    base = 0
+    for some, reply in answers:
+        answered, ends, replicas = records(reply, len(some))
+        if len(some) == n:
+            rows, last = answered, ends
+        else:
+            rows[some], last[some] = answered, ends + base
+        found.append(replicas)
+        base += len(replicas)
+    places = found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, REPLICA)])
+    named = yield from _names(core, places, asked.until)
+    infos = Infos(rows, last, places, named)
+    return QueryResult(keys, np.array(rows["status"]), asked.errors, infos)
+
+
+def _names(core: Core, places: NDArray[Any], until: float) -> Steps[dict[int, SegmentName]]:
+    """Name every segment among these replicas."""
+    if not len(places):
+        return {}
+    segments = places["segment"]
+    least = int(segments.min())
+    numbers = [least] if least == int(segments.max()) else np.unique(segments).tolist()
+    return (yield from name_segments(core, numbers, until))
+
+
+def name_segments(
+    core: Core, numbers: Iterable[int], until: float
+) -> Steps[dict[int, SegmentName]]:
+    """Name segments, asking for those that were not met before."""
+    new = core.directory.unknown(numbers, time.monotonic_ns())
+    if new:
+        yield from learn_segments(core, new, until)
+    return {number: _name(core, number) for number in numbers}
+
+
+def _name(core: Core, number: int) -> SegmentName:
+    road = core.directory.known.get(number)
+    if road is None:
+        return SegmentName(f"#{number}", "", "")
+    return SegmentName(road.entry.name, road.entry.host, road.transport)

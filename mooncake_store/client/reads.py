@@ -1,0 +1,484 @@
+"""Reads of batches: find, lease, transfer, check.
+
+    1. Keys under a running lease of ours are planned from the lease table; the others are asked
+       for in one request per shard, which leases them. A lease counts from when its request left.
+    2. Each key gets its cheapest replica (same process, same host, then the network; segments
+       that failed lately last; equal ones in turns), and the sink says where its bytes go: a
+       buffer that is too small fails here, before any byte is written.
+    3. One batch per segment is moved, checksums computed on the way.
+    4. A failed replica is noted, the next one tried; a plan from the lease table is asked for anew.
+    5. Where the lease ran out meanwhile, or was given back, the store is asked whether the same
+       generation still stands where it was read. If so the bytes are good. If not, and a removal
+       of this very client gave the lease back, the key is read anew; else it fails with
+       LEASE_EXPIRED.
+
+A key succeeds only if all of this did. Its buffer may have been written to otherwise.
+
+A whole object alone takes the same steps without the columns, in `straight.py`, which leaves
+everything unusual to this.
+
+Not done here: I/O (`steps.py`), what callers get (`operations.py`).
+Cost: one round trip a batch; none if all leases run.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mooncake_store.client.buffers import new_bytes_many
+from mooncake_store.client.core import every
+from mooncake_store.client.directory import COPIED
+from mooncake_store.client.failures import BUFFER_SMALL, OUT_OF_RANGE
+from mooncake_store.client.kernels import reading as k
+from mooncake_store.client.results import GetResult
+from mooncake_store.client.steps import Move, Moves
+from mooncake_store.client.transfers import KeyTransfers, learn_segments, still_there
+from mooncake_store.core.records import Status
+from mooncake_store.errors import (
+    ChecksumMismatchError,
+    NotFoundError,
+    PeerLostError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from transfer_engine.base import Operation as Direction
+from transfer_engine.base import error_of as transfer_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.client.buffers import Memory
+    from mooncake_store.client.core import Core
+    from mooncake_store.client.directory import Road
+    from mooncake_store.client.keys import KeyBatch
+    from mooncake_store.client.steps import Steps
+
+    Column = NDArray[np.int64]
+    Values = list[bytes | memoryview | None]
+
+__all__ = ["Answer", "ArenaSink", "BytesSink", "MemorySink", "Plan", "Reading", "half_of"]
+
+# A lease that ends sooner than this is not worth starting a transfer under.
+MARGIN_NS = 2_000_000
+# Readings of one key when other threads of this client remove and put it all the time.
+_READINGS_MAX = 8
+_NO_SUMS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a get asks for. `length` None reads to the end; `cached` allows the lease table."""
+
+    ttl_ms: int
+    verify: bool
+    cached: bool
+    offset: int = 0
+    length: int | None = None
+    operation: str = "get"
+
+
+class Answer(NamedTuple):
+    """The reply to a get of one key, and when it was asked for."""
+
+    reply: Any
+    sent: int
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Write the addresses for these keys; return the positions in `index` without room."""
+
+    @property
+    def keep(self) -> object:
+        """What owns the memory."""
+
+
+class BytesSink:
+    """Makes a bytes object per key."""
+
+    def __init__(self, count: int) -> None:
+        self.values: Values = [None] * count
+        self.keep = self.values
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Make them; all fit."""
+        made, addresses[index] = new_bytes_many(lengths.tolist())
+        if len(made) == len(self.values):  # all of them, in order
+            self.values[:] = made
+        else:
+            for at, value in zip(index.tolist(), made, strict=True):
+                self.values[at] = value
+        return None
+
+
+class MemorySink:
+    """Buffers of the caller."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.keep = memory.keep
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Compare the sizes of buffers with what is to be read."""
+        memory = self._memory
+        if len(index) == len(memory.addresses):  # all of them, in order
+            addresses[:] = memory.addresses
+            small = lengths > memory.sizes
+        else:
+            addresses[index] = memory.addresses[index]
+            small = lengths > memory.sizes[index]
+        return np.flatnonzero(small) if small.any() else None
+
+
+class ArenaSink:
+    """Puts all objects of a batch into one buffer, 64-byte aligned, and shows them as views."""
+
+    def __init__(self, count: int) -> None:
+        self.values: Values = [None] * count
+        self._arenas: list[NDArray[np.uint8]] = []
+        self.keep = self._arenas
+        self._last = (0, 0)
+
+    def array(self) -> NDArray[np.uint8]:
+        """The memory of the last object placed."""
+        start, length = self._last
+        return self._arenas[-1][start : start + length]
+
+    def place(self, index: Column, lengths: Column, addresses: Column) -> Column | None:
+        """Make room for these keys, in an arena of their own."""
+        spaced = (lengths + 63) & ~63
+        ends = np.cumsum(spaced)
+        arena = np.empty(int(ends[-1]) + 64, np.uint8)
+        base = int(arena.__array_interface__["data"][0])
+        starts = ends - spaced + (-base & 63)
+        addresses[index] = base + starts
+        self._last = (int(starts[-1]), int(lengths[-1]))
+        view = memoryview(arena.data).toreadonly()
+        for at, start, length in zip(
+            index.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            self.values[at] = view[start : start + length]
+        self._arenas.append(arena)
+        return None
+
+
+class Reading(KeyTransfers):
+    """One get of a batch of keys. Run `steps`, then look at `cols`, `errors` and the sink."""
+
+    def __init__(self, core: Core, keys: KeyBatch, sink: Sink, plan: Plan, until: float) -> None:
+        super().__init__(core, keys, until)
+        self.sink = sink
+        self.plan = plan
+        # Whether whole objects are read, which is what their checksums speak of.
+        self._whole = not plan.offset and plan.length is None
+        n = len(self.status)
+        self.lengths: Column = self.cols[k.SIZE] if self._whole else np.zeros(n, np.int64)
+        self._addresses: Column = np.zeros(n, np.int64)
+        self._refreshed: set[int] = set()
+        self._asked_again: set[int] = set()
+        self._expired = 0
+        # A lease that is not entered in the table is given back by who asked for it.
+        self.uncounted = False
+        # What a shard answered already to a get of the only key, and when it was asked.
+        self.answer: Answer | None = None
+
+    def steps(
+        self, values: Values | None = None, leased: tuple[Column, int] | None = None
+    ) -> Steps[GetResult]:
+        """Find, lease, transfer and check the keys; `values` are those that the sink makes.
+
+        Who found them already says with `leased` which, and the epoch of before that.
+        """
+        core, status = self.core, self.status
+        index, epoch = leased or (None, core.leases.epoch)
+        if index is None:
+            index = self.look_up()
+            if not len(index) or (yield from self.find(index)) < len(status):
+                index = self._where(k.FOUND)
+        for _ in range(_READINGS_MAX):
+            if len(index):
+                yield from self._fill(index)
+            if core.leases.epoch != epoch:
+                # A lease of ours was given back meanwhile, perhaps the one that was read under.
+                status[status == 0] = k.EXPIRED
+                self._expired = len(status)
+            if not self._expired:
+                break
+            expired = self._where(k.EXPIRED)
+            began, epoch = time.monotonic_ns(), core.leases.epoch
+            if len(expired):
+                yield from self._ask_whether_unchanged(expired)
+            lost = expired[status[expired] == Status.LEASE_EXPIRED]
+            again = lost[self.cols[k.UNTIL, lost] > began]  # not the time took these leases
+            if not len(again):
+                break
+            self._expired = 0
+            index = yield from self._find_anew(again)
+        return self.result(values)
+
+    def result(self, values: Values | None = None) -> GetResult:
+        """What became of the keys."""
+        statuses, sizes = self.status.astype(np.int16), self.cols[k.SIZE]
+        if statuses.any():
+            sizes = np.where(statuses == 0, sizes, 0)
+            if values:
+                for at in np.flatnonzero(statuses).tolist():
+                    values[at] = None  # what it holds was not checked
+        return GetResult(self.plan.operation, self.keys, statuses, self.errors, sizes, values or [])
+
+    def look_up(self) -> Column:
+        """Plan keys under a lease of ours, which are FOUND then; return the others."""
+        core, status, n = self.core, self.status, len(self.status)
+        core.counters.keys += n
+        hits = 0
+        if self.plan.cached and self.answer is None:
+            now = time.monotonic_ns()
+            hits = core.leases.lookup(self.keys.words, now + MARGIN_NS, self.cols)
+            core.counters.lease_cache_hits += hits
+        else:
+            status[status == 0] = k.MISSING
+        return self._where(k.MISSING) if hits or self.keys.refused else every(n)
+
+    def _where(self, mark: int) -> Column:
+        return np.flatnonzero(self.status == mark)
+
+    def _find_anew(self, index: Column) -> Steps[Column]:
+        """Ask for keys as if for the first time; return those that are FOUND."""
+        self.status[index] = k.MISSING
+        yield from self.find(index)
+        found: Column = index[self.status[index] == k.FOUND]
+        return found
+
+    # Finding.
+
+    def find(self, index: Column) -> Steps[int]:
+        """Ask the shards where objects are, choose a replica for each; return how many are."""
+        core, cols = self.core, self.cols
+        answer, self.answer = self.answer, None
+        sent = time.monotonic_ns()
+        if answer is not None:
+            sent, answers = answer.sent, [(index, answer.reply)]
+        else:
+            answers = yield from self.ask(self.gets(index, self.plan.ttl_ms))
+        found = unknown = 0
+        for some, reply in answers:
+            rows, replicas, base = self._take(some, reply)
+            here, strange = k.take(
+                some, rows, replicas, base, sent, time.monotonic_ns(), core.directory.roads, cols
+            )
+            found, unknown = found + here, unknown + strange
+        if unknown:
+            numbers = np.unique(self._replicas[:, 1] & 0xFFFF_FFFF).tolist()
+            new = core.directory.unknown(numbers, time.monotonic_ns())
+            yield from learn_segments(core, new, self.until)
+        self._choose(index)
+        if not self.uncounted:
+            core.leases.remember(self.keys.words, index, sent, cols)
+        return found
+
+    def _choose(self, index: Column) -> None:
+        chosen, least, most = k.choose(
+            index,
+            self._replicas,
+            self.core.directory.roads,
+            time.monotonic_ns(),
+            next(self.core.turns),
+            self.cols,
+        )
+        self._together = (index, int(least)) if chosen == len(index) and least == most else None
+
+    # Transferring.
+
+    def _fill(self, index: Column) -> Steps[None]:
+        """Transfer FOUND keys until each is filled, or no replica is left to try."""
+        index = self._place(index)
+        while len(index):
+            roads, lost = yield from self._reach(index, self._attempt_until)
+            moves: list[Move] = []
+            until = self.until
+            for road, some in roads:
+                moves.append(self._move(road, some))
+                if road.transport not in COPIED:
+                    until = min(until, self._attempt_until(some))
+            outcomes = (yield Moves(moves, until)) if moves else []
+            now = time.monotonic_ns()
+            for (road, some), outcome in zip(roads, outcomes, strict=True):
+                if isinstance(outcome, StoreError):
+                    lost.append((road, some, outcome))
+                    continue
+                gone = self._judge(road, some, outcome, now)
+                if gone is not None:
+                    lost.append((road, gone, NotFoundError("it is not served there any more")))
+            for road, some, error in lost:
+                yield from self._lose(road, some, error)
+            if not self.failures:
+                return
+            failed = self._where(k.FAILED)
+            yield from self._find_others(failed)
+            index = failed[self.status[failed] == k.FOUND]
+
+    def _place(self, index: Column) -> Column:
+        """Decide what is read of each key and where it goes; return the keys that are to be."""
+        plan, cols = self.plan, self.cols
+        if self._whole:
+            sizes = cols[k.SIZE]
+            lengths = sizes if len(index) == len(sizes) else sizes[index]
+        else:
+            sizes = cols[k.SIZE][index]
+            lengths = (
+                sizes - plan.offset if plan.length is None else np.full_like(sizes, plan.length)
+            )
+            outside = (lengths < 0) | (plan.offset + lengths > sizes)
+            self.lengths[index] = lengths
+            if outside.any():
+                for at in index[outside].tolist():
+                    self.errors[at] = f"it has {cols[k.SIZE, at]} bytes"
+                self.status[index[outside]] = OUT_OF_RANGE
+                index, lengths = index[~outside], lengths[~outside]
+        small = self.sink.place(index, lengths, self._addresses)
+        if small is not None:
+            for at, length in zip(index[small].tolist(), lengths[small].tolist(), strict=True):
+                self.errors[at] = f"{length} bytes are needed"
+            self.status[index[small]] = BUFFER_SMALL
+            index = np.delete(index, small)
+        return index
+
+    def _attempt_until(self, index: Column) -> float:
+        """When to give an attempt up: at the deadline only if no other replica is left to try.
+
+        An owner that went silent would use up all of the time otherwise.
+        """
+        cols = self.cols
+        all_of_them = (1 << np.minimum(cols[k.REPLICAS, index], 62)) - 1
+        others = (cols[k.FIRST, index] < 0) | ((all_of_them & ~cols[k.TRIED, index]) != 0)
+        return half_of(self.until) if others.any() else self.until
+
+    def _move(self, road: Road, index: Column) -> Move:
+        cols, everything = self.cols, len(index) == len(self.status)
+        offsets = cols[k.OFFSET] if everything else cols[k.OFFSET, index]
+        if self.plan.offset:
+            offsets = offsets + self.plan.offset
+        return Move(
+            road,
+            Direction.READ,
+            offsets,
+            self.lengths if everything else self.lengths[index],
+            self._addresses if everything else self._addresses[index],
+            self.plan.verify
+            and (self._whole or bool((self.lengths[index] == cols[k.SIZE, index]).all())),
+            self.sink.keep,
+        )
+
+    def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Column | None:
+        """Say of each key of a batch whether it was read; return those whose segment moved away."""
+        statuses, checksums = outcome.statuses, outcome.checksums
+        sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
+        failed, expired = k.judge(index, statuses, sums, now, self.cols)
+        self._expired += expired
+        counters, lengths = self.core.counters, self.lengths
+        if len(index) == 1:
+            moved = int(lengths[index[0]])
+        else:
+            moved = int((lengths if len(index) == len(lengths) else lengths[index]).sum())
+        name = outcome.transport
+        counters.bytes_read[name] = counters.bytes_read.get(name, 0) + moved
+        if not failed:
+            if road.failures:
+                self.core.directory.worked(road)
+            return None
+        self.core.directory.failed(road, now)
+        bad = np.flatnonzero(statuses)
+        for at, status in zip(bad.tolist(), statuses[bad].tolist(), strict=True):
+            if status == ChecksumMismatchError.code:
+                counters.checksum_failures += 1
+                what = "the checksum differs"
+            else:
+                what = transfer_error(status, operation="read", peer=road.label).what
+            self.fail(index[at : at + 1], status, f"{road.label}: {what}")
+        gone: Column = index[statuses == NotFoundError.code]
+        return gone if len(gone) else None
+
+    def _lose(self, road: Road, index: Column, error: StoreError) -> Steps[None]:
+        """A whole batch failed: prefer others for a while, or meet a restarted owner again."""
+        core = self.core
+        core.directory.failed(road, time.monotonic_ns())
+        status = error.code
+        if isinstance(error, NotFoundError):
+            status = UnavailableError.code
+        self.fail(index, status, f"{road.label}: {error.what}")
+        moved_away = isinstance(error, NotFoundError | PeerLostError)
+        if moved_away and road.number not in self._refreshed:
+            self._refreshed.add(road.number)
+            # A store that does not answer must not keep the other replicas from being tried.
+            with suppress(StoreError):
+                yield from learn_segments(core, {road.number}, self.until)
+            if core.directory.known.get(road.number) not in (road, None):
+                # Its owner is another process now: the same replica deserves another try.
+                self.cols[k.TRIED, index] = 0
+
+    def _find_others(self, failed: Column) -> Steps[None]:
+        """Give failed keys another replica; those planned from the lease table ask anew."""
+        core, status = self.core, self.status
+        core.counters.failovers += len(failed)
+        out_of_time = time.monotonic() >= self.until
+        stale = failed[self.cols[k.FIRST, failed] < 0]
+        if len(stale):
+            # Also when there is no time to ask: the next get must not follow the same plan.
+            core.leases.drop(self.keys.words, stale, time.monotonic_ns())
+        if len(stale) and not out_of_time:
+            self._place((yield from self._find_anew(stale)))
+            failed = failed[status[failed] == k.FAILED]
+        if not out_of_time:
+            self._choose(failed)
+            yield from self._doubt(failed[status[failed] == k.FAILED])
+        for at in failed[status[failed] == k.FAILED].tolist():
+            code, tried = self.failures[at]
+            status[at] = TransferTimeoutError.code if out_of_time else code
+            self.errors[at] = f"tried {tried}"
+
+    def _doubt(self, failed: Column) -> Steps[None]:
+        """Find anew what differs from its checksum because its lease did not hold.
+
+        A master that was started anew knows no lease of its former life, and gives the memory to
+        others. Asked once a key: what still stands where it was read is damaged.
+        """
+        status, code = self.status, ChecksumMismatchError.code
+        differing = {at for at in failed.tolist() if self.failures[at].code == code}
+        index = np.array(sorted(differing - self._asked_again), np.int64)
+        if not len(index):
+            return
+        self._asked_again.update(index.tolist())
+        yield from self._ask_whether_unchanged(index)
+        status[index[status[index] == 0]] = k.FAILED
+        changed = index[status[index] == Status.LEASE_EXPIRED]
+        if len(changed):
+            self._place((yield from self._find_anew(changed)))
+
+    # Checking.
+
+    def _ask_whether_unchanged(self, index: Column) -> Steps[None]:
+        """Ask whether objects read without a lease still are what and where they were.
+
+        What is the same at a later time was not touched before it. Nothing is leased by this.
+        """
+        counters, cols = self.core.counters, self.cols
+        counters.lease_renewals += len(index)
+        for some, reply in (yield from self.ask(self.gets(index, 0))):
+            places = cols[k.GENERATION, some], cols[k.SEGMENT, some], cols[k.OFFSET, some]
+            same = still_there(reply, *places)
+            self.status[some] = np.where(same, 0, Status.LEASE_EXPIRED)
+            counters.leases_expired += int(len(some) - np.count_nonzero(same))
+
+
+def half_of(until: float) -> float:
+    """The middle of the time that is left."""
+    now = time.monotonic()
+    return now + max(0.0, until - now) / 2

@@ -1,0 +1,129 @@
+"""What both clients do before their first request: settings, engine, identity; no I/O.
+
+Settings come from `mooncake_store.config.settings` (defaults, file, environment); keywords of the
+constructor override them. Kernels are loaded here, once, so that no deadline runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from mooncake_store.client.core import Core
+from mooncake_store.config.settings import load_client, read_secret, split_url
+from mooncake_store.endpoint import host_name
+from mooncake_store.errors import RemoteProtocolError
+from mooncake_store.units import MILLISECOND_NS
+from mooncake_store.wire.cluster import MAP
+from mooncake_store.wire.shard import OPEN, TTL_DEFAULT, OpenClient, Opened
+from transfer_engine.engine import TransferEngine
+from transfer_engine.rpc.address import Address
+from transfer_engine.wire.handshake import Identity
+
+__all__ = ["IDEMPOTENT", "Setup", "is_local", "load_kernels"]
+
+LOCAL = "mooncake://local"
+CONNECTIONS_MAX = 64
+"""Per shard: one for each thread that asks at the same time."""
+
+# Asked again once when the connection was lost: a second answer means the same as the first.
+IDEMPOTENT = frozenset(
+    {
+        "map", "segments", "status", "get", "exists", "find_prefix", "renew", "list", "stat",
+        "stats", "put_end", "pin", "drain_status", "task", "snapshot", "events",
+    }
+)  # fmt: skip
+
+
+def is_local(url: str) -> bool:
+    """Whether a URL asks for a cluster inside this process."""
+    return url == LOCAL or url.startswith(LOCAL + "/")
+
+
+@functools.cache
+def load_kernels() -> None:
+    """Load or compile what the first request would otherwise wait for."""
+    from mooncake_store import ids
+    from mooncake_store.client.kernels import reading
+    from transfer_engine.kernels import xxh3
+
+    reading.warmup()
+    xxh3.warmup()
+    ids.digests(["warm"], 0)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a client as the shards know it; a forked child is another one."""
+
+    uuid: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    epoch: int = field(default_factory=time.time_ns)
+    pid: int = field(default_factory=os.getpid)
+
+
+class Setup:
+    """Settings resolved, engine made. `url` may differ from the configured one (local cluster)."""
+
+    def __init__(self, url: str | None, settings: dict[str, Any]) -> None:
+        load_kernels()
+        self.config = load_client(url, settings)
+        self.secret = read_secret(self.config.secret_file) if self.config.secret_file else None
+        self.namespace = split_url(self.config.url).namespace
+        self.engine = TransferEngine(
+            transports=self.config.transports,
+            secret=self.secret,
+            threads=self.config.copy_threads,
+        )
+        self.core = Core(self.config, self.namespace, self.engine)
+        self.run = Run()
+
+    @property
+    def identity(self) -> Identity:
+        """How connections introduce themselves."""
+        return Identity("", role="client", instance=self.run.uuid.hex())
+
+    def address(self) -> Address:
+        """Where the cluster service is."""
+        parts = split_url(self.config.url)
+        return Address(parts.host, parts.port)
+
+    def open_request(self) -> bytes:
+        """The first request on a connection to a shard."""
+        if self.run.pid != os.getpid():
+            self.run = Run()
+        return OPEN.request.pack(
+            OpenClient(self.run.uuid, self.run.epoch, host_name(), self.namespace)
+        )
+
+    def check_opened(self, body: bytes, shard: int, peer: str) -> Opened:
+        """Read the answer; raises when another shard than the map says is at this address."""
+        opened = OPEN.reply.unpack(body)
+        if (opened.shard, opened.shards) != (shard, self.core.shards):
+            raise RemoteProtocolError(
+                f"this is shard {opened.shard} of {opened.shards}, the map of the cluster says "
+                f"{shard} of {self.core.shards}",
+                peer=peer,
+                advice="connect again: the cluster may just have been started anew",
+            )
+        if self.core.ttl_ms == TTL_DEFAULT:
+            self.core.lease_ns = opened.lease_ttl_ms * MILLISECOND_NS
+        return opened
+
+    def new_map(self, body: bytes, former: list[Address]) -> list[Address] | None:
+        """Where the shards are by a map of the cluster; None if that is where they were."""
+        found = MAP.reply.unpack(body)
+        if not found.shards:
+            raise RemoteProtocolError("the cluster has no shards", peer=str(self.address()))
+        addresses = [Address.parse(shard) for shard in found.shards]
+        if addresses == former:
+            return None
+        if former:
+            # A master that was started anew: its extents, leases and segments are others.
+            self.core.leases.clear()
+            self.core.directory.forget()
+        self.core.shards = len(addresses)
+        return addresses

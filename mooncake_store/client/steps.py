@@ -1,0 +1,88 @@
+"""The client's operations are generators; this is what they ask of whoever drives them.
+
+An operation yields a step and is sent its outcome; it returns the result. So its logic is written
+once, does no I/O, and is driven by the blocking client (`blocking_driver.py`), by the asyncio client
+(`aio_driver.py`) and by tests that play the store themselves.
+
+    Calls     requests to shards (or to the cluster), sent to all before any answer is awaited
+    Moves     batches between local memory and segments
+    Opens     segments to be reached for the first time
+
+Outcomes are lists in the same order whose entries may be errors: one shard or segment that fails
+does not decide about the others. Cost of a step: 0.2 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+from mooncake_store.errors import StoreError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.client.directory import Road
+    from transfer_engine.base import Operation as Direction
+    from transfer_engine.wire.frame import Body
+    from transfer_engine.wire.registry import Operation
+
+__all__ = ["CLUSTER", "Call", "Calls", "Move", "Moves", "Opens", "Steps", "ask_one", "fetch"]
+
+Call: TypeAlias = "tuple[int, Operation[Any, Any], bytes]"
+"""A request: the shard, the operation, the packed body."""
+CLUSTER = -1
+"""In place of a shard's number: the cluster service."""
+
+
+class Calls(NamedTuple):
+    """Requests; outcome: the body of the reply or an error each."""
+
+    calls: list[Call]
+    until: float
+
+
+class Move(NamedTuple):
+    """One batch; `keep` holds the buffers that `addresses` point into."""
+
+    road: Road
+    direction: Direction
+    offsets: NDArray[Any]
+    lengths: NDArray[Any]
+    addresses: NDArray[Any]
+    checksums: bool
+    keep: object
+
+
+class Moves(NamedTuple):
+    """Batches; outcome: a `BatchResult` of the transfer engine or an error each."""
+
+    moves: list[Move]
+    until: float
+
+
+class Opens(NamedTuple):
+    """Segments to open; outcome: None or an error each."""
+
+    roads: list[Road]
+    until: float
+
+
+T = TypeVar("T")
+
+Step: TypeAlias = Calls | Moves | Opens
+Steps: TypeAlias = Generator[Step, Any, T]
+
+
+def fetch(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Body]:
+    """Send one request and return the body of its reply; raises what it failed with."""
+    replies = yield Calls([(shard, operation, body)], until)
+    if isinstance(replies[0], StoreError):
+        raise replies[0].again()
+    answer: Body = replies[0]
+    return answer
+
+
+def ask_one(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Any]:
+    """Send one request and return its reply; raises what it failed with."""
+    return operation.reply.unpack((yield from fetch(shard, operation, body, until)))

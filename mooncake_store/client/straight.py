@@ -1,0 +1,257 @@
+"""One whole object, read or put without the machinery of a batch: the same steps on plain numbers.
+
+    get    lease table, or one request  ->  place  ->  copy and hash  ->  `verdict`
+    put    one request  ->  copy and hash  ->  one request
+
+Memory that this process shares with the owner is copied from, or to, in one kernel call; elsewhere
+a batch of one is moved. Anything unusual is declined: a key that is not readable, or is not to be
+written, several replicas to write, a segment that is new or failed lately, a buffer that is too
+small, a failed transfer, a checksum that differs, a lease that ran out or was given back meanwhile.
+`Reading` and `Putting` then do it all, from the answer if one came, with their retries, renewals
+and errors; nothing of that is repeated here. What a read is worth is the one rule of
+`kernels.reading.verdict` in both.
+
+No I/O. Cost: at most one round trip for a get, two for a put.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mooncake_store import ids
+from mooncake_store.client.buffers import new_bytes
+from mooncake_store.client.failures import error_of
+from mooncake_store.client.kernels import reading as k
+from mooncake_store.client.keys import Digests, label_of, name_of
+from mooncake_store.client.reads import MARGIN_NS, Answer, half_of
+from mooncake_store.client.results import PutResult
+from mooncake_store.client.steps import Move, Moves, fetch
+from mooncake_store.client.writes import StartedPut, attempt_until, patience_ms
+from mooncake_store.core.records import Status
+from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.wire.shard import (
+    GET,
+    GET_ONE,
+    PUT_END,
+    PUT_END_ONE,
+    PUT_START,
+    PUT_STARTED_ONE,
+)
+from transfer_engine.base import Operation as Direction
+from transfer_engine.checksum import copy_one
+
+if TYPE_CHECKING:
+    from mooncake_store.client.core import Core
+    from mooncake_store.client.directory import Road
+    from mooncake_store.client.keys import Key
+    from mooncake_store.client.leases import Found
+    from mooncake_store.client.reads import Plan
+    from mooncake_store.client.steps import Steps
+    from mooncake_store.wire.shard import PutOne
+    from transfer_engine.segments.mapping import Mapping
+
+__all__ = ["Single", "digest_of", "put_one", "read_one"]
+
+_PAIR = struct.Struct("<qq")
+_NOT_FOUND = (0, 0, 0, 0, 0, 0)
+_ONE_ACCEPTED = 1 << 16
+"""Status 0 and one replica, in the upper half of a PUT_ROW."""
+_UNSIGNED = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Single(NamedTuple):
+    """`size` bytes were read, as a new object if that was asked for; -1: declined."""
+
+    size: int
+    value: bytes | None
+    answer: Answer | None
+
+
+_DECLINED = Single(-1, None, None)
+_STORED = PutResult("stored", replicas=1)
+
+
+def digest_of(key: Key, namespace: str) -> bytes | None:
+    """The digest of one key, or None for what is no single key."""
+    if isinstance(key, str | bytes):
+        return ids.digest(key, namespace)
+    return key.words.tobytes() if isinstance(key, Digests) and len(key) == 1 else None
+
+
+def read_one(
+    core: Core, key: Key, plan: Plan, until: float, buffer: tuple[int, int, Any] | None
+) -> Steps[Single]:
+    """Read into (address, size, owner) of a buffer, or make a bytes object."""
+    digest = digest_of(key, core.namespace)
+    if digest is None:
+        return _DECLINED
+    low, high = _PAIR.unpack(digest)
+    leases = core.leases
+    epoch = leases.epoch
+    found: Found = _NOT_FOUND
+    if plan.cached:
+        found = leases.one(low, high, time.monotonic_ns() + MARGIN_NS)
+    hit = found[0] != 0
+    if not hit:
+        request = GET_ONE.request.pack(plan.ttl_ms, 0, digest)
+        sent = time.monotonic_ns()
+        body = yield from fetch(core.shard_of(digest), GET, request, until)
+        now, roads = time.monotonic_ns(), core.directory.roads
+        fields, reply = GET_ONE.reply.match(body), None
+        if fields is not None:
+            found = leases.take_single(low, high, fields, sent, now, roads)
+        else:
+            reply = GET.reply.unpack(body)
+            found = leases.take_one(low, high, reply, sent, now, roads, next(core.turns))
+        if not found[0]:
+            return Single(-1, None, Answer(reply or GET.reply.unpack(body), sent))
+    size = found[1]
+    value = None
+    if buffer is None:
+        value, address = new_bytes(size)
+        buffer = address, size, value
+    copied = yield from _read(core, found, plan, until, buffer)
+    if copied and leases.epoch == epoch:
+        counters = core.counters
+        counters.keys += 1
+        counters.lease_cache_hits += hit
+        return Single(size, value, None)
+    # A lease that was asked for is in the table; asking again would count it twice.
+    return _DECLINED
+
+
+def put_one(
+    core: Core, key: Key, memory: tuple[int, int, Any], requests: PutOne, until: float
+) -> Steps[PutResult | StartedPut | None]:
+    """Put (address, size, owner) of memory as one replica; what was begun if that is declined."""
+    digest = digest_of(key, core.namespace)
+    if digest is None:
+        return None
+    shard, size = core.shard_of(digest), memory[1]
+    request = requests.pack(digest, name_of(key), size, patience_ms(until))
+    body = yield from fetch(shard, PUT_START, request, until)
+    fields, outcome = PUT_STARTED_ONE.match(body), None
+    if fields is not None and fields[0] >> 32 == _ONE_ACCEPTED:
+        outcome = yield from _write(core, fields[2] & 0xFFFF_FFFF, fields[1], memory, until)
+    if type(outcome) is not _Written:
+        return StartedPut(PUT_START.reply.unpack(body), outcome)
+    assert fields is not None
+    request = PUT_END_ONE.request.pack(digest, fields[0] & 0xFFFF_FFFF, outcome.sum64)
+    (status,) = PUT_END_ONE.reply.unpack((yield from fetch(shard, PUT_END, request, until)))
+    counters = core.counters
+    counters.keys += 1
+    name = outcome.transport
+    counters.bytes_written[name] = counters.bytes_written.get(name, 0) + size
+    if status == Status.SUPERSEDED:
+        return PutResult("superseded")
+    if status:
+        error = error_of(status, key=label_of(key), operation="put")
+        return PutResult("rejected", error=error)
+    return _STORED
+
+
+def _read(
+    core: Core, found: Found, plan: Plan, until: float, buffer: tuple[int, int, Any]
+) -> Steps[bool]:
+    """Copy and judge; False for anything but bytes that are good."""
+    end, size, wanted, _, segment, offset = found
+    road = _road(core, segment)
+    if road is None or size > buffer[1]:
+        return False
+    try:
+        memory = _memory(core, road, offset, size)
+    except StoreError:
+        return _failed(core, road)
+    if memory is not None:
+        sum64 = copy_one(memory.address + offset, buffer[0], size)
+        name = road.transport
+    else:
+        # What follows a failure tries other replicas, and needs time for that.
+        place = buffer[0], size, buffer[2]
+        outcome = yield from _move(road, Direction.READ, offset, place, plan.verify, half_of(until))
+        if isinstance(outcome, StoreError) or outcome.statuses[0]:
+            return _failed(core, road)
+        sum64 = int(outcome.checksums[0]) if plan.verify else 0
+        name = outcome.transport
+    same = not plan.verify or sum64 == wanted & _UNSIGNED
+    mark, _ = k.verdict(0, same, end, time.monotonic_ns())
+    if mark == k.FAILED:
+        core.counters.checksum_failures += 1
+        return _failed(core, road)
+    if mark:
+        return False
+    read = core.counters.bytes_read
+    read[name] = read.get(name, 0) + size
+    return True
+
+
+def _failed(core: Core, road: Road) -> bool:
+    """Note what failed, so that what follows prefers another replica."""
+    core.counters.failovers += 1
+    core.directory.failed(road, time.monotonic_ns())
+    return False
+
+
+class _Written(NamedTuple):
+    """Bytes that are where they belong."""
+
+    sum64: int
+    transport: str
+
+
+def _write(
+    core: Core, segment: int, offset: int, memory: tuple[int, int, Any], until: float
+) -> Steps[Any]:
+    """Write one replica; return None if that was not tried, and the outcome if it failed."""
+    road, (address, size, _) = _road(core, segment), memory
+    if road is None:
+        return None
+    try:
+        shared = _memory(core, road, offset, size)
+    except StoreError as error:
+        return error.again()
+    if shared is None:
+        # What follows a failure tries other segments, and needs time for that.
+        limit = attempt_until(until, size)
+        outcome = yield from _move(road, Direction.WRITE, offset, memory, True, limit)
+        if isinstance(outcome, StoreError) or outcome.statuses[0]:
+            return outcome
+        return _Written(int(outcome.checksums[0]), outcome.transport)
+    if not shared.writable:
+        return None
+    return _Written(copy_one(address, shared.address + offset, size), road.transport)
+
+
+def _road(core: Core, segment: int) -> Road | None:
+    """How a segment is reached, if it was reached before and never failed since."""
+    road = core.directory.known.get(segment)
+    return None if road is None or road.handle is None or road.failures else road
+
+
+def _memory(core: Core, road: Road, offset: int, size: int) -> Mapping | None:
+    """The memory that this process shares with the owner; None where bytes are to be moved."""
+    assert road.handle is not None
+    memory = road.handle.memory() if size <= core.inline_bytes_max else None
+    if memory is not None and not 0 <= offset <= memory.bytes - size:
+        raise InvalidArgumentError(f"[{offset}, + {size}) is outside of {road.label}")
+    return memory
+
+
+def _move(
+    road: Road,
+    direction: Direction,
+    offset: int,
+    memory: tuple[int, int, Any],
+    checksum: bool,
+    until: float,
+) -> Steps[Any]:
+    """Move a batch of one; return its outcome."""
+    address, size, owner = memory
+    offsets, lengths, addresses = np.array([[offset], [size], [address]], np.int64)
+    move = Move(road, direction, offsets, lengths, addresses, checksum, owner)
+    (outcome,) = yield Moves([move], until)
+    return outcome

@@ -1,0 +1,566 @@
+"""The settings of master, worker and client: what each means, its default, and what excludes what.
+
+    loaded = load(MasterConfig, file="mooncake.toml", overrides={"port": 50060})
+    loaded.value.port, loaded.origins["port"]         # 50060, "command line"
+
+Defaults are overridden by a TOML file, that by `MOONCAKE_*` variables, those by the command line.
+A frozen struct per program, checked when it is made: a value out of range, a misspelt name or a
+contradiction is one sentence at start and never a surprise later. The explanation of a setting
+stands beside its field and is what `mooncake config`, the error messages and
+docs/reference/config.md say.
+
+Attributes end in their native unit: the master's durations are `_ns` because its core counts in
+nanoseconds, the client's are `_s` because sockets do. The settings are named without the unit:
+`put_discard_ns` is `put_discard = "30s"`.
+
+Not done here: how sources are merged (`loading.py`), reading secrets (`read_secret`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+
+from msgspec import Meta
+
+from eviction.registry import STORE_POLICIES, check_store_policy
+from mooncake_store.config.loading import (
+    CLIENT_ARGUMENT,
+    COMMAND_LINE,
+    Loaded,
+    Row,
+    Source,
+    load_settings,
+    rows,
+)
+from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
+from mooncake_store.endpoint import (
+    is_loopback,
+    read_secret,
+    split_address,
+    split_quota,
+    split_rail,
+    split_url,
+)
+from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
+from transfer_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "PROGRAMS",
+    "ClientConfig",
+    "Loaded",
+    "MasterConfig",
+    "Row",
+    "Setting",
+    "Settings",
+    "WorkerConfig",
+    "settings_of",
+    "load",
+    "load_client",
+    "read_secret",
+    "rows",
+    "split_address",
+    "split_quota",
+    "split_url",
+]
+
+S = TypeVar("S", bound=Settings)
+
+QUOTAS_MAX = 64
+"""Namespaces with a quota: a shard tells the eviction order of each of every use of an object."""
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+# A segment below a mebibyte is a forgotten unit: `segments = ["16"]`.
+SegmentBytes = Annotated[int, Meta(ge=MIB, le=VALUE_MAX, extra={"unit": "bytes"})]
+DurationNs = Annotated[int, Meta(gt=0, le=365 * 24 * HOUR_NS, extra={"unit": "ns"})]
+DurationS = Annotated[float, Meta(gt=0, le=365 * 24 * 3600, extra={"unit": "s"})]
+
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    Meta(
+        description="The least important messages of this project that are logged.",
+        extra={"general": ("log", "level")},
+    ),
+]
+LogJson = Annotated[
+    bool,
+    Meta(
+        description="Log one JSON object a line instead of text for people.",
+        extra={"general": ("log", "json")},
+    ),
+]
+SecretFile = Annotated[
+    str,
+    Meta(
+        description="File with the secret shared by all programs of a pool; readable by its "
+        "owner only. Empty: none, which is accepted on loopback only.",
+        extra={"general": ("", "secret_file")},
+    ),
+]
+Insecure = Annotated[
+    bool,
+    Meta(description="Accept connections from other machines without any secret."),
+]
+Strict = Annotated[
+    bool,
+    Meta(
+        description="Refuse unknown variables in the environment instead of warning of them.",
+        extra={"general": ("", "strict")},
+    ),
+]
+Overcommit = Annotated[
+    bool,
+    Meta(
+        description="Lend memory even if there is less than that, by the machine, its control "
+        "groups or a tmpfs."
+    ),
+]
+PortFile = Annotated[
+    str,
+    Meta(description="Write the port in use to this file once ready. Empty: do not."),
+]
+
+
+class MasterConfig(Settings, frozen=True, kw_only=True):
+    """Settings of `mooncake master`: where it listens, how long things live, what is evicted."""
+
+    table: ClassVar[str] = "master"
+
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Port to listen on; 0 picks a free one.")] = 50051
+    shards: Annotated[
+        int,
+        Meta(ge=1, le=4096, description="Shard processes; each serves its slice of the keys."),
+    ] = 1
+    secret_file: SecretFile = ""
+    insecure: Insecure = False
+    port_file: PortFile = ""
+    objects_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 30,
+            description="Objects a shard can hold. Reserves address space, not memory.",
+        ),
+    ] = 64_000_000
+    default_lease_ttl_ns: Annotated[
+        DurationNs,
+        Meta(description="Read lease of a get that does not ask for another."),
+    ] = 10 * SECOND_NS
+    lease_ttl_max_ns: Annotated[
+        DurationNs,
+        Meta(description="Longest read lease granted; also the pause after a restart."),
+    ] = 5 * MINUTE_NS
+    put_discard_ns: Annotated[
+        DurationNs,
+        Meta(description="Age at which an unfinished put may be replaced by a new put."),
+    ] = 30 * SECOND_NS
+    put_release_ns: Annotated[
+        DurationNs,
+        Meta(description="Age at which the space of an unfinished put is used again."),
+    ] = 600 * SECOND_NS
+    client_ttl_ns: Annotated[
+        DurationNs,
+        Meta(description="Silence after which a worker is gone and its replicas unreadable."),
+    ] = 10 * SECOND_NS
+    ping_interval_ns: Annotated[
+        DurationNs,
+        Meta(description="How often workers report that they are alive."),
+    ] = SECOND_NS
+    suspect_after_pings: Annotated[
+        Count,
+        Meta(description="Missed reports after which a worker gets no new objects."),
+    ] = 3
+    soft_pin_ttl_ns: Annotated[
+        DurationNs,
+        Meta(description="Life of a soft pin that does not ask for another."),
+    ] = 30 * MINUTE_NS
+    soft_pin_ttl_max_ns: Annotated[
+        DurationNs,
+        Meta(description="Longest soft pin granted."),
+    ] = 24 * HOUR_NS
+    hard_pin_share: Annotated[
+        Share,
+        Meta(description="Share of the pool that hard-pinned objects may fill."),
+    ] = 0.5
+    high_watermark: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Used share of a segment above which objects are evicted."),
+    ] = 0.90
+    eviction_ratio: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Share of the pool freed by one round of eviction."),
+    ] = 0.05
+    eviction_policy: Annotated[
+        str,
+        Meta(
+            description=f"Which object leaves first: {', '.join(STORE_POLICIES)}, a name that "
+            "another distribution registered, or module:Class of your own."
+        ),
+    ] = "lru"
+    evict_soft_pinned: Annotated[
+        bool,
+        Meta(description="Evict soft-pinned objects when nothing else frees enough."),
+    ] = True
+    quotas: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Most bytes of a namespace, as namespace=size: above it, its own coldest "
+            "objects are evicted. Each shard has an equal part of it."
+        ),
+    ] = ()
+    allocator: Annotated[
+        Literal["slab", "offset", "composite"],
+        Meta(
+            description="Where in a segment an object goes: size classes, any size, or size "
+            "classes for small objects and any size for the rest."
+        ),
+    ] = "composite"
+    placement: Annotated[
+        Literal["random", "free_ratio"],
+        Meta(description="Which segment gets a new object: any, or the one with most room."),
+    ] = "random"
+    log_level: LogLevel = "info"
+    log_json: LogJson = False
+    debug_integrity: Annotated[
+        bool,
+        Meta(description="Check all invariants after every change. Slow; for finding bugs."),
+    ] = False
+    events_kept: Annotated[
+        Count,
+        Meta(description="Latest object events kept for readers that fell behind."),
+    ] = 1_000_000
+    connections_max: Annotated[
+        Count,
+        Meta(description="Connections served at once; further ones are refused."),
+    ] = 10_000
+    strict: Strict = False
+
+    def check(self) -> None:
+        """Refuse limits below their defaults, deadlines out of order, and an open port.
+
+        Raises:
+            Contradiction: the first such pair.
+        """
+        for small, large, why in (
+            ("put_discard", "put_release", "a late write must not land in reused space"),
+            ("default_lease_ttl", "lease_ttl_max", ""),
+            ("soft_pin_ttl", "soft_pin_ttl_max", ""),
+        ):
+            # Equal is fine for a limit and its default; release must come after discard.
+            _check_order(self, small, large, why, strict=bool(why))
+        try:
+            check_store_policy(self.eviction_policy)
+        except ValueError as error:
+            raise Contradiction(f"master.eviction_policy: {error}", "eviction_policy") from None
+        if self.suspect_after_pings * self.ping_interval_ns >= self.client_ttl_ns:
+            raise Contradiction(
+                "master.client_ttl must be longer than suspect_after_pings times ping_interval, "
+                "or a worker is declared gone before it is suspect",
+                "client_ttl",
+                "suspect_after_pings",
+                "ping_interval",
+            )
+        if self.eviction_ratio >= self.high_watermark:
+            raise Contradiction(
+                f"master.eviction_ratio ({self.eviction_ratio}) must be below high_watermark "
+                f"({self.high_watermark}), or one round of eviction empties the pool",
+                "eviction_ratio",
+                "high_watermark",
+            )
+        _check_quotas(self.table, self.quotas, self.shards)
+        _check_exposure(self.table, self.host, self.secret_file, self.insecure)
+
+
+class WorkerConfig(Settings, frozen=True, kw_only=True):
+    """Settings of `mooncake worker`: the memory it lends to the pool, and how it is reached."""
+
+    table: ClassVar[str] = "worker"
+
+    master: Annotated[str, Meta(description="Address of the master.")] = "127.0.0.1:50051"
+    name: Annotated[
+        str,
+        Meta(description="Name in listings and logs. Empty: host name and process number."),
+    ] = ""
+    host: Annotated[str, Meta(description="Address to serve data on.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Port to serve data on; 0 picks a free one.")] = 0
+    segments_bytes: Annotated[
+        tuple[SegmentBytes, ...],
+        Meta(description="Size of each segment of memory lent to the pool; none beside `files`."),
+    ] = (4 * GIB,)
+    files: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Files, block and DAX devices lent as well: path:size, or the path alone "
+            "for all of what exists."
+        ),
+    ] = ()
+    hugepages: Annotated[
+        Literal["auto", "never", "require"],
+        Meta(description="Back segments by huge pages: where available, not at all, or else fail."),
+    ] = "auto"
+    overcommit: Overcommit = False
+    numa: Annotated[
+        int,
+        Meta(ge=-1, description="NUMA node the segments belong to; -1 leaves it to the system."),
+    ] = -1
+    transports: Annotated[
+        tuple[Literal["shm", "rdma", "tcp"], ...],
+        Meta(
+            description="Ways in which others may reach the segments; rdma needs a card, and tcp."
+        ),
+    ] = ("shm", "rdma", "tcp")
+    rails: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Further addresses, host or host:port, each on a network of its own: "
+            "large transfers use all of them."
+        ),
+    ] = ()
+    secret_file: SecretFile = ""
+    insecure: Insecure = False
+    port_file: PortFile = ""
+    log_level: LogLevel = "info"
+    log_json: LogJson = False
+    strict: Strict = False
+
+    def check(self) -> None:
+        """Refuse a worker that lends nothing, cannot be reached, or is open to anyone.
+
+        Raises:
+            Contradiction: the first such setting.
+        """
+        _check_address(self.table, "master", self.master)
+        if not self.files:
+            _check_list(self.table, "segments", self.segments_bytes, distinct=False)
+        for name, items in (("files", self.files), ("rails", self.rails)):
+            if items:
+                _check_list(self.table, name, items)
+        _check_list(self.table, "transports", self.transports)
+        if self.rails and "tcp" not in self.transports:
+            raise Contradiction(
+                f"{self.table}.rails are addresses for tcp, which {self.table}.transports leaves "
+                "out",
+                "rails",
+                "transports",
+            )
+        for rail in self.rails:
+            _check_address(self.table, "rails", rail, split_rail)
+            _check_exposure(self.table, split_rail(rail)[0], self.secret_file, self.insecure)
+        _check_exposure(self.table, self.host, self.secret_file, self.insecure)
+
+
+class ClientConfig(Settings, frozen=True, kw_only=True):
+    """Settings of a client: which store it talks to, how patiently, and what it keeps."""
+
+    table: ClassVar[str] = "client"
+    profiled: ClassVar[bool] = True
+    options: ClassVar[frozenset[str] | None] = frozenset({"url", "secret_file"})
+
+    url: Annotated[
+        str,
+        Meta(
+            description="The store: mooncake://host:port/namespace.", extra={"general": ("", "url")}
+        ),
+    ] = "mooncake://127.0.0.1:50051/default"
+    secret_file: SecretFile = ""
+    connect_timeout_s: Annotated[
+        DurationS,
+        Meta(description="Longest wait for a connection."),
+    ] = 2.0
+    deadline_s: Annotated[
+        DurationS,
+        Meta(description="Longest duration of an operation that names no deadline."),
+    ] = 30.0
+    lease_ttl_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=365 * 24 * 3600,
+            extra={"unit": "s"},
+            description="Read lease asked for by a get; the master may grant less. 0: what the "
+            "master's default_lease_ttl says.",
+        ),
+    ] = 0.0
+    verify: Annotated[
+        bool,
+        Meta(description="Compare the checksum of what was read with what was put."),
+    ] = True
+    lease_cache: Annotated[
+        bool,
+        Meta(description="Read again under a running lease without asking the master."),
+    ] = True
+    lease_cache_entries: Annotated[
+        Count,
+        Meta(description="Leases remembered for that."),
+    ] = 65_536
+    transports: Annotated[
+        tuple[Literal["local", "shm", "file", "rdma", "tcp"], ...],
+        Meta(description="Ways to move bytes that may be used; the cheapest one is."),
+    ] = ("local", "shm", "file", "rdma", "tcp")
+    copy_threads: Annotated[
+        int,
+        Meta(ge=1, le=256, description="Threads that copy between shared memory and buffers."),
+    ] = 2
+    segment_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=VALUE_MAX,
+            extra={"unit": "bytes"},
+            description="Size of a segment that this client lends to the pool; 0: none.",
+        ),
+    ] = 0
+    overcommit: Overcommit = False
+    replicas: Annotated[
+        int,
+        Meta(ge=1, le=16, description="Copies of an object that a put asks for."),
+    ] = 1
+    strict: Strict = False
+
+    def check(self) -> None:
+        """Refuse a URL that is none, no way to move bytes, and deadlines out of order.
+
+        Raises:
+            Contradiction: the first such setting.
+        """
+        try:
+            split_url(self.url)
+        except ConfigError as error:
+            raise Contradiction(f"client.url: {error.what}", "url") from None
+        if 0 < self.segment_bytes < MIB:
+            raise Contradiction("client.segment must be 0 or at least 1MiB", "segment")
+        _check_list(self.table, "transports", self.transports)
+        _check_order(self, "connect_timeout", "deadline", "", strict=False)
+
+
+PROGRAMS: tuple[type[Settings], ...] = (MasterConfig, WorkerConfig, ClientConfig)
+"""All programs whose tables may stand in one file and whose variables share one environment."""
+
+
+def load(
+    program: type[S],
+    *,
+    file: str | os.PathLike[str] | None = None,
+    profile: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    source: Source = COMMAND_LINE,
+) -> Loaded[S]:
+    """Return the settings of `program` with the origin of each; warn of unknown variables.
+
+    `file` defaults to what `MOONCAKE_CONFIG` names, `profile` to what `MOONCAKE_PROFILE` does,
+    `environ` to this process's environment. `overrides` come from `source`: setting name to value
+    or text, None for not given.
+
+    Raises:
+        ConfigError: a name is unknown, a value is impossible, or two contradict each other.
+    """
+    loaded = load_settings(
+        program,
+        PROGRAMS,
+        file=file,
+        profile=profile,
+        environ=environ,
+        overrides=overrides,
+        source=source,
+    )
+    loaded.warn()
+    return loaded
+
+
+def load_client(url: str | None, settings: Mapping[str, Any]) -> ClientConfig:
+    """Return the settings of a client from the keywords it was made with.
+
+    Besides settings these may be `config_file` and `profile`: the file, and its table, to read.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    given = dict(settings)
+    file, profile = given.pop("config_file", None), given.pop("profile", None)
+    if url is not None:
+        given["url"] = url
+    return load(
+        ClientConfig, file=file, profile=profile, overrides=given, source=CLIENT_ARGUMENT
+    ).value
+
+
+def _check_order(config: Settings, small: str, large: str, why: str, *, strict: bool) -> None:
+    settings = {setting.name: setting for setting in settings_of(type(config))}
+    low, high = (getattr(config, settings[name].attribute) for name in (small, large))
+    if low < high or (low == high and not strict):
+        return
+    relation = "longer than" if strict else "at least as long as"
+    raise Contradiction(
+        f"{config.table}.{large} ({settings[large].kind.show(high)}) must be {relation} "
+        f"{small} ({settings[small].kind.show(low)})" + (f": {why}" if why else ""),
+        small,
+        large,
+    )
+
+
+def _check_address(
+    table: str,
+    name: str,
+    address: str,
+    split: Callable[[str], tuple[str, int]] = split_address,
+) -> None:
+    try:
+        split(address)
+    except ConfigError as error:
+        raise Contradiction(f"{table}.{name}: {error.what}", name) from None
+
+
+def _check_list(table: str, name: str, items: tuple[object, ...], *, distinct: bool = True) -> None:
+    if not items:
+        raise Contradiction(f"{table}.{name} must name at least one", name)
+    repeated = sorted({str(item) for item in items if items.count(item) > 1})
+    if distinct and repeated:
+        raise Contradiction(f"{table}.{name} names {repeated[0]} more than once", name)
+
+
+def _check_quotas(table: str, quotas: tuple[str, ...], shards: int) -> None:
+    if len(quotas) > QUOTAS_MAX:
+        raise Contradiction(
+            f"{table}.quotas names {len(quotas)} namespaces, and {QUOTAS_MAX} is the most: leave "
+            "those without a quota out",
+            "quotas",
+        )
+    names = []
+    for quota in quotas:
+        try:
+            name, quota_bytes = split_quota(quota)
+        except ConfigError as error:
+            raise Contradiction(f"{table}.quotas: {error.what}", "quotas") from None
+        if quota_bytes < shards * MIB:
+            raise Contradiction(
+                f"{table}.quotas: {quota!r} is less than 1MiB for each of {shards} shards",
+                "quotas",
+                "shards",
+            )
+        names.append(name)
+    if names:
+        _check_list(table, "quotas", tuple(names))
+
+
+def _check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:
+    if insecure and secret_file:
+        raise Contradiction(
+            f"{table}.insecure and {table}.secret_file exclude each other: leave out one of them",
+            "insecure",
+            "secret_file",
+        )
+    if not (secret_file or insecure or is_loopback(host)):
+        raise Contradiction(
+            f"{table}.host {host!r} can be reached from other machines, so set secret_file, "
+            "or insecure if everybody there may read and change everything",
+            "host",
+            "secret_file",
+            "insecure",
+        )

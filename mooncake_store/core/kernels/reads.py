@@ -1,0 +1,175 @@
+"""Kernels that answer readers: gets with leases, probes and listing.
+
+Layouts are those of `records.py`, places in `context` those of `context.py`. `alive[s]` is 1 while
+replicas on segment s may be read. All kernels are O(n + replicas).
+"""
+
+import numpy as np
+
+from kernel_cache import njit
+from mooncake_store.core.codes import (
+    HITS,
+    HITS_BITS,
+    HITS_MASK,
+    HITS_WINDOWS,
+    KERNEL,
+    MISSES,
+    NOT_FOUND,
+    NOT_READY,
+    OK,
+    READ_BYTES,
+    READABLE,
+)
+from mooncake_store.core.context import (
+    ALIVE,
+    BYTE,
+    FOUND,
+    HITS_WINDOW_NS,
+    INT32,
+    INT64,
+    LEASE_UNTIL,
+    NOTED,
+    NOTES,
+    OVERFLOW_ROWS,
+    ROWS,
+    SHARED,
+    TABLE_A,
+    TABLE_B,
+    TALLY,
+)
+from mooncake_store.core.kernels.columns import column
+from mooncake_store.core.kernels.leases import lease
+from mooncake_store.core.kernels.table import find, is_living
+from mooncake_store.core.records import OVERFLOW, ROW
+
+
+@njit(**KERNEL, inline="always")
+def first_offset(rows, row):
+    """Where the first replica of a row begins on its segment."""
+    return np.int64(rows[row].offset_low) | np.int64(rows[row].offset_high) << 32
+
+
+@njit(**KERNEL, inline="always")
+def living_replicas(rows, overflow, alive, row, replicas, first):
+    """Write the readable replicas of a row from place `first` on; return the next place."""
+    m = first
+    if alive[rows[row].segment]:
+        replicas[m].segment = rows[row].segment
+        replicas[m].offset = first_offset(rows, row)
+        replicas[m].spare = 0
+        m += 1
+    link = rows[row].more
+    while link >= 0:
+        if overflow[link].state == READABLE and alive[overflow[link].segment]:
+            replicas[m].segment = overflow[link].segment
+            replicas[m].offset = overflow[link].offset
+            replicas[m].spare = 0
+            m += 1
+        link = overflow[link].next
+    return m
+
+
+@njit(**KERNEL, inline="always")
+def count_hit(rows, row, window):
+    """Count a get in the current window."""
+    seen = np.int64(rows[row].hits)
+    if (seen >> HITS_BITS) != (window >> HITS_BITS):
+        seen = window
+    if seen & HITS_MASK < HITS_MASK:
+        seen += 1
+    rows[row].hits = seen
+
+
+@njit(**KERNEL)
+def get(context, client, now, ttl, digests, answers, replicas):
+    """Answer gets: where the replicas are, with a lease of `ttl` for the client if that is above 0.
+
+    The answer tells this lease, not a longer one of anybody. Rows read are added to NOTES. Returns
+    how many replicas were written.
+    """
+    found = column(context, FOUND, INT32)
+    notes = column(context, NOTES, INT64)
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    alive = column(context, ALIVE, BYTE)
+    lease_until = column(context, LEASE_UNTIL, INT64)
+    shared = column(context, SHARED, INT64)
+    table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    find(context, table_a, table_b, rows, digests, found)
+    window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
+    m, hits, misses, nbytes = 0, 0, 0, 0
+    count = context[NOTED]
+    for i in range(digests.shape[0]):
+        row = found[i]
+        status = NOT_FOUND
+        first = m
+        if row >= 0:
+            if rows[row].state != READABLE:
+                status = NOT_READY
+            else:
+                m = living_replicas(rows, overflow, alive, row, replicas, first)
+        answers[i].replicas = m - first
+        if m == first:
+            answers[i].size = 0
+            answers[i].checksum = 0
+            answers[i].lease_ns = 0
+            answers[i].generation = 0
+            answers[i].status = status
+            misses += 1
+            continue
+        hits += 1
+        nbytes += rows[row].size
+        answers[i].size = rows[row].size
+        answers[i].checksum = rows[row].checksum
+        answers[i].generation = rows[row].generation
+        answers[i].status = OK
+        answers[i].lease_ns = 0
+        if ttl > 0:
+            lease(rows, shared, row, client, 1, now, ttl)
+            answers[i].lease_ns = ttl
+            for j in range(first, m):
+                at = replicas[j].segment
+                lease_until[at] = max(lease_until[at], rows[row].lease_end)
+        count_hit(rows, row, window)
+        notes[count] = row
+        count += 1
+    context[NOTED] = count
+    if ttl > 0:  # else it is a query: nobody reads
+        context[TALLY + HITS] += hits
+        context[TALLY + MISSES] += misses
+        context[TALLY + READ_BYTES] += nbytes
+    return m
+
+
+@njit(**KERNEL)
+def readable(context, found, out):
+    """out[i] = whether the object can be read now."""
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    alive = column(context, ALIVE, BYTE)
+    for i in range(found.shape[0]):
+        row = found[i]
+        out[i] = False
+        if row >= 0 and rows[row].state == READABLE:
+            out[i] = is_living(rows, overflow, alive, row)
+
+
+@njit(**KERNEL)
+def exists(context, digests, out):
+    """out[i] = whether digests[i] names an object that can be read now."""
+    found = column(context, FOUND, INT32)
+    table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
+    find(context, table_a, table_b, column(context, ROWS, ROW), digests, found)
+    readable(context, found[: digests.shape[0]], out)
+
+
+@njit(**KERNEL)
+def listing(rows, overflow, alive, cold, span, out):
+    """Readable, named rows of tenant span[2] among rows span[0]..span[1]; returns how many."""
+    count = 0
+    for row in range(span[0], span[1]):
+        if rows[row].state == READABLE and cold[row].tenant == span[2] and cold[row].name_ref != 0:
+            if is_living(rows, overflow, alive, row):
+                out[count] = row
+                count += 1
+    return count

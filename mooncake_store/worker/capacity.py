@@ -1,0 +1,211 @@
+"""Whether memory that is to be lent is there, asked before any is taken.
+
+    check_room(config)          # raises ConfigError with the numbers, or returns
+
+The kernel promises memory that it has not got and, when it is touched, kills somebody for it. So
+what is to be lent is compared with what the machine has available, with the limits of the control
+groups this process is in (version 1 and 2, every level), and, for files on tmpfs, with the room of
+their mount. Segments are memory without a name (memfd), which the size of /dev/shm does not bound.
+Huge pages that were set aside (hugetlb) are compared with those that are free, and with nothing
+else: they are taken already.
+
+What it cannot see: memory that others have asked for and not touched yet. Several workers that
+start at once may each find the same room. Page cache counts as room, as in MemAvailable, and swap
+does not. Everything is read below a folder, so that a recorded machine can be asked like this one.
+Cost: a dozen small files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+
+from mooncake_store.units import KIB, VALUE_MAX, format_size
+from mooncake_store.worker.lending import parse_place
+from transfer_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mooncake_store.config.settings import WorkerConfig
+
+__all__ = ["Machine", "Room", "check_room"]
+
+_HUGE_PAGE_BYTES = 2048 * KIB
+_HUGE_PAGES = "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
+_THP = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+_THP_SHARED = ("[always]", "[within_size]", "[advise]")
+
+
+class Room(NamedTuple):
+    """How much more fits somewhere, and where that is."""
+
+    nbytes: int
+    where: str
+
+
+class _Mount(NamedTuple):
+    root: str
+    point: str
+    kind: str
+    options: tuple[str, ...]
+
+
+class _Version(NamedTuple):
+    """How a version of control groups is mounted, its files, and counters of what can go."""
+
+    kind: str
+    options: tuple[str, ...]
+    limits: tuple[str, ...]
+    usage: str
+    cache: tuple[str, ...]
+
+
+_VERSION_1 = _Version(
+    "cgroup",
+    ("memory",),
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+_VERSION_2 = _Version(
+    "cgroup2",
+    (),
+    ("memory.max", "memory.high"),
+    "memory.current",
+    ("inactive_file", "active_file"),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where to look: the folders of this machine, or of a recorded one."""
+
+    root: Path = Path("/")
+
+    def memory(self) -> Iterator[Room]:
+        """Yield what bounds memory that is touched from now on."""
+        for line in self._read("proc/meminfo").splitlines():
+            if line.startswith("MemAvailable:"):
+                yield Room(int(line.split()[1]) * KIB, "MemAvailable of /proc/meminfo")
+        mounts = self._mounts()
+        for line in self._read("proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            version = _VERSION_1 if controllers else _VERSION_2
+            if not set(version.options) <= set(controllers.split(",")):
+                continue  # a group of another controller
+            for mount in mounts:
+                if mount.kind == version.kind and set(version.options) <= set(mount.options):
+                    yield from self._groups(mount, path, version)
+
+    def huge_pages(self) -> Room:
+        """Return the room in huge pages that were set aside."""
+        free = self._number(_HUGE_PAGES) or 0
+        return Room(free * _HUGE_PAGE_BYTES, f"{free} free huge pages in /{_HUGE_PAGES}")
+
+    def has_shared_huge_pages(self) -> bool:
+        """Return whether the kernel gives huge pages to shared memory without setting any aside."""
+        return any(word in self._read(_THP) for word in _THP_SHARED)
+
+    def tmpfs_of(self, path: str) -> str | None:
+        """Return the mount point of the tmpfs where `path` would be, or None if it is elsewhere."""
+        found = [m for m in self._mounts() if PurePosixPath(path).is_relative_to(m.point)]
+        # Of mounts at one place the last one is seen.
+        best = max(enumerate(found), key=lambda each: (len(each[1].point), each[0]), default=None)
+        return best[1].point if best is not None and best[1].kind == "tmpfs" else None
+
+    def room_of_mount(self, point: str) -> Room | None:
+        """Return what fits on a mount, or None if nothing bounds it."""
+        found = os.statvfs(self._place(point))
+        if not found.f_blocks:
+            return None
+        return Room(found.f_bavail * found.f_frsize, f"free on the tmpfs {point}")
+
+    def _groups(self, mount: _Mount, path: str, version: _Version) -> Iterator[Room]:
+        """Yield the room in a control group and in each that contains it, as far as it is seen."""
+        inside = PurePosixPath(path)
+        if ".." in inside.parts or not inside.is_relative_to(mount.root):
+            inside = PurePosixPath(mount.root)  # of another namespace: its top is what we see
+        relative = inside.relative_to(mount.root)
+        for group in (relative, *relative.parents):
+            folder = self._place(mount.point) / group
+            usage = self._number(folder / version.usage)
+            if usage is None:
+                continue
+            counters = dict(
+                line.split(" ", 1) for line in self._read(folder / "memory.stat").splitlines()
+            )
+            used = max(0, usage - sum(int(counters.get(name, 0)) for name in version.cache))
+            for name in version.limits:
+                limit = self._number(folder / name)
+                if limit is not None and limit < VALUE_MAX:
+                    where = PurePosixPath(mount.point) / group / name
+                    said = f"{where} allows {format_size(limit)}, {format_size(used)} are used"
+                    yield Room(max(0, limit - used), said)
+
+    def _mounts(self) -> list[_Mount]:
+        found = []
+        for line in self._read("proc/self/mountinfo").splitlines():
+            before, _, after = line.partition(" - ")
+            fields, kind = before.split(), after.split()
+            if len(fields) > 4 and len(kind) > 2:
+                found.append(_Mount(fields[3], fields[4], kind[0], tuple(kind[2].split(","))))
+        return found
+
+    def _place(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def _read(self, path: str | Path) -> str:
+        try:
+            return (self.root / path).read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def _number(self, path: str | Path) -> int | None:
+        text = self._read(path)
+        return int(text) if text.isdigit() else None
+
+
+MACHINE = Machine()
+
+
+def check_room(config: WorkerConfig, *, workers: int = 1, machine: Machine | None = None) -> None:
+    """Refuse to lend what `workers` of this kind do not find room for, unless `overcommit` is set.
+
+    Raises:
+        ConfigError: it does not fit; names each number that says so.
+    """
+    if config.overcommit:
+        return
+    machine = MACHINE if machine is None else machine
+    memory_bytes = workers * sum(config.segments_bytes)
+    if config.hugepages == "require" and not machine.has_shared_huge_pages():
+        _compare(memory_bytes, [machine.huge_pages()])
+        memory_bytes = 0
+    mounts: Counter[str] = Counter()
+    for path, nbytes in map(parse_place, config.files):
+        point = None if os.path.exists(path) else machine.tmpfs_of(path)
+        if point is not None and nbytes is not None:
+            mounts[point] += nbytes
+    for point, nbytes in mounts.items():
+        room = machine.room_of_mount(point)
+        _compare(nbytes, [] if room is None else [room])
+    wanted = memory_bytes + mounts.total()
+    if wanted:
+        _compare(wanted, list(machine.memory()))
+
+
+def _compare(wanted_bytes: int, rooms: list[Room]) -> None:
+    small = sorted(room for room in rooms if room.nbytes < wanted_bytes)
+    if not small:
+        return
+    reasons = "; ".join(f"room for {format_size(nbytes)} ({where})" for nbytes, where in small)
+    raise ConfigError(
+        f"{format_size(wanted_bytes)} are to be lent, and there is only {reasons}",
+        advice="lend less (worker.segments, client.segment, --segment), or set overcommit "
+        "(--overcommit) if that memory will be free by the time it is filled; who touches what "
+        "is not there is killed",
+    )

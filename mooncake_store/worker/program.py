@@ -1,0 +1,72 @@
+"""Running a worker as a program: signals, the port file, exit.
+
+`mooncake worker` and the workers of a `LocalCluster` run it; `Worker` itself touches no signals, so
+that it can live in any process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.program import kernels
+from mooncake_store.program.garbage_collection import settle_garbage_collection
+from mooncake_store.program.port_file import remove_port_file, write_port_file
+from mooncake_store.worker.worker import LEASES_S, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncake_store.config.settings import WorkerConfig
+    from mooncake_store.program.children import Parent
+
+__all__ = ["run_worker"]
+
+
+def run_worker(
+    config: WorkerConfig,
+    secret: bytes | None,
+    on_ready: Callable[[dict[str, Any]], object],
+    *,
+    drain_s: float = 0.0,
+    leases_s: float = LEASES_S,
+    parent: Parent | None = None,
+) -> None:
+    """Run a worker on the main thread until SIGTERM, SIGINT, or the end of its parent."""
+    kernels.forget_stale_caches()
+    # Not a lock: the kernel may hand a signal to any thread (one that is just starting or ending,
+    # for example), and the main thread then sleeps on. This is written whoever receives it.
+    heard, asked = os.pipe()
+    os.set_blocking(asked, False)
+    if parent is not None:
+        parent.watch(lambda: os.write(asked, b"."))
+    worker = Worker(config, secret=secret)
+    worker.start()
+    # Not earlier: while it waits for its master nothing needs an orderly end.
+    signal.set_wakeup_fd(asked)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    if parent is None:
+        signal.signal(signal.SIGINT, lambda *_: None)
+    facts = {
+        "name": worker.name,
+        "pid": os.getpid(),
+        "master": config.master,
+        "address": worker.address,
+        "segments": [segment.uuid.hex() for segment in worker.segments],
+        "bytes": sum(segment.size for segment in worker.segments),
+    }
+    try:
+        if config.port_file:
+            write_port_file(config.port_file, facts)
+        settle_garbage_collection()
+        on_ready(facts)
+        os.read(heard, 1)
+        # Whoever asks a second time does not want to wait for leases.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if parent is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    finally:
+        if config.port_file:
+            remove_port_file(config.port_file)
+        worker.stop(drain_s=drain_s, leases_s=leases_s)

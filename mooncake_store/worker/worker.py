@@ -1,0 +1,425 @@
+"""A worker: memory of this process lent to the pool, served to everybody, and kept alive.
+
+    with Worker(config, secret=secret) as worker:     # in any process; no signals are touched
+        ...
+
+Starting creates the segments, publishes them (`TransferServer`: shared memory and TCP) and mounts
+them at the master. From then on two threads work: one only says "alive" on the liveness service,
+so that nothing this process does delays it; the other mounts again when the master asks for it
+and runs the copies and moves whose source lies here. Neither ends by what it meets (`lasting`). A
+worker of which a part cannot go on, be it these or those that serve the memory, falls silent, and
+so is alive to nobody: others stop using what can no longer be reached, or trusted to be looked
+after.
+
+Stopping takes the segments back: the master hides their replicas at once (after moving them away,
+if time for that was granted) and says for how long readers may still hold leases; the memory stays
+until then, within a bound. All waits have deadlines; `stop` is idempotent.
+
+A master that was restarted knows nothing of the objects, nor of who still reads or writes
+them: the worker then lends fresh memory instead of the old.
+
+Not done here: deciding what lies where (the shards do), and surviving a crash with the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from mooncake_store.endpoint import host_name, split_address, split_rail
+from mooncake_store.program.children import START_S
+from mooncake_store.program.logs import StateLog
+from mooncake_store.program.orderly_exit import end_at_exit, ended
+from mooncake_store.wire import cluster as wire
+from mooncake_store.wire import shard as shard_wire
+from mooncake_store.worker.capacity import check_room
+from mooncake_store.worker.copier import Copier
+from mooncake_store.worker.lending import WorkerSegments
+from transfer_engine.errors import (
+    ConfigError,
+    IllegalClientError,
+    InvalidArgumentError,
+    NoSpaceError,
+    PeerLostError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+from transfer_engine.lasting import LastingThread
+from transfer_engine.rpc.address import Address
+from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.transports.server import TransferServer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mooncake_store.config.settings import WorkerConfig
+    from transfer_engine.segments.file import FileSegment
+    from transfer_engine.segments.memory import Segment
+    from transfer_engine.wire.registry import Operation
+
+__all__ = ["Worker", "host_name"]
+
+log = logging.getLogger(__name__)
+
+CALL_S = 5.0
+RETRY_S = 0.1
+JOIN_S = 5.0
+WITHDRAW_S = 1.0
+LEASES_S = 30.0
+"""How long `stop` keeps memory for readers whose leases still run, unless told otherwise."""
+
+_OUT_OF_REACH = (UnavailableError, PeerLostError, TransferTimeoutError)
+_REFUSALS: dict[int, type[StoreError]] = {
+    kind.code: kind for kind in (IllegalClientError, NoSpaceError, InvalidArgumentError)
+}
+
+
+class Worker:
+    """Lends segments to a pool, from `start` to `stop`.
+
+    `uuid` and `epoch` name this run; `name` is for people. `start` waits up to `timeout_s` for the
+    master.
+    """
+
+    def __init__(self, config: WorkerConfig, *, secret: bytes | None = None) -> None:
+        self.config = config
+        self.uuid = secrets.token_bytes(16)
+        self.epoch = time.time_ns()
+        self.name = config.name or f"{host_name()}-{os.getpid()}"
+        self.host = host_name()
+        self.numbers: tuple[int, ...] = ()
+        self._lent = WorkerSegments(config, self.name)
+        self._secret = secret
+        self._server: TransferServer | None = None
+        self._specs: tuple[wire.SegmentSpec, ...] = ()
+        self._map: wire.ClusterMap | None = None
+        self._cluster: BlockingConnection | None = None
+        self._copier: Copier | None = None
+        self._lock = threading.Lock()  # one user of the cluster connection at a time
+        self._mounting = threading.Lock()  # held by the work thread while it mounts again
+        self._leaving = False
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._remount = threading.Event()
+        self._threads: list[LastingThread] = []
+        self._pulse: BlockingConnection | None = None
+        self._pause_s = 0.0
+        self._states = StateLog(log)
+        self._closed = False
+
+    @property
+    def segments(self) -> list[Segment | FileSegment]:
+        """What is lent, memory first."""
+        return self._lent.segments
+
+    @property
+    def address(self) -> str | None:
+        """Host and port where data is served over TCP, if it is."""
+        found = self._server.tcp_address if self._server is not None else None
+        return None if found is None else str(Address(*found))
+
+    # -- life
+
+    def start(self, *, timeout_s: float = 30.0) -> None:
+        """Create, publish and mount the segments, or nothing at all.
+
+        Raises ConfigError for more memory than there is, before it touches any, and what kept it
+        from the master when that lasted longer than `timeout_s`; a master that answers, but still
+        compiles its kernels, has START_S more.
+        """
+        check_room(self.config)
+        try:
+            self._serve()
+            self._lent.make()
+            self._publish()
+            self._mount_within(timeout_s)
+            self._say_alive()
+        except BaseException:
+            self._release()
+            raise
+        self._pause_s = self._interval_s
+        for name, turn in (("tasks", self._work), ("ping", self._ping)):
+            thread = LastingThread(f"mooncake-{name}", turn)
+            self._threads.append(thread)
+            thread.start()
+        # A program that ends without `stop` tells the master so, but waits for no reader.
+        end_at_exit(self, lambda: self.stop(leases_s=0.0))
+        log.info("worker %s lends %d segments", self.name, len(self.segments))
+
+    def _serve(self) -> None:
+        config = self.config
+        self._server = TransferServer(
+            tcp=str(Address(config.host, config.port)) if "tcp" in config.transports else None,
+            unix="auto" if "shm" in config.transports else None,
+            rdma="rdma" in config.transports,
+            rails=[str(Address(*split_rail(rail))) for rail in config.rails],
+            secret=self._secret,
+            insecure=config.insecure,
+            advertise_host=_towards(config.master) if config.host in ("0.0.0.0", "::") else None,
+        )
+
+    def _publish(self) -> None:
+        """Let others reach the segments."""
+        assert self._server is not None
+        descriptors = {s.uuid: self._server.publish(s) for s in self.segments}
+        self._specs = tuple(
+            wire.SegmentSpec(s.uuid, s.name, s.size, descriptors[s.uuid].encode())
+            for s in self.segments
+        )
+        identity = shard_wire.OpenClient(self.uuid, self.epoch, self.host, "default")
+        self._copier = Copier(
+            tuple(self.segments), descriptors, identity, self._describe, self._secret
+        )
+
+    def _replace_segments(self) -> None:
+        """Replace all segments: a new master knows nothing of who still uses the old ones.
+
+        Readers and writers of its predecessor may be under way for as long as their leases last;
+        they keep the old memory, and what they write there meets no new object.
+        """
+        assert self._server is not None
+        log.warning("worker %s: the master was started anew; all memory is replaced", self.name)
+        if self._copier is not None:
+            self._copier.close()
+        for segment in self.segments:
+            if self._server.find(segment.uuid) is not None:
+                self._server.withdraw(segment, timeout_s=WITHDRAW_S)
+        self._lent.replace()
+        self._publish()
+
+    def _mount_within(self, timeout_s: float) -> None:
+        started = time.monotonic()
+        while True:
+            try:
+                self._mount()
+            except _OUT_OF_REACH as error:
+                self._states.change(f"master {self.config.master}", "unreachable", error.what)
+                left_s = started + timeout_s - time.monotonic()
+                if left_s <= RETRY_S and self._master_is_starting():
+                    left_s += START_S
+                if left_s <= RETRY_S or self._stopping.wait(RETRY_S):
+                    raise
+            else:
+                return
+
+    def _master_is_starting(self) -> bool:
+        try:
+            status: wire.ClusterStatus = self._call(wire.STATUS, wire.StatusRequest())
+        except StoreError:
+            return False
+        return not status.version  # it knows nothing of its cluster yet
+
+    def _mount(self) -> None:
+        found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest())
+        if self._map is not None and self._map.epoch != found.epoch and self.numbers:
+            self._replace_segments()
+        self._map = found
+        mounted: wire.Mounted = self._call(
+            wire.MOUNT, wire.Mount(self.uuid, self.epoch, self.name, self.host, self._specs)
+        )
+        refused = next((status for status in mounted.statuses if status), 0)
+        if refused:
+            raise _REFUSALS.get(refused, UnavailableError)(
+                f"the master refused the segments of worker {self.name} (status {refused})",
+                peer=self.config.master,
+                operation="mount",
+            )
+        self.numbers = mounted.numbers
+        self._states.change(f"master {self.config.master}", "mounted")
+
+    def stop(self, *, drain_s: float = 0.0, leases_s: float = LEASES_S) -> None:
+        """Take the segments back and end.
+
+        With `drain_s` objects are first moved to other workers, for at most that long. The memory
+        stays until readers' leases end, at most `leases_s`. Idempotent.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        ended(self)
+        try:
+            busy_ms = self._unmount(drain_s)
+            wait_s = min(busy_ms / 1000, leases_s)
+            self._stopping.set()
+            if wait_s > 0:
+                log.info("worker %s: readers hold leases for up to %.1f s", self.name, wait_s)
+                threading.Event().wait(wait_s)
+        finally:  # also when a second interrupt cuts the waiting short
+            self._stopping.set()
+            self._wake.set()
+            for thread in self._threads:
+                thread.stop()
+            for thread in self._threads:
+                thread.join(JOIN_S)
+            self._release()
+
+    def _unmount(self, drain_s: float) -> int:
+        """Tell the master; return for how many ms readers may hold leases."""
+        if not self._threads:
+            return 0
+        # From when the master lets go pings say "unknown", which else is a reason to mount again.
+        self._leaving = True
+        if self._mounting.acquire(timeout=CALL_S):  # what began before has ended
+            self._mounting.release()
+        segments = tuple(segment.uuid for segment in self.segments)
+        request = wire.Unmount(self.uuid, self.epoch, segments, int(drain_s * 1000))
+        try:
+            outcome: wire.Outcome = self._call(
+                wire.UNMOUNT, request, timeout_s=drain_s + CALL_S, alone=True
+            )
+        except StoreError as error:
+            log.warning("worker %s leaves without its master: %s", self.name, error)
+            return 0
+        if outcome.message:
+            log.warning("worker %s: %s", self.name, outcome.message)
+        return outcome.busy_ms
+
+    def _release(self) -> None:
+        if self._copier is not None:
+            self._copier.close()
+        if self._server is not None:
+            self._server.close()
+        self._lent.close()
+        for connection in (self._cluster, self._pulse):
+            if connection is not None:
+                connection.close()
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- the master
+
+    def _call(
+        self,
+        operation: Operation[Any, Any],
+        request: Any,
+        *,
+        timeout_s: float = CALL_S,
+        alone: bool = False,
+    ) -> Any:
+        """Ask the cluster service; `alone` uses a connection of its own, for what takes long."""
+        if alone:
+            with self._connect(self.config.master, wire.CLUSTER) as connection:
+                body = connection.call(
+                    operation, operation.request.pack(request), timeout_s=timeout_s
+                )
+            return operation.reply.unpack(body)
+        with self._lock:
+            if self._cluster is None or self._cluster.closed or self._cluster.stale():
+                self._cluster = self._connect(self.config.master, wire.CLUSTER)
+            body = self._cluster.call(
+                operation, operation.request.pack(request), timeout_s=timeout_s
+            )
+        return operation.reply.unpack(body)
+
+    def _describe(self, numbers: tuple[int, ...]) -> tuple[wire.SegmentEntry, ...]:
+        """Ask the master how to reach segments; those that are gone are left out."""
+        reply: wire.SegmentsReply = self._call(wire.SEGMENTS, wire.SegmentsRequest(numbers))
+        return reply.segments
+
+    def _connect(self, address: str, registry: Any) -> BlockingConnection:
+        return BlockingConnection.connect(address, registry, secret=self._secret, timeout_s=CALL_S)
+
+    @property
+    def _interval_s(self) -> float:
+        assert self._map is not None
+        return self._map.ping_interval_ms / 1000
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything that this worker does for others still goes on."""
+        served = self._server is not None and self._server.sound
+        return served and all(thread.sound for thread in self._threads)
+
+    def _ping(self) -> None:
+        """Say after a while that this worker is alive, unless it cannot do what it is there for."""
+        if self._stopping.wait(self._interval_s):
+            return
+        sound = self.sound
+        self._states.change(
+            f"worker {self.name}", "sound" if sound else "silent: part of it cannot go on",
+            level=logging.INFO if sound else logging.ERROR,
+        )  # fmt: skip
+        if sound:
+            self._say_alive()
+
+    def _say_alive(self) -> None:
+        """The connection stays open, so that the master sees it close when this process ends."""
+        assert self._map is not None
+        body = wire.PING.request.pack(wire.Ping(self.uuid, self.epoch))
+        try:
+            if self._pulse is None or self._pulse.closed:
+                self._pulse = self._connect(self._map.liveness, wire.LIVENESS)
+            reply = self._pulse.call(wire.PING, body, timeout_s=max(1.0, self._interval_s))
+            pong = wire.PING.reply.unpack(reply)
+        except StoreError as error:
+            self._failed(error)
+            # A restarted master may listen for pings elsewhere.
+            self._ask_to_mount()
+            return
+        if pong.known and pong.master_epoch == self._map.epoch:
+            self._states.change(f"master {self.config.master}", "mounted")
+        else:
+            self._ask_to_mount()
+
+    def _failed(self, error: StoreError) -> None:
+        """Tell, once, what the master does instead of answering."""
+        state = "silent" if isinstance(error, _OUT_OF_REACH) else "refusing"
+        self._states.change(f"master {self.config.master}", state, error.what, logging.WARNING)
+
+    def _ask_to_mount(self) -> None:
+        self._remount.set()
+        self._wake.set()
+
+    def _work(self) -> None:
+        """Mount again if that was asked for, then run the tasks that wait."""
+        self._wake.wait(self._pause_s)
+        self._wake.clear()
+        if self._stopping.is_set():
+            return
+        try:
+            if self._remount.is_set():
+                self._remount.clear()
+                with self._mounting:
+                    if not self._leaving:
+                        self._mount()
+            assert self._copier is not None
+            assert self._map is not None
+            worked = self._copier.work(self._map, self.numbers)
+        except StoreError as error:
+            self._failed(error)
+            worked = False
+        # Work seldom comes alone: look again soon, then less and less often.
+        self._pause_s = 0.005 if worked else min(self._interval_s, self._pause_s * 2)
+
+
+def _towards(master: str) -> str:
+    """Return the address of this machine on the way to the master; sends nothing."""
+    host, port = split_address(master)
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with contextlib.closing(socket.socket(family, kind)) as probe:
+            probe.connect(target)
+            name: str = probe.getsockname()[0]
+            return name
+    except OSError as error:
+        raise ConfigError(
+            f"cannot tell which address of this machine leads to the master {master}: {error}",
+            advice="set worker.host to the address that others can reach",
+        ) from error

@@ -1,0 +1,1 @@
+"""Memory of accelerators as the near end of transfers."""
