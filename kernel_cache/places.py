@@ -50,15 +50,16 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-STAMP_NAME = "_kernels.stamp"
-LOADED_NAME = "_kernels.loaded"
-_INDEXES = "_kernels*.nbi"
-_DATA = "_kernels*.nbc"
+STAMP_NAME = "kernels.stamp"
+LOADED_NAME = "kernels.loaded"
+_INDEXES = "*.nbi"
+_DATA = "*.nbc"
 
 
 def kernels_below(folder: Path) -> list[Path]:
-    """Every file of kernels in a folder and those below it, sorted."""
-    return sorted(path.absolute() for path in folder.rglob("_kernels*.py"))
+    """Every file of kernels below a folder, sorted: those in folders named `kernels`."""
+    found = (path.absolute() for path in folder.rglob("kernels/*.py"))
+    return sorted(path for path in found if path.name != "__init__.py")
 
 
 def cache_of(folder: Path) -> Path | None:

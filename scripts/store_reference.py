@@ -23,7 +23,8 @@ __all__ = ["PAGES", "config_page", "errors_page"]
 
 CONFIG_HEAD = """# Settings
 
-Written by `python scripts/store_reference.py`; edit the fields in `mooncake_store/config/settings.py`.
+Written by `python scripts/store_reference.py`; edit the fields in
+`mooncake_store/config/settings.py`.
 
 A value is looked for in this order, and the first one found wins:
 

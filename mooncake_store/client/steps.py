@@ -1,8 +1,8 @@
 """The client's operations are generators; this is what they ask of whoever drives them.
 
 An operation yields a step and is sent its outcome; it returns the result. So its logic is written
-once, does no I/O, and is driven by the blocking client (`blocking_driver.py`), by the asyncio client
-(`aio_driver.py`) and by tests that play the store themselves.
+once, does no I/O, and is driven by the blocking client (`blocking_driver.py`), by the asyncio
+client (`aio_driver.py`) and by tests that play the store themselves.
 
     Calls     requests to shards (or to the cluster), sent to all before any answer is awaited
     Moves     batches between local memory and segments

@@ -47,7 +47,7 @@ class Failure(NamedTuple):
 
 
 class KeyTransfers(KeyRequests):
-    """A batch of keys whose bytes are moved. The columns of `cols` are named in `kernels/reading.py`."""
+    """A batch of keys whose bytes are moved; `kernels/reading.py` names the columns of `cols`."""
 
     def __init__(self, core: Core, keys: KeyBatch, until: float) -> None:
         self.cols: NDArray[np.int64] = np.zeros((k.COLUMNS, len(keys.digests)), np.int64)

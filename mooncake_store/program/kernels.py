@@ -2,9 +2,9 @@
 
 The first call of a kernel on a machine compiles it, which takes seconds; later processes load it
 from disk (where from: `kernel_cache`). So that no request ever waits for a compiler, `warmup` runs
-the `warmup()` of every `_kernels*.py` in the installed packages; they are found on disk, no list
-names them. Where kernels can only be called by what is built on them, their folder has a
-`_warmup.py` instead.
+the `warmup()` of every file in a folder `kernels` of the installed packages; they are found on
+disk, no list names them. Where kernels can only be called by what is built on them, a `warmup.py`
+lies beside their folder instead.
 
 A program that may serve while it loads its kernels asks `loaded_before` whether they come from
 disk: with `note_loaded` an earlier run told, in a file beside the cached ones, that it had loaded
@@ -52,7 +52,7 @@ class KernelFile(NamedTuple):
 
 
 def find_kernels(packages: Iterable[str] = PACKAGES) -> list[KernelFile]:
-    """Return every `_kernels*.py` of `packages`, sorted by module; a missing package has none."""
+    """Return every file of kernels of `packages`, sorted by module; a missing package has none."""
     found: list[KernelFile] = []
     for package in packages:
         spec = importlib.util.find_spec(package)
@@ -83,7 +83,7 @@ def warmup_of(module: str) -> Callable[[], None]:
     own: Callable[[], None] | None = getattr(importlib.import_module(module), "warmup", None)
     if own is not None:
         return own
-    beside = importlib.import_module(f"{module.rpartition('.')[0]}._warmup")
+    beside = importlib.import_module(f"{module.rsplit('.', 2)[0]}.warmup")
     found: Callable[[], None] = beside.warmup
     return found
 

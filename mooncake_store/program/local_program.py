@@ -1,4 +1,4 @@
-"""A master or a worker as a child of a `LocalCluster`: `python -m mooncake_store.program.local_program`.
+"""A master or a worker as a child of a `LocalCluster`.
 
 Program and settings come over the channel to the parent; environment and files play no part, so
 a local cluster is the same everywhere. It ends when its parent does.

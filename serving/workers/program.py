@@ -1,7 +1,7 @@
 """A serving worker as a child process: `python -m serving.workers.program`.
 
-Settings and secret come over the channel to the parent (`mooncake_store.program.children`); it ends when
-its parent does, or on SIGTERM.
+Settings and secret come over the channel to the parent (`mooncake_store.program.children`); it
+ends when its parent does, or on SIGTERM.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def loaded():
     "Every compiled function of ours that is in memory, with its variants."
     found = set()
     for name, module in list(sys.modules.items()):
-        if name.rpartition(".")[2].startswith("_kernels"):
+        if ".kernels." in name:
             for value in vars(module).values():
                 if getattr(value, "__module__", None) == name:
                     found.update((name, value.__name__, str(s)) for s in

@@ -15,8 +15,8 @@ from tests import interpreting
 
 FOLDER = Path(mooncake_store.core.__file__).parent
 MODULES = [
-    importlib.import_module(f"mooncake_store.core.{path.stem}")
-    for path in sorted(FOLDER.glob("_kernels*.py"))
+    importlib.import_module(f"mooncake_store.core.kernels.{path.stem}")
+    for path in sorted(FOLDER.glob("kernels/[a-z]*.py"))
 ]
 
 

@@ -102,8 +102,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
-    for path in Path(mooncake_store.core.__file__).parent.glob("_kernels*.py"):
-        module = importlib.import_module(f"mooncake_store.core.{path.stem}")
+    for path in Path(mooncake_store.core.__file__).parent.glob("kernels/*.py"):
+        module = importlib.import_module(f"mooncake_store.core.kernels.{path.stem}")
         for name, value in list(vars(module).items()):
             if hasattr(value, "py_func"):
                 monkeypatch.setattr(module, name, counted(value))

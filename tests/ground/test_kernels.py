@@ -14,7 +14,7 @@ from mooncake_store.program import kernels
 from mooncake_store.program.kernels import find_kernels, forget_stale_caches
 
 KERNELS = """
-    from fakekernels._kernels_step import step
+    from fakekernels.kernels.step import step
     from kernel_cache import njit
 
 
@@ -45,17 +45,19 @@ STEP = """
 def package(tmp_path):
     """A package `fakekernels` with kernels on two levels, one of which calls the other's file."""
     folder = tmp_path / "site" / "fakekernels"
-    (folder / "deep").mkdir(parents=True)
+    for place in (folder, folder / "deep"):
+        (place / "kernels").mkdir(parents=True)
+        (place / "kernels" / "__init__.py").write_text("")
     (folder / "__init__.py").write_text("")
     (folder / "deep" / "__init__.py").write_text("raise AssertionError('searching imports')\n")
     (folder / "other.py").write_text("raise AssertionError('searching imports')\n")
-    (folder / "_kernels.py").write_text(textwrap.dedent(KERNELS))
+    (folder / "kernels" / "first.py").write_text(textwrap.dedent(KERNELS))
     set_step(folder, 10)
     return folder
 
 
 def set_step(folder, by):
-    (folder / "_kernels_step.py").write_text(textwrap.dedent(STEP).format(by=by))
+    (folder / "kernels" / "step.py").write_text(textwrap.dedent(STEP).format(by=by))
 
 
 def python(package, code, **environ):
@@ -72,7 +74,7 @@ def python(package, code, **environ):
     return done.stdout.strip()
 
 
-TWICE = "from fakekernels._kernels import twice; print(twice(1))"
+TWICE = "from fakekernels.kernels.first import twice; print(twice(1))"
 FORGET = """
     from mooncake_store.program.kernels import forget_stale_caches
     print(forget_stale_caches(["fakekernels"]))
@@ -81,14 +83,14 @@ FORGET = """
 
 def test_kernels_are_found_without_importing_anything(package, monkeypatch):
     monkeypatch.syspath_prepend(str(package.parent))
-    (package / "deep" / "_kernels_more.py").write_text("")
+    (package / "deep" / "kernels" / "more.py").write_text("")
     found = find_kernels(["fakekernels", "not_installed_at_all"])
     assert [kernel.module for kernel in found] == [
-        "fakekernels._kernels",
-        "fakekernels._kernels_step",
-        "fakekernels.deep._kernels_more",
+        "fakekernels.deep.kernels.more",
+        "fakekernels.kernels.first",
+        "fakekernels.kernels.step",
     ]
-    assert found[0].path == package / "_kernels.py"
+    assert found[1].path == package / "kernels" / "first.py"
     assert "fakekernels" not in sys.modules
 
 
@@ -98,12 +100,12 @@ def test_a_kernel_whose_callee_changed_is_stale_until_forgotten(package):
     assert python(package, TWICE) == "22"
     # An index and a data file for each of the two kernels; nothing changed, nothing goes.
     assert python(package, FORGET) == "0"
-    assert len(list((package / "__pycache__").glob("*.nb[ic]"))) == 4
+    assert len(list((package / "kernels" / "__pycache__").glob("*.nb[ic]"))) == 4
     set_step(package, 100)
     # This is numba's limitation that the stamp exists for: if it ever goes, so may the stamp.
     assert python(package, TWICE) == "22"
     assert int(python(package, FORGET)) >= 4
-    assert not list((package / "__pycache__").glob("*.nb[ic]"))
+    assert not list((package / "kernels" / "__pycache__").glob("*.nb[ic]"))
     assert python(package, TWICE) == "202"
     assert python(package, FORGET) == "0"
 
@@ -112,14 +114,14 @@ def test_a_kernel_whose_callee_changed_is_stale_until_forgotten(package):
 def test_kernels_without_a_warmup_of_their_own_are_warmed_up_by_their_folders(package):
     (package / "deep" / "__init__.py").write_text("")
     bare = textwrap.dedent(STEP).format(by=1).partition("def warmup")[0]
-    (package / "deep" / "_kernels_bare.py").write_text(bare)
-    (package / "deep" / "_warmup.py").write_text(
-        "from fakekernels.deep._kernels_bare import step\n\ndef warmup():\n    step(1)\n"
+    (package / "deep" / "kernels" / "bare.py").write_text(bare)
+    (package / "deep" / "warmup.py").write_text(
+        "from fakekernels.deep.kernels.bare import step\n\ndef warmup():\n    step(1)\n"
     )
     code = """
         from mooncake_store.program.kernels import warmup
         warmup(["fakekernels"])
-        from fakekernels.deep._kernels_bare import step
+        from fakekernels.deep.kernels.bare import step
         print(len(step.signatures))
     """
     assert python(package, code) == "1"
@@ -148,12 +150,12 @@ def test_warming_up_tells_how_far_it_is_and_fills_the_cache(package):
     print(warmup(["fakekernels"]), heard)
     """
     told = [
-        "2 [('fakekernels._kernels', 1, 2), ('fakekernels._kernels_step', 2, 2), 'rest'",
+        "2 [('fakekernels.kernels.first', 1, 2), ('fakekernels.kernels.step', 2, 2), 'rest'",
         # The second one's own warmup finds its kernel compiled already.
         "]",
     ]
     assert python(package, code) == "".join(told)
-    assert len(list((package / "__pycache__").glob("*.nbi"))) == 2
+    assert len(list((package / "kernels" / "__pycache__").glob("*.nbi"))) == 2
     assert python(package, code) == "2 []"
 
 
@@ -163,12 +165,12 @@ def test_without_a_listener_the_log_is_told_loudly_once(package):
         import logging, sys
         lines = "%(levelname)s %(message)s"
         logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=lines)
-        from fakekernels._kernels import twice
+        from fakekernels.kernels.first import twice
         twice(1); twice(1.5)
     """
-    line = "compiling fakekernels._kernels{}, once per machine ({} of 2 modules); `mooncake warmup`"
+    line = "compiling fakekernels.kernels.{}, once per machine ({} of 2 modules); `mooncake warmup`"
     said = [text.partition(" does it")[0] for text in python(package, code).splitlines()]
-    assert said == [f"WARNING {line.format('', 1)}", f"INFO {line.format('_step', 2)}"]
+    assert said == [f"WARNING {line.format('first', 1)}", f"INFO {line.format('step', 2)}"]
     assert python(package, code) == ""
 
 
@@ -177,11 +179,11 @@ def test_without_a_listener_the_log_is_told_loudly_once(package):
 def test_the_stamp_lies_where_numba_caches(package, tmp_path, where):
     if where == "XDG_CACHE_HOME":
         # A file in place of the directory cannot be written into by anyone, root included.
-        (package / "__pycache__").write_text("")
+        (package / "kernels" / "__pycache__").write_text("")
     environ = {where: str(tmp_path / "cache")}
     assert python(package, FORGET, **environ) == "0"
     assert python(package, TWICE, **environ) == "22"
-    (index,) = (tmp_path / "cache").rglob("_kernels.*.nbi")
+    (index,) = (tmp_path / "cache").rglob("first.*.nbi")
     (stamp,) = (tmp_path / "cache").rglob(STAMP_NAME)
     assert index.parent == stamp.parent
     set_step(package, 100)
@@ -191,7 +193,7 @@ def test_the_stamp_lies_where_numba_caches(package, tmp_path, where):
 
 def test_where_nothing_can_be_written_nothing_happens(package, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(package.parent))
-    (package / "__pycache__").write_text("")
+    (package / "kernels" / "__pycache__").write_text("")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
@@ -202,26 +204,25 @@ def test_where_nothing_can_be_written_nothing_happens(package, tmp_path, monkeyp
 def test_only_cached_kernels_are_deleted_and_only_once(package, monkeypatch):
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    cache = package / "__pycache__"
+    cache = package / "kernels" / "__pycache__"
     cache.mkdir()
-    for name in ("_kernels.f-1.py311.nbi", "_kernels.f-1.py311.1.nbc", "_kernels_step.g-1.nbi"):
+    for name in ("first.f-1.py311.nbi", "first.f-1.py311.1.nbc", "step.g-1.nbi"):
         (cache / name).write_bytes(b"")
-    (cache / "_kernels.cpython-311.pyc").write_bytes(b"")
-    (cache / "other.f-1.nbi").write_bytes(b"")
+    (cache / "first.cpython-311.pyc").write_bytes(b"")
     assert forget_stale_caches(["fakekernels"]) == 3
     left = sorted(path.name for path in cache.iterdir())
-    assert left == sorted([STAMP_NAME, "_kernels.cpython-311.pyc", "other.f-1.nbi"])
-    (cache / "_kernels.f-1.py311.nbi").write_bytes(b"")
+    assert left == sorted([STAMP_NAME, "first.cpython-311.pyc"])
+    (cache / "first.f-1.py311.nbi").write_bytes(b"")
     assert forget_stale_caches(["fakekernels"]) == 0
 
 
 def test_kernels_count_as_loaded_before_only_while_nothing_changed(tmp_path, monkeypatch):
     """Else a program would serve while its kernels are being compiled."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
-    source = tmp_path / "fake" / "_kernels.py"
-    source.parent.mkdir()
+    source = tmp_path / "fake" / "kernels" / "first.py"
+    source.parent.mkdir(parents=True)
     source.write_text("one")
-    found = [kernels.KernelFile("fake._kernels", source)]
+    found = [kernels.KernelFile("fake.kernels.first", source)]
     monkeypatch.setattr(kernels, "find_kernels", lambda packages=(): found)
     home = source.parent
     assert not kernels.loaded_before(home)
@@ -242,7 +243,7 @@ def test_a_fork_waits_for_a_kernel_that_is_being_compiled(package):
     """Else the child has half of a compilation in its memory, and is aborted when it ends."""
     program = """
         import os, threading
-        import fakekernels._kernels
+        import fakekernels.kernels.first
         from numba.core.compiler_lock import global_compiler_lock
 
         compiling, compiled = threading.Event(), []

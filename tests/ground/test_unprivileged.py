@@ -135,16 +135,17 @@ def double(x):
 def warmup():
     double(1)
 """
-DOUBLE = ("-c", "from fake._kernels import double; print(double(4))")
+DOUBLE = ("-c", "from fake.kernels.one import double; print(double(4))")
 
 
 @pytest.fixture
 def cold(tmp_path):
     """A small package with a kernel that nobody compiled, and the cache it uses."""
     site = tmp_path / "site"
-    (site / "fake").mkdir(parents=True)
-    (site / "fake" / "__init__.py").write_text("")
-    (site / "fake" / "_kernels.py").write_text(KERNEL)
+    (site / "fake" / "kernels").mkdir(parents=True)
+    for folder in (site / "fake", site / "fake" / "kernels"):
+        (folder / "__init__.py").write_text("")
+    (site / "fake" / "kernels" / "one.py").write_text(KERNEL)
     package(site, "kernel_cache")
     return site
 
@@ -158,11 +159,11 @@ def said(program):
 def test_what_nobody_compiled_is_compiled_once_and_kept_for_this_user_only(
     as_nobody, cold, tmp_path
 ):
-    assert "compiling fake._kernels" in said(as_nobody(cold, *DOUBLE))
+    assert "compiling fake.kernels.one" in said(as_nobody(cold, *DOUBLE))
     assert said(as_nobody(cold, *DOUBLE)) == "8\n"
     kept = tmp_path / "tmp" / f"mooncake-kernels-{NOBODY}"
     assert (kept.stat().st_uid, kept.stat().st_mode & 0o777) == (NOBODY, 0o700)
-    (cold / "fake" / "_kernels.py").write_text(KERNEL.replace("2 * x", "3 * x"))
+    (cold / "fake" / "kernels" / "one.py").write_text(KERNEL.replace("2 * x", "3 * x"))
     assert said(as_nobody(cold, *DOUBLE)).endswith("12\n")
 
 
