@@ -9,7 +9,8 @@ asynchronous one), and the classes get their other names. What differs beyond th
 - a line that ends in `# blocking only` is left out;
 - a line `# aio only: ...` is taken in.
 
-How clients begin and end is not made but written, in `client/blocking_life.py` and `_aio_life.py`.
+How clients begin and end is not made but written, in `client/blocking_life.py` and
+`client/aio_life.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NAMES = {
     "View": "AsyncView",
     "Writer": "AsyncWriter",
     "Iterator": "AsyncIterator",
-    "_life": "_aio_life",
+    "blocking_life": "aio_life",
     "BlockingLife": "AsyncLife",
     "__enter__": "__aenter__",
     "__exit__": "__aexit__",

@@ -360,15 +360,6 @@ def test_unmount_while_a_writer_writes_keeps_the_bytes_too() -> None:
     assert lab.start([2], 700_000)[0]["status"].tolist() == [S.OK]
 
 
-def test_leases_of_a_stopped_batch_end_at_the_miss() -> None:
-    lab = Lab()
-    lab.put([1, 2, 4])
-    rows, _ = lab.shard.get(lab.now, lab.client, digests_of([1, 2, 3, 4]), 10 * SECOND, True)
-    assert rows["status"].tolist()[:2] == [S.OK, S.OK]
-    assert (rows["status"][2:] != S.OK).all()
-    assert lab.remove([1, 2, 4]) == [S.HAS_LEASE, S.HAS_LEASE, S.OK]
-
-
 def test_probing_neither_leases_nor_pins() -> None:
     lab = Lab()
     lab.put([1, 2])

@@ -283,7 +283,7 @@ def test_matching_names_are_removed_and_bad_patterns_refused(pool):
 
 
 def test_unknown_options_are_refused_and_the_connection_lives(pool):
-    for option in ({"soft_pin": 9}, {"placement": 9}, {"excluded": [b"\xff"]}):
+    for option in ({"soft_pin": 9}, {"excluded": [b"\xff"]}):
         with pytest.raises(InvalidArgumentError, match="option"):
             pool.put_start([b"x"], 100, **option)
     assert pool.put_start([b"x"], 100, replicas=0)[0]["status"].tolist() == [Status.INVALID_PARAMS]

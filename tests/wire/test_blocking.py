@@ -97,7 +97,7 @@ def test_columns_and_cold_bodies_come_back(connection):
 def test_a_thousand_requests_in_flight(connection):
     ids = [connection.send(ECHO, SMALL, timeout_s=TIMEOUT_S) for _ in range(1000)]
     assert all(connection.recv(i, timeout_s=TIMEOUT_S) == SMALL for i in reversed(ids))
-    assert connection.idle
+    assert connection.reusable
 
 
 def test_replies_may_overtake_each_other(connection):

@@ -377,7 +377,7 @@ def touch_pages(table, start, stop):
 
 def warmup() -> None:
     """Compile every kernel of this file."""
-    from mooncake_store.core.records import ROW
+    from mooncake_store.core.records import OVERFLOW, ROW
 
     head = np.zeros(HEAD_WORDS, np.int64)
     head[MASK], head[OLD_MASK] = 7, -1
@@ -395,3 +395,4 @@ def warmup() -> None:
     delete(head, table_a, table_b, rows, free_rows, out)
     take_rows(head, free_rows, 4, out)
     touch_pages(table_a, 0, 8)
+    is_living(rows, np.zeros(1, OVERFLOW), np.zeros(2, np.uint8), 0)
