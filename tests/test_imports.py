@@ -4,7 +4,6 @@ import ast
 import importlib
 import inspect
 import re
-from pathlib import Path
 
 from tests.sources import PACKAGES, files, library, module_name, nodes, text, tree
 
@@ -94,7 +93,7 @@ def test_no_modules_need_each_other():
 
 def test_what_builds_on_the_client_comes_by_its_doors():
     complaints = [
-        f"{path}:{node.lineno}: {node.module} is the client's own; `client/extension.py` is the door"
+        f"{path}:{node.lineno}: {node.module} is the client's own: use its extension.py"
         for module, path in MODULES.items()
         if not module.startswith(CLIENT)
         for node in nodes(path)
