@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from transfer_engine import transports
+from transfer_engine import forking, transports
 from transfer_engine.accelerators import locate
 from transfer_engine.base import (
     Batch,
@@ -58,7 +58,6 @@ from transfer_engine.segments.mapping import load_kernels
 from transfer_engine.segments.memory import Segment, flat_view
 from transfer_engine.single import move_at_once
 from transfer_engine.submission import Submission, Submitter
-from transfer_engine.transports import forking
 from transfer_engine.transports.calling import find_segment
 from transfer_engine.transports.tcp import TcpTransport
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from transfer_engine import forking
 from transfer_engine.base import remaining_s
 from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.segments.mapping import Mapping
-from transfer_engine.transports import forking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,8 +2,8 @@
 
 How it is built: operations are generators without I/O (`operations`, `listing`); two thin drivers
 run them (`blocking_driver`, `aio_driver`). Batches are `requests` to the shards and `transfers` of
-bytes: `reads`, `writes`, `put_sessions` (range by range), `pieces`. `straight` does for one whole
-object what they do for batches, `sessions` shows objects. `keys`, `buffers` and `Pieces` are
+bytes: `reads`, `writes`, `sessions` (range by range), `pieces`. `single` does for one whole object
+what they do for batches, `views` shows objects. `keys`, `buffers` and `Pieces` are
 what callers hand in, `results` what they get, `leases` and `directory` what a client remembers.
 `extension` is for packages that build on this one.
 """

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from mooncake_store.client.core import ClientStats
     from mooncake_store.client.following import News, Position
     from mooncake_store.client.keys import Key, Keys
-    from mooncake_store.client.put_sessions import Writing
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
@@ -48,7 +47,8 @@ if TYPE_CHECKING:
         PutResult,
         QueryResult,
     )
-    from mooncake_store.client.sessions import Viewing
+    from mooncake_store.client.sessions import Writing
+    from mooncake_store.client.views import Viewing
     from mooncake_store.wire.cluster import ClusterStatus
     from mooncake_store.wire.shard import ShardFigures
 

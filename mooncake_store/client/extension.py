@@ -7,8 +7,8 @@ else of the modules whose names begin with an underscore is meant for anybody ou
 from mooncake_store.client.buffers import Memory, locate_one, new_bytes
 from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE
 from mooncake_store.client.keys import KeyBatch
-from mooncake_store.client.put_sessions import PutSession
 from mooncake_store.client.reads import Sink
+from mooncake_store.client.sessions import PutSession
 from mooncake_store.client.steps import CLUSTER, ask_one
 
 __all__ = [

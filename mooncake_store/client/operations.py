@@ -20,7 +20,6 @@ from mooncake_store.client.failures import NOT_RENAMED
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.keys import Key, KeyBatch, Keys
 from mooncake_store.client.pieces import PiecePutting, PieceReading, Pieces
-from mooncake_store.client.put_sessions import PutSession, Writing
 from mooncake_store.client.queries import query
 from mooncake_store.client.reads import ArenaSink, BytesSink, MemorySink, Plan, Reading
 from mooncake_store.client.requests import KeyRequests
@@ -32,9 +31,10 @@ from mooncake_store.client.results import (
     PutResult,
     QueryResult,
 )
-from mooncake_store.client.sessions import Viewing
+from mooncake_store.client.sessions import PutSession, Writing
+from mooncake_store.client.single import digest_of, put_one, read_one
 from mooncake_store.client.steps import Steps, fetch
-from mooncake_store.client.straight import digest_of, put_one, read_one
+from mooncake_store.client.views import Viewing
 from mooncake_store.client.writes import PutFields, Putting, StartedPut
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.records import RENAMES_MAX, REPLICAS_REMOVED_MAX

@@ -14,7 +14,7 @@
 
 A key succeeds only if all of this did. Its buffer may have been written to otherwise.
 
-A whole object alone takes the same steps without the columns, in `straight.py`, which leaves
+A whole object alone takes the same steps without the columns, in `single.py`, which leaves
 everything unusual to this.
 
 Not done here: I/O (`steps.py`), what callers get (`operations.py`).

@@ -1,207 +1,308 @@
-"""Views: the memory of an object under a lease of its own, as steps.
+"""Objects that are written range by range: layer by layer, as a model computes them.
 
-A view shows the memory of a replica itself where that is shared with its owner; elsewhere it holds
-a copy. No I/O.
+One request begins a batch of them, one ends it; between them any number of writes moves ranges of
+any of its objects to all their replicas, in any order, without asking anybody. What was never
+written would show old bytes of other objects, so an object with a gap is not committed. The
+checksum is computed as ranges pass if they come in order without overlap; else the object is read
+back at the end. What was begun has the store's put deadline (`put_discard`, 30 s by default): one
+that takes longer may find itself replaced, and its commit then fails.
+
+As steps; no I/O. Cost of a write: O(pieces), a call of Python each.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
+from mooncake_store.client.arguments import count_of
+from mooncake_store.client.buffers import locate_one, new_bytes
+from mooncake_store.client.core import PutOptions, every
+from mooncake_store.client.failures import OUT_OF_RANGE, error_of
 from mooncake_store.client.kernels import reading as k
-from mooncake_store.client.leases import RELEASE_MARGIN_NS
-from mooncake_store.client.reads import BytesSink, Plan, Reading
-from mooncake_store.client.requests import KeyRequests, give_back
-from mooncake_store.client.steps import Opens, ask_one
+from mooncake_store.client.pieces import NO_PIECES, PiecePutting, Pieces
+from mooncake_store.client.results import PutResult
+from mooncake_store.client.steps import Move, Moves
+from mooncake_store.client.writes import PutFields
 from mooncake_store.core.records import Status
-from mooncake_store.errors import LeaseExpiredError, StoreError
-from mooncake_store.wire.shard import RENEW
-from transfer_engine.checksum import checksum_one
+from mooncake_store.errors import AlreadyExistsError, InvalidArgumentError, StoreError
+from transfer_engine.base import Operation as Direction
+from transfer_engine.base import error_of as transfer_error
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from mooncake_store.client.core import Core
-    from mooncake_store.client.directory import Road
     from mooncake_store.client.keys import KeyBatch
     from mooncake_store.client.steps import Steps
-    from transfer_engine.segments.mapping import Mapping
 
-__all__ = ["Viewing"]
+    Column = NDArray[np.int64]
 
-_UNSIGNED = 0xFFFF_FFFF_FFFF_FFFF
+__all__ = ["PutSession", "Writing"]
+
+# What is read back at once for the checksum of an object written out of order.
+_READ_BACK_BYTES = 8 << 20
 
 
-class Viewing:
-    """A lease of its own on one object, and its bytes in `data`.
+class _Progress:
+    """Which ranges of an object were written; its checksum, for as long as they come in order."""
 
-    With `ttl_ms` 0 any lease will do that runs for half of the client's `lease_ttl`: one of those
-    that gets of this client were granted is taken out of the lease table, without a request, and
-    entered there again at the end.
-    """
+    __slots__ = ("hashed", "ranges", "running")
 
-    def __init__(self, core: Core, keys: KeyBatch, ttl_ms: int, verify: bool, until: float) -> None:
-        self.core = core
-        self.data: memoryview = memoryview(b"")
-        self.zero_copy = False
-        self.lease_end_ns = 0
-        self._keys = keys
-        self._ttl_ms = ttl_ms
-        self._verify = verify
-        self._until = until
-        self._generation = 0
-        self._place = (0, 0)  # segment and offset of what is shown
-        self._leased = False
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self.running: Any = xxhash.xxh3_64()
+        self.hashed = 0
+
+    def wrote(self, offset: int, nbytes: int, address: int) -> None:
+        """Take note of a range, whose bytes are at an address while this runs."""
+        if not nbytes:
+            return
+        if self.running is not None and offset == self.hashed:
+            self.running.update((ctypes.c_char * nbytes).from_address(address))
+            self.hashed += nbytes
+        else:
+            self.running = None
+        self.ranges = _merged([*self.ranges, (offset, offset + nbytes)])
 
     @property
-    def key(self) -> str | bytes:
-        """What is shown."""
-        return self._keys.label(0)
+    def gap(self) -> int:
+        """The first byte that was not written."""
+        return self.ranges[0][1] if self.ranges and self.ranges[0][0] == 0 else 0
+
+
+class PutSession(PiecePutting):
+    """Puts of a batch under way: `start`, any number of `write`, then `commit` or `revoke`."""
+
+    def __init__(
+        self, core: Core, keys: KeyBatch, sizes: Column, options: PutOptions, until: float
+    ) -> None:
+        super().__init__(core, keys, sizes, PutFields(core, options, len(keys)), until)
+        self._progress = [_Progress() for _ in range(len(keys))]
+        # Which object of the pieces that are written just now each key is.
+        self._where = np.full(len(keys), -1, np.int64)
+
+    def start(self) -> Steps[None]:
+        """Ask for room; FOUND keys are open then, the others have a status."""
+        index = self.good()
+        self.core.counters.keys += len(index)
+        if len(index):
+            yield from self.begin(index)
+
+    def is_open(self, at: int) -> bool:
+        """Whether a key can be written to."""
+        return bool(self.status[at] == k.FOUND)
+
+    def _within(self, index: Column) -> Column:
+        where: Column = self._where[index]
+        return where
+
+    def write(self, index: Column, pieces: Pieces, until: float) -> Steps[NDArray[np.int16]]:
+        """Write ranges (pieces with offsets) of some open keys; return a status for each.
+
+        A range outside of its object fails its key and nothing of it is written. A key of which a
+        range could not be written to every replica can only be revoked.
+        """
+        if pieces.offsets is None or len(pieces) != len(index):
+            raise InvalidArgumentError("ranges of as many objects as keys, with offsets, are due")
+        self.until = until
+        statuses = np.zeros(len(index), np.int16)
+        statuses[self.status[index] != k.FOUND] = Status.INVALID_PARAMS
+        outside = pieces.misfits(every(len(index)), self.memory.sizes[index])
+        statuses[outside] = OUT_OF_RANGE
+        good = np.flatnonzero(statuses == 0)
+        self._where[index[good]] = good
+        self.pieces = pieces
+        try:
+            yield from self._write(index[good])
+        finally:
+            self.pieces = NO_PIECES
+        lost = self.status[index] != k.FOUND
+        statuses[lost & (statuses == 0)] = Status.INTERNAL
+        for j in good[~lost[good]].tolist():
+            progress = self._progress[int(index[j])]
+            of = slice(int(pieces.starts[j]), int(pieces.starts[j + 1]))
+            columns = pieces.offsets[of], pieces.lengths[of], pieces.addresses[of]
+            for offset, nbytes, address in zip(*(c.tolist() for c in columns), strict=True):
+                progress.wrote(offset, nbytes, address)
+        return statuses
+
+    def reopen(self, at: int) -> None:
+        """Let a lost range of a key be written again, unless some of it may still arrive."""
+        if at not in self._late:
+            del self.failures[at]
+            self.status[at] = k.FOUND
+
+    def commit(self, index: Column, until: float) -> Steps[NDArray[np.int16]]:
+        """Make written objects readable; return a status for each.
+
+        A key with a gap stays open. Its error is in `errors`.
+        """
+        self.until = until
+        statuses = np.zeros(len(index), np.int16)
+        ready = []
+        for j, at in enumerate(index.tolist()):
+            size, progress = int(self.memory.sizes[at]), self._progress[at]
+            self.errors.pop(at, None)
+            if not self.is_open(at):
+                statuses[j] = Status.INVALID_PARAMS
+            elif progress.ranges != [(0, size)]:
+                statuses[j] = Status.INVALID_PARAMS
+                self.errors[at] = f"byte {progress.gap} of {size} was never written"
+            else:
+                try:
+                    self.checksums[at] = yield from self._sum(at)
+                    ready.append(at)
+                except StoreError as error:
+                    statuses[j] = error.code
+                    self.errors[at] = error.again()
+        if ready:
+            chosen = np.array(ready, np.int64)
+            yield from self.end(chosen)
+            self.core.leases.drop(self.keys.words, chosen, time.monotonic_ns())
+            ended = np.isin(index, chosen)
+            statuses[ended] = self.status[index[ended]]
+        return statuses
+
+    def _sum(self, at: int) -> Steps[int]:
+        """The checksum of a written object, which is read back if its ranges came out of order."""
+        running = self._progress[at].running
+        if running is not None:
+            return int(running.intdigest())
+        segment, base = self.places(at)[0]
+        road = self.core.directory.known.get(segment)
+        assert road is not None
+        digest, size = xxhash.xxh3_64(), int(self.memory.sizes[at])
+        for start in range(0, size, _READ_BACK_BYTES):
+            nbytes = min(_READ_BACK_BYTES, size - start)
+            piece, address = new_bytes(nbytes)
+            columns = np.array([[base + start], [nbytes], [address]], np.int64)
+            move = Move(road, Direction.READ, columns[0], columns[1], columns[2], False, piece)
+            (outcome,) = yield Moves([move], self.until)
+            error = outcome if isinstance(outcome, StoreError) else None
+            if error is None and outcome.statuses[0]:
+                error = transfer_error(outcome.statuses[0], operation="commit", peer=road.label)
+            if error is not None:
+                self.core.directory.failed(road, time.monotonic_ns())
+                error.key = self.keys.label(at)
+                raise error.again()
+            digest.update(piece)
+        return int(digest.intdigest())
+
+    def revoke(self, index: Column) -> Steps[NDArray[np.int16]]:
+        """Give open keys up; return a status for each."""
+        statuses = np.zeros(len(index), np.int16)
+        mine = self.status[index]
+        live = (mine == k.FOUND) | (mine == k.FAILED)
+        statuses[~live] = Status.INVALID_PARAMS
+        chosen = index[live]
+        self.status[chosen] = Status.INVALID_PARAMS
+        yield from self._revoke(chosen)
+        return statuses
+
+
+class Writing:
+    """One object of a `PutSession`, whose failures are raised."""
+
+    def __init__(
+        self, core: Core, keys: KeyBatch, size: int, options: PutOptions, until: float
+    ) -> None:
+        self.size = count_of(size, "size")
+        if self.size < 1:
+            raise InvalidArgumentError(f"an object has at least 1 byte, not {self.size}")
+        sizes = np.array([self.size], np.int64)
+        self._put = PutSession(core, keys, sizes, options, until)
+        self.open = False
 
     def begin(self) -> Steps[None]:
-        """Lease the object and show it; a replica that cannot be shown is copied instead."""
-        core = self.core
-        if not self._ttl_ms and core.config.lease_cache and self._show_leased():
-            return
-        self._ttl_ms = self._ttl_ms or max(1, int((self._until - time.monotonic()) * 1000))
-        plan = Plan(self._ttl_ms, verify=self._verify, cached=False, operation="view")
-        sink = BytesSink(1)
-        reading = Reading(core, self._keys, sink, plan, self._until)
-        reading.uncounted = True
-        epoch = core.leases.epoch
-        reading.status[0] = k.MISSING
-        yield from reading.find(np.zeros(1, np.int64))
-        if reading.status[0] == k.FOUND:
-            self._generation = int(reading.cols[k.GENERATION, 0])
-            self._hold(int(reading.cols[k.UNTIL, 0]))
-            road = core.directory.known.get(int(reading.cols[k.SEGMENT, 0]))
-            if road is not None and (yield from self._show(reading, road)):
-                return
-            yield from reading.steps(None, (np.zeros(1, np.int64), epoch))
-            if reading.status[0] == 0 and sink.values[0] is not None:
-                self.data = memoryview(sink.values[0])
-                return
-        try:
-            reading.result().check()
-        finally:
-            yield from self.release()
+        """Ask for room; raises AlreadyExistsError among others."""
+        yield from self._put.start()
+        self.open = self._put.is_open(0)
+        if not self.open:
+            raise self._error("put")
 
-    def _show_leased(self) -> bool:
-        """Show memory under a lease that a get was granted; False without either."""
-        core, (low, high) = self.core, self._keys.words[0].tolist()
-        enough = time.monotonic_ns() + core.lease_ns // 2
-        found = core.leases.one(low, high, enough, taken=True)
-        if not found[0]:
-            return False
-        end, size, wanted, self._generation, segment, offset = found
-        self._place = segment, offset
-        self._hold(end)
-        road = core.directory.known.get(segment)
-        if road is not None and road.handle is not None and not road.failures:
-            try:
-                memory = road.handle.memory()
-                if memory is not None and self._take_in(memory, offset, size, wanted, end):
-                    return True
-            except StoreError:
-                pass  # asked for in earnest by who called, which also tells what is wrong
-        self._leased = False
-        core.leases.view_ends(low)
-        core.leases.take_back(low, high, self._generation, time.monotonic_ns())
-        return False
+    def _error(self, operation: str) -> StoreError:
+        """What the put failed with."""
+        put = self._put
+        error = put.result().error(0)
+        if error is None:
+            key = put.keys.label(0)
+            return AlreadyExistsError("the key names an object already", key=key, operation="put")
+        error.operation = operation
+        return error
 
-    def _hold(self, end: int) -> None:
-        """Note that this has a lease of its own."""
-        if not self._leased:
-            self.core.leases.view_begins(int(self._keys.words[0, 0]))
-        self._leased, self.lease_end_ns = True, end
+    def write(self, offset: int, data: Any, until: float) -> Steps[int]:
+        """Write a range to every replica; return its length."""
+        put, key = self._put, self._put.keys.label(0)
+        self._require_open()
+        address, nbytes = locate_one(data, writable=False)
+        offset = count_of(offset, "offset")
+        if not 0 <= offset <= offset + nbytes <= self.size:
+            raise InvalidArgumentError(
+                f"[{offset}, {offset + nbytes}) is outside of the {self.size} bytes announced",
+                key=key,
+            )
+        if nbytes:
+            pieces = Pieces([address], [nbytes], [0, 1], offsets=[offset], keep=data)
+            yield from put.write(every(1), pieces, until)
+            if 0 in put.failures:
+                error = self._lost()
+                put.reopen(0)
+                raise error
+        return nbytes
 
-    def _take_in(self, memory: Mapping, offset: int, size: int, wanted: int, end: int) -> bool:
-        """Show a range of memory if it is what was put and its lease runs."""
-        data = memory.view(offset, size)
-        same = not self._verify or checksum_one(memory.address + offset, size) == wanted & _UNSIGNED
-        mark, _ = k.verdict(0, same, end, time.monotonic_ns())
-        if mark == k.FAILED:
-            self.core.counters.checksum_failures += 1
-        if mark:
-            return False
-        self.data, self.zero_copy = data, True
-        return True
+    def _require_open(self) -> None:
+        if not self.open:
+            key = self._put.keys.label(0)
+            raise InvalidArgumentError("this put has ended", key=key, advice="begin another")
+        if 0 in self._put.failures:
+            raise self._lost()
 
-    def _show(self, reading: Reading, road: Road) -> Steps[bool]:
-        """Map the replica that was chosen; False if it cannot be shown, or is not what was put."""
-        if road.handle is None:
-            outcome = yield Opens([road], self._until)
-            if outcome[0] is not None:
-                return False
-        try:
-            memory = None if road.handle is None else road.handle.memory()
-        except StoreError:
-            return False
-        if memory is None:
-            return False
-        offset, size, wanted = (int(reading.cols[row, 0]) for row in (k.OFFSET, k.SIZE, k.CHECKSUM))
-        self._place = road.number, offset
-        if self._take_in(memory, offset, size, wanted, self.lease_end_ns):
-            return True
-        if self.remaining_s <= 0:
-            raise LeaseExpiredError("the lease ended before the view began", key=self.key)
-        return False
+    def _lost(self) -> StoreError:
+        """Why the last range was not written."""
+        code, tried = self._put.failures[0]
+        return error_of(code, key=self._put.keys.label(0), operation="write", detail=tried)
 
-    @property
-    def remaining_s(self) -> float:
-        """Seconds until the lease ends; not positive once it has."""
-        return (self.lease_end_ns - time.monotonic_ns()) / 1e9
+    def commit(self, until: float) -> Steps[PutResult]:
+        """Make the object readable. Raises, and leaves the put open, while a gap is left."""
+        self._require_open()
+        put, self.open = self._put, False
+        (status,) = yield from put.commit(every(1), until)
+        self.open = put.is_open(0)
+        if self.open:  # there is a gap, or what was written could not be read back
+            known = put.errors[0]
+            if isinstance(known, StoreError):
+                raise known.again()
+            raise InvalidArgumentError(
+                known,
+                key=put.keys.label(0),
+                operation="commit",
+                advice="write every range before the commit, or revoke the put",
+            )
+        if status == Status.SUPERSEDED:
+            return PutResult("superseded")
+        if status:
+            raise self._error("commit")
+        return PutResult("stored", replicas=int(put.cols[k.REPLICAS, 0]))
 
-    def renew(self, until: float) -> Steps[None]:
-        """Prolong the lease; raises LeaseExpiredError when the object is another one by now."""
-        if self.lease_end_ns <= time.monotonic_ns() + RELEASE_MARGIN_NS:
-            yield from self._lease_anew(until)
-            return
-        generations = np.array([self._generation], np.uint32)
-        ttl_ms = self._ttl_ms or self.core.ttl_ms
-        digests = self._keys.digests
-        body = RENEW.request.pack(ttl_ms=ttl_ms, digests=digests, generations=generations)
-        sent = time.monotonic_ns()
-        reply = yield from ask_one(self.core.shard_of(digests.tobytes()), RENEW, body, until)
-        if reply.statuses[0] != Status.OK:
-            raise LeaseExpiredError("the object is gone or was replaced", key=self.key)
-        self.lease_end_ns = max(self.lease_end_ns, sent + int(reply.remaining_ns[0]))
+    def revoke(self) -> Steps[None]:
+        """Give the put up; its space returns. Does nothing once it has ended."""
+        if self.open:
+            put, self.open = self._put, False
+            put.until = time.monotonic() + put.core.config.deadline_s
+            yield from put.revoke(every(1))
 
-    def _lease_anew(self, until: float) -> Steps[None]:
-        """Get another lease for one that ran out, if the same bytes are still where they were.
 
-        A lease that ran out cannot be prolonged: the store does not count it any more.
-        """
-        core = self.core
-        plan = Plan(self._ttl_ms or core.ttl_ms, verify=False, cached=False, operation="view")
-        reading = Reading(core, self._keys, BytesSink(1), plan, until)
-        reading.uncounted = True
-        reading.status[0] = k.MISSING
-        if (yield from reading.find(np.zeros(1, np.int64))):
-            generation = int(reading.cols[k.GENERATION, 0])
-            same = generation == self._generation
-            if same and (not self.zero_copy or self._place in reading.places(0)):
-                self._hold(int(reading.cols[k.UNTIL, 0]))
-                return
-            yield from self._give_back(generation)
-        raise LeaseExpiredError("the object is gone or was replaced", key=self.key)
-
-    def release(self) -> Steps[None]:
-        """Give the lease back. Idempotent; a store that cannot be reached lets it run out."""
-        if not self._leased:
-            return
-        self._leased = False
-        low, high = self._keys.words[0].tolist()
-        self.core.leases.view_ends(low)
-        now = time.monotonic_ns()
-        if self.lease_end_ns <= now + RELEASE_MARGIN_NS:
-            return
-        if not self._ttl_ms and self.core.leases.take_back(low, high, self._generation, now):
-            return
-        yield from self._give_back(self._generation)
-
-    def _give_back(self, generation: int) -> Steps[None]:
-        core = self.core
-        asked = KeyRequests(core, self._keys, time.monotonic() + core.config.deadline_s)
-        yield from asked.ask([], give_back(core, self._keys.digests, np.array([generation])))
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Unite ranges that touch or overlap. O(r log r)."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return out

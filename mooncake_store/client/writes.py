@@ -11,7 +11,7 @@ those that failed may be tried again: their owner may be back. An owner over the
 a time by the bytes to take a write, so one that stands still does not use up the deadline. After
 such a timeout something of the write may still arrive: the space is given up as a late writer's.
 
-A whole object alone takes the same steps without the columns, in `straight.py`, which leaves
+A whole object alone takes the same steps without the columns, in `single.py`, which leaves
 everything unusual to this.
 
 Not done here: I/O (`steps.py`), what callers get (`operations.py`).

@@ -18,8 +18,8 @@ from mooncake_store.compat.codes import INVALID_PARAMS, NOT_SUPPORTED, OK, code_
 from mooncake_store.compat.memory import Registry
 from mooncake_store.compat.setup import Wanted, connect, lend
 from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
-from mooncake_store.doubts import FailedReads
 from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.failed_reads import FailedReads
 from transfer_engine.base import default_timeout_s
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qs
 
 from mooncake_store.compat.drains import DrainRefused, Drains
-from mooncake_store.compat.figures import metrics, summary
+from mooncake_store.compat.metrics import metrics, summary
 from mooncake_store.core.records import SegmentState
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from mooncake_store.compat.figures import metric
+from mooncake_store.compat.metrics import metric
 from transfer_engine.rpc.http import TEXT, HttpReply, HttpRequest, HttpServer
 
 if TYPE_CHECKING:

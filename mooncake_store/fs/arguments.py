@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import InvalidArgumentError
-from mooncake_store.fs.doing import copy_of
+from mooncake_store.fs.plan import copy_of
 from mooncake_store.units import parse_size
 
 if TYPE_CHECKING:

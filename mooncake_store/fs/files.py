@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mooncake_store.client.extension import new_bytes
 from mooncake_store.errors import LeaseExpiredError, NotFoundError, StoreError
-from mooncake_store.fs.doing import Call, copy_of, run
 from mooncake_store.fs.gather import Gather
 from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest, needs_parts
 from mooncake_store.fs.paths import key_of
+from mooncake_store.fs.plan import Call, copy_of, run
 from mooncake_store.fs.plans import evicted_error, missing_error
 from transfer_engine.checksum import address_of
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mooncake_store.client import Client, View
-    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plan import Plan
     from mooncake_store.fs.plans import Plans
 
 __all__ = ["Files", "PoolReader", "PoolWriter"]

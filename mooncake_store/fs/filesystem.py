@@ -31,7 +31,7 @@ from fsspec.utils import isfilelike, other_paths, stringify_path
 
 from mooncake_store.config.settings import load_client
 from mooncake_store.fs.arguments import part_bytes, pin_options, pins_of_call
-from mooncake_store.fs.coroutines import PlannedCalls
+from mooncake_store.fs.calls import PlannedCalls
 from mooncake_store.fs.files import PoolReader, PoolWriter
 from mooncake_store.fs.listing import files_among, remove_directory
 from mooncake_store.fs.paths import PROTOCOL, clean, options_of

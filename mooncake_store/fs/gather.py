@@ -19,12 +19,12 @@ import numpy as np
 from mooncake_store.client import Pieces
 from mooncake_store.client.extension import Memory
 from mooncake_store.errors import LeaseExpiredError
-from mooncake_store.fs.doing import Call
+from mooncake_store.fs.plan import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plan import Plan
 
 __all__ = ["STEP_BYTES", "Gather", "bounded"]
 

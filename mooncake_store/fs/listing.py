@@ -11,14 +11,14 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import NotFoundError
-from mooncake_store.fs.doing import Call
 from mooncake_store.fs.parts import MANIFEST_BYTES, Manifest, is_manifest
 from mooncake_store.fs.paths import HIDDEN, key_of, name_of, prefix_of
+from mooncake_store.fs.plan import Call
 from mooncake_store.fs.plans import missing_error
 
 if TYPE_CHECKING:
     from mooncake_store.client import ListedColumns
-    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plan import Plan
     from mooncake_store.fs.plans import Plans
 
 __all__ = [

@@ -3,7 +3,7 @@
 The blocking and the asynchronous filesystem run the same plans with their own clients, so there
 is one logic for both. A batch of any size is a fixed number of requests. Errors of the store pass
 through, but "not found" and "exists" become the built-in exceptions that callers of a filesystem
-catch. No I/O here: `doing.py` carries plans out.
+catch. No I/O here: `plan.py` carries plans out.
 
 Overwriting is one upsert: readers see the old file or the new one. Parts of what was replaced
 or removed go at once (memory that somebody reads just then is kept by the store until its lease
@@ -22,10 +22,10 @@ import numpy as np
 
 from mooncake_store.client.extension import NOT_RENAMED, new_bytes
 from mooncake_store.errors import InvalidArgumentError, NoSpaceError, NotFoundError
-from mooncake_store.fs.doing import Call, copy_of
 from mooncake_store.fs.gather import Gather, bounded
 from mooncake_store.fs.parts import MANIFEST_BYTES, Attributes, Manifest, is_manifest, needs_parts
 from mooncake_store.fs.paths import HIDDEN, key_of, prefix_of
+from mooncake_store.fs.plan import Call, copy_of
 from mooncake_store.fs.room import Room
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from mooncake_store.client.results import BatchResult
-    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plan import Plan
 
 __all__ = ["Plans", "evicted_error", "exists_error", "missing_error"]
 

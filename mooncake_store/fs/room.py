@@ -21,13 +21,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import NoSpaceError
-from mooncake_store.fs.doing import Call
+from mooncake_store.fs.plan import Call
 from mooncake_store.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plan import Plan
     from mooncake_store.wire.shard import ShardFigures
 
 __all__ = ["Room"]

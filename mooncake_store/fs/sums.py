@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mooncake_store.fs.doing import Call
 from mooncake_store.fs.paths import key_of
+from mooncake_store.fs.plan import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plan import Plan
     from mooncake_store.fs.plans import Plans
 
 __all__ = ["Span", "sums"]

@@ -12,9 +12,9 @@ from mooncake_store.core.options import Placement, ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.master.cluster import SEGMENT_NUMBERS
 from mooncake_store.master.liveness import LivenessTimes
+from mooncake_store.master.shard_link import slice_of
 from mooncake_store.master.shard_service import ShardService
 from mooncake_store.master.site import ShardPlace, ShardTimes
-from mooncake_store.master.slices import slice_of
 from mooncake_store.program import kernels
 from mooncake_store.wire.shard import REMOVE
 from transfer_engine.rpc.serving import ServerLimits

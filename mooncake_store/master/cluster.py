@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.doors import doors_of
-from mooncake_store.master.slices import slice_of
+from mooncake_store.master.shard_link import slice_of
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.clock import Clock
     from mooncake_store.master.liveness import Liveness
-    from mooncake_store.master.slices import ReplyT, RequestT, ShardLink
+    from mooncake_store.master.shard_link import ReplyT, RequestT, ShardLink
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.frame import Frame

@@ -31,8 +31,8 @@ from mooncake_store.master.building import (
 )
 from mooncake_store.master.cluster import Cluster, ClusterFacts
 from mooncake_store.master.liveness import Liveness
+from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
-from mooncake_store.master.slices import LocalShard
 from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from mooncake_store.clock import Clock
     from mooncake_store.config.settings import MasterConfig
+    from mooncake_store.master.shard_link import ShardLink
     from mooncake_store.master.shard_service import ShardService
-    from mooncake_store.master.slices import ShardLink
     from transfer_engine.rpc.address import Address
 
 __all__ = ["Addresses", "Master"]

@@ -16,8 +16,8 @@ import msgspec
 from mooncake_store.clock import SystemClock
 from mooncake_store.config.settings import MasterConfig
 from mooncake_store.master.building import build_service, fail_with, load_kernels, shard_limits
+from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
-from mooncake_store.master.slices import LocalShard
 from mooncake_store.program import kernels, logs
 from mooncake_store.program.children import Parent
 from mooncake_store.program.garbage_collection import (

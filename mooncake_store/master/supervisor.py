@@ -22,7 +22,7 @@ from transfer_engine.rpc.aio import AsyncClient
 
 if TYPE_CHECKING:
     from mooncake_store.config.settings import MasterConfig
-    from mooncake_store.master.slices import ReplyT, RequestT
+    from mooncake_store.master.shard_link import ReplyT, RequestT
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.units import KIB, VALUE_MAX, format_size
-from mooncake_store.worker.lending import parse_place
+from mooncake_store.worker.segments import parse_place
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:

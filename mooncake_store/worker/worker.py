@@ -40,7 +40,7 @@ from mooncake_store.wire import cluster as wire
 from mooncake_store.wire import shard as shard_wire
 from mooncake_store.worker.capacity import check_room
 from mooncake_store.worker.copier import Copier
-from mooncake_store.worker.lending import WorkerSegments
+from mooncake_store.worker.segments import WorkerSegments
 from transfer_engine.errors import (
     ConfigError,
     IllegalClientError,

@@ -35,7 +35,7 @@ from transfer_engine.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.workers.pool import Storing
+    from serving.workers.pool_side import Storing
 
 __all__ = ["SEGMENT", "Streamed", "Workload", "on_loopback", "over_a_link"]
 

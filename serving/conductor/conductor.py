@@ -28,7 +28,7 @@ from mooncake_store.errors import StoreError
 from serving.conductor.fleet import Fleet
 from serving.conductor.index import PrefixIndex
 from serving.conductor.life import Life, Shared
-from serving.conductor.pool import PoolWatch, chain_of
+from serving.conductor.pool_watch import PoolWatch, chain_of
 from serving.conductor.requests import Failure
 from serving.conductor.scheduler import Scheduler
 from serving.conductor.stats import Stats

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mooncake_store.errors import StoreError
-from serving.conductor.pool import POOL
+from serving.conductor.pool_watch import POOL
 from serving.conductor.requests import Failure, Finish, Piece
 from serving.conductor.stats import RequestLine
 from serving.conductor.views import Demand, Rejection

@@ -2,8 +2,8 @@
 
 What `Moves` does, and lookups. A lookup is one round trip and leases nothing unless asked to; a
 block whose read failed, though it is there, counts as absent for a while and is stored anew by the
-next save (`mooncake_store.doubts`). A lock is a lease: the store keeps the block where it is until
-it is unlocked or the lease ends, and a read of a locked block asks no master.
+next save (`mooncake_store.failed_reads`). A lock is a lease: the store keeps the block where it is
+until it is unlocked or the lease ends, and a read of a locked block asks no master.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.doubts import FailedReads
 from mooncake_store.errors import NotFoundError
+from mooncake_store.failed_reads import FailedReads
 from serving.connectors.moves import Moves
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store import ids
 from serving.conductor.index import PrefixIndex
-from serving.conductor.pool import chain_of
+from serving.conductor.pool_watch import chain_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

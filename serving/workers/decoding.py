@@ -13,11 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from serving.workers import protocol as p
-from serving.workers.requests import Generating
+from serving.workers.jobs import Generating
 
 if TYPE_CHECKING:
+    from serving.workers.jobs import Parts
     from serving.workers.pushing import Incoming
-    from serving.workers.requests import Parts
 
 __all__ = ["Decoding", "retry_after_ms", "take_blocks"]
 

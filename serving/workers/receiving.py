@@ -15,7 +15,7 @@ from serving.workers.pushing import Incoming
 from transfer_engine.errors import InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
-    from serving.workers.requests import Parts
+    from serving.workers.jobs import Parts
 
 __all__ = ["Receiving"]
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serving.workers import protocol as p
-from serving.workers.pool import Fetch
-from serving.workers.requests import Prefilling
+from serving.workers.jobs import Prefilling
+from serving.workers.pool_side import Fetch
 from transfer_engine.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.workers.client import WorkerClient
+    from serving.workers.jobs import Job, Parts
     from serving.workers.pushing import Pusher
-    from serving.workers.requests import Job, Parts
 
 __all__ = ["ChunkSender", "Leading", "Stage", "layers_of", "to_bytes", "to_hidden"]
 

@@ -6,8 +6,8 @@
     await worker.stop()
 
 Three kinds of threads: the event loop answers, one thread computes (`computing.py`), two move KV to
-and from the pool (`pool.py`). Whatever ends a request (its answer, its deadline, a cancel, the end
-of its connection, a reader who does not come back) ends it once and gives its blocks back.
+and from the pool (`pool_side.py`). Whatever ends a request (its answer, its deadline, a cancel, the
+end of its connection, a reader who does not come back) ends it once and gives its blocks back.
 
 A worker takes either role. `set_role` lets what runs finish, then changes which requests it takes;
 model, cache and connections stay.
@@ -32,11 +32,11 @@ from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
 from serving.workers.computing import Computing
 from serving.workers.decoding import Decoding
+from serving.workers.jobs import Generating, Job, Parts, Prefilling, Stream
 from serving.workers.memory import KVMemory
 from serving.workers.naming import PoolNames
-from serving.workers.pool import PoolSide
+from serving.workers.pool_side import PoolSide
 from serving.workers.receiving import Receiving
-from serving.workers.requests import Generating, Job, Parts, Prefilling, Stream
 from serving.workers.stages import Leading, Stage
 from transfer_engine.errors import (
     InvalidArgumentError,

@@ -1,6 +1,6 @@
 """Letting something happen in the middle of what a client does."""
 
-from mooncake_store.client import straight
+from mooncake_store.client import single as straight
 
 
 class SlowTransfers:

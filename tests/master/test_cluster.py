@@ -8,7 +8,7 @@ import pytest
 from mooncake_store import ids
 from mooncake_store.config.settings import WorkerConfig, load
 from mooncake_store.core.records import SegmentState, Status
-from mooncake_store.master.slices import slice_of
+from mooncake_store.master.shard_link import slice_of
 from mooncake_store.worker.worker import Worker
 from tests.master.wires import ClusterWire, PingWire, digests, numbered
 from tests.waiting import until

@@ -12,7 +12,7 @@ from mooncake_store import Client, LocalCluster, TruncatedError
 from mooncake_store.cli.worker import _lent
 from mooncake_store.config.settings import WorkerConfig
 from mooncake_store.errors import ConfigError
-from mooncake_store.worker.lending import Place, WorkerSegments, parse_place
+from mooncake_store.worker.segments import Place, WorkerSegments, parse_place
 from tests.master.test_programs import MASTER, WORKER, ready
 from tests.master.wires import ClusterWire
 from transfer_engine import FileSegment, SegmentDescriptor

@@ -50,8 +50,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from transfer_engine import forking
 from transfer_engine.errors import ConfigError, TransferError
-from transfer_engine.transports import forking
 
 __all__ = [
     "ETHERNET",

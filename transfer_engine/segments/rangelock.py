@@ -23,9 +23,9 @@ import struct
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from transfer_engine import forking
 from transfer_engine.base import remaining_s
 from transfer_engine.errors import TransferError
-from transfer_engine.transports import forking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

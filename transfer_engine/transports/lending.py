@@ -21,6 +21,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from transfer_engine import forking
 from transfer_engine.base import (
     REFUSED,
     UNKNOWN_SEGMENT,
@@ -40,7 +41,6 @@ from transfer_engine.errors import (
     TransferTimeoutError,
 )
 from transfer_engine.segments.mapping import host_identity
-from transfer_engine.transports import forking
 from transfer_engine.transports.handover import (
     GRANTED,
     MAP,

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from transfer_engine import forking
 from transfer_engine.base import (
     CANCELLED,
     REFUSED,
@@ -47,7 +48,6 @@ from transfer_engine.rdma import verbs
 from transfer_engine.rdma.endpoint import Cancelled, Endpoint, Job, RefusedByCard, Transfer, drive
 from transfer_engine.rdma.memory import ARENA_BYTES, LocalMemory
 from transfer_engine.rdma.pool import Pool
-from transfer_engine.transports import forking
 from transfer_engine.transports.copying import hash_local
 
 if TYPE_CHECKING:

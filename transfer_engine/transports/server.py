@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from transfer_engine import forking
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import AlreadyExistsError, ConfigError, NotFoundError
 from transfer_engine.notify import PeerService
 from transfer_engine.rdma import verbs
 from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.segments.mapping import host_identity, load_kernels
-from transfer_engine.transports import forking
 from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from transfer_engine import forking
 from transfer_engine.base import (
     CANCELLED,
     Batch,
@@ -41,7 +42,6 @@ from transfer_engine.errors import (
     TransferTimeoutError,
 )
 from transfer_engine.kernels import stream
-from transfer_engine.transports import forking
 from transfer_engine.transports.calling import call
 from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.dialing import dial

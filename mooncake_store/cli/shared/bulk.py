@@ -18,9 +18,9 @@ from mooncake_store.cli.shared.client import Stopwatch
 from mooncake_store.cli.shared.folder import reason_of
 from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
 from mooncake_store.fs import listing
-from mooncake_store.fs.doing import run
 from mooncake_store.fs.files import PoolReader, PoolWriter
 from mooncake_store.fs.paths import clean
+from mooncake_store.fs.plan import run
 from mooncake_store.fs.plans import Plans
 from mooncake_store.fs.sums import sums
 from mooncake_store.units import MIB, format_size

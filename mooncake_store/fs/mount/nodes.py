@@ -25,9 +25,9 @@ import time
 from typing import TYPE_CHECKING
 
 from mooncake_store.errors import NoSpaceError, StoreError
-from mooncake_store.fs.doing import run
 from mooncake_store.fs.files import PoolReader, PoolWriter
 from mooncake_store.fs.parts import ORDINARY, Attributes
+from mooncake_store.fs.plan import run
 
 if TYPE_CHECKING:
     from mooncake_store.fs.filesystem import MooncakeFileSystem

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mfusepy
 
 from mooncake_store.errors import StoreError
-from mooncake_store.fs.doing import run
 from mooncake_store.fs.files import PoolWriter
 from mooncake_store.fs.mount.nodes import Node, Nodes
 from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest
 from mooncake_store.fs.paths import prefix_of
+from mooncake_store.fs.plan import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.doubts import FailedReads
+from mooncake_store.failed_reads import FailedReads
 from serving.connectors.keys import scope_prefix
 from serving.connectors.vllm.lookup import present_prefix
 from serving.connectors.vllm.messages import GroupBlocks, LoadJob, SaveJob, StepPlan, WorkerReport

@@ -7,7 +7,7 @@ import pytest
 
 from serving.conductor.conductor import Conductor
 from serving.conductor.costs import Costs, TransferCost
-from serving.conductor.pool import POOL, chain_of
+from serving.conductor.pool_watch import POOL, chain_of
 from serving.conductor.requests import Failure, Finish, Piece, Request
 from serving.conductor.scheduler import Policies, Scheduler
 from serving.conductor.views import Rejection, Slo

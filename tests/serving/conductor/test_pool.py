@@ -6,7 +6,7 @@ import pytest
 from mooncake_store import AsyncClient, Digests, ids
 from mooncake_store.local_cluster import LocalCluster
 from serving.conductor.index import PrefixIndex
-from serving.conductor.pool import POOL, PoolWatch, chain_of
+from serving.conductor.pool_watch import POOL, PoolWatch, chain_of
 from tests.waiting import until_async
 
 TOKENS = np.arange(64 * 40)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving.workers.computing import Computing
-from serving.workers.pool import Fetch, PoolSide, Storing
+from serving.workers.pool_side import Fetch, PoolSide, Storing
 from tests.serving.workers.support import fleet
 from tests.waiting import PATIENCE_S, until
 from transfer_engine.errors import UnavailableError

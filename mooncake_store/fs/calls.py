@@ -20,13 +20,13 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from mooncake_store.client import AsyncClient, Client
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.fs.arguments import answer, checked, pins_of_call, ranges
-from mooncake_store.fs.doing import run, run_async
 from mooncake_store.fs.listing import exists, files_among, find, info, is_directory, is_file, ls
+from mooncake_store.fs.plan import run, run_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from mooncake_store.fs.doing import Plan
+    from mooncake_store.fs.plan import Plan
     from mooncake_store.fs.plans import Plans
 
 __all__ = ["PlannedCalls"]

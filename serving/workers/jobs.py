@@ -20,7 +20,7 @@ import numpy as np
 
 from serving.engine.sequence import PrefixLost, Sequence
 from serving.workers import protocol as p
-from serving.workers.pool import Fetch, Storing
+from serving.workers.pool_side import Fetch, Storing
 from serving.workers.pushing import Pusher
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from serving.workers.computing import Computing
     from serving.workers.memory import KVMemory
     from serving.workers.naming import PoolNames
-    from serving.workers.pool import PoolSide
+    from serving.workers.pool_side import PoolSide
     from serving.workers.settings import WorkerSettings
 
 __all__ = ["Generating", "Job", "Parts", "Prefilling", "Stream"]
