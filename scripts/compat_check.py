@@ -204,7 +204,7 @@ def ours(script: str | Path, *arguments: str | Path, **environment: str) -> str:
 
 def compare(address: str) -> int:
     """Run the same calls in both worlds; return how many answers differ unexpectedly."""
-    from mooncake_store.bench import upstream
+    from mooncake_store.bench.parts import upstream
     from mooncake_store.errors import UnavailableError
 
     script = ROOT / "tests/compat/calls.py"
@@ -281,7 +281,7 @@ class Place(NamedTuple):
 @contextmanager
 def our_master(port: int = 0, *, lends: bool = False) -> Iterator[Place]:
     """A master of ours by the original's flags, with a worker beside it if memory is lent."""
-    from mooncake_store.bench.process import free_ports
+    from mooncake_store.bench.parts.process import free_ports
 
     free, control, metadata = free_ports(3)
     port = port or free

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.bench.dict_core import DictCore
 from mooncake_store.bench.harness import Report, alternate
-from mooncake_store.bench.process import rss_bytes
+from mooncake_store.bench.parts.dict_core import DictCore
+from mooncake_store.bench.parts.process import rss_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

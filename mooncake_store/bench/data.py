@@ -22,17 +22,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import upstream
-from mooncake_store.bench.blocks import AGAINST, ALTERNATIVES, BATCHES, RAW, BlockBench, BlockPlan
 from mooncake_store.bench.harness import memory_bytes
+from mooncake_store.bench.parts import upstream
+from mooncake_store.bench.parts.blocks import (
+    AGAINST,
+    ALTERNATIVES,
+    BATCHES,
+    RAW,
+    BlockBench,
+    BlockPlan,
+)
+from mooncake_store.bench.parts.store import StorePool
 from mooncake_store.bench.sides.measuring import Samples, add_row, measure
-from mooncake_store.bench.store import StorePool
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, KIB, MIB, format_size
 
 if TYPE_CHECKING:
     from mooncake_store.bench.harness import Report
-    from mooncake_store.bench.process import Driver
+    from mooncake_store.bench.parts.process import Driver
 
 __all__ = ["ALTERNATIVES", "Plan", "measure_all", "run"]
 

@@ -21,7 +21,7 @@ import numpy as np
 from eviction import POLICIES, count_hits, create_policy, read_trace, synthetic_trace
 from eviction.registry import find_policy
 from mooncake_store.bench.harness import Report, alternate, listed
-from mooncake_store.bench.policy_matrix import Matrix
+from mooncake_store.bench.parts.policy_matrix import Matrix
 from mooncake_store.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

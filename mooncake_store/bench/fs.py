@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import s3 as s3s
 from mooncake_store.bench.harness import memory_bytes
-from mooncake_store.bench.process import Driver
+from mooncake_store.bench.parts import s3 as s3s
+from mooncake_store.bench.parts.process import Driver
+from mooncake_store.bench.parts.store import StorePool
 from mooncake_store.bench.sides.measuring import Pace, add_row, measure
-from mooncake_store.bench.store import StorePool
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, KIB, MIB
 

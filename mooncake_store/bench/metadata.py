@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import upstream
-from mooncake_store.bench.process import (
+from mooncake_store.bench.parts import upstream
+from mooncake_store.bench.parts.process import (
     Child,
     Driver,
     accepts,
@@ -36,8 +36,8 @@ from mooncake_store.bench.process import (
     rss_bytes,
     wait_for,
 )
+from mooncake_store.bench.parts.store import StorePool
 from mooncake_store.bench.sides.measuring import Samples, add_row, measure
-from mooncake_store.bench.store import StorePool
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mooncake_store.bench.harness import Report
-    from mooncake_store.bench.upstream import Environment, UpstreamPool
+    from mooncake_store.bench.parts.upstream import Environment, UpstreamPool
 
 __all__ = ["Plan", "measure_all", "run"]
 

@@ -18,10 +18,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import upstream
-from mooncake_store.bench.blocks import ALTERNATIVES, BATCHES, TRANSPORTS, BlockBench, BlockPlan
 from mooncake_store.bench.harness import listed, memory_bytes
-from mooncake_store.bench.process import Driver
+from mooncake_store.bench.parts import upstream
+from mooncake_store.bench.parts.blocks import (
+    ALTERNATIVES,
+    BATCHES,
+    TRANSPORTS,
+    BlockBench,
+    BlockPlan,
+)
+from mooncake_store.bench.parts.process import Driver
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.units import KIB, MIB, format_size, parse_size
 

@@ -300,7 +300,7 @@ def _draw(rows: "list[Row]", value: dict[str, Any]) -> "RenderableType":
     )
     tables = []
     if value["bench"] == "eviction":
-        from mooncake_store.bench.policy_matrix import Matrix
+        from mooncake_store.bench.parts.policy_matrix import Matrix
 
         matrix = Matrix.of(rows)
         rows = [row for row in rows if row.unit not in ("hits", "ratio")]

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_store.bench import data, metadata, upstream
-from mooncake_store.bench import environment as environments
-from mooncake_store.bench.driver import Session, make_keys
+from mooncake_store.bench import data, metadata
 from mooncake_store.bench.harness import Report
-from mooncake_store.bench.process import (
+from mooncake_store.bench.parts import environment as environments
+from mooncake_store.bench.parts import upstream
+from mooncake_store.bench.parts.driver import Session, make_keys
+from mooncake_store.bench.parts.process import (
     Child,
     Driver,
     accepts,
@@ -393,7 +394,7 @@ def test_waiting_ends_in_time():
 
 def test_children_die_with_the_bench_whatever_it_dies_of():
     program = (
-        "import sys; from mooncake_store.bench.process import Child, Driver\n"
+        "import sys; from mooncake_store.bench.parts.process import Child, Driver\n"
         "driver = Driver('d', 'sockets'); driver.ask('open', nbytes=4096)\n"
         "other = Child('c', ['/bin/sleep', '60'])\n"
         "sys.stdout.write(f'{driver.pid} {other.pid}\\n'); sys.stdout.flush()\n"

@@ -2,8 +2,9 @@
 
 import pytest
 
-from mooncake_store.bench import environment, fs, s3
+from mooncake_store.bench import fs
 from mooncake_store.bench.harness import Report
+from mooncake_store.bench.parts import environment, s3
 from mooncake_store.bench.sides.files import Files
 from mooncake_store.units import MIB
 

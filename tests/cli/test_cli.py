@@ -279,7 +279,7 @@ def test_a_group_without_command_shows_its_help_as_a_usage_error(capsys):
 def test_ctrl_c_ends_a_running_command_without_a_traceback(start_program):
     program = start_program(
         "-c",
-        "import sys, signal; from mooncake_store.cli.shared import app as _app;"
+        "import sys, signal; from mooncake_store.cli.shared import app;"
         "wait = lambda: (print('waiting', flush=True), signal.pause());"
         "sys.exit(app.guarded(wait, as_json=False, debug=False))",
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.bench.driver import Side
+from mooncake_store.bench.parts.driver import Side
 from mooncake_store.bench.sides.raw import block_slots
 from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.testing import OwnerProcess

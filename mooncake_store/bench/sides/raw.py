@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.bench.driver import Side, make_buffer
+from mooncake_store.bench.parts.driver import Side, make_buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.bench.driver import Side
+from mooncake_store.bench.parts.driver import Side
 from mooncake_store.client import Client
 from mooncake_store.errors import NotFoundError
 

@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench.driver import Side, make_buffer
+from mooncake_store.bench.parts.driver import Side, make_buffer
 from mooncake_store.bench.sides.raw import block_slots
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from mooncake_store.bench import environment as environments
-from mooncake_store.bench.environment import Missing
-from mooncake_store.bench.process import Child, Driver, accepts, free_ports, wait_for
+from mooncake_store.bench.parts import environment as environments
+from mooncake_store.bench.parts.environment import Missing
+from mooncake_store.bench.parts.process import Child, Driver, accepts, free_ports, wait_for
 from mooncake_store.errors import StoreError
 
 if TYPE_CHECKING:

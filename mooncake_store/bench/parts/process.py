@@ -58,7 +58,7 @@ _BECOME = (
 # interpreter of another environment must import its own numpy.
 _DRIVE = (
     "import sys; sys.path.append(sys.argv.pop(1))\n"
-    "import runpy; runpy.run_module('mooncake_store.bench.driver', run_name='__main__')\n"
+    "import runpy; runpy.run_module('mooncake_store.bench.parts.driver', run_name='__main__')\n"
 )
 _ROOT = str(Path(__file__).resolve().parents[2])
 

@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench.process import Driver, descendants
+from mooncake_store.bench.parts.process import Driver, descendants
 from mooncake_store.local_cluster import LocalCluster
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The child process of a side: reads commands, runs workloads, answers with what it measured.
 
-    python -m mooncake_store.bench.driver SIDE         one JSON object a line, in and out
+    python -m mooncake_store.bench.parts.driver SIDE         one JSON object a line, in and out
 
 The workloads are the same lines of code for every side; a side only says how its library is
 called (`Side`). So both ends of a ratio pay for the same key lists, the same order of blocks, the

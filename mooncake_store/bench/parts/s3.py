@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mooncake_store.bench import environment, s3_server
-from mooncake_store.bench.process import Child, Driver, accepts, free_ports, wait_for
+from mooncake_store.bench.parts import environment, s3_server
+from mooncake_store.bench.parts.process import Child, Driver, accepts, free_ports, wait_for
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.bench import upstream
-from mooncake_store.bench.process import Driver
+from mooncake_store.bench.parts import upstream
+from mooncake_store.bench.parts.process import Driver
 from mooncake_store.bench.sides.measuring import Pace, Samples, add_row, measure
 from mooncake_store.units import format_size
 
