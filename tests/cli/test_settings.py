@@ -41,7 +41,7 @@ def started(monkeypatch):
     """Run `mooncake master` or `worker` up to where it would start; return its settings."""
     seen = []
 
-    for place in ("master.running.run_master", "worker_program.run_worker"):
+    for place in ("master.running.run_master", "worker.program.run_worker"):
         monkeypatch.setattr(
             f"mooncake_store.{place}", lambda settings, *_, **__: seen.append(settings)
         )
@@ -86,7 +86,7 @@ def typed(setting):
     ],
 )
 def test_an_option_reaches_its_setting(started, monkeypatch, program, setting):
-    monkeypatch.setattr("mooncake_store.config.settings.read_secret", lambda _: b"x" * 16)
+    monkeypatch.setattr("mooncake_store.endpoint.read_secret", lambda _: b"x" * 16)
     words, meant = typed(setting)
     settings = started(program.table, *words)
     assert getattr(settings, setting.attribute) != setting.default
