@@ -150,8 +150,10 @@ async def _read(request: web.Request, kind: type[T], refusal: str) -> T:
         raise _Refused("Malformed JSON body") from None
 
 
-def _shm_name_to_path(name: str) -> str | None:
-    """The file of a name of shared memory; None for what is no such name."""
+def _shm_name_to_path(name: object) -> str | None:
+    """The file of a name of shared memory; None for what is no such name, as the original's."""
+    if not isinstance(name, str):
+        return None
     plain = name.removeprefix("/")
     if not plain or "/" in plain or plain in (".", ".."):
         return None

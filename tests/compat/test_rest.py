@@ -15,7 +15,7 @@ pytest.importorskip("aiohttp")
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
-from mooncake_store.compat.rest import MooncakeStoreService
+from mooncake_store.compat.rest import MooncakeStoreService, _shm_name_to_path
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -97,6 +97,11 @@ def shared():
     yield paths
     for path in paths:
         path.unlink()
+
+
+@pytest.mark.parametrize("name", [None, 123, "", "/", ".", "..", "a/b", "/../a"])
+def test_what_is_no_name_of_shared_memory_has_no_path(name):
+    assert _shm_name_to_path(name) is None
 
 
 def test_shared_memory(make, monkeypatch, shared):
