@@ -14,9 +14,9 @@ import pytest
 
 from mooncake_store.bench import data, metadata
 from mooncake_store.bench.harness import Report
-from mooncake_store.bench.parts import environment as environments
 from mooncake_store.bench.parts import upstream
 from mooncake_store.bench.parts.driver import Session, make_keys
+from mooncake_store.bench.parts.environment import READY
 from mooncake_store.bench.parts.process import (
     Child,
     Driver,
@@ -161,7 +161,7 @@ def stand_in(folder, stderr, code):
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit {code}\n")
     python.chmod(0o755)
-    (python.parents[1] / environments.READY).touch()
+    (python.parents[1] / READY).touch()
 
 
 @pytest.mark.parametrize(

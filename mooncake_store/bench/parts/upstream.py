@@ -1,6 +1,6 @@
 """The original Mooncake, installed beside us, to be measured in the same run.
 
-It gets an environment of its own (`environments.py`), at one fixed version, so that reports of
+It gets an environment of its own (`environment.py`), at one fixed version, so that reports of
 different days compare with the same thing. System packages it needs are never installed from here:
 when it does not import, `Missing` says which ones to install, and rows compared with it have null
 values.
@@ -17,8 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from mooncake_store.bench.parts import environment as environments
-from mooncake_store.bench.parts.environment import Missing
+from mooncake_store.bench.parts.environment import Missing, made
 from mooncake_store.bench.parts.process import Child, Driver, accepts, free_ports, wait_for
 from mooncake_store.errors import StoreError
 
@@ -84,7 +83,7 @@ class Environment:
 def environment() -> Environment:
     """Return the environment, made first if it is not there; raises Missing."""
     wanted = [f"{DISTRIBUTION}=={VERSION}", "numpy"]
-    found = Environment(environments.made(f"upstream-{VERSION}", "the original", wanted))
+    found = Environment(made(f"upstream-{VERSION}", "the original", wanted))
     found.check()
     return found
 

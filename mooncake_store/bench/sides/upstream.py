@@ -2,7 +2,7 @@
 
 Registered buffers, `batch_*` calls for batches and the plain calls for single keys; protocol tcp,
 peer-to-peer handshake, everything else as it comes. Runs under the interpreter of the environment
-that `bench/upstream.py` makes, and imports nothing of this project.
+that `parts/upstream.py` makes, and imports nothing of this project.
 """
 
 from __future__ import annotations

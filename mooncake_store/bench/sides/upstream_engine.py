@@ -2,7 +2,7 @@
 
 Peer-to-peer handshake, everything else as it comes; single requests by its plain calls. The owner
 is a second process with a registered buffer. Runs under the interpreter of the environment that
-`bench/upstream.py` makes, and imports nothing of this project but the bench's own files.
+`parts/upstream.py` makes, and imports nothing of this project but the bench's own files.
 """
 
 from __future__ import annotations
