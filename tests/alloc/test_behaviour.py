@@ -176,14 +176,17 @@ def test_an_allocator_of_a_huge_pool_costs_little(kind: str) -> None:
 
 
 def test_memory_per_object() -> None:
-    for kind, budget in (("offset", 40), ("composite", 3)):
+    def per_object(kind: str) -> float:
         allocator = create_allocator(kind, 1 << 34)
         resident = _resident()
         batch = np.full(1024, 4096)
         for _ in range(512):
             assert (allocator.allocate(batch) >= 0).all()
-        per_object = (_resident() - resident) / (512 * 1024)
-        assert per_object < budget, kind
+        return (_resident() - resident) / (512 * 1024)
+
+    for kind, budget in (("offset", 40), ("composite", 3)):
+        # Whatever else this process does meanwhile is counted, too; not three times, though.
+        assert min(per_object(kind) for _ in range(3)) < budget, kind
 
 
 def _resident() -> int:
