@@ -222,7 +222,7 @@ class AsyncDriver:
 
     def _start(self, move: Move, until: float) -> Any:
         """Copy at once, or begin and return a task; errors are returned."""
-        handle = move.road.handle
+        handle = move.target.handle
         assert handle is not None
         arguments = (handle, move.offsets, move.lengths, move.addresses)
         left_s = until - time.monotonic()
@@ -242,15 +242,15 @@ class AsyncDriver:
     async def _open(self, step: Opens) -> list[Any]:
         loop = asyncio.get_running_loop()
 
-        async def one(road: Any) -> StoreError | None:
+        async def one(target: Any) -> StoreError | None:
             try:
                 left_s = _left(step.until)
-                await loop.run_in_executor(None, self.core.directory.open, road, left_s)
+                await loop.run_in_executor(None, self.core.directory.open, target, left_s)
             except StoreError as error:
                 return error.again()
             return None
 
-        return await asyncio.gather(*(one(road) for road in step.roads))
+        return await asyncio.gather(*(one(target) for target in step.targets))
 
     async def close(self) -> None:
         """Close connections and the engine. Idempotent."""

@@ -240,7 +240,7 @@ class BlockingDriver:
         outcome: list[Any] = [None] * len(moves)
         submitted = []
         for at, move in enumerate(moves[:-1]):
-            handle = move.road.handle
+            handle = move.target.handle
             if handle is not None and handle.transport not in COPIED:
                 try:
                     submission = self.engine.submit(
@@ -270,7 +270,7 @@ class BlockingDriver:
 
     def _copy(self, move: Move, until: float) -> Any:
         engine = self.engine
-        handle = move.road.handle
+        handle = move.target.handle
         assert handle is not None
         batch = engine.read_batch if move.direction is Direction.READ else engine.write_batch
         try:
@@ -288,12 +288,12 @@ class BlockingDriver:
 
     def _open(self, step: Opens) -> list[Any]:
         outcome: list[Any] = []
-        for road in step.roads:
+        for target in step.targets:
             try:
                 left_s = step.until - time.monotonic()
                 if left_s <= 0:
                     raise TransferTimeoutError("the deadline has passed", operation="open")
-                self.core.directory.open(road, left_s)
+                self.core.directory.open(target, left_s)
                 outcome.append(None)
             except StoreError as error:
                 outcome.append(error.again())

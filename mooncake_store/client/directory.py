@@ -3,7 +3,7 @@
 Numbers are the master's. A number seen for the first time is asked for once; a segment that
 answers as if it were somebody else's (its owner restarted) is asked for again. A segment that
 failed rests for 2 s, twice as long each further time, up to a minute: meanwhile its replicas are
-read only if there is no other. `roads[2, numbers]` (cost, resting until) is what kernels see.
+read only if there is no other. `targets[2, numbers]` (cost, resting until) is what kernels see.
 
 Looking up needs no lock; changes take one. O(1) per segment.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transfer_engine.engine import TransferEngine
     from transfer_engine.handle import SegmentHandle
 
-__all__ = ["COPIED", "Directory", "Road"]
+__all__ = ["COPIED", "Directory", "Target"]
 
 COPIED = ("local", "shm")
 """Transports that copy memory, which no silent owner can hold up."""
@@ -38,7 +38,7 @@ _NUMBERS = 4096
 _COSTS = {"local": 0, "shm": 1, "rdma": 2, "tcp": 3, "file": 4}
 
 
-class Road:
+class Target:
     """One segment: what the master says of it, and the handle once it was opened."""
 
     __slots__ = ("descriptor", "entry", "failures", "handle", "lock", "number")
@@ -69,13 +69,13 @@ class Directory:
     def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self.roads = _blank(_NUMBERS)
+        self.targets = _blank(_NUMBERS)
         # Segments that were met, by number.
-        self.known: dict[int, Road] = {}
+        self.known: dict[int, Target] = {}
 
     def unknown(self, numbers: Iterable[int], now: int) -> set[int]:
         """Which of these were not met, but for those that nobody knew a moment ago."""
-        resting = self.roads[1]
+        resting = self.targets[1]
         return {
             number
             for number in numbers
@@ -94,8 +94,8 @@ class Directory:
             for number in missing:
                 self._grow(number)
                 _close(self.known.pop(number, None))
-                self.roads[0, number] = _UNKNOWN
-                self.roads[1, number] = now + _REST_NS
+                self.targets[0, number] = _UNKNOWN
+                self.targets[1, number] = now + _REST_NS
 
     def _enter(self, entry: SegmentEntry) -> None:
         known = self.known.get(entry.number)
@@ -103,58 +103,58 @@ class Directory:
             known.entry = entry
             return
         try:
-            road = Road(entry)
+            target = Target(entry)
         except StoreError:
             return  # of a kind this version cannot read: as good as unknown
         _close(known)
         self._grow(entry.number)
-        self.known[entry.number] = road
-        self.roads[0, entry.number] = self._cost(road)
-        self.roads[1, entry.number] = 0
+        self.known[entry.number] = target
+        self.targets[0, entry.number] = self._cost(target)
+        self.targets[1, entry.number] = 0
 
     def _grow(self, number: int) -> None:
-        while number >= self.roads.shape[1]:
-            grown = _blank(2 * self.roads.shape[1])
-            grown[:, : self.roads.shape[1]] = self.roads
-            self.roads = grown
+        while number >= self.targets.shape[1]:
+            grown = _blank(2 * self.targets.shape[1])
+            grown[:, : self.targets.shape[1]] = self.targets
+            self.targets = grown
 
-    def _cost(self, road: Road) -> int:
-        if road.handle is not None:
-            return _COSTS.get(road.transport, len(_COSTS))
-        report = self._engine.explain(road.descriptor)
+    def _cost(self, target: Target) -> int:
+        if target.handle is not None:
+            return _COSTS.get(target.transport, len(_COSTS))
+        report = self._engine.explain(target.descriptor)
         return next(
             (_COSTS.get(path.transport, len(_COSTS)) for path in report if path.chosen),
             len(_COSTS),
         )
 
-    def open(self, road: Road, timeout_s: float) -> None:
+    def open(self, target: Target, timeout_s: float) -> None:
         """Reach a segment, once however many threads ask."""
-        with road.lock:
-            if road.handle is None:
-                road.handle = self._engine.open(road.descriptor, timeout_s=timeout_s)
-        self.roads[0, road.number] = self._cost(road)
+        with target.lock:
+            if target.handle is None:
+                target.handle = self._engine.open(target.descriptor, timeout_s=timeout_s)
+        self.targets[0, target.number] = self._cost(target)
 
-    def failed(self, road: Road, now: int) -> None:
+    def failed(self, target: Target, now: int) -> None:
         """Prefer other replicas for a while."""
         with self._lock:
-            if self.known.get(road.number) is not road:
+            if self.known.get(target.number) is not target:
                 return
-            road.failures += 1
-            rest = min(_REST_NS << min(road.failures - 1, 10), _REST_MAX_NS)
-            self.roads[1, road.number] = now + rest
-            self.roads[0, road.number] = self._cost(road)
+            target.failures += 1
+            rest = min(_REST_NS << min(target.failures - 1, 10), _REST_MAX_NS)
+            self.targets[1, target.number] = now + rest
+            self.targets[0, target.number] = self._cost(target)
 
-    def worked(self, road: Road) -> None:
+    def worked(self, target: Target) -> None:
         """Forget former failures."""
         with self._lock:
-            road.failures = 0
-            if self.known.get(road.number) is road:
-                self.roads[1, road.number] = 0
+            target.failures = 0
+            if self.known.get(target.number) is target:
+                self.targets[1, target.number] = 0
 
     def resting(self, now: int) -> list[str]:
         """Names of the segments that rest."""
         known = list(self.known.values())
-        return [road.entry.name for road in known if self.roads[1, road.number] > now]
+        return [target.entry.name for target in known if self.targets[1, target.number] > now]
 
     def forget(self) -> None:
         """Know no segment any more: another master gives the numbers out.
@@ -162,10 +162,10 @@ class Directory:
         What is under way on their handles ends as it would; what begins fails and looks again.
         """
         with self._lock:
-            for road in self.known.values():
-                _close(road)
+            for target in self.known.values():
+                _close(target)
             self.known = {}
-            self.roads = _blank(_NUMBERS)
+            self.targets = _blank(_NUMBERS)
 
     def after_fork(self) -> None:
         """Make new locks in a forked child; handles are the engine's to renew.
@@ -173,20 +173,20 @@ class Directory:
         Segments of the parent's own are another process's here, so they are opened as such.
         """
         self._lock = threading.Lock()
-        for road in self.known.values():
-            road.lock = threading.Lock()
-            if road.transport == "local":
-                road.handle = None
-                self.roads[0, road.number] = self._cost(road)
+        for target in self.known.values():
+            target.lock = threading.Lock()
+            if target.transport == "local":
+                target.handle = None
+                self.targets[0, target.number] = self._cost(target)
 
 
-def _close(road: Road | None) -> None:
+def _close(target: Target | None) -> None:
     """Give the segment up, and with it the memory that this process shares with its owner."""
-    if road is not None and road.handle is not None:
-        road.handle.close()
+    if target is not None and target.handle is not None:
+        target.handle.close()
 
 
 def _blank(numbers: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    roads = np.zeros((2, numbers), np.int64)
-    roads[0] = _UNKNOWN
-    return roads
+    targets = np.zeros((2, numbers), np.int64)
+    targets[0] = _UNKNOWN
+    return targets

@@ -68,23 +68,23 @@ class Leases:
             return found
 
     def take_one(
-        self, low: int, high: int, reply: Any, sent: int, now: int, roads: Column, turn: int
+        self, low: int, high: int, reply: Any, sent: int, now: int, targets: Column, turn: int
     ) -> Found:
         """Read the answer to a get of one key and enter its lease; end 0 for anything unusual."""
         rows, replicas = reply.rows.view(np.int64), reply.replicas.view(np.int64)
         with self._lock:
             found: Found = reading.take_one(
-                self._table, low, high, rows, replicas, sent, now, roads, turn
+                self._table, low, high, rows, replicas, sent, now, targets, turn
             )
             self._latest = max(self._latest, found[0])
             return found
 
     def take_single(
-        self, low: int, high: int, answer: Words, sent: int, now: int, roads: Column
+        self, low: int, high: int, answer: Words, sent: int, now: int, targets: Column
     ) -> Found:
         """Do as `take_one` with the words of an answer that has one replica."""
         with self._lock:
-            found: Found = reading.take_single(self._table, low, high, *answer, sent, now, roads)
+            found: Found = reading.take_single(self._table, low, high, *answer, sent, now, targets)
             self._latest = max(self._latest, found[0])
             return found
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.client.core import Core
-    from mooncake_store.client.directory import Road
+    from mooncake_store.client.directory import Target
     from mooncake_store.client.keys import KeyBatch
 
     Column = NDArray[np.int64]
@@ -158,7 +158,7 @@ def checksum_pieces(pieces: Pieces, index: Column) -> NDArray[np.uint64]:
 
 
 def move_pieces(
-    pieces: Pieces, at: Column, road: Road, direction: Direction, bases: Column
+    pieces: Pieces, at: Column, target: Target, direction: Direction, bases: Column
 ) -> Move:
     """One row per piece of the objects `at`, which begin at `bases` of a segment."""
     rows, firsts = pieces.rows(at)
@@ -166,7 +166,7 @@ def move_pieces(
     offsets = np.repeat(bases, counts) + pieces.within(rows, firsts)
     lengths, addresses = pieces.lengths[rows], pieces.addresses[rows]
     keep = pieces, pieces.keep
-    return Move(road, direction, offsets, lengths, addresses, False, keep)
+    return Move(target, direction, offsets, lengths, addresses, False, keep)
 
 
 def fold(pieces: Pieces, at: Column, outcome: BatchResult, *, hashed: bool) -> BatchResult:
@@ -201,12 +201,12 @@ class PieceReading(Reading):
         self.status[index[misfits]] = OUT_OF_RANGE
         return index[~misfits]
 
-    def _move(self, road: Road, index: Column) -> Move:
-        return move_pieces(self._pieces, index, road, Direction.READ, self.cols[k.OFFSET, index])
+    def _move(self, target: Target, index: Column) -> Move:
+        return move_pieces(self._pieces, index, target, Direction.READ, self.cols[k.OFFSET, index])
 
-    def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Column | None:
+    def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
         hashed = self.plan.verify and self._pieces.offsets is None
-        return super()._judge(road, index, fold(self._pieces, index, outcome, hashed=hashed), now)
+        return super()._judge(target, index, fold(self._pieces, index, outcome, hashed=hashed), now)
 
 
 class PiecePutting(Putting):
@@ -236,15 +236,15 @@ class PiecePutting(Putting):
         """Which of the pieces' objects these keys are."""
         return index
 
-    def _move(self, road: Road, index: Column, nth: int) -> Move:
+    def _move(self, target: Target, index: Column, nth: int) -> Move:
         bases, at = self.cols[k.OFFSET, index], self._within(index)
-        return move_pieces(self.pieces, at, road, Direction.WRITE, bases)
+        return move_pieces(self.pieces, at, target, Direction.WRITE, bases)
 
-    def _judge(self, road: Road, index: Column, outcome: Any, nth: int) -> None:
+    def _judge(self, target: Target, index: Column, outcome: Any, nth: int) -> None:
         if isinstance(outcome, BatchResult):
             hashed = nth == 0 and self.pieces.offsets is None
             outcome = fold(self.pieces, self._within(index), outcome, hashed=hashed)
-        super()._judge(road, index, outcome, nth)
+        super()._judge(target, index, outcome, nth)
 
     def _moved(self, index: Column) -> int:
         return int(self.pieces.totals[self._within(index)].sum())

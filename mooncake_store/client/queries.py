@@ -75,7 +75,7 @@ def name_segments(
 
 
 def _name(core: Core, number: int) -> SegmentName:
-    road = core.directory.known.get(number)
-    if road is None:
+    target = core.directory.known.get(number)
+    if target is None:
         return SegmentName(f"#{number}", "", "")
-    return SegmentName(road.entry.name, road.entry.host, road.transport)
+    return SegmentName(target.entry.name, target.entry.host, target.transport)

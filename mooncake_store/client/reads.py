@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client.buffers import Memory
     from mooncake_store.client.core import Core
-    from mooncake_store.client.directory import Road
+    from mooncake_store.client.directory import Target
     from mooncake_store.client.keys import KeyBatch
     from mooncake_store.client.steps import Steps
 
@@ -272,7 +272,7 @@ class Reading(KeyTransfers):
         for some, reply in answers:
             rows, replicas, base = self._take(some, reply)
             here, strange = k.take(
-                some, rows, replicas, base, sent, time.monotonic_ns(), core.directory.roads, cols
+                some, rows, replicas, base, sent, time.monotonic_ns(), core.directory.targets, cols
             )
             found, unknown = found + here, unknown + strange
         if unknown:
@@ -288,7 +288,7 @@ class Reading(KeyTransfers):
         chosen, least, most = k.choose(
             index,
             self._replicas,
-            self.core.directory.roads,
+            self.core.directory.targets,
             time.monotonic_ns(),
             next(self.core.turns),
             self.cols,
@@ -301,24 +301,24 @@ class Reading(KeyTransfers):
         """Transfer FOUND keys until each is filled, or no replica is left to try."""
         index = self._place(index)
         while len(index):
-            roads, lost = yield from self._reach(index, self._attempt_until)
+            targets, lost = yield from self._reach(index, self._attempt_until)
             moves: list[Move] = []
             until = self.until
-            for road, some in roads:
-                moves.append(self._move(road, some))
-                if road.transport not in COPIED:
+            for target, some in targets:
+                moves.append(self._move(target, some))
+                if target.transport not in COPIED:
                     until = min(until, self._attempt_until(some))
             outcomes = (yield Moves(moves, until)) if moves else []
             now = time.monotonic_ns()
-            for (road, some), outcome in zip(roads, outcomes, strict=True):
+            for (target, some), outcome in zip(targets, outcomes, strict=True):
                 if isinstance(outcome, StoreError):
-                    lost.append((road, some, outcome))
+                    lost.append((target, some, outcome))
                     continue
-                gone = self._judge(road, some, outcome, now)
+                gone = self._judge(target, some, outcome, now)
                 if gone is not None:
-                    lost.append((road, gone, NotFoundError("it is not served there any more")))
-            for road, some, error in lost:
-                yield from self._lose(road, some, error)
+                    lost.append((target, gone, NotFoundError("it is not served there any more")))
+            for target, some, error in lost:
+                yield from self._lose(target, some, error)
             if not self.failures:
                 return
             failed = self._where(k.FAILED)
@@ -361,13 +361,13 @@ class Reading(KeyTransfers):
         others = (cols[k.FIRST, index] < 0) | ((all_of_them & ~cols[k.TRIED, index]) != 0)
         return half_of(self.until) if others.any() else self.until
 
-    def _move(self, road: Road, index: Column) -> Move:
+    def _move(self, target: Target, index: Column) -> Move:
         cols, everything = self.cols, len(index) == len(self.status)
         offsets = cols[k.OFFSET] if everything else cols[k.OFFSET, index]
         if self.plan.offset:
             offsets = offsets + self.plan.offset
         return Move(
-            road,
+            target,
             Direction.READ,
             offsets,
             self.lengths if everything else self.lengths[index],
@@ -377,7 +377,7 @@ class Reading(KeyTransfers):
             self.sink.keep,
         )
 
-    def _judge(self, road: Road, index: Column, outcome: Any, now: int) -> Column | None:
+    def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
         """Say of each key of a batch whether it was read; return those whose segment moved away."""
         statuses, checksums = outcome.statuses, outcome.checksums
         sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
@@ -391,36 +391,36 @@ class Reading(KeyTransfers):
         name = outcome.transport
         counters.bytes_read[name] = counters.bytes_read.get(name, 0) + moved
         if not failed:
-            if road.failures:
-                self.core.directory.worked(road)
+            if target.failures:
+                self.core.directory.worked(target)
             return None
-        self.core.directory.failed(road, now)
+        self.core.directory.failed(target, now)
         bad = np.flatnonzero(statuses)
         for at, status in zip(bad.tolist(), statuses[bad].tolist(), strict=True):
             if status == ChecksumMismatchError.code:
                 counters.checksum_failures += 1
                 what = "the checksum differs"
             else:
-                what = transfer_error(status, operation="read", peer=road.label).what
-            self.fail(index[at : at + 1], status, f"{road.label}: {what}")
+                what = transfer_error(status, operation="read", peer=target.label).what
+            self.fail(index[at : at + 1], status, f"{target.label}: {what}")
         gone: Column = index[statuses == NotFoundError.code]
         return gone if len(gone) else None
 
-    def _lose(self, road: Road, index: Column, error: StoreError) -> Steps[None]:
+    def _lose(self, target: Target, index: Column, error: StoreError) -> Steps[None]:
         """A whole batch failed: prefer others for a while, or meet a restarted owner again."""
         core = self.core
-        core.directory.failed(road, time.monotonic_ns())
+        core.directory.failed(target, time.monotonic_ns())
         status = error.code
         if isinstance(error, NotFoundError):
             status = UnavailableError.code
-        self.fail(index, status, f"{road.label}: {error.what}")
+        self.fail(index, status, f"{target.label}: {error.what}")
         moved_away = isinstance(error, NotFoundError | PeerLostError)
-        if moved_away and road.number not in self._refreshed:
-            self._refreshed.add(road.number)
+        if moved_away and target.number not in self._refreshed:
+            self._refreshed.add(target.number)
             # A store that does not answer must not keep the other replicas from being tried.
             with suppress(StoreError):
-                yield from learn_segments(core, {road.number}, self.until)
-            if core.directory.known.get(road.number) not in (road, None):
+                yield from learn_segments(core, {target.number}, self.until)
+            if core.directory.known.get(target.number) not in (target, None):
                 # Its owner is another process now: the same replica deserves another try.
                 self.cols[k.TRIED, index] = 0
 

@@ -174,20 +174,20 @@ class PutSession(PiecePutting):
         if running is not None:
             return int(running.intdigest())
         segment, base = self.places(at)[0]
-        road = self.core.directory.known.get(segment)
-        assert road is not None
+        target = self.core.directory.known.get(segment)
+        assert target is not None
         digest, size = xxhash.xxh3_64(), int(self.memory.sizes[at])
         for start in range(0, size, _READ_BACK_BYTES):
             nbytes = min(_READ_BACK_BYTES, size - start)
             piece, address = new_bytes(nbytes)
             columns = np.array([[base + start], [nbytes], [address]], np.int64)
-            move = Move(road, Direction.READ, columns[0], columns[1], columns[2], False, piece)
+            move = Move(target, Direction.READ, columns[0], columns[1], columns[2], False, piece)
             (outcome,) = yield Moves([move], self.until)
             error = outcome if isinstance(outcome, StoreError) else None
             if error is None and outcome.statuses[0]:
-                error = transfer_error(outcome.statuses[0], operation="commit", peer=road.label)
+                error = transfer_error(outcome.statuses[0], operation="commit", peer=target.label)
             if error is not None:
-                self.core.directory.failed(road, time.monotonic_ns())
+                self.core.directory.failed(target, time.monotonic_ns())
                 error.key = self.keys.label(at)
                 raise error.again()
             digest.update(piece)

@@ -46,7 +46,7 @@ from transfer_engine.checksum import copy_one
 
 if TYPE_CHECKING:
     from mooncake_store.client.core import Core
-    from mooncake_store.client.directory import Road
+    from mooncake_store.client.directory import Target
     from mooncake_store.client.keys import Key
     from mooncake_store.client.leases import Found
     from mooncake_store.client.reads import Plan
@@ -100,13 +100,13 @@ def read_one(
         request = GET_ONE.request.pack(plan.ttl_ms, 0, digest)
         sent = time.monotonic_ns()
         body = yield from fetch(core.shard_of(digest), GET, request, until)
-        now, roads = time.monotonic_ns(), core.directory.roads
+        now, targets = time.monotonic_ns(), core.directory.targets
         fields, reply = GET_ONE.reply.match(body), None
         if fields is not None:
-            found = leases.take_single(low, high, fields, sent, now, roads)
+            found = leases.take_single(low, high, fields, sent, now, targets)
         else:
             reply = GET.reply.unpack(body)
-            found = leases.take_one(low, high, reply, sent, now, roads, next(core.turns))
+            found = leases.take_one(low, high, reply, sent, now, targets, next(core.turns))
         if not found[0]:
             return Single(-1, None, Answer(reply or GET.reply.unpack(body), sent))
     size = found[1]
@@ -159,29 +159,31 @@ def _read(
 ) -> Steps[bool]:
     """Copy and judge; False for anything but bytes that are good."""
     end, size, wanted, _, segment, offset = found
-    road = _road(core, segment)
-    if road is None or size > buffer[1]:
+    target = _target(core, segment)
+    if target is None or size > buffer[1]:
         return False
     try:
-        memory = _memory(core, road, offset, size)
+        memory = _memory(core, target, offset, size)
     except StoreError:
-        return _failed(core, road)
+        return _failed(core, target)
     if memory is not None:
         sum64 = copy_one(memory.address + offset, buffer[0], size)
-        name = road.transport
+        name = target.transport
     else:
         # What follows a failure tries other replicas, and needs time for that.
         place = buffer[0], size, buffer[2]
-        outcome = yield from _move(road, Direction.READ, offset, place, plan.verify, half_of(until))
+        outcome = yield from _move(
+            target, Direction.READ, offset, place, plan.verify, half_of(until)
+        )
         if isinstance(outcome, StoreError) or outcome.statuses[0]:
-            return _failed(core, road)
+            return _failed(core, target)
         sum64 = int(outcome.checksums[0]) if plan.verify else 0
         name = outcome.transport
     same = not plan.verify or sum64 == wanted & _UNSIGNED
     mark, _ = k.verdict(0, same, end, time.monotonic_ns())
     if mark == k.FAILED:
         core.counters.checksum_failures += 1
-        return _failed(core, road)
+        return _failed(core, target)
     if mark:
         return False
     read = core.counters.bytes_read
@@ -189,10 +191,10 @@ def _read(
     return True
 
 
-def _failed(core: Core, road: Road) -> bool:
+def _failed(core: Core, target: Target) -> bool:
     """Note what failed, so that what follows prefers another replica."""
     core.counters.failovers += 1
-    core.directory.failed(road, time.monotonic_ns())
+    core.directory.failed(target, time.monotonic_ns())
     return False
 
 
@@ -207,42 +209,42 @@ def _write(
     core: Core, segment: int, offset: int, memory: tuple[int, int, Any], until: float
 ) -> Steps[Any]:
     """Write one replica; return None if that was not tried, and the outcome if it failed."""
-    road, (address, size, _) = _road(core, segment), memory
-    if road is None:
+    target, (address, size, _) = _target(core, segment), memory
+    if target is None:
         return None
     try:
-        shared = _memory(core, road, offset, size)
+        shared = _memory(core, target, offset, size)
     except StoreError as error:
         return error.again()
     if shared is None:
         # What follows a failure tries other segments, and needs time for that.
         limit = attempt_until(until, size)
-        outcome = yield from _move(road, Direction.WRITE, offset, memory, True, limit)
+        outcome = yield from _move(target, Direction.WRITE, offset, memory, True, limit)
         if isinstance(outcome, StoreError) or outcome.statuses[0]:
             return outcome
         return _Written(int(outcome.checksums[0]), outcome.transport)
     if not shared.writable:
         return None
-    return _Written(copy_one(address, shared.address + offset, size), road.transport)
+    return _Written(copy_one(address, shared.address + offset, size), target.transport)
 
 
-def _road(core: Core, segment: int) -> Road | None:
+def _target(core: Core, segment: int) -> Target | None:
     """How a segment is reached, if it was reached before and never failed since."""
-    road = core.directory.known.get(segment)
-    return None if road is None or road.handle is None or road.failures else road
+    target = core.directory.known.get(segment)
+    return None if target is None or target.handle is None or target.failures else target
 
 
-def _memory(core: Core, road: Road, offset: int, size: int) -> Mapping | None:
+def _memory(core: Core, target: Target, offset: int, size: int) -> Mapping | None:
     """The memory that this process shares with the owner; None where bytes are to be moved."""
-    assert road.handle is not None
-    memory = road.handle.memory() if size <= core.inline_bytes_max else None
+    assert target.handle is not None
+    memory = target.handle.memory() if size <= core.inline_bytes_max else None
     if memory is not None and not 0 <= offset <= memory.bytes - size:
-        raise InvalidArgumentError(f"[{offset}, + {size}) is outside of {road.label}")
+        raise InvalidArgumentError(f"[{offset}, + {size}) is outside of {target.label}")
     return memory
 
 
 def _move(
-    road: Road,
+    target: Target,
     direction: Direction,
     offset: int,
     memory: tuple[int, int, Any],
@@ -252,6 +254,6 @@ def _move(
     """Move a batch of one; return its outcome."""
     address, size, owner = memory
     offsets, lengths, addresses = np.array([[offset], [size], [address]], np.int64)
-    move = Move(road, direction, offsets, lengths, addresses, checksum, owner)
+    move = Move(target, direction, offsets, lengths, addresses, checksum, owner)
     (outcome,) = yield Moves([move], until)
     return outcome

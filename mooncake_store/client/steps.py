@@ -22,7 +22,7 @@ from mooncake_store.errors import StoreError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.client.directory import Road
+    from mooncake_store.client.directory import Target
     from transfer_engine.base import Operation as Direction
     from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
@@ -45,7 +45,7 @@ class Calls(NamedTuple):
 class Move(NamedTuple):
     """One batch; `keep` holds the buffers that `addresses` point into."""
 
-    road: Road
+    target: Target
     direction: Direction
     offsets: NDArray[Any]
     lengths: NDArray[Any]
@@ -64,7 +64,7 @@ class Moves(NamedTuple):
 class Opens(NamedTuple):
     """Segments to open; outcome: None or an error each."""
 
-    roads: list[Road]
+    targets: list[Target]
     until: float
 
 

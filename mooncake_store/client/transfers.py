@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.client.core import Core
-    from mooncake_store.client.directory import Road
+    from mooncake_store.client.directory import Target
     from mooncake_store.client.keys import KeyBatch
     from mooncake_store.client.steps import Steps
 
     Column = NDArray[np.int64]
-    Reached = list[tuple[Road, Column]]
-    Lost = list[tuple[Road, Column, StoreError]]
+    Reached = list[tuple[Target, Column]]
+    Lost = list[tuple[Target, Column, StoreError]]
 
 __all__ = ["NO_REPLICAS", "KeyTransfers", "learn_segments", "records", "still_there"]
 
@@ -88,30 +88,32 @@ class KeyTransfers(KeyRequests):
         """Open the segments that these keys were given; those that could not be opened are lost."""
         directory, together = self.core.directory, self._together
         reached: Reached = []
-        closed: list[Road] = []
+        closed: list[Target] = []
         if together is not None and together[0] is index:  # nearly always
             groups = [(together[1], index)]
         else:
             groups = self._by_segment(index)
         for number, some in groups:
-            road = directory.known.get(number)
-            if road is None:
+            target = directory.known.get(number)
+            if target is None:
                 what = f"segment {number} is unknown" if number >= 0 else "no replica is reachable"
                 self.fail(some, UnavailableError.code, what)
                 continue
-            reached.append((road, some))
-            if road.handle is None:
-                closed.append(road)
+            reached.append((target, some))
+            if target.handle is None:
+                closed.append(target)
         if not closed:
             return reached, []
         outcome = yield Opens(closed, give_up_at(index))
-        errors = {road.number: error for road, error in zip(closed, outcome, strict=True)}
+        errors = {target.number: error for target, error in zip(closed, outcome, strict=True)}
         lost = [
-            (road, some, errors[road.number])
-            for road, some in reached
-            if errors.get(road.number) is not None
+            (target, some, errors[target.number])
+            for target, some in reached
+            if errors.get(target.number) is not None
         ]
-        return [(road, some) for road, some in reached if errors.get(road.number) is None], lost
+        return [
+            (target, some) for target, some in reached if errors.get(target.number) is None
+        ], lost
 
     def _by_segment(self, index: Column) -> list[tuple[int, Column]]:
         segments = self.cols[k.SEGMENT, index]

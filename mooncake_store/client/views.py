@@ -23,7 +23,7 @@ from transfer_engine.checksum import checksum_one
 
 if TYPE_CHECKING:
     from mooncake_store.client.core import Core
-    from mooncake_store.client.directory import Road
+    from mooncake_store.client.directory import Target
     from mooncake_store.client.keys import KeyBatch
     from mooncake_store.client.steps import Steps
     from transfer_engine.segments.mapping import Mapping
@@ -75,8 +75,8 @@ class Viewing:
         if reading.status[0] == k.FOUND:
             self._generation = int(reading.cols[k.GENERATION, 0])
             self._hold(int(reading.cols[k.UNTIL, 0]))
-            road = core.directory.known.get(int(reading.cols[k.SEGMENT, 0]))
-            if road is not None and (yield from self._show(reading, road)):
+            target = core.directory.known.get(int(reading.cols[k.SEGMENT, 0]))
+            if target is not None and (yield from self._show(reading, target)):
                 return
             yield from reading.steps(None, (np.zeros(1, np.int64), epoch))
             if reading.status[0] == 0 and sink.values[0] is not None:
@@ -97,10 +97,10 @@ class Viewing:
         end, size, wanted, self._generation, segment, offset = found
         self._place = segment, offset
         self._hold(end)
-        road = core.directory.known.get(segment)
-        if road is not None and road.handle is not None and not road.failures:
+        target = core.directory.known.get(segment)
+        if target is not None and target.handle is not None and not target.failures:
             try:
-                memory = road.handle.memory()
+                memory = target.handle.memory()
                 if memory is not None and self._take_in(memory, offset, size, wanted, end):
                     return True
             except StoreError:
@@ -128,20 +128,20 @@ class Viewing:
         self.data, self.zero_copy = data, True
         return True
 
-    def _show(self, reading: Reading, road: Road) -> Steps[bool]:
+    def _show(self, reading: Reading, target: Target) -> Steps[bool]:
         """Map the replica that was chosen; False if it cannot be shown, or is not what was put."""
-        if road.handle is None:
-            outcome = yield Opens([road], self._until)
+        if target.handle is None:
+            outcome = yield Opens([target], self._until)
             if outcome[0] is not None:
                 return False
         try:
-            memory = None if road.handle is None else road.handle.memory()
+            memory = None if target.handle is None else target.handle.memory()
         except StoreError:
             return False
         if memory is None:
             return False
         offset, size, wanted = (int(reading.cols[row, 0]) for row in (k.OFFSET, k.SIZE, k.CHECKSUM))
-        self._place = road.number, offset
+        self._place = target.number, offset
         if self._take_in(memory, offset, size, wanted, self.lease_end_ns):
             return True
         if self.remaining_s <= 0:

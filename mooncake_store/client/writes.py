@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client.buffers import Memory
     from mooncake_store.client.core import Core, PutOptions
-    from mooncake_store.client.directory import Road
+    from mooncake_store.client.directory import Target
     from mooncake_store.client.keys import KeyBatch
     from mooncake_store.client.steps import Steps
     from mooncake_store.wire.shard import ShardFigures
@@ -291,17 +291,17 @@ class Putting(KeyTransfers):
             index = yield from self._choose(accepted, nth)
             if not len(index):
                 continue
-            roads, lost = yield from self._reach(index, self._opened_until)
-            for road, some, error in lost:
-                self.core.directory.failed(road, time.monotonic_ns())
-                self._lose(road, some, error)
-            if not roads:
+            targets, lost = yield from self._reach(index, self._opened_until)
+            for target, some, error in lost:
+                self.core.directory.failed(target, time.monotonic_ns())
+                self._lose(target, some, error)
+            if not targets:
                 continue
             moves: list[Move] = []
             distant = -1
-            for road, some in roads:
-                moves.append(self._move(road, some, nth))
-                if road.transport not in COPIED:
+            for target, some in targets:
+                moves.append(self._move(target, some, nth))
+                if target.transport not in COPIED:
                     distant = max(distant, self._moved(some))
             if self.started is not None and self.started.outcome is not None:
                 outcomes = [self.started.outcome]
@@ -309,14 +309,14 @@ class Putting(KeyTransfers):
                 # A copy of memory cannot be held up by a silent owner.
                 until = self.until if distant < 0 else attempt_until(self.until, distant)
                 outcomes = yield Moves(moves, until)
-            for (road, some), outcome in zip(roads, outcomes, strict=True):
-                self._judge(road, some, outcome, nth)
+            for (target, some), outcome in zip(targets, outcomes, strict=True):
+                self._judge(target, some, outcome, nth)
 
     def _choose(self, accepted: Column, nth: int) -> Steps[Column]:
         """Note the place of the nth replica of each key; return the keys that have one."""
         core, cols = self.core, self.cols
         count, least, most, unknown = k.nth_replica(
-            accepted, self._replicas, nth, core.directory.roads, cols
+            accepted, self._replicas, nth, core.directory.targets, cols
         )
         index = accepted if count == len(accepted) else accepted[cols[k.SEGMENT, accepted] >= 0]
         self._together = (index, int(least)) if least == most else None
@@ -333,10 +333,10 @@ class Putting(KeyTransfers):
     def _opened_until(self, index: Column) -> float:
         return attempt_until(self.until, 0)
 
-    def _move(self, road: Road, index: Column, nth: int) -> Move:
+    def _move(self, target: Target, index: Column, nth: int) -> Move:
         everything = len(index) == len(self.status)
         return Move(
-            road,
+            target,
             Direction.WRITE,
             self.cols[k.OFFSET] if everything else self.cols[k.OFFSET, index],
             self.memory.sizes if everything else self.memory.sizes[index],
@@ -345,38 +345,38 @@ class Putting(KeyTransfers):
             self.memory.keep,
         )
 
-    def _judge(self, road: Road, index: Column, outcome: Any, nth: int) -> None:
+    def _judge(self, target: Target, index: Column, outcome: Any, nth: int) -> None:
         """Say of each key of a batch whether this replica was written."""
         directory = self.core.directory
         if isinstance(outcome, StoreError):
             if isinstance(outcome, TransferTimeoutError) and outcome.operation != "connect":
                 self._late.update(index.tolist())
-            directory.failed(road, time.monotonic_ns())
-            self._lose(road, index, outcome)
+            directory.failed(target, time.monotonic_ns())
+            self._lose(target, index, outcome)
             return
         if outcome.checksums is not None:
             self.checksums[index] = outcome.checksums
         written, name = self.core.counters.bytes_written, outcome.transport
         written[name] = written.get(name, 0) + self._moved(index)
         if not outcome.statuses.any():
-            if road.failures:
-                directory.worked(road)
+            if target.failures:
+                directory.worked(target)
             return
-        directory.failed(road, time.monotonic_ns())
+        directory.failed(target, time.monotonic_ns())
         for j in np.flatnonzero(outcome.statuses).tolist():
             if outcome.statuses[j] == TransferTimeoutError.code:
                 self._late.add(int(index[j]))
-            error = transfer_error(int(outcome.statuses[j]), operation="put", peer=road.label)
-            self._lose(road, index[j : j + 1], error)
+            error = transfer_error(int(outcome.statuses[j]), operation="put", peer=target.label)
+            self._lose(target, index[j : j + 1], error)
 
     def _moved(self, index: Column) -> int:
         """Bytes that one write of these keys moves."""
         return int(self.memory.sizes[index].sum())
 
-    def _lose(self, road: Road, index: Column, error: StoreError) -> None:
+    def _lose(self, target: Target, index: Column, error: StoreError) -> None:
         """Note replicas that were not written, and begin anew elsewhere."""
-        self.fail(index, _code(error), f"{road.label}: {error.what}")
-        self._avoided[road.entry.name.encode()] = _passing(error)
+        self.fail(index, _code(error), f"{target.label}: {error.what}")
+        self._avoided[target.entry.name.encode()] = _passing(error)
 
     # Ending.
 

@@ -30,9 +30,9 @@ def corrupt(store, key, replica):
     """Flip a byte of one replica in the memory of its owner."""
     store.get(key, verify=False)
     place = store.query(key).replicas[replica]
-    road = next(r for r in store._core.directory.known.values() if r.entry.name == place.segment)
-    store._core.directory.open(road, 5.0)
-    store._core.engine.write_from(road.handle, place.offset + 1, b"\xff")
+    target = next(r for r in store._core.directory.known.values() if r.entry.name == place.segment)
+    store._core.directory.open(target, 5.0)
+    store._core.engine.write_from(target.handle, place.offset + 1, b"\xff")
 
 
 def test_a_view_of_damaged_memory_is_refused_under_a_cached_lease_too(store):
@@ -264,7 +264,7 @@ def test_a_read_that_outlives_its_lease_and_its_replica_is_refused(own_cluster, 
     plain, numbers = store._driver._move, []
 
     def move(step):
-        numbers.append(step.moves[0].road.number)
+        numbers.append(step.moves[0].target.number)
         outcome = plain(step)
         let_pass(0.06)
         gone = other._operations.remove_replicas(["key"], numbers[-1], {})
@@ -353,10 +353,10 @@ def test_a_single_read_that_outlives_its_lease_is_read_again(url, connect, monke
 def test_a_single_put_that_cannot_be_written_goes_elsewhere(url, connect, monkeypatch, transport):
     store = connect(url, transports=[transport])
     store.put_many([f"open {n}" for n in range(256)], [b"x"] * 256)  # reach every segment
-    engine, road = store._core.engine, {}
+    engine, target = store._core.engine, {}
 
     def lost(handle, *arguments, **options):
-        road["failed"] = handle
+        target["failed"] = handle
         monkeypatch.undo()
         raise PeerLostError("the owner is gone")
 
@@ -365,8 +365,8 @@ def test_a_single_put_that_cannot_be_written_goes_elsewhere(url, connect, monkey
     assert store.put("key", b"value").stored
     assert store.get("key") == b"value"
     (place,) = store.query("key").replicas
-    assert place.segment != road["failed"].descriptor.name
-    assert store.stats().resting_segments == [road["failed"].descriptor.name]
+    assert place.segment != target["failed"].descriptor.name
+    assert store.stats().resting_segments == [target["failed"].descriptor.name]
 
 
 def test_removed_under_a_cached_lease_by_somebody_else(store, connect, url):

@@ -40,7 +40,7 @@ def some_digests(n, seed=0):
     return np.random.default_rng(seed).integers(-(1 << 62), 1 << 62, (n, 2), dtype=np.int64)
 
 
-def roads(costs, rests=None):
+def targets(costs, rests=None):
     out = np.full((2, 8), -1, np.int64)
     out[1] = 0
     out[0, : len(costs)] = costs
@@ -168,7 +168,7 @@ def test_an_answer_is_read_and_the_cheapest_replica_chosen(kernel):
     words = np.frombuffer(rows.tobytes(), np.int64).reshape(3, 4)
     replicas = replicas_of((0, 100), (1, 200), (2, 300))
     cols, index = columns(3), np.arange(3)
-    known = roads([3, 1, 2])
+    known = targets([3, 1, 2])
     assert kernel("take")(index, words, replicas, 0, 1000, 1000, known, cols) == (2, 0)
     assert cols[k.STATUS].tolist() == [k.FOUND, -704, k.FOUND]
     assert cols[k.UNTIL, 0] == 1500
@@ -183,7 +183,7 @@ def test_an_answer_is_read_and_the_cheapest_replica_chosen(kernel):
     cols[k.STATUS, 0] = k.FAILED
     assert kernel("choose")(index[:1], replicas, known, 1000, 0, cols)[0] == 0
     assert cols[k.STATUS, 0] == k.FAILED
-    assert kernel("take")(index, words, replicas, 0, 1000, 1000, roads([3]), cols) == (2, 2)
+    assert kernel("take")(index, words, replicas, 0, 1000, 1000, targets([3]), cols) == (2, 2)
 
 
 def test_resting_segments_come_last_and_equal_ones_take_turns(kernel):
@@ -196,10 +196,10 @@ def test_resting_segments_come_last_and_equal_ones_take_turns(kernel):
         kernel("choose")(index, replicas, known, 1000, turn, cols)
         return int(cols[k.SEGMENT, 0])
 
-    assert {chosen(roads([1, 1, 1]), turn) for turn in range(3)} == {0, 1, 2}
-    assert {chosen(roads([0, 1, 1], [2000]), turn) for turn in range(3)} == {1, 2}
-    assert {chosen(roads([0, 1, 1], [1000]), turn) for turn in range(3)} == {0}
-    assert {chosen(roads([5, -1, -1], [2000]), turn) for turn in range(3)} == {0}
+    assert {chosen(targets([1, 1, 1]), turn) for turn in range(3)} == {0, 1, 2}
+    assert {chosen(targets([0, 1, 1], [2000]), turn) for turn in range(3)} == {1, 2}
+    assert {chosen(targets([0, 1, 1], [1000]), turn) for turn in range(3)} == {0}
+    assert {chosen(targets([5, -1, -1], [2000]), turn) for turn in range(3)} == {0}
 
 
 def test_verdicts(kernel):
@@ -223,7 +223,7 @@ def test_answers_to_puts(kernel):
     cols, index = columns(3), np.arange(3)
     assert kernel("take_put")(index, words, 0, cols) == (2, 2)
     assert cols[k.STATUS].tolist() == [k.FOUND, -705, k.FOUND]
-    known = roads([0, 0])
+    known = targets([0, 0])
     assert kernel("nth_replica")(index, replicas, 0, known, cols) == (2, 0, 3, 1)
     assert cols[k.OFFSET].tolist()[::2] == [10, 30]
     assert kernel("nth_replica")(index, replicas, 1, known, cols) == (1, 1, 1, 0)
@@ -250,7 +250,7 @@ def test_warmup_compiles_one_signature_each():
 def test_an_answer_with_one_replica_is_taken_as_one_of_several_would_be(kernel):
     """`take_single` and `take_one` say and remember the same of what a shard answers alike."""
     random = np.random.default_rng(5)
-    known = roads([3, 1, -1, 2], rests=[0, 0, 0, 10_000])
+    known = targets([3, 1, -1, 2], rests=[0, 0, 0, 10_000])
     for _ in range(300):
         low, high = (int(word) for word in some_digests(1, int(random.integers(1 << 30)))[0])
         status = 0 if random.random() < 0.7 else -704

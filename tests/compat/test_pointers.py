@@ -157,8 +157,8 @@ def test_a_key_whose_read_failed_is_not_reported_until_it_is_put_again(make, buf
     store.put("spoilt", b"0123456789")
     client = store.client
     replica = client.query("spoilt").replicas[0]
-    road = next(iter(client._core.directory.known.values()))
-    client._core.engine.write_from(road.handle, replica.offset, b"!")
+    target = next(iter(client._core.directory.known.values()))
+    client._core.engine.write_from(target.handle, replica.offset, b"!")
     assert store.batch_is_exist(["spoilt"]) == [1]
     assert store.batch_get_into(["spoilt"], [buffer.ptr], [4096]) == [-801]
     assert store.batch_is_exist(["spoilt"]) == [0]

@@ -10,7 +10,7 @@ end of the lease, size, checksum, generation | times granted << 32, segment, off
 
 Kernels of batches first ask for all the lines they will need, so that their cache misses overlap.
 
-`roads[2, s]` says how to reach segment s: its cost (-1: unknown) and until when it rests after a
+`targets[2, s]` says how to reach segment s: its cost (-1: unknown) and until when it rests after a
 failure. All times are nanoseconds of the monotonic clock. Callers hold the lock of the table.
 """
 
@@ -257,7 +257,7 @@ def forget(table, digests, index, now, generations, counts):
 
 
 @njit(cache=True, nogil=True)
-def take(index, rows, replicas, base, sent, now, roads, cols):
+def take(index, rows, replicas, base, sent, now, targets, cols):
     """Read a get's answer into the columns. Returns (found, replicas on unknown segments). O(n).
 
     rows: int64[m, 4] and replicas: int64[r, 2], see `core.records`; row j answers key index[j].
@@ -286,23 +286,25 @@ def take(index, rows, replicas, base, sent, now, roads, cols):
             found += 1
         for r in range(at, min(at + count, replicas.shape[0])):
             segment = replicas[r, 1] & _LOWER
-            if segment >= roads.shape[1] or (roads[0, segment] < 0 and roads[1, segment] <= now):
+            if segment >= targets.shape[1] or (
+                targets[0, segment] < 0 and targets[1, segment] <= now
+            ):
                 unknown += 1
         at += count
     return found, unknown
 
 
 @njit(cache=True, nogil=True)
-def _cheapest(replicas, first, count, tried, turn, roads, now):
+def _cheapest(replicas, first, count, tried, turn, targets, now):
     """The replica that costs least among those not tried, or -1; equal ones by turn. O(count)."""
     best, best_cost = np.int64(-1), np.int64(1 << 62)
     for step in range(count):
         r = (step + turn) % count
         segment = replicas[first + r, 1] & _LOWER
-        if tried >> r & 1 or segment >= roads.shape[1] or roads[0, segment] < 0:
+        if tried >> r & 1 or segment >= targets.shape[1] or targets[0, segment] < 0:
             continue
-        cost = roads[0, segment]
-        if roads[1, segment] > now:
+        cost = targets[0, segment]
+        if targets[1, segment] > now:
             cost += _RESTING
         if cost < best_cost:
             best, best_cost = np.int64(r), cost
@@ -310,7 +312,7 @@ def _cheapest(replicas, first, count, tried, turn, roads, now):
 
 
 @njit(cache=True, nogil=True)
-def take_single(table, low, high, size, checksum, left, last, offset, segment, sent, now, roads):
+def take_single(table, low, high, size, checksum, left, last, offset, segment, sent, now, targets):
     """Take the answer to a get of one key with this one replica, and remember its lease. O(1).
 
     size, checksum, left, last: the words of its row; offset, segment: those of its replica, see
@@ -319,7 +321,7 @@ def take_single(table, low, high, size, checksum, left, last, offset, segment, s
     """
     segment &= 0xFFFFFFFF
     until = sent + left
-    known = segment < roads.shape[1] and roads[0, segment] >= 0 and roads[1, segment] <= now
+    known = segment < targets.shape[1] and targets[0, segment] >= 0 and targets[1, segment] <= now
     if (last >> 32) & 0xFFFF != 0 or until <= now or not known:
         return np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     generation = last & _LOWER
@@ -328,7 +330,7 @@ def take_single(table, low, high, size, checksum, left, last, offset, segment, s
 
 
 @njit(cache=True, nogil=True)
-def take_one(table, low, high, rows, replicas, sent, now, roads, turn):
+def take_one(table, low, high, rows, replicas, sent, now, targets, turn):
     """Choose a replica in the answer to a get of one key, and do as `take_single`. O(replicas).
 
     rows: int64[1, 4], replicas: int64[r, 2].
@@ -340,18 +342,18 @@ def take_one(table, low, high, rows, replicas, sent, now, roads, turn):
     count = min((last >> 48) & 0xFFFF, 63)
     if not 0 < count <= replicas.shape[0]:
         return none
-    best = _cheapest(replicas, 0, count, 0, turn, roads, now)
+    best = _cheapest(replicas, 0, count, 0, turn, targets, now)
     if best < 0:
         return none
     size, checksum, left = rows[0, 0], rows[0, 1], rows[0, 2]
     offset, segment = replicas[best, 0], replicas[best, 1]
     return take_single(
-        table, low, high, size, checksum, left, last, offset, segment, sent, now, roads
+        table, low, high, size, checksum, left, last, offset, segment, sent, now, targets
     )
 
 
 @njit(cache=True, nogil=True)
-def choose(index, replicas, roads, now, turn, cols):
+def choose(index, replicas, targets, now, turn, cols):
     """Give each FOUND or FAILED key its cheapest replica that was not tried. O(replicas).
 
     Equal ones take turns, key by key. A key without one left keeps SEGMENT -1. Returns how many
@@ -366,7 +368,7 @@ def choose(index, replicas, roads, now, turn, cols):
         cols[SEGMENT, i] = -1
         if first < 0 or count == 0 or first + count > replicas.shape[0]:
             continue
-        best = _cheapest(replicas, first, count, cols[TRIED, i], turn + j, roads, now)
+        best = _cheapest(replicas, first, count, cols[TRIED, i], turn + j, targets, now)
         if best < 0:
             continue
         cols[TRIED, i] |= np.int64(1) << best
@@ -440,7 +442,7 @@ def take_put(index, rows, base, cols):
 
 
 @njit(cache=True, nogil=True)
-def nth_replica(index, replicas, nth, roads, cols):
+def nth_replica(index, replicas, nth, targets, cols):
     """Set SEGMENT and OFFSET of FOUND keys to their nth replica, -1 where there is none. O(n).
 
     Returns (how many have one, least and greatest segment, how many are on unknown segments).
@@ -458,7 +460,7 @@ def nth_replica(index, replicas, nth, roads, cols):
         cols[OFFSET, i] = replicas[at, 0]
         count += 1
         least, most = min(least, segment), max(most, segment)
-        if segment >= roads.shape[1] or roads[0, segment] < 0:
+        if segment >= targets.shape[1] or targets[0, segment] < 0:
             unknown += 1
     return count, least, most, unknown
 
@@ -492,22 +494,22 @@ def warmup() -> None:
     table = np.zeros(SET_WORDS, np.int64)
     digests = np.ones((1, 2), np.int64)
     index = np.zeros(1, np.int64)
-    roads = np.zeros((2, 1), np.int64)
+    targets = np.zeros((2, 1), np.int64)
     cols = np.zeros((COLUMNS, 1), np.int64)
     one = np.zeros(1, np.int64)
     rows = np.frombuffer(bytes(32), np.int64).reshape(1, 4)
     replicas = np.frombuffer(bytes(16), np.int64).reshape(1, 2)
     lookup(table, digests, 1, cols)
-    take(index, rows, replicas, 0, 1, 1, roads, cols)
-    choose(index, replicas, roads, 1, 0, cols)
+    take(index, rows, replicas, 0, 1, 1, targets, cols)
+    choose(index, replicas, targets, 1, 0, cols)
     remember(table, digests, index, 1, cols)
     lookup_one(table, 1, 1, 1, 1)
     take_back(table, 1, 1, 1, 1)
-    take_one(table, 1, 1, rows, replicas, 1, 1, roads, 0)
-    take_single(table, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, roads)
+    take_one(table, 1, 1, rows, replicas, 1, 1, targets, 0)
+    take_single(table, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, targets)
     verdict(0, True, 1, 1)
     forget(table, digests, index, 1, one, one.copy())
     by_shard(digests, index, 2, 1, one, one.copy())
     judge(index, np.zeros(1, np.int32), one, 1, cols)
     take_put(index, rows[0, :1], 0, cols)
-    nth_replica(index, replicas, 0, roads, cols)
+    nth_replica(index, replicas, 0, targets, cols)
