@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction.base import EvictionPolicy, as_ids
-from eviction.storage import reserve
+from kernel_cache.columns import reserve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,9 +35,11 @@ class BucketPolicy(EvictionPolicy):
 
         super().__init__(capacity_ids)
         self._kernels = buckets
-        self._nodes: NDArray[np.uint32] = reserve((self.capacity_ids + 1, 4), np.uint32)
-        self._heads: NDArray[np.uint32] = reserve((self._kernels.KEYS,), np.uint32)
-        self._words: NDArray[np.uint64] = reserve((self._kernels.WORDS,), np.uint64)
+        self._nodes: NDArray[np.uint32] = reserve(
+            (self.capacity_ids + 1, 4), np.uint32, small_pages=True
+        )
+        self._heads: NDArray[np.uint32] = reserve(self._kernels.KEYS, np.uint32, small_pages=True)
+        self._words: NDArray[np.uint64] = reserve(self._kernels.WORDS, np.uint64, small_pages=True)
 
     def remove(self, ids: NDArray[Any]) -> None:
         """Take `ids` out of their rings; those not present are ignored."""

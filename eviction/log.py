@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction.base import EvictionPolicy, as_ids
-from eviction.storage import reserve
+from kernel_cache.columns import reserve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,10 +32,10 @@ class LogPolicy(EvictionPolicy):
         k = self._kernels = log
         self._head = np.zeros(k.HEAD_WORDS, dtype=np.int64)
         self._numbers = self._head.data  # the same words for Python, which reads one faster
-        self._places: NDArray[np.uint32] = reserve((self.capacity_ids,), np.uint32)
+        self._places: NDArray[np.uint32] = reserve(self.capacity_ids, np.uint32, small_pages=True)
         # Squeezing starts at 3/2 of the ids and SLACK, and a third is appended while it runs.
         length = 2 * self.capacity_ids + 2 * (k.SLACK + k.RUN)
-        self._log: NDArray[np.uint32] = reserve((length,), np.uint32)
+        self._log: NDArray[np.uint32] = reserve(length, np.uint32, small_pages=True)
 
     def insert(self, ids: NDArray[Any], depths: NDArray[Any] | None = None) -> None:
         """Append `ids`. Depths do not matter here."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from eviction.base import EvictionPolicy, Pick, as_ids
-from eviction.storage import reserve
+from kernel_cache.columns import reserve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,9 +37,9 @@ class SievePolicy(EvictionPolicy):
         super().__init__(capacity_ids)
         self._kernels = sieve
         rows = self.capacity_ids + self._kernels.FIRST
-        self._links: NDArray[np.uint32] = reserve((rows, 2), np.uint32)
+        self._links: NDArray[np.uint32] = reserve((rows, 2), np.uint32, small_pages=True)
         self._links[self._kernels.END] = self._kernels.END
-        self._marks: NDArray[np.uint8] = reserve((rows,), np.uint8)
+        self._marks: NDArray[np.uint8] = reserve(rows, np.uint8, small_pages=True)
         self._hand = np.zeros(1, dtype=np.int64)
         self._proposed: NDArray[np.int64] | None = None
 

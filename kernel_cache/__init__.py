@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes, and who is told while they are compiled.
+"""What kernels stand on: where their compiled form is kept, and the columns they work on.
 
 Kernels take `njit` from here; its first use imports numba. `lazy` is how every package hands on
 names without loading what is behind them.

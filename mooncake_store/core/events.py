@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernel_cache.columns import reserve
 from mooncake_store.core import context as places
-from mooncake_store.core.memory import reserve
 from mooncake_store.core.records import EVENT, EventKind
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.core.memory import reserve
+from kernel_cache.columns import reserve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

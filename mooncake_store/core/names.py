@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from kernel_cache.columns import reserve
 from mooncake_store.core import context as places
 from mooncake_store.core.kernels import names as k
-from mooncake_store.core.memory import reserve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

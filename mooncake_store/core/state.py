@@ -15,6 +15,7 @@ import numpy as np
 
 from eviction import create_policy
 from eviction.base import INSERT, NOTE_SHIFT
+from kernel_cache.columns import reserve
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core.context import Context
@@ -22,7 +23,6 @@ from mooncake_store.core.events import Events
 from mooncake_store.core.groups import Groups
 from mooncake_store.core.kernels import leases
 from mooncake_store.core.kernels import removal as k
-from mooncake_store.core.memory import reserve
 from mooncake_store.core.names import NameArena
 from mooncake_store.core.records import COLD, KEYS_MAX, OVERFLOW, ROW, Flag
 from mooncake_store.core.space import Space

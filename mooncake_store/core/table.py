@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernel_cache.columns import release, reserve
 from mooncake_store.core import context as places
 from mooncake_store.core.kernels import table as k
-from mooncake_store.core.memory import release, reserve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

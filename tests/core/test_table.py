@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from kernel_cache.columns import reserve
 from mooncake_store.core.context import Context
 from mooncake_store.core.kernels import table as kernels
-from mooncake_store.core.memory import reserve
 from mooncake_store.core.records import ROW
 from mooncake_store.core.table import Table
 
