@@ -203,31 +203,25 @@ def routes_to(segments: Mapping[str, SegmentDescriptor]) -> list[Route]:
 
 def ask_peer(address: str, secret: bytes | None) -> tuple[list[Finding], list[Route]]:
     """Ask whoever serves memory at host:port: is it there, how far, how would it be reached."""
-    from transfer_engine.base import SegmentDescriptor
-    from transfer_engine.notify import Alive, Find, Found, Listed, Names, Probe
+    from transfer_engine.notify import Alive, Probe
     from transfer_engine.rpc.address import Address
     from transfer_engine.segments.mapping import host_identity
-    from transfer_engine.transports.calling import ask_at
+    from transfer_engine.transports.calling import ask_at, survey
 
     where = Address.parse(address)
     name = f"peer {address}"
     started = time.monotonic()
     try:
-        alive = ask_at(address, Probe(), secret, _PEER_S)
+        alive = ask_at(address, Probe(), Alive, secret, _PEER_S)
         took_ms = (time.monotonic() - started) * 1e3
-        listed = ask_at(address, Names(""), secret, _PEER_S)
-        names = listed.names[:_PEER_SEGMENTS_MAX] if isinstance(listed, Listed) else []
-        found = {segment: ask_at(address, Find(segment), secret, _PEER_S) for segment in names}
+        published = survey(address, "", secret, _PEER_S)
     except StoreError as error:
         return [Finding(name, PROBLEM, error.what, error.advice or "see that a worker runs")], []
-    assert isinstance(alive, Alive), alive
     near = "this host" if alive.host == host_identity() else "another host"
     told = f"process {alive.pid} on {near}, {alive.segments} segments, answered in {took_ms:.1f} ms"
     findings = [Finding(name, OK, told), *_path_mtu(where.host, where.port)]
     segments = {
-        f"{segment} of {address}": SegmentDescriptor.decode(value.value)
-        for segment, value in found.items()
-        if isinstance(value, Found)
+        f"{segment.name} of {address}": segment for segment in published[:_PEER_SEGMENTS_MAX]
     }
     return findings, routes_to(segments)
 

@@ -1,7 +1,7 @@
 """What peers ask of each other besides bytes: where is this segment, are you there, take this note.
 
     find     a segment by its name, for its descriptor: how engines meet
-    names    the names of what is published
+    survey   what is published under names that begin so, as descriptors
     post     a notification: a name and a few bytes, for the application at the other end
     probe    nothing; who answers, with how many segments
 
@@ -39,23 +39,24 @@ __all__ = [
     "Find",
     "Found",
     "Inbox",
-    "Listed",
-    "Names",
     "Notification",
     "PeerService",
     "Post",
     "Posted",
     "Probe",
+    "Survey",
+    "Surveyed",
     "decode_answer",
     "encode",
     "note",
 ]
 
-QUESTION_BYTES_MAX = 32 << 10
+QUESTION_BYTES_MAX = 80 << 10
 ANSWER_BYTES_MAX = 4 << 20
-NAMES_MAX = 10_000
-_DATA_BYTES_MAX = 16 << 10
+_DATA_BYTES_MAX = 64 << 10
 _NAME_CHARS_MAX = 256
+# More than MessagePack puts before bytes, and before a list of them.
+_HEAD_BYTES = 16
 
 _Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=_NAME_CHARS_MAX)]
 
@@ -66,7 +67,7 @@ class Find(msgspec.Struct, frozen=True, array_like=True, tag="find"):
     name: _Name
 
 
-class Names(msgspec.Struct, frozen=True, array_like=True, tag="names"):
+class Survey(msgspec.Struct, frozen=True, array_like=True, tag="survey"):
     """What is published under names that start so?"""
 
     prefix: _Name
@@ -89,10 +90,10 @@ class Found(msgspec.Struct, frozen=True, array_like=True, tag="found"):
     value: bytes
 
 
-class Listed(msgspec.Struct, frozen=True, array_like=True, tag="listed"):
-    """Names, sorted."""
+class Surveyed(msgspec.Struct, frozen=True, array_like=True, tag="surveyed"):
+    """Encoded descriptors in the order of publishing, as many as an answer holds."""
 
-    names: list[str]
+    descriptors: list[bytes]
 
 
 class Posted(msgspec.Struct, frozen=True, array_like=True, tag="posted"):
@@ -109,8 +110,8 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     segments: int
 
 
-Question: TypeAlias = Find | Names | Post | Probe
-Answer: TypeAlias = Found | Listed | Posted | Alive
+Question: TypeAlias = Find | Survey | Post | Probe
+Answer: TypeAlias = Found | Surveyed | Posted | Alive
 
 encode = msgspec.msgpack.Encoder().encode
 _QUESTIONS: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
@@ -184,7 +185,7 @@ class Publisher(Protocol):
     """What answers need to know of the server they are given for."""
 
     def described(self) -> list[SegmentDescriptor]:
-        """Return the descriptors of everything that is published."""
+        """Return the descriptors of everything that is published, in the order of publishing."""
 
 
 class PeerService:
@@ -206,12 +207,23 @@ class PeerService:
     def _answer(self, asked: Question, peer: str) -> Answer:
         if isinstance(asked, Find):
             return Found(self._find(asked.name))
-        if isinstance(asked, Names):
-            names = {segment.name for segment in self._publisher.described()}
-            return Listed(sorted(n for n in names if n.startswith(asked.prefix))[:NAMES_MAX])
+        if isinstance(asked, Survey):
+            return Surveyed(self._survey(asked.prefix))
         if isinstance(asked, Post):
             return Posted(self.inbox.put(Notification(peer, asked.name, asked.data)))
         return Alive(*self._identity, len(self._publisher.described()))
+
+    def _survey(self, prefix: str) -> list[bytes]:
+        told: list[bytes] = []
+        room = ANSWER_BYTES_MAX - _HEAD_BYTES
+        for segment in self._publisher.described():
+            if segment.name.startswith(prefix):
+                descriptor = segment.encode()
+                room -= _HEAD_BYTES + len(descriptor)
+                if room < 0:
+                    break
+                told.append(descriptor)
+        return told
 
     def _find(self, name: str) -> bytes:
         found = [segment for segment in self._publisher.described() if segment.name == name]

@@ -20,14 +20,17 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.notify import (
+    ANSWER_BYTES_MAX,
     Inbox,
     Notification,
+    PeerService,
     Probe,
+    Survey,
     decode_answer,
     encode,
 )
 from transfer_engine.testing import OwnerProcess
-from transfer_engine.transports.calling import ask
+from transfer_engine.transports.calling import ask, survey
 from transfer_engine.transports.stream import READ, REQUEST
 from transfer_engine.wire.frame import MAGIC, VERSION
 
@@ -196,7 +199,7 @@ def test_a_probe_tells_who_answers(server, segment):
         b"\x92\xa4find",
         msgspec.msgpack.encode(["find", 7]),
         msgspec.msgpack.encode(["find", "x" * 300]),
-        msgspec.msgpack.encode(["post", "x", b"y" * 20_000]),
+        msgspec.msgpack.encode(["post", "x", b"y" * 70_000]),
         msgspec.msgpack.encode(["exec", "x"]),
         b"\x91" * 30_000,
         np.random.default_rng(1).bytes(5000),
@@ -247,12 +250,35 @@ def test_an_inbox_gives_what_waits_in_order_and_no_more_than_once():
     assert inbox.take() == []
 
 
-def test_a_server_lists_what_it_publishes_by_prefix(server, segment):
+def test_a_server_tells_what_it_publishes_by_prefix_oldest_first(server, segment):
+    address = "{}:{}".format(*server.tcp_address)
     with Segment.create(SIZE, name="other") as other:
-        for published in (segment, other):
-            server.publish(published)
-        for prefix, names in (("", ["other", "pool"]), ("po", ["pool"]), ("none", [])):
-            question = msgspec.msgpack.encode(["names", prefix])
-            told = msgspec.msgpack.decode(ask(*server.tcp_address, question, None, 5.0))
-            assert told == ["listed", names]
+        pool, first = server.publish(segment), server.publish(other, name="first")
+        assert survey(address, "", None, 5.0) == [pool, first]
+        assert [pool.name, first.name] == ["pool", "first"]
+        assert survey(address, "fi", None, 5.0) == [first]
+        assert survey(address, "other", None, 5.0) == []
+        server.withdraw(segment)
+        pool = server.publish(segment)
+        assert survey(address, "", None, 5.0) == [first, pool]
         server.withdraw(other)
+
+
+def test_a_name_that_nobody_could_read_is_refused(server, segment):
+    with pytest.raises(InvalidArgumentError, match="printable"):
+        server.publish(segment, name="two\nlines")
+    assert survey("{}:{}".format(*server.tcp_address), "", None, 5.0) == []
+
+
+def test_an_answer_holds_no_more_segments_than_a_peer_takes(server, segment):
+    descriptor = server.publish(segment)
+
+    class Crowded:
+        def described(self):
+            return [descriptor] * (ANSWER_BYTES_MAX // len(descriptor.encode()))
+
+    service = PeerService(Crowded(), os.getpid(), "host")
+    answer = service.answer(encode(Survey("")), "peer")
+    assert 0.8 * ANSWER_BYTES_MAX < len(answer) <= ANSWER_BYTES_MAX
+    assert set(decode_answer(answer, "peer").descriptors) == {descriptor.encode()}
+    assert decode_answer(service.answer(encode(Survey("q")), "peer"), "peer").descriptors == []

@@ -146,12 +146,12 @@ def test_an_acceptor_that_cannot_go_on_is_not_sound(served, monkeypatch, caplog)
     assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 1
 
 
-@pytest.mark.parametrize("note", [("n" * 257, b""), ("n", bytes((16 << 10) + 1))])
+@pytest.mark.parametrize("note", [("n" * 257, b""), ("n", bytes((64 << 10) + 1))])
 def test_a_note_that_is_too_long_is_refused_before_anything_moves(served, note):
     _, descriptor = served
     with TransferEngine() as engine:
         target = engine.open(descriptor)
-        with pytest.raises(InvalidArgumentError, match="16384 bytes"):
+        with pytest.raises(InvalidArgumentError, match="65536 bytes"):
             engine.notify(target, *note)
         memory = bytearray(b"before")
         place = [0], [6], [engine.register(memory).address]
@@ -161,7 +161,7 @@ def test_a_note_that_is_too_long_is_refused_before_anything_moves(served, note):
         assert engine.notify(target, "short") == 1
 
 
-@pytest.mark.parametrize("count", [4097, 16 << 10])
+@pytest.mark.parametrize("count", [4097, 64 << 10])
 def test_a_long_note_is_taken_on_a_fresh_connection(served, count):
     server, descriptor = served
     data = content(9, count).tobytes()

@@ -5,7 +5,8 @@ its header names the opcode CALL, the question lies where the columns would (pad
 pairs), and its length where the fence would. The answer is a reply without data.
 
 `ask` makes a connection of its own: it is for peers whose instance nobody knows yet. `find_segment`
-asks so for a segment by its name, which is how engines meet without anybody else.
+asks so for a segment by its name, and `survey` for all whose names begin alike: so engines meet
+without anybody else.
 Cost: one round trip; `ask` three more.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.errors import (
@@ -27,8 +28,12 @@ from transfer_engine.errors import (
 from transfer_engine.notify import (
     ANSWER_BYTES_MAX,
     QUESTION_BYTES_MAX,
+    Alive,
     Find,
     Found,
+    Posted,
+    Survey,
+    Surveyed,
     decode_answer,
     encode,
 )
@@ -49,9 +54,11 @@ from transfer_engine.wire.frame import ERROR, MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 
 if TYPE_CHECKING:
-    from transfer_engine.notify import Answer, Question
+    from transfer_engine.notify import Question
 
-__all__ = ["ask", "ask_at", "call", "find_segment", "reply"]
+__all__ = ["ask", "ask_at", "call", "find_segment", "reply", "survey"]
+
+AnswerT = TypeVar("AnswerT", Alive, Found, Posted, Surveyed)
 
 _PAIR_BYTES = 16
 _NOBODY = bytes(16)
@@ -107,10 +114,26 @@ def ask(host: str, port: int, question: bytes, secret: bytes | None, timeout_s: 
         link.close()
 
 
-def ask_at(address: str, question: Question, secret: bytes | None, timeout_s: float) -> Answer:
-    """Ask whoever serves segments at "host:port"."""
+def ask_at(
+    address: str, question: Question, kind: type[AnswerT], secret: bytes | None, timeout_s: float
+) -> AnswerT:
+    """Ask whoever serves segments at "host:port" what is answered with this kind of answer."""
     peer = Address.parse(address)
-    return decode_answer(ask(peer.host, peer.port, encode(question), secret, timeout_s), address)
+    told = decode_answer(ask(peer.host, peer.port, encode(question), secret, timeout_s), address)
+    if not isinstance(told, kind):
+        raise RemoteProtocolError(f"{address} answered {type(told).__name__}", peer=address)
+    return told
+
+
+def survey(
+    address: str, prefix: str, secret: bytes | None, timeout_s: float
+) -> list[SegmentDescriptor]:
+    """Ask the process at "host:port" what it publishes under names that start so, oldest first.
+
+    Of very many segments the first ones are told (`notify.ANSWER_BYTES_MAX`).
+    """
+    told = ask_at(address, Survey(prefix), Surveyed, secret, timeout_s)
+    return [SegmentDescriptor.decode(descriptor) for descriptor in told.descriptors]
 
 
 def find_segment(address: str, secret: bytes | None) -> SegmentDescriptor:
@@ -129,7 +152,7 @@ def find_segment(address: str, secret: bytes | None) -> SegmentDescriptor:
             advice="use up to 256 letters, digits and . _ : @ / + -",
         )
     try:
-        told = ask_at(where, Find(name), secret, _FIND_S)
+        told = ask_at(where, Find(name), Found, secret, _FIND_S)
     except NotFoundError as error:
         error.peer = error.peer or where
         raise
@@ -140,6 +163,4 @@ def find_segment(address: str, secret: bytes | None) -> SegmentDescriptor:
             operation="find",
             advice="check that the peer runs and serves on this address",
         ) from error
-    if not isinstance(told, Found):
-        raise RemoteProtocolError(f"{where} answered {type(told).__name__}", peer=where)
     return SegmentDescriptor.decode(told.value)

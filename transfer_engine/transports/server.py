@@ -26,6 +26,7 @@ from transfer_engine.notify import PeerService
 from transfer_engine.rdma import verbs
 from transfer_engine.rpc.address import Address, check_private
 from transfer_engine.segments.mapping import host_identity, load_kernels
+from transfer_engine.segments.memory import check_name
 from transfer_engine.transports.rdma_server import RdmaServer
 from transfer_engine.transports.reachable import Tables
 from transfer_engine.transports.shm_server import ShmServer
@@ -121,8 +122,10 @@ class TransferServer:
         """The Unix socket that descriptors name."""
         return None if self._shm is None else self._shm.address
 
-    def publish(self, segment: Served) -> SegmentDescriptor:
-        """Serve a segment from now on and return how to reach it."""
+    def publish(self, segment: Served, *, name: str | None = None) -> SegmentDescriptor:
+        """Serve a segment from now on, by default under its own name; return how to reach it."""
+        name = segment.name if name is None else name
+        check_name(name)
         with self._lock:
             if self._segments.setdefault(segment.uuid, segment) is not segment:
                 raise AlreadyExistsError(f"another segment with the uuid of {segment!r} is served")
@@ -133,7 +136,7 @@ class TransferServer:
         descriptor = SegmentDescriptor(
             uuid=segment.uuid,
             size=segment.size,
-            name=segment.name,
+            name=name,
             writable=segment.writable,
             host=host_identity(),
             instance=self.instance,
@@ -173,7 +176,7 @@ class TransferServer:
             server.quiesce(segment.uuid, timeout_s)
 
     def described(self) -> list[SegmentDescriptor]:
-        """Return the descriptors of everything that is published."""
+        """Return the descriptors of everything that is published, in the order of publishing."""
         with self._lock:
             return list(self._described.values())
 
