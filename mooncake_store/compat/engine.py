@@ -27,7 +27,7 @@ from mooncake_store.compat.engine_memory import EngineMemory
 from mooncake_store.compat.pointers import column
 from mooncake_store.compat.values import TransferNotify, TransferOpcode
 from mooncake_store.compat.variants import named
-from mooncake_store.errors import InvalidArgumentError, StoreError
+from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
 from transfer_engine.base import Operation
 
 if TYPE_CHECKING:
@@ -81,14 +81,13 @@ class TransferEngine(EngineMemory):
                     move(handle, offsets, sizes, local, timeout_s=left_s).check()
             except (StoreError, ValueError) as error:
                 last = error
-                if isinstance(error, ValueError) or not getattr(error, "retryable", False):
-                    self._forget(target)
-                    if not isinstance(error, StoreError) or error.code != -704:
-                        break
+                # It may have restarted, or have the memory anew: the second try asks it.
+                self._forget(target)
+                if not (isinstance(error, NotFoundError) or getattr(error, "retryable", False)):
+                    break
             else:
                 return 0
         log.error("transfer with %s failed: %s", target, last)
-        self._forget(target)
         return -1
 
     def _submit(self, columns: _Columns, direction: Operation) -> int:

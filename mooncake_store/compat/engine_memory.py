@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from mooncake_store.compat.codes import log
 from mooncake_store.compat.config import split_hostname
 from mooncake_store.compat.memory import Registry, is_mapped
-from mooncake_store.compat.peers import Peer, Range, Service
+from mooncake_store.compat.peers import Peer, memory_name
 from mooncake_store.compat.values import TransferNotify
 from mooncake_store.config.settings import WorkerConfig, load, read_secret
-from mooncake_store.endpoint import is_loopback, split_address
+from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError, InvalidArgumentError, StoreError
 from transfer_engine.engine import TransferEngine as NativeEngine
 from transfer_engine.rpc.address import Address
@@ -39,11 +39,10 @@ __all__ = ["EngineMemory"]
 
 
 class _Owned(NamedTuple):
-    """Registered memory: what holds it, and what it is called to the transports."""
+    """Registered memory: what peers see of it, and what transfers from here may touch."""
 
     segment: Segment
     region: Region
-    descriptor: bytes
 
 
 class EngineMemory:
@@ -52,7 +51,6 @@ class EngineMemory:
     def __init__(self) -> None:
         self._engine: NativeEngine | None = None
         self._server: TransferServer | None = None
-        self._service: Service | None = None
         self._secret: bytes | None = None
         self._lock = threading.Lock()
         self._owned: dict[int, _Owned] = {}
@@ -85,19 +83,11 @@ class EngineMemory:
         if self._engine is not None:
             return -1
         try:
-            host, port = split_hostname(local_hostname or "127.0.0.1")
-            config = load(WorkerConfig).value
-            secret = read_secret(config.secret_file) if config.secret_file else None
-            bind = "127.0.0.1" if is_loopback(host) else host
-            self._secret = secret
-            self._server = TransferServer(
-                tcp=f"[{bind}]:0" if ":" in bind else f"{bind}:0",
-                secret=secret,
-                insecure=config.insecure,
+            self._server = self._serve(
+                *split_hostname(local_hostname or "127.0.0.1"),
+                fixed=metadata_server != "P2PHANDSHAKE",
             )
-            self._service = Service(self._ranges, secret=secret, insecure=config.insecure)
-            self._listen(bind, port, fixed=metadata_server != "P2PHANDSHAKE")
-            self._engine = NativeEngine(secret=secret, threads=8, queue_max=4096)
+            self._engine = NativeEngine(secret=self._secret, threads=8, queue_max=4096)
         except (StoreError, ValueError, OSError) as error:
             log.error("initialize failed: %s", error)
             self.close()
@@ -106,22 +96,28 @@ class EngineMemory:
             log.warning("protocol %s is not built in: bytes move over shm and tcp", protocol)
         return 0
 
-    def _listen(self, host: str, port: int, *, fixed: bool) -> None:
-        assert self._service is not None
+    def _serve(self, host: str, port: int, *, fixed: bool) -> TransferServer:
+        """Listen on the port, or on any other when that fails and it is not the one agreed on."""
+        config = load(WorkerConfig).value
+        self._secret = read_secret(config.secret_file) if config.secret_file else None
+        bind = "127.0.0.1" if is_loopback(host) else host
+
+        def serve(port: int) -> TransferServer:
+            address = str(Address(bind, port))
+            return TransferServer(tcp=address, secret=self._secret, insecure=config.insecure)
+
         try:
-            self._service.start(host, port)
-        except (ConfigError, OSError):
+            return serve(port)
+        except ConfigError:
             if fixed or not port:
                 raise
-            self._service.start(host, 0)
+            return serve(0)
 
     def close(self) -> None:
         """Stop serving and give everything up, as the original does when freed. Idempotent."""
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             peer.close()
-        if self._service is not None:
-            self._service.close()
         if self._server is not None:
             self._server.close()
         if self._engine is not None:
@@ -129,12 +125,12 @@ class EngineMemory:
         for owned in self._owned.values():
             owned.segment.close()
         self._owned, self._batches = {}, {}
-        self._engine = self._server = self._service = None
+        self._engine = self._server = None
 
     def get_rpc_port(self) -> int:
         """The port in the name by which peers call this engine; 0 before `initialize`."""
-        service = self._service
-        return service.address.port if service is not None and service.address is not None else 0
+        address = None if self._server is None else self._server.tcp_address
+        return 0 if address is None else address[1]
 
     def get_engine(self) -> Self:
         """Return this engine, to be passed to `setup` of a store."""
@@ -165,7 +161,7 @@ class EngineMemory:
             log.error("[%#x, + %d) is no memory of this process", buffer_addr, capacity)
             return -1
         memory = (ctypes.c_ubyte * capacity).from_address(buffer_addr)
-        return self._own(buffer_addr, Segment.wrap(memory, name=f"memory-{buffer_addr:x}"))
+        return self._own(buffer_addr, Segment.wrap(memory))
 
     def _own(self, address: int, segment: Segment) -> int:
         server, engine = self._server, self._engine
@@ -182,7 +178,8 @@ class EngineMemory:
                 self._registry.discard(address)
                 segment.close()
                 return -1
-            self._owned[address] = _Owned(segment, region, server.publish(segment).encode())
+            server.publish(segment, name=memory_name(address))
+            self._owned[address] = _Owned(segment, region)
         return 0
 
     def unregister_memory(self, buffer_addr: int) -> int:
@@ -254,27 +251,23 @@ class EngineMemory:
         except (StoreError, ValueError) as error:
             log.error("%s: %s", segment_name, error)
             return 0
-        return ranges[0].address if ranges else 0
-
-    def _ranges(self) -> tuple[Range, ...]:
-        with self._lock:
-            return tuple(
-                Range(address, owned.segment.size, owned.descriptor)
-                for address, owned in self._owned.items()
-            )
+        return ranges[0][0] if ranges else 0
 
     # -- peers
 
     def get_notifies(self) -> list[TransferNotify]:
         """The notes peers left since the last call."""
-        if self._service is None:
+        if self._server is None:
             return []
-        return [TransferNotify(note.name, note.text) for note in self._service.take_notes()]
+        return [
+            TransferNotify(note.name, note.data.decode(errors="replace"))
+            for note in self._server.take_notifications()
+        ]
 
     def send_probe(self, peer_server_name: str) -> int:
         """0 if the peer answers, else -1."""
         try:
-            self._peer(peer_server_name).ranges()
+            self._peer(peer_server_name).probe()
         except (StoreError, ValueError) as error:
             log.info("%s does not answer: %s", peer_server_name, error)
             self._forget(peer_server_name)
@@ -282,7 +275,7 @@ class EngineMemory:
         return 0
 
     def warmup_efa_segment(self, segment_name: str) -> int:
-        """Connect to a peer ahead of its first transfer; 0, or -1."""
+        """Do what `send_probe` does: there is nothing else to warm up."""
         return self.send_probe(segment_name)
 
     def _peer(self, name: str) -> Peer:
@@ -292,8 +285,8 @@ class EngineMemory:
         with self._lock:
             peer = self._peers.get(name)
             if peer is None:
-                host, port = split_address(name)
-                peer = self._peers[name] = Peer(Address(host, port), engine, self._secret)
+                address = str(Address.parse(name))
+                peer = self._peers[name] = Peer(address, engine, self._secret)
         return peer
 
     def _forget(self, name: str) -> None:

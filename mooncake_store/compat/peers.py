@@ -1,148 +1,41 @@
-"""How two engines meet: what memory a peer has registered, notes it left, whether it is there.
+"""How two engines meet: what memory a peer has registered, notes for it, whether it is there.
 
-A session is named "host:port", the port of the peer's own small service. It tells which ranges of
-memory the peer registered and how the transports reach each; an address of the original's API is
-then translated here into (segment, offset), and its owner checks every access again.
-
-The service runs an event loop on a thread of its own. Without a secret it listens on loopback only.
+A session is named "host:port", where the peer's `TransferServer` serves its memory and answers
+questions. What is registered there is published under a name that says where it lies; so an address
+of the original's API is translated here into (segment, offset), and its owner checks every access
+again.
 """
 
 from __future__ import annotations
 
-import asyncio
+import re
 import threading
-from collections import deque
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
-from transfer_engine.base import SegmentDescriptor
-from transfer_engine.errors import InvalidArgumentError, UnavailableError
-from transfer_engine.rpc.pool import BlockingPool
-from transfer_engine.rpc.server import Server, run
-from transfer_engine.wire.cold import Cold
-from transfer_engine.wire.registry import Operation, Registry
+from transfer_engine.errors import InvalidArgumentError
+from transfer_engine.notify import Alive, Probe
+from transfer_engine.transports.calling import ask_at, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
+    from transfer_engine.base import SegmentDescriptor
     from transfer_engine.engine import TransferEngine
     from transfer_engine.handle import SegmentHandle
-    from transfer_engine.rpc.address import Address
-    from transfer_engine.rpc.serving import Connection
-    from transfer_engine.wire.frame import Frame
 
-__all__ = ["REGISTRY", "Note", "Peer", "Range", "Service"]
+__all__ = ["Peer", "memory_name"]
 
-NOTES_MAX = 65_536
 _CALL_S = 5.0
-_START_S = 30.0
-_CONNECTIONS_MAX = 8
+_PREFIX = "memory-"
+# Fifteen digits hold every address of a process, and with any size on top fit in 64 bits.
+_NAME = re.compile(_PREFIX + "([0-9a-f]{1,15})")
 
 
-class Range(msgspec.Struct, frozen=True, array_like=True):
-    """Registered memory of a process: where it lies there, and how to reach it."""
-
-    address: int
-    nbytes: int
-    descriptor: bytes
-
-
-class RangesRequest(msgspec.Struct, frozen=True, array_like=True, tag="ranges?"):
-    """Asks for the memory a process has registered, in the order of registration."""
-
-
-class Ranges(msgspec.Struct, frozen=True, array_like=True, tag="ranges"):
-    """Registered memory."""
-
-    ranges: tuple[Range, ...]
-
-
-class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
-    """A short text for the other process."""
-
-    name: str
-    text: str
-
-
-class Noted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
-    """A note has arrived."""
-
-
-RANGES = Operation(
-    "ranges",
-    0x60,
-    Cold(RangesRequest),
-    Cold(Ranges, bytes_max=16 << 20),
-    "memory a process has registered",
-)
-NOTE = Operation("note", 0x61, Cold(Note), Cold(Noted), "a text for the process")
-REGISTRY = Registry("mooncake-engine", [RANGES, NOTE])
-
-
-class Service:
-    """This process's side: answers peers from `ranges` and keeps their notes."""
-
-    def __init__(
-        self, ranges: Callable[[], tuple[Range, ...]], *, secret: bytes | None, insecure: bool
-    ) -> None:
-        self._ranges = ranges
-        self._secret = secret
-        self._insecure = insecure
-        self._notes: deque[Note] = deque(maxlen=NOTES_MAX)
-        self._stop: Callable[[], object] = lambda: None
-        self._thread: threading.Thread | None = None
-        self.address: Address | None = None
-
-    def start(self, host: str, port: int) -> None:
-        """Listen; raises what keeps it from that, and may be called again then."""
-        listening: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._body, args=(host, port, listening), name="mooncake-engine", daemon=True
-        )
-        self._thread.start()
-        try:
-            listening.result(_START_S)
-        except TimeoutError:
-            raise UnavailableError("the engine's service was not ready in time") from None
-
-    def _body(self, host: str, port: int, listening: Future[None]) -> None:
-        try:
-            run(self._serve(host, port, listening))
-        except Exception as error:
-            if not listening.done():
-                listening.set_exception(error)
-
-    async def _serve(self, host: str, port: int, listening: Future[None]) -> None:
-        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-        async with Server(REGISTRY, self._handle, secret=self._secret) as server:
-            self.address = await server.listen(host, port, insecure=self._insecure)
-            self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
-            listening.set_result(None)
-            await stopped.wait()
-
-    def _handle(self, connection: Connection, frame: Frame) -> bytes:
-        if frame.opcode == RANGES.opcode:
-            RANGES.request.unpack(frame.body)
-            return RANGES.reply.pack(Ranges(self._ranges()))
-        self._notes.append(NOTE.request.unpack(frame.body))
-        return NOTE.reply.pack(Noted())
-
-    def take_notes(self) -> list[Note]:
-        """The notes that arrived since the last time, oldest first."""
-        return [self._notes.popleft() for _ in range(len(self._notes))]
-
-    def close(self) -> None:
-        """Stop listening. Idempotent."""
-        with suppress(RuntimeError):  # its loop has ended
-            self._stop()
-        if self._thread is not None:
-            self._thread.join(_CALL_S)
+def memory_name(address: int) -> str:
+    """Return the name under which memory that begins at an address is published."""
+    return f"{_PREFIX}{address:x}"
 
 
 class Known(NamedTuple):
@@ -156,24 +49,35 @@ class Known(NamedTuple):
 class Peer:
     """Another engine, by its session name."""
 
-    def __init__(self, address: Address, engine: TransferEngine, secret: bytes | None) -> None:
+    def __init__(self, address: str, engine: TransferEngine, secret: bytes | None) -> None:
+        self._address = address
         self._engine = engine
+        self._secret = secret
         self._lock = threading.Lock()
-        self._pool = BlockingPool(
-            address, REGISTRY, connections_max=_CONNECTIONS_MAX, connect_s=_CALL_S, secret=secret
-        )
-        self._handles: dict[bytes, SegmentHandle] = {}
+        self._handles: dict[SegmentDescriptor, SegmentHandle] = {}
         self._known: Known | None = None
 
-    def ranges(self) -> tuple[Range, ...]:
-        """Ask what memory the peer has registered."""
-        body = self._pool.call(RANGES, RANGES.request.pack(RangesRequest()), timeout_s=_CALL_S)
-        found: Ranges = RANGES.reply.unpack(body)
-        return found.ranges
+    def ranges(self) -> list[tuple[int, SegmentDescriptor]]:
+        """Ask where the peer has registered memory; in the order of registration."""
+        published = survey(self._address, _PREFIX, self._secret, _CALL_S)
+        named = [(_NAME.fullmatch(segment.name), segment) for segment in published]
+        return [(int(name[1], 16), segment) for name, segment in named if name]
+
+    def probe(self) -> None:
+        """Ask whether the peer is there; raises what keeps it from answering."""
+        ask_at(self._address, Probe(), Alive, self._secret, _CALL_S)
 
     def note(self, name: str, text: str) -> None:
-        """Leave a note."""
-        self._pool.call(NOTE, NOTE.request.pack(Note(name, text)), timeout_s=_CALL_S)
+        """Leave a note. Raises InvalidArgumentError for a peer without registered memory."""
+        known = self._known or self._learn()
+        if not known.handles:
+            raise InvalidArgumentError(
+                "notes go to the owner of memory, and the peer has registered none",
+                peer=self._address,
+                operation="notify",
+                advice="register memory there first",
+            )
+        self._engine.notify(known.handles[0], name, text.encode(), timeout_s=_CALL_S)
 
     def translate(self, addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
         """Groups of (handle, positions, offsets); asks the peer anew for addresses not known.
@@ -188,7 +92,7 @@ class Peer:
         if slots is None:
             raise InvalidArgumentError(
                 "an address is not in memory that the peer has registered",
-                peer=str(self._pool.address),
+                peer=self._address,
                 advice="register it there, whole, before it is used",
             )
         for slot in np.unique(slots).tolist():
@@ -196,22 +100,17 @@ class Peer:
             yield known.handles[slot], at, addresses[at] - known.starts[slot]
 
     def _learn(self) -> Known:
-        ranges = sorted(self.ranges(), key=lambda one: one.address)
+        ranges = sorted(self.ranges(), key=lambda one: one[0])
         with self._lock:
-            handles = []
-            for one in ranges:
-                handle = self._handles.get(one.descriptor)
-                if handle is None:
-                    handle = self._engine.open(SegmentDescriptor.decode(one.descriptor))
-                    self._handles[one.descriptor] = handle
-                handles.append(handle)
-            gone = set(self._handles) - {one.descriptor for one in ranges}
-            for descriptor in gone:
-                self._handles.pop(descriptor).close()
+            for _, segment in ranges:
+                if segment not in self._handles:
+                    self._handles[segment] = self._engine.open(segment)
+            for segment in set(self._handles).difference(segment for _, segment in ranges):
+                self._handles.pop(segment).close()
             self._known = Known(
-                np.array([one.address for one in ranges], np.int64),
-                np.array([one.address + one.nbytes for one in ranges], np.int64),
-                handles,
+                np.array([address for address, _ in ranges], np.int64),
+                np.array([address + segment.size for address, segment in ranges], np.int64),
+                [self._handles[segment] for _, segment in ranges],
             )
             return self._known
 
@@ -221,10 +120,10 @@ class Peer:
 
     def close(self) -> None:
         """Give the peer up."""
-        self._pool.close()
-        for handle in self._handles.values():
-            handle.close()
-        self._handles = {}
+        with self._lock:
+            for handle in self._handles.values():
+                handle.close()
+            self._handles = {}
 
 
 def _slots(

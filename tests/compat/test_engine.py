@@ -2,10 +2,13 @@
 
 import ctypes
 import json
+import signal
 
 import pytest
 
 from mooncake_store.compat.engine import TransferEngine, TransferNotify, TransferOpcode
+from transfer_engine import Segment, TransferServer
+from transfer_engine import TransferEngine as NativeEngine
 
 SCRIPT = """
 import ctypes, sys
@@ -23,6 +26,25 @@ print("noted", [(note.name, note.msg) for note in notes], bytes(plain[:6]), flus
 sys.stdin.read()
 """
 
+# The second engine has the address and the memory of the first: only asking tells them apart.
+RESTARTING = """
+import ctypes, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+from mooncake_store.compat.engine import TransferEngine
+plain = (ctypes.c_ubyte * 4096)()
+at, name, metadata = ctypes.addressof(plain), "127.0.0.1", "P2PHANDSHAKE"
+for life in (b"first", b"second"):
+    ctypes.memmove(at, life, len(life))
+    engine = TransferEngine()
+    assert engine.initialize(name, metadata, "tcp", "") == 0
+    assert engine.register_memory(at, 4096) == 0
+    name, metadata = f"127.0.0.1:{engine.get_rpc_port()}", "a metadata server"
+    print(life.decode(), "at", name, at, flush=True)
+    signal.sigwait({signal.SIGUSR1})
+    print(life.decode(), "was told", [note.msg for note in engine.get_notifies()], flush=True)
+    engine.close()
+"""
+
 
 class Memory:
     def __init__(self, engine, nbytes):
@@ -38,9 +60,9 @@ class Memory:
 def make():
     made = []
 
-    def start():
+    def start(name="127.0.0.1", metadata="P2PHANDSHAKE"):
         engine = TransferEngine()
-        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+        assert engine.initialize(name, metadata, "tcp", "") == 0
         made.append(engine)
         return engine, f"127.0.0.1:{engine.get_rpc_port()}"
 
@@ -134,6 +156,79 @@ def test_another_process(make, start_program):
     program.kill()
     assert engine.send_probe(name) != 0
     assert engine.transfer_sync_write(name, mine.ptr, plain, 6) == -1
+
+
+def test_a_peer_that_restarts_on_its_port_is_found_again(make, start_program):
+    program = start_program("-c", RESTARTING)
+    engine, _ = make()
+    mine, names = Memory(engine, 4096), set()
+    for life in ("first", "second"):
+        name, at = program.wait_for_line(f"{life} at ").split()[2:]
+        names.add(name)
+        assert engine.transfer_sync_read(name, mine.ptr, int(at), len(life)) == 0
+        assert mine[: len(life)] == life.encode()
+        note = TransferNotify("note", f"to the {life}")
+        assert engine.transfer_sync(name, mine.ptr, int(at), 1, TransferOpcode.Read, note) == 0
+        program.signal(signal.SIGUSR1)
+        assert note.msg in program.wait_for_line(f"{life} was told")
+    assert len(names) == 1
+
+
+def test_notes_are_long_and_arrive_in_order(pair):
+    one, mine, other, name, theirs = pair
+
+    def leave(note):
+        return one.transfer_sync(name, mine.ptr, theirs.ptr, 1, TransferOpcode.Write, note)
+
+    long = TransferNotify("long", "\N{EURO SIGN}" * (20 << 10))  # 60 KiB of UTF-8
+    assert [leave(TransferNotify("empty", "")), leave(long)] == [0, 0]
+    assert other.get_notifies() == [TransferNotify("empty", ""), long]
+    assert leave(TransferNotify("too long", "x" * ((64 << 10) + 1))) == -1
+    assert leave(TransferNotify("no text", "\ud800")) == -1
+    assert other.get_notifies() == []
+
+
+def test_a_note_that_is_no_text_is_shown_as_far_as_it_is(pair):
+    _, _, other, name, theirs = pair
+    with NativeEngine() as native:
+        native.notify(native.open(f"{name}/memory-{theirs.ptr:x}"), "bytes", b"a\xffb")
+    assert other.get_notifies() == [TransferNotify("bytes", "a\N{REPLACEMENT CHARACTER}b")]
+
+
+def test_a_note_to_a_peer_without_memory_is_refused(make, caplog):
+    engine, _ = make()
+    _, name = make()
+    note = TransferNotify("note", "to nobody")
+    assert engine.batch_transfer_sync(name, [], [], [], TransferOpcode.Write, note) == -1
+    assert name in caplog.text
+
+
+def test_what_a_peer_publishes_besides_memory_is_passed_over(make):
+    engine, _ = make()
+    mine = Memory(engine, 4)
+    ctypes.memmove(mine.ptr, b"here", 4)
+    others = ["pool", "memory-", "memory-pool", "memory--1", "memory-0x10", f"memory-{1 << 63:x}"]
+    with TransferServer() as server, Segment.wrap(bytearray(4096)) as segment:
+        for name in others:
+            server.publish(Segment.wrap(bytearray(16)), name=name)
+        server.publish(segment, name="memory-1000")
+        name = "{}:{}".format(*server.tcp_address)
+        assert engine.get_first_buffer_address(name) == 0x1000
+        assert engine.transfer_sync_write(name, mine.ptr, 0x1000 + 4092, 4) == 0
+        assert segment.buffer[4092:] == b"here"
+        assert engine.transfer_sync_write(name, mine.ptr, 0x1000 + 4093, 4) == -1
+        assert engine.transfer_sync_write(name, mine.ptr, 0x10, 4) == -1
+
+
+def test_a_port_that_was_agreed_on_is_taken_or_refused(make, free_port, caplog):
+    engine, name = make(f"127.0.0.1:{free_port}", "a metadata server")
+    assert engine.get_rpc_port() == free_port
+    refused = TransferEngine()
+    assert refused.initialize(name, "a metadata server", "tcp", "") == -1
+    assert f"cannot listen on {name}" in caplog.text
+    assert refused.get_rpc_port() == 0
+    elsewhere, _ = make(name)
+    assert elsewhere.get_rpc_port() not in (0, free_port)
 
 
 def test_managed_buffers(make):
