@@ -20,6 +20,7 @@ import enum
 import re
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -67,6 +68,7 @@ __all__ = [
     "SingleRequest",
     "Staged",
     "Transport",
+    "Way",
     "default_timeout_s",
     "held",
     "remaining_s",
@@ -377,6 +379,15 @@ class RemoteSegment:
         """What errors call it."""
 
 
+class Way(NamedTuple):
+    """One of the ways in which a transport reaches a segment: a network, or a card."""
+
+    name: str
+    """What reports and logs call it."""
+    open: Callable[[float], RemoteSegment]
+    """Connects until a deadline; raises as `Transport.open` does."""
+
+
 class Transport(abc.ABC):
     """One way to move bytes. Implementations are thread-safe and survive a fork."""
 
@@ -393,6 +404,10 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def open(self, descriptor: SegmentDescriptor, deadline: float) -> RemoteSegment:
         """Connect to the owner. Raises a StoreError that names both ends."""
+
+    def ways(self, descriptor: SegmentDescriptor) -> list[Way]:
+        """Return the ways to a segment, the one to begin with first; each becomes a route."""
+        return [Way(self.name, partial(self.open, descriptor))]
 
     @abc.abstractmethod
     def move(self, target: RemoteSegment, batch: Batch) -> None:

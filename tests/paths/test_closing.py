@@ -38,10 +38,10 @@ class Slow:
         self.opened = []
         self.released = []
 
-    def open(self, descriptor, deadline):
+    def open(self, deadline):
         self.opening.release()
         assert self.go_on.wait(60)
-        remote = RemoteSegment(descriptor)
+        remote = RemoteSegment(DESCRIPTOR)
         self.opened.append(remote)
         return remote
 
@@ -56,7 +56,7 @@ def slow():
 
 @pytest.fixture
 def routes(slow):
-    routes = [Route(slow, DESCRIPTOR, name, 0) for name in ("one", "other")]
+    routes = [Route(slow, name, 0, slow.open) for name in ("one", "other")]
     return Routes(DESCRIPTOR, routes, Prober())
 
 
@@ -286,6 +286,7 @@ def test_a_probe_under_way_is_the_last(opened, monkeypatch):
         raise PeerLostError("injected")
 
     monkeypatch.setattr(TcpTransport, "open", reach)
+    target = engine.open(target.descriptor)
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
     assert probing.wait(60)
     count = len(told)

@@ -21,7 +21,7 @@ WINDOW = Rules().window
 
 
 @pytest.fixture
-def setting(owner):
+def setting(owner, faults):
     descriptor = owner.publish(SIZE, 9)
     memory = np.zeros(SIZE, np.uint8)
     with TransferEngine(transports=["tcp"]) as engine:

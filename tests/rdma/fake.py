@@ -43,7 +43,7 @@ class FakeRegion:
 
 
 class FakeNic:
-    """A card. `down` fails what is posted, `silent` never completes it."""
+    """A card. `down` fails what is posted, `silent` never completes it: `stuck` is where."""
 
     link_layer = verbs.ETHERNET
     lid = 0
@@ -55,6 +55,7 @@ class FakeNic:
         self.gid = bytes(15) + bytes([len(name)])
         self.down = self.silent = self.full = False
         self.chains = self.requests = self.bytes = 0
+        self.stuck = []
 
     def register(self, address, size, access, *, keep, base=None):
         if self.full:
@@ -101,6 +102,7 @@ class FakePair:
         for row in rows:
             status = self._execute(self.requests[row], self.entries[row])
             if status is None:
+                self.nic.stuck.append(self)
                 return
             if status or row == rows[-1]:
                 self._complete(status)

@@ -96,17 +96,20 @@ def test_every_card_takes_part_in_a_large_batch(engine, setting):
     descriptor, memory, region = setting
     assert [nic.name for nic in verbs.find_nics()] == ["rxe0", "rxe1"]
     target = engine.open(descriptor, require="rdma")
-    transport = transport_of(engine)
-    for _ in range(3):
-        memory[:] = 0
-        engine.read_batch(target, [0], [SIZE], [region.address]).check()
-        assert np.array_equal(memory, content(3, SIZE))
+    assert [path.name for path in target.paths] == ["rdma rxe0", "rdma rxe1"]
     big = np.zeros(2 << 20, np.uint8)
     engine.register(big)
     twice = [big.ctypes.data, big.ctypes.data + SIZE]
-    engine.read_batch(target, [0, 0], [SIZE, SIZE], twice).check()
-    assert np.array_equal(big, np.tile(content(3, SIZE), 2))
-    assert {endpoint.rail for endpoint in transport._pool.items()} == {0, 1}
+
+    def both_moved_some():
+        memory[:] = big[:] = 0
+        engine.read_batch(target, [0], [SIZE], [region.address]).check()
+        assert np.array_equal(memory, content(3, SIZE))
+        engine.read_batch(target, [0, 0], [SIZE, SIZE], twice).check()
+        assert np.array_equal(big, np.tile(content(3, SIZE), 2))
+        return all(path.moved_bytes for path in target.paths)
+
+    until(both_moved_some)
 
 
 def test_unregistered_memory_goes_through_the_arena(engine, setting):
@@ -302,18 +305,17 @@ def test_a_range_past_the_end_is_refused_by_the_card_as_well(owner, engine, sett
             BatchRequest(Operation.READ, [0], [length], [region.address], timeout_s=30),
         )
         batch.offsets[0] = offset
-        (endpoint, _), *_ = transport._endpoints(
-            transport.open(descriptor, time.monotonic() + 30), 0, time.monotonic() + 30, fresh=False
-        )
+        remote = transport.open(descriptor, batch.deadline)
+        endpoint, used = transport._pool.acquire(remote.key, None, batch.deadline)
+        assert used  # by opening
         table = transport._memory.table(verbs.find_nics())
         job = Job(
-            batch, descriptor, batch.offsets, batch.lengths, batch.addresses,
-            np.zeros(1, np.int64), table.keys,
-        )  # fmt: skip
+            batch, batch.offsets, batch.lengths, batch.addresses, np.zeros(1, np.int64), table.keys
+        )
         grant = endpoint.grant(descriptor, batch.deadline)
-        ((_, error),) = drive(job, [Transfer(endpoint, job, grant, 0, length)])
+        with pytest.raises(RefusedByCard):
+            drive(Transfer(endpoint, job, grant, 0, length))
         transport._pool.discard(endpoint)
-        assert isinstance(error, RefusedByCard), error
     assert owner.digest(descriptor) == before
 
 
@@ -328,7 +330,7 @@ def test_cancelling_wakes_a_blocked_transfer(owner, engine, setting):
     begin = time.monotonic()
     assert submission.cancel()
     submission.wait(30)
-    assert set(submission.states()) == {"cancelled"}
+    assert "cancelled" in submission.states()
     assert time.monotonic() - begin < 5
     assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
 

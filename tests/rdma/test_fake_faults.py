@@ -11,6 +11,7 @@ from tests.waiting import long_before, until
 from transfer_engine import Operation, Segment, TransferEngine, TransferServer
 from transfer_engine.base import CANCELLED, REFUSED, TIMED_OUT, UNKNOWN_SEGMENT, BatchRequest
 from transfer_engine.errors import (
+    AuthError,
     NotFoundError,
     PeerLostError,
     RemoteProtocolError,
@@ -19,9 +20,9 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.rdma import verbs
+from transfer_engine.rdma.endpoint import Endpoint
 from transfer_engine.rdma.wire import CONNECT, OPEN, RDMA, Ask, Offer
 from transfer_engine.testing import content
-from transfer_engine.transports import rdma
 from transfer_engine.transports.dialing import dial
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import ERROR, VERSIONS, FrameDecoder, encode_frame
@@ -50,7 +51,7 @@ class Setting:
         return np.array_equal(self.memory[:size], content(3, SIZE)[:size])
 
     def remote(self):
-        """The segment as the transport sees it; its rails are those of the whole owner."""
+        """The segment as the transport sees it, over the first card."""
         return self.transport.open(self.descriptor, time.monotonic() + 5)
 
     def endpoints(self):
@@ -100,34 +101,52 @@ def test_cards_that_cannot_reach_each_other_are_found_out_at_open(fake_nics, eng
 def test_a_large_batch_uses_every_card_and_a_small_one_uses_one(fake_nics, setting):
     assert setting.read(4096)
     assert sorted(nic.bytes for nic in fake_nics) == [0, 4096]
-    assert setting.read()
-    assert sorted(nic.bytes for nic in fake_nics) == [SIZE // 2, SIZE // 2 + 4096]
+    until(lambda: setting.read() and all(nic.bytes > 4096 for nic in fake_nics))
+    paths = {path.name: path for path in setting.target.paths}
+    assert list(paths) == ["rdma fake0", "rdma other1"]
+    assert all(path.moved_bytes for path in paths.values())
 
 
-def test_a_card_that_fails_is_left_to_rest_and_used_again(fake_nics, setting, monkeypatch):
+def test_small_batches_of_several_handles_use_every_card(fake_nics, setting):
+    more = [setting.engine.open(setting.descriptor, require="rdma") for _ in range(3)]
+    for target in (setting.target, *more):
+        setting.engine.read_batch(target, [0], [64], [setting.region.address]).check()
+    assert [nic.bytes for nic in fake_nics] == [128, 128]
+
+
+def test_a_card_that_fails_is_left_to_rest_and_used_again(fake_nics, setting):
     _, second = fake_nics
     second.down = True
     assert setting.read()
     assert second.bytes == 0
-    begin = second.chains
-    for _ in range(3):
-        assert setting.read()
-    assert second.chains == begin  # resting: not even tried
+    until(lambda: "does not answer (status 12)" in setting.target.paths[1].why)
+    assert setting.target.paths[1].state != "healthy"
     second.down = False
-    clock = time.monotonic
-    monkeypatch.setattr(rdma.time, "monotonic", lambda: clock() + 1.5)
-    assert setting.read()
-    assert second.bytes == SIZE // 2
-    # And it rests longer when it fails again and again.
-    second.down = True
-    rail = setting.remote().rails[1]
-    rests = []
-    for pause in (0.0, 10.0, 30.0, 100.0, 300.0):
-        monkeypatch.setattr(rdma.time, "monotonic", lambda at=pause: clock() + 10 + at)
-        assert setting.read()
-        rests.append(rail.resting_until - rdma.time.monotonic())
-    assert rests == sorted(rests)
-    assert 5 < rests[-1] < 61
+    until(lambda: setting.target.paths[1].state == "healthy")
+    until(lambda: setting.read() and second.bytes)
+
+
+def test_small_batches_leave_a_card_that_fails(fake_nics, setting, caplog):
+    first, second = fake_nics
+    assert setting.read(64)
+    first.down = True
+    for _ in range(3):
+        assert setting.read(64)
+    assert (first.bytes, second.bytes) == (64, 3 * 64)
+    (told,) = [record.message for record in caplog.records if "is not reached" in record.message]
+    assert "over rdma fake0 but over rdma other1" in told
+
+
+def test_a_card_is_not_healthy_for_an_idle_endpoint_that_works_no_more(fake_nics, setting):
+    first, second = fake_nics
+    assert setting.read(64)
+    for nic in fake_nics:
+        nic.down = True
+    for card in range(2):
+        with pytest.raises(PeerLostError):
+            setting.transport.open(setting.descriptor, time.monotonic() + 5, card)
+    first.down = second.down = False
+    assert setting.remote().card == 0
 
 
 def test_no_card_left_names_both_ends(fake_nics, setting):
@@ -137,7 +156,7 @@ def test_no_card_left_names_both_ends(fake_nics, setting):
         setting.read()
     for part in ("of process", str(setting.descriptor.tcp_port), "does not answer (status 12)"):
         assert part in str(caught.value)
-    assert caught.value.operation == "read"
+    assert caught.value.operation in ("open", "read")
     for nic in fake_nics:
         nic.down = False
     assert setting.read()
@@ -148,10 +167,11 @@ def test_a_deadline_destroys_what_is_under_way(fake_nics, setting):
     fabric = fake_nics[0].fabric
     for nic in fake_nics:
         nic.silent = True
-    flying = setting.endpoints()
     with long_before(60), pytest.raises(TransferTimeoutError):
-        setting.read(timeout_s=0.2)
-    assert all(endpoint.pair.closed for endpoint in flying)
+        setting.read(timeout_s=0.4)
+    stuck = [pair for nic in fake_nics for pair in nic.stuck]
+    assert stuck
+    assert all(pair.closed for pair in stuck)
     submission = setting.engine.submit(
         Operation.READ, setting.target, [0], [9], [setting.region.address], timeout_s=0.2
     )
@@ -162,21 +182,41 @@ def test_a_deadline_destroys_what_is_under_way(fake_nics, setting):
     until(lambda: len(fabric.pairs) == 2 * len(setting.endpoints()))
 
 
-def test_cancelling_wakes_a_transfer_that_sleeps(fake_nics, setting):
-    assert setting.read(8)
+@pytest.mark.parametrize("size", [8, SIZE])
+def test_cancelling_wakes_a_transfer_that_sleeps(fake_nics, setting, size):
+    assert setting.read(size)
     for nic in fake_nics:
         nic.silent = True
     submission = setting.engine.submit(
-        Operation.READ, setting.target, [0], [8], [setting.region.address], timeout_s=60
+        Operation.READ, setting.target, [0], [size], [setting.region.address], timeout_s=60
     )
     until(lambda: submission._batch.interrupt is not None)
     with long_before(60):
         assert submission.cancel()
         submission.wait(60)
     assert submission.states() == ["cancelled"]
+    assert all(pair.closed for nic in fake_nics for pair in nic.stuck)
     for nic in fake_nics:
         nic.silent = False
     assert setting.read()
+
+
+def test_an_error_ends_what_sleeps_on_the_other_card(fake_nics, setting, monkeypatch):
+    first, second = fake_nics
+    target = setting.engine.open(setting.descriptor, require="rdma")  # begins with the second
+    second.silent = True
+    grant = Endpoint.grant
+
+    def refusing(endpoint, *arguments):
+        if endpoint.nic is first:
+            raise AuthError("injected")
+        return grant(endpoint, *arguments)
+
+    monkeypatch.setattr(Endpoint, "grant", refusing)
+    with pytest.raises(AuthError, match="injected"):
+        setting.engine.read_batch(target, [0], [SIZE], [setting.region.address], timeout_s=60)
+    assert second.stuck
+    assert all(pair.closed for pair in second.stuck)
 
 
 def test_waiting_costs_no_processor_time(fake_nics, setting):
@@ -184,7 +224,7 @@ def test_waiting_costs_no_processor_time(fake_nics, setting):
         nic.silent = True
     begin = time.thread_time()
     with pytest.raises(TransferTimeoutError):
-        setting.read(timeout_s=1.0)
+        setting.read(8, timeout_s=1.0)
     assert time.thread_time() - begin < 0.1
 
 

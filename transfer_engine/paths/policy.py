@@ -1,8 +1,8 @@
 """Which path the next slice takes, and which paths are left alone: a policy without I/O or clock.
 
-A *path* is one way to a peer: a transport, or one of several rails of a transport (a pair of
-network addresses). Paths have a tier; only the best tier with a healthy path is used, so shared
-memory is never mixed with a network. Within a tier a slice goes where it would arrive first:
+A *path* is one way to a peer: a transport, or one of several networks or cards of a transport.
+Paths have a tier; only the best tier with a healthy path is used, so shared memory is never mixed
+with a network. Within a tier a slice goes where it would arrive first:
 
     score = (bytes in flight + bytes of the slice) / bandwidth
 

@@ -1,9 +1,9 @@
 """The routes of one open segment: which one is used, what happened to the others, and probes.
 
-A route is a transport and an address of the owner. A handle has at most a handful: local, shm,
-rdma, tcp, and one tcp route per network that the owner listens on. `Routes` opens them as they are
-needed, keeps their remote ends, and asks the policy (`paths.py`) which to use; the policy's books
-are only touched under the lock here.
+A route is one way of a transport to the owner. A handle has at most a handful: local, shm, one
+rdma route per card of this host, one tcp route per network that the owner listens on. `Routes`
+opens them as they are needed, keeps their remote ends, and asks the policy (`policy.py`) which to
+use; the policy's books are only touched under the lock here.
 
 A route that fails while there is another rests, and a thread of the engine (`Prober`) tries to
 open it again when its pause is over; nobody's transfer waits for that. When the last route fails
@@ -21,16 +21,13 @@ import time
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import replace
-
 from transfer_engine.base import held
 from transfer_engine.errors import NotFoundError, StoreError, TransferTimeoutError
 from transfer_engine.lasting import LastingThread
 from transfer_engine.paths.policy import PathPolicy, PathSpec
-from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transfer_engine.base import RemoteSegment, SegmentDescriptor, Transport
     from transfer_engine.paths.policy import PathHealth
@@ -50,30 +47,21 @@ class PathReport(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A transport and how it reaches the owner. Routes of one tier carry batches together."""
+    """A way of a transport to the owner. Routes of one tier carry batches together."""
 
     transport: Transport
-    descriptor: SegmentDescriptor
     name: str
     tier: int
+    open: Callable[[float], RemoteSegment]
 
 
 def routes_of(descriptor: SegmentDescriptor, usable: Sequence[Transport]) -> list[Route]:
-    """Return the routes to a segment over transports that can reach it, best first.
-
-    TCP has one per address that the owner listens on.
-    """
-    found = []
-    for tier, transport in enumerate(usable):
-        found.append(Route(transport, descriptor, transport.name, tier))
-        if transport.name != "tcp" or not descriptor.rails:
-            continue
-        found[-1] = found[-1]._replace(name=f"tcp {descriptor.tcp_host}")
-        for rail in descriptor.rails:
-            where = Address.parse(rail)
-            there = replace(descriptor, tcp_host=where.host, tcp_port=where.port, rails=())
-            found.append(Route(transport, there, f"tcp {where.host}", tier))
-    return found
+    """Return the routes to a segment over transports that can reach it, best first."""
+    return [
+        Route(transport, way.name, tier, way.open)
+        for tier, transport in enumerate(usable)
+        for way in transport.ways(descriptor)
+    ]
 
 
 class Routes:
@@ -136,8 +124,7 @@ class Routes:
     def _open(self, at: int, deadline: float) -> RemoteSegment:
         remote = self._remotes[at]
         if remote is None:
-            route = self._routes[at]
-            remote = route.transport.open(route.descriptor, deadline)
+            remote = self._routes[at].open(deadline)
             self._hold(at, remote)
         return remote
 
@@ -156,7 +143,7 @@ class Routes:
         route, remote = self._routes[at], self._remotes[at]
         if remote is None:
             # Without the lock: a network that does not answer must not hold up the others.
-            opened = route.transport.open(route.descriptor, deadline)
+            opened = route.open(deadline)
             with self.lock:
                 remote = self._opened(at, opened)
             if remote is None:
@@ -228,9 +215,8 @@ class Routes:
         for at in due:
             if self.prober.closed:
                 return None
-            route = self._routes[at]
             try:
-                remote = route.transport.open(route.descriptor, time.monotonic() + _PROBE_S)
+                remote = self._routes[at].open(time.monotonic() + _PROBE_S)
             except (StoreError, OSError) as error:  # such as being short of descriptors
                 with self.lock:
                     self.policy.still_failing(at, time.monotonic(), f"failed: {error}")

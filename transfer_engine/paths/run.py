@@ -7,7 +7,8 @@ error that no other route can help with: then what is still moving is cut off fi
 nothing touches the caller's memory after the call.
 
 Slices of a write may arrive twice: the same bytes at the same place, under the same fence. What
-was cut off is dropped with its connection (a reset), so that nothing of it arrives later.
+was cut off is dropped with its connection (a reset) or its queue pair, so that nothing of it
+arrives later.
 
 Cost: one thread wake-up a slice, which is why only large batches come here.
 """

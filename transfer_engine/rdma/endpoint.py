@@ -3,24 +3,22 @@
 An endpoint is a queue pair joined to one of the owner, and the TCP connection that joined them.
 One batch uses it at a time, so completions need no sorting and a failure hurts nobody else. A
 `Transfer` moves a window of a batch over an endpoint: two chains of linked requests at most are
-under way, each with one completion. `drive` runs several transfers, over several cards.
+under way, each with one completion. `drive` runs it to its end.
 
 Waiting adapts: it polls the completion queue for a few microseconds, because small transfers end
-within them, and then sleeps on the card's event, the TCP connections (a dead owner wakes it) and
-a descriptor that cancelling writes to. The time spent polling grows while that pays and shrinks
-while it does not, so long transfers and dead peers cost no processor time.
+within them, and then sleeps on the card's event and on the TCP connection: a dead owner ends that,
+and so does who cancels. The time spent polling grows while that pays and shrinks while it does not,
+so long transfers and dead peers cost no processor time.
 
-Whatever ends a transfer early destroys its queue pair first: when `drive` has returned, no card
-touches the caller's memory any more.
+Whatever ends a transfer early leaves it under way: close its endpoint before anybody hears of it.
+That destroys the queue pair, after which no card touches the caller's memory any more.
 Cost: a few kernel calls and one system call at most a chain.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,7 +29,6 @@ from transfer_engine.base import remaining_s, restarted
 from transfer_engine.errors import (
     PeerLostError,
     RemoteProtocolError,
-    StoreError,
     TransferError,
     UnavailableError,
 )
@@ -85,7 +82,6 @@ class Job:
     """What `Transfer` needs of a batch: its columns, and the keys of its local memory."""
 
     batch: Batch
-    segment: SegmentDescriptor
     offsets: Columns
     lengths: Columns
     addresses: Columns
@@ -98,38 +94,15 @@ class Job:
         return rdma.WRITE if self.batch.writing else rdma.READ
 
 
-class _Wake:
-    """A descriptor that another thread makes readable, also at the moment it is closed."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lock = threading.Lock()
-
-    def set(self) -> None:
-        with self._lock:
-            if self.fd >= 0:
-                os.eventfd_write(self.fd, 1)
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
-
-    def close(self) -> None:
-        with self._lock:
-            fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
 class Endpoint:
     """A queue pair joined to an owner's. Made by `connect`, used by one thread at a time."""
 
-    def __init__(self, nic: Nic, rail: int, link: Link, pair: QueuePair) -> None:
+    def __init__(self, nic: Nic, card: int, link: Link, pair: QueuePair) -> None:
         self.nic = nic
-        self.rail = rail
+        self.card = card
+        """The number of the card among those of this host."""
         self.link = link
         self.pair = pair
-        self.wake = _Wake()
         self.lost = ""
         self.spin_s = _SPIN_S_MAX
         self._decoder = FrameDecoder(RDMA.reply_limits, replies=True, versions=VERSIONS)
@@ -139,7 +112,7 @@ class Endpoint:
 
     @classmethod
     def connect(
-        cls, nic: Nic, rail: int, segment: SegmentDescriptor, *, secret: bytes | None,
+        cls, nic: Nic, card: int, segment: SegmentDescriptor, *, secret: bytes | None,
         instance: bytes, deadline: float,
     ) -> Endpoint:  # fmt: skip
         """Join a new queue pair on this card to one of the segment's owner."""
@@ -152,7 +125,7 @@ class Endpoint:
                 raise UnavailableError(
                     "the owner has no RDMA device", peer=link.peer, operation="connect"
                 )
-            endpoint = cls(nic, rail, link, nic.queue_pair())
+            endpoint = cls(nic, card, link, nic.queue_pair())
         except BaseException:
             link.close()
             raise
@@ -164,19 +137,18 @@ class Endpoint:
         return endpoint
 
     def _join(self, instance: bytes, owner: bytes, deadline: float) -> None:
-        own = Offer.of(self.nic, instance, self.rail, self.pair.number)
+        own = Offer.of(self.nic, instance, self.card, self.pair.number)
         answer: Offer = self._ask(CONNECT, own, deadline)
         check_answer(own, answer, self.link.peer)
         if answer.instance != owner:
             raise restarted(owner, answer.instance.hex(), operation="connect", peer=self.link.peer)
         self.pair.connect(own.psn, answer.side, mtu=answer.mtu, reads=answer.reads)
         self._peer_nic = answer.nic
-        self._try_out(deadline)
 
-    def _try_out(self, deadline: float) -> None:
+    def try_out(self, deadline: float) -> None:
         """Write nothing, and wait for the answer: cards may have met that cannot reach each other.
 
-        A write of no bytes needs no key and touches no memory.
+        A write of no bytes needs no key and touches no memory. Raises as a transfer does.
         """
         pair = self.pair
         pair.requests[0, :2] = 0
@@ -191,7 +163,23 @@ class Endpoint:
                 return
             if self.lost:
                 raise self.gone()
-            wait_for_news([self], deadline)
+            self.wait_for_news(deadline)
+
+    def wait_for_news(self, deadline: float) -> None:
+        """Sleep until the card, which was armed, has completions, or the connection ended.
+
+        Raises TransferTimeoutError when the deadline has passed.
+        """
+        left = remaining_s(deadline, "transfer", self.link.peer)
+        poll = select.poll()
+        poll.register(self.pair.event_fd, select.POLLIN)
+        poll.register(self.link.sock, select.POLLIN)
+        for fd, _ in poll.poll(min(left, _SLEEP_S_MAX) * 1000):
+            if fd == self.pair.event_fd:
+                self.pair.disarm()
+            else:
+                # An owner says nothing unasked: this is the end of the connection.
+                self.lost = "the owner ended, or closed the connection"
 
     def gone(self) -> PeerLostError:
         """Return the error of an owner that went away."""
@@ -217,14 +205,16 @@ class Endpoint:
             )
         return operation.reply.unpack(frame.body)
 
-    def grant(self, segment: SegmentDescriptor, deadline: float) -> Grant:
-        """Return the key of a segment over this connection, asking for it the first time."""
-        grant = self._grants.get(segment.uuid)
-        if grant is None:
-            grant = self._ask(OPEN, Ask(segment.uuid, segment.writable), deadline)
-            check_grant(grant, segment.uuid, segment.size, self.link.peer)
-            self._grants[segment.uuid] = grant
+    def open(self, segment: SegmentDescriptor, deadline: float) -> Grant:
+        """Ask for the key of a segment over this connection."""
+        grant: Grant = self._ask(OPEN, Ask(segment.uuid, segment.writable), deadline)
+        check_grant(grant, segment.uuid, segment.size, self.link.peer)
+        self._grants[segment.uuid] = grant
         return grant
+
+    def grant(self, segment: SegmentDescriptor, deadline: float) -> Grant:
+        """Return the key of a segment, asking for it the first time."""
+        return self._grants.get(segment.uuid) or self.open(segment, deadline)
 
     def failure(self, status: int) -> TransferError:
         """Return the error of a request that ended with this status."""
@@ -244,24 +234,21 @@ class Endpoint:
         """In a forked child: close the copies of the parent's descriptors."""
         self.link.close()
         self.pair.close()
-        os.close(self.wake.fd)
 
     def close(self) -> None:
         """Destroy the queue pair, then the connection that stands for it. Idempotent."""
         self.pair.close()
         self.link.close()
-        self.wake.close()
 
 
 class Transfer:
     """Bytes [begin, end) of a job's registered requests, on their way over one endpoint."""
 
-    __slots__ = ("_flying", "_grant", "_half", "_job", "_left", "_state", "endpoint", "window")
+    __slots__ = ("_flying", "_grant", "_half", "_left", "_state", "endpoint", "job")
 
     def __init__(self, endpoint: Endpoint, job: Job, grant: Grant, begin: int, end: int) -> None:
         self.endpoint = endpoint
-        self.window = (begin, end)
-        self._job = job
+        self.job = job
         self._grant = grant
         self._state = np.array([0, 0, begin, 0], dtype=np.int64)
         self._left = end - begin
@@ -281,11 +268,11 @@ class Transfer:
                 raise self.endpoint.failure(status)
         while self._flying < _CHAINS_MAX and self._left:
             first = self._half * pair.half
-            job, grant = self._job, self._grant
+            job, grant = self.job, self._grant
             self._state[3] = most = min(self._left, CHAIN_BYTES)
             count = rdma.build_chain(
                 job.offsets, job.lengths, job.addresses, job.where,
-                job.keys[self.endpoint.rail], grant.base, grant.key, job.opcode, PIECE_BYTES,
+                job.keys[self.endpoint.card], grant.base, grant.key, job.opcode, PIECE_BYTES,
                 pair.requests, pair.entries, first, pair.half, self._state,
             )  # fmt: skip
             assert count, "a window holds more bytes than its requests"
@@ -300,76 +287,39 @@ class Transfer:
         return True
 
 
-def drive(job: Job, transfers: list[Transfer]) -> list[tuple[Transfer, StoreError]]:
-    """Run transfers to their end and return those that failed, with why.
+def drive(transfer: Transfer) -> None:
+    """Run a transfer to its end.
 
-    Raises TransferTimeoutError and Cancelled with transfers still under way: close their
-    endpoints then.
+    Raises what the card reports, PeerLostError for an owner that went away, TransferTimeoutError
+    and Cancelled: close its endpoint then.
     """
-    running = list(transfers)
-    failed: list[tuple[Transfer, StoreError]] = []
-    spin_s = running[0].endpoint.spin_s
-    begin = time.perf_counter()
-    spin_until = begin + spin_s
+    endpoint, batch = transfer.endpoint, transfer.job.batch
+    spin_s = endpoint.spin_s
+    spin_until = time.perf_counter() + spin_s
     armed = slept = False
     while True:
-        for transfer in tuple(running):
-            try:
-                if transfer.advance():
-                    running.remove(transfer)
-            except StoreError as error:
-                failed.append((transfer, error))
-                running.remove(transfer)
-        if not running:
+        if batch.cancelled:  # looked at first: cancelling ends the connection as well
+            raise Cancelled
+        if transfer.advance():
             break
-        if job.batch.cancelled:
-            raise Cancelled
-        if not armed and time.perf_counter() < spin_until:
-            continue
         if armed:
-            _sleep(job, running)
+            _sleep(batch, endpoint)
             armed, slept = False, True
-            continue
-        for transfer in running:
-            transfer.endpoint.pair.arm()
-        armed = True  # and look once more: a completion may have come just before
+        elif time.perf_counter() >= spin_until:
+            endpoint.pair.arm()
+            armed = True  # and look once more: a completion may have come just before
     if slept:
-        spin_s = max(_SPIN_S_MIN, spin_s / 2)
+        endpoint.spin_s = max(_SPIN_S_MIN, spin_s / 2)
     elif time.perf_counter() < spin_until:
-        spin_s = min(_SPIN_S_MAX, spin_s * 2)
-    transfers[0].endpoint.spin_s = spin_s
-    return failed
+        endpoint.spin_s = min(_SPIN_S_MAX, spin_s * 2)
 
 
-def _sleep(job: Job, running: list[Transfer]) -> None:
-    """Wait until a card has news, an owner is gone, the batch is cancelled or time is up."""
-    endpoints = [transfer.endpoint for transfer in running]
-    job.batch.interrupt = endpoints[0].wake.set
+def _sleep(batch: Batch, endpoint: Endpoint) -> None:
+    """Wait until the card has news, the owner is gone, the batch is given up or time is up."""
+    batch.interrupt = endpoint.abort
     try:
-        if job.batch.cancelled:
+        if batch.cancelled:
             raise Cancelled
-        wait_for_news(endpoints, job.batch.deadline)
+        endpoint.wait_for_news(batch.deadline)
     finally:
-        job.batch.interrupt = None
-
-
-def wait_for_news(endpoints: list[Endpoint], deadline: float) -> None:
-    """Sleep until an armed card has completions, a connection ended or the first one is woken.
-
-    Raises TransferTimeoutError when the deadline has passed.
-    """
-    left = remaining_s(deadline, "transfer", endpoints[0].link.peer)
-    wake = endpoints[0].wake
-    cards = {endpoint.pair.event_fd: endpoint for endpoint in endpoints}
-    links = {endpoint.link.sock.fileno(): endpoint for endpoint in endpoints}
-    poll = select.poll()
-    for fd in (*cards, *links, wake.fd):
-        poll.register(fd, select.POLLIN)
-    for fd, _ in poll.poll(min(left, _SLEEP_S_MAX) * 1000):
-        if fd in cards:
-            cards[fd].pair.disarm()
-        elif fd in links:
-            # An owner says nothing unasked: this is the end of the connection.
-            links[fd].lost = "the owner ended, or closed the connection"
-        else:
-            wake.clear()
+        batch.interrupt = None

@@ -73,12 +73,11 @@ class Pool(Generic[KeyT, ItemT]):
         deadline: float,
         *,
         fresh: bool = False,
-        wait: bool = True,
-    ) -> tuple[ItemT, bool] | None:
+    ) -> tuple[ItemT, bool]:
         """Return an item of this key for the caller alone, and whether it was used before.
 
-        `fresh` drops idle ones of this key and makes a new one. Without `wait`, None when there
-        is no room. Raises TransferTimeoutError when room does not come in time.
+        `fresh` drops idle ones of this key and makes a new one. Raises TransferTimeoutError when
+        room does not come in time.
         """
         with self._changed:
             if fresh:
@@ -96,8 +95,6 @@ class Pool(Generic[KeyT, ItemT]):
                 if len(self) < self.limit or self._evict():
                     self._making += 1
                     break
-                if not wait:
-                    return None
                 left = remaining_s(deadline, "connect", f"one of {self.limit} busy endpoints")
                 self._changed.wait(left)
         try:

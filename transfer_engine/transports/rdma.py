@@ -1,16 +1,16 @@
 """Segments behind RDMA cards: one-sided reads and writes, without the owner's processor.
 
-A batch becomes chains of linked work requests with one completion each (`rdma_endpoint`), built
+A batch becomes chains of linked work requests with one completion each (`rdma.endpoint`), built
 by a kernel in arrays the card reads. Endpoints are pooled per owner and card, used by one batch
-at a time and bounded in number over all owners (`rdma_pool`). Keys and sizes of remote memory are
-asked for on the owner's TCP port (`rdma_wire`); local keys come from what the engine registered
-(`rdma_memory`).
+at a time and bounded in number over all owners (`rdma.pool`). Keys and sizes of remote memory are
+asked for on the owner's TCP port (`rdma.wire`); local keys come from what the engine registered
+(`rdma.memory`).
 
-Every card of this host is a rail. A large batch is split over the rails that work, a small one
-takes the rail with the fewest bytes under way. A batch that failed on a pooled endpoint goes once
-more over a fresh one (the owner may have dropped it, or restarted, or the segment's key may have
-changed); reads and writes may be repeated. A rail on which a fresh endpoint failed rests, longer
-each time, and the others take over. A timeout is never retried.
+Every card of this host is a way of its own: which one a batch takes, whether it takes several, and
+what happens to one that fails is up to `paths`. A batch that failed on a pooled endpoint goes once
+more over a fresh one of the same card (the owner may have dropped it, or restarted), and so does
+one that the owner's card refused (the segment's key may have changed); reads and writes may be
+repeated. What fails on a fresh endpoint is the card's failure. A timeout is never retried.
 
 Like shared memory, the owner judges rights once, when a segment is opened; it cannot fence single
 writes. Cost: about 25 us of Python a batch, and one copy for memory nobody registered.
@@ -19,11 +19,9 @@ writes. Cost: about 25 us of Python a batch, and one copy for memory nobody regi
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import secrets
-import threading
-import time
-import weakref
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -35,14 +33,9 @@ from transfer_engine.base import (
     UNKNOWN_SEGMENT,
     RemoteSegment,
     Transport,
+    Way,
 )
-from transfer_engine.errors import (
-    AuthError,
-    NotFoundError,
-    PeerLostError,
-    StoreError,
-    TransferTimeoutError,
-)
+from transfer_engine.errors import AuthError, NotFoundError, PeerLostError, StoreError
 from transfer_engine.kernels import moving, rdma
 from transfer_engine.rdma import verbs
 from transfer_engine.rdma.endpoint import Cancelled, Endpoint, Job, RefusedByCard, Transfer, drive
@@ -51,51 +44,32 @@ from transfer_engine.rdma.pool import Pool
 from transfer_engine.transports.copying import hash_local
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from transfer_engine.base import Batch, Region, SegmentDescriptor
     from transfer_engine.rdma.verbs import Nic
 
-__all__ = ["RdmaTransport"]
+    # An owner (host, port, instance) and the number of a card of this host.
+    Key = tuple[str, int, bytes, int]
 
-_RAIL_BYTES_MIN = 1 << 20
-"""A batch is split over rails in parts of at least this much."""
-_REST_S_MIN, _REST_S_MAX = 1.0, 60.0
+__all__ = ["RdmaTransport"]
 
 
 class _NotWritable(Exception):
     """The owner granted reading only."""
 
 
-@dataclass(slots=True)
-class _Rail:
-    """How one card of this host does towards one owner."""
-
-    resting_until: float = 0.0
-    rest_s: float = _REST_S_MIN
-
-    def fail(self, now: float) -> None:
-        self.resting_until = now + self.rest_s
-        self.rest_s = min(_REST_S_MAX, 2 * self.rest_s)
-
-
-class _Rails(list[_Rail]):
-    """The cards towards one owner, shared by its segments and forgotten with the last of them."""
-
-
 class RdmaSegment(RemoteSegment):
-    """A segment reached through endpoints."""
+    """A segment reached through endpoints of one card."""
 
-    __slots__ = ("owner", "rails")
+    __slots__ = ("card", "key")
 
-    def __init__(
-        self, descriptor: SegmentDescriptor, owner: tuple[str, int, bytes], rails: _Rails
-    ) -> None:
+    def __init__(self, descriptor: SegmentDescriptor, card: int) -> None:
         super().__init__(descriptor)
-        self.owner = owner
-        self.rails = rails
+        self.card = card
+        self.key: Key = (descriptor.tcp_host, descriptor.tcp_port, descriptor.instance, card)
 
 
 class RdmaTransport(Transport):
@@ -107,14 +81,9 @@ class RdmaTransport(Transport):
     def __init__(self, *, secret: bytes | None = None, endpoints_max: int = 256) -> None:
         self._secret = secret
         self._instance = secrets.token_bytes(16)
-        self._lock = threading.Lock()
         self._memory = LocalMemory()
-        self._pool: Pool[tuple[object, int], Endpoint] = Pool(endpoints_max)
-        self._owners: weakref.WeakValueDictionary[tuple[str, int, bytes], _Rails] = (
-            weakref.WeakValueDictionary()
-        )
-        # Bytes under way per card, of all owners.
-        self._flying = [0] * len(self._nics)
+        self._pool: Pool[Key, Endpoint] = Pool(endpoints_max)
+        self._turns = itertools.count()
         forking.register(self)
 
     @property
@@ -136,86 +105,57 @@ class RdmaTransport(Transport):
         """Take memory back; transfers under way still end."""
         self._memory.remove(region)
 
-    def open(self, descriptor: SegmentDescriptor, deadline: float) -> RdmaSegment:
-        """Connect, and ask the owner for the key of the segment."""
-        owner = (descriptor.tcp_host, descriptor.tcp_port, descriptor.instance)
-        with self._lock:
-            rails = self._owners.setdefault(owner, _Rails(_Rail() for _ in self._nics))
-        target = RdmaSegment(descriptor, owner, rails)
-        for endpoint, _ in self._endpoints(target, 0, deadline, fresh=False):
-            self._pool.release(endpoint)
+    def ways(self, descriptor: SegmentDescriptor) -> list[Way]:
+        """One per card. Handles begin with each in turn, so their small batches use all of them."""
+        nics = self._nics
+        first = next(self._turns)
+        return [
+            Way(f"{self.name} {nics[card].name}", partial(self.open, descriptor, card=card))
+            for card in ((first + at) % len(nics) for at in range(len(nics)))
+        ]
+
+    def open(self, descriptor: SegmentDescriptor, deadline: float, card: int = 0) -> RdmaSegment:
+        """Connect a card, ask the owner for the key of the segment, and try the card out."""
+        target = RdmaSegment(descriptor, card)
+
+        def check(endpoint: Endpoint) -> None:
+            endpoint.open(descriptor, deadline)
+            endpoint.try_out(deadline)
+
+        try:
+            self._over(target, deadline, check)
+        except StoreError as error:
+            error.operation = error.operation or "open"
+            raise
         return target
 
-    def _endpoints(
-        self, target: RdmaSegment, total: int, deadline: float, *, fresh: bool
-    ) -> list[tuple[Endpoint, bool]]:
-        """Return endpoints that hold the segment's key, for `total` bytes, and if they were used.
-
-        One at least, which is waited for; more where other rails have room.
-        """
-        rails = self._choose(target.rails)
-        found: list[tuple[Endpoint, bool]] = []
-        failure: StoreError | None = None
-        try:
-            for rail in rails:
-                try:
-                    one = self._endpoint(target, rail, deadline, fresh=fresh, wait=not found)
-                except (NotFoundError, AuthError, TransferTimeoutError):
-                    raise
-                except StoreError as error:
-                    target.rails[rail].fail(time.monotonic())
-                    failure = failure or error.again()
-                    continue
-                if one is not None:
-                    found.append(one)
-                if found and total < (len(found) + 1) * _RAIL_BYTES_MIN:
-                    break
-            if not found:
-                assert failure is not None
-                raise failure.again()
-        except BaseException:
-            for endpoint, _ in found:
-                self._pool.release(endpoint)
-            raise
-        return found
-
-    def _choose(self, rails: _Rails) -> Sequence[int]:
-        """Return the rails that work, those with the least under way first."""
-        if len(rails) == 1:
-            return (0,)
-        now = time.monotonic()
-        order = sorted(range(len(rails)), key=self._flying.__getitem__)
-        awake = [rail for rail in order if rails[rail].resting_until <= now]
-        return awake or sorted(order, key=lambda rail: rails[rail].resting_until)
-
-    def _endpoint(
-        self, target: RdmaSegment, rail: int, deadline: float, *, fresh: bool, wait: bool
-    ) -> tuple[Endpoint, bool] | None:
-        """Return one endpoint of a rail that holds the key of the segment."""
-
-        def make() -> Endpoint:
-            return Endpoint.connect(
-                self._nics[rail], rail, target.descriptor, secret=self._secret,
-                instance=self._instance, deadline=deadline,
-            )  # fmt: skip
-
+    def _over(self, target: RdmaSegment, deadline: float, use: Callable[[Endpoint], None]) -> None:
+        """Use an endpoint of the segment's card; a fresh one where the first may be out of date."""
+        fresh = False
         while True:
-            found = self._pool.acquire((target.owner, rail), make, deadline, fresh=fresh, wait=wait)
-            if found is None:
-                return None
-            endpoint, used = found
+            make = partial(self._connect, target, deadline)
+            endpoint, used = self._pool.acquire(target.key, make, deadline, fresh=fresh)
             try:
-                endpoint.grant(target.descriptor, deadline)
-            except (NotFoundError, AuthError):
+                use(endpoint)
+            except (NotFoundError, AuthError, _NotWritable):
                 self._pool.release(endpoint)  # an answer, on a sound connection
                 raise
             except BaseException as error:
+                # What did not end is still under way; closing its endpoint is what ends it.
                 self._pool.discard(endpoint)
-                if used and isinstance(error, PeerLostError):
-                    fresh = True
-                    continue
-                raise
-            return endpoint, used
+                lost = used and isinstance(error, PeerLostError)
+                if fresh or not (lost or isinstance(error, RefusedByCard)):
+                    raise
+                fresh = True
+            else:
+                self._pool.release(endpoint)
+                return
+
+    def _connect(self, target: RdmaSegment, deadline: float) -> Endpoint:
+        return Endpoint.connect(
+            self._nics[target.card], target.card, target.descriptor, secret=self._secret,
+            instance=self._instance, deadline=deadline,
+        )  # fmt: skip
 
     def move(self, target: RemoteSegment, batch: Batch) -> None:
         """Move registered memory directly, the rest through an arena."""
@@ -230,8 +170,7 @@ class RdmaTransport(Transport):
             except _NotWritable:
                 batch.fail(REFUSED)
             except StoreError as error:
-                if error.operation is None:
-                    error.operation = batch.operation.verb
+                error.operation = error.operation or batch.operation.verb
                 raise
         hash_local(batch)
 
@@ -242,12 +181,9 @@ class RdmaTransport(Transport):
             batch.addresses, batch.lengths, batch.statuses, table.starts, table.ends, table.reach,
             where,
         )  # fmt: skip
-        job = Job(
-            batch, target.descriptor, batch.offsets, batch.lengths, batch.addresses, where,
-            table.keys,
-        )  # fmt: skip
+        job = Job(batch, batch.offsets, batch.lengths, batch.addresses, where, table.keys)
         if inside:
-            self._spread(target, job, 0, inside)
+            self._carry(target, job, 0, inside)
         if outside:
             strays = np.flatnonzero((where == rdma.NOWHERE) & (batch.statuses == 0))
             self._through_arena(target, job, strays, outside)
@@ -277,81 +213,22 @@ class RdmaTransport(Transport):
             window = (origin, positions, lengths, memory, good, begin, end)
             if batch.writing and moving.copy_batch(*window, 1, 0, batch.cancel):
                 raise Cancelled
-            self._spread(target, staged, begin, end)
+            self._carry(target, staged, begin, end)
             if not batch.writing and moving.copy_batch(*window, 0, 0, batch.cancel):
                 raise Cancelled
         self._memory.give_arena(arena)
 
-    def _spread(self, target: RdmaSegment, job: Job, begin: int, end: int) -> None:
-        """Move a window of a job over the rails, again what failed, then give up."""
-        windows = [(begin, end)]
-        attempts = 0
-        while windows:
-            again = []
-            for window in windows:
-                for transfer, error in self._attempt(target, job, *window, fresh=attempts > 0):
-                    repeatable = isinstance(error, PeerLostError | RefusedByCard)
-                    if not repeatable or attempts > len(target.rails):
-                        raise error.again()
-                    again.append(transfer.window)
-            windows = again
-            attempts += 1
-
-    def _attempt(
-        self, target: RdmaSegment, job: Job, begin: int, end: int, *, fresh: bool
-    ) -> list[tuple[Transfer, StoreError]]:
-        """Move one window once and return the parts that failed."""
+    def _carry(self, target: RdmaSegment, job: Job, begin: int, end: int) -> None:
+        """Move a window of a job over one endpoint."""
         batch = job.batch
-        found = self._endpoints(target, end - begin, batch.deadline, fresh=fresh)
-        transfers: list[Transfer] = []
-        failed: list[tuple[Transfer, StoreError]] = []
-        ended = False
-        try:
-            for at, (endpoint, _) in enumerate(found):
-                first = begin + (end - begin) * at // len(found)
-                last = begin + (end - begin) * (at + 1) // len(found)
-                grant = endpoint.grant(job.segment, batch.deadline)
-                if batch.writing and not grant.writable:
-                    ended = True
-                    raise _NotWritable
-                transfers.append(Transfer(endpoint, job, grant, first, last))
-            self._count(transfers, 1)
-            try:
-                failed = drive(job, transfers)
-            finally:
-                self._count(transfers, -1)
-            ended = True
-        finally:
-            broken = [transfer.endpoint for transfer, _ in failed]
-            for endpoint, _ in found:
-                # What did not end is still under way; closing its endpoint is what ends it.
-                if ended and endpoint not in broken:
-                    self._pool.release(endpoint)
-                    target.rails[endpoint.rail].rest_s = _REST_S_MIN
-                else:
-                    self._pool.discard(endpoint)
-        if failed:
-            self._blame(target.rails, failed, {endpoint for endpoint, used in found if used})
-        return failed
 
-    def _blame(
-        self,
-        rails: _Rails,
-        failed: list[tuple[Transfer, StoreError]],
-        used: set[Endpoint],
-    ) -> None:
-        """Let a rail rest that lost packets on an endpoint just made: a used one may be stale."""
-        for transfer, error in failed:
-            if isinstance(error, PeerLostError) and transfer.endpoint not in used:
-                rails[transfer.endpoint.rail].fail(time.monotonic())
+        def use(endpoint: Endpoint) -> None:
+            grant = endpoint.grant(target.descriptor, batch.deadline)
+            if batch.writing and not grant.writable:
+                raise _NotWritable
+            drive(Transfer(endpoint, job, grant, begin, end))
 
-    def _count(self, transfers: list[Transfer], sign: int) -> None:
-        """Note how much is under way per rail, where there is a choice of them."""
-        if len(self._flying) > 1:
-            with self._lock:
-                for transfer in transfers:
-                    begin, end = transfer.window
-                    self._flying[transfer.endpoint.rail] += sign * (end - begin)
+        self._over(target, batch.deadline, use)
 
     def close(self) -> None:
         """Close all endpoints and deregister all memory. Idempotent."""
@@ -361,9 +238,7 @@ class RdmaTransport(Transport):
 
     def after_fork(self) -> None:
         """Leave the endpoints to the parent; memory is registered anew when it is next used."""
-        self._lock = threading.Lock()
         for endpoint in self._pool.items():
             endpoint.forget()
         self._pool = Pool(self._pool.limit)
         self._memory.after_fork()
-        self._flying = [0] * len(self._flying)

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from transfer_engine import forking
 from transfer_engine.base import (
@@ -30,6 +32,7 @@ from transfer_engine.base import (
     RemoteSegment,
     SingleRequest,
     Transport,
+    Way,
     error_of,
     remaining_s,
 )
@@ -42,6 +45,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
 )
 from transfer_engine.kernels import stream
+from transfer_engine.rpc.address import Address
 from transfer_engine.transports.calling import call
 from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.dialing import dial
@@ -248,6 +252,16 @@ class TcpTransport(Transport):
         if self.name not in descriptor.transports:
             return "the owner does not listen on TCP"
         return None
+
+    def ways(self, descriptor: SegmentDescriptor) -> list[Way]:
+        """One per address that the owner listens on."""
+        if not descriptor.rails:
+            return super().ways(descriptor)
+        found = [descriptor]
+        for rail in descriptor.rails:
+            where = Address.parse(rail)
+            found.append(replace(descriptor, tcp_host=where.host, tcp_port=where.port, rails=()))
+        return [Way(f"{self.name} {there.tcp_host}", partial(self.open, there)) for there in found]
 
     def open(self, descriptor: SegmentDescriptor, deadline: float) -> TcpSegment:
         """Connect, and ask the owner whether it serves the segment."""
