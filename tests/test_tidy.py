@@ -66,7 +66,10 @@ PROSE = re.compile(
 )
 
 # (package, kernels of another one) -> why they may be called there.
-SHARED = {("mooncake_store", "transfer_engine.kernels.xxh3"): "keys are hashed as blocks are"}
+SHARED = {
+    ("mooncake_store", "transfer_engine.kernels.xxh3"): "keys are hashed as blocks are",
+    ("mooncake_store", "transfer_engine.kernels.siphash"): "memory is read as there",
+}
 
 CHANGE_KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
