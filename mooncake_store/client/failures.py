@@ -58,6 +58,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     Status.NOT_READY: (ReplicaNotReadyError, "the object is still being written"),
     Status.NOT_FOUND: (NotFoundError, "no readable object has this key"),
     Status.ALREADY_EXISTS: (AlreadyExistsError, "the key names an object already"),
+    Status.OTHER_NAME: (InvalidArgumentError, "an object of another name has the digest of this"),
     Status.HAS_LEASE: (HasLeaseError, "the object is being read"),
     Status.LEASE_EXPIRED: (LeaseExpiredError, "the lease ended before the transfer did"),
     Status.BUSY: (BusyError, "a copy or move of the object is running"),
@@ -78,6 +79,8 @@ _ADVICE: dict[int, str] = {
     "hard_pin_share of the master; waiting does not help",
     Status.TOO_FEW_SEGMENTS: "put it with a smaller replicas_min, or start another worker; waiting "
     "does not help",
+    Status.OTHER_NAME: "choose another key; with `identity` keyed, the default of the master, nobody "
+    "can make two keys meet",
     Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
     "raise its quota in the setting quotas of the master",
 }

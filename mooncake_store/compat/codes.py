@@ -39,6 +39,7 @@ _RENAMED = {
     BUFFER_SMALL: INVALID_PARAMS,
     OUT_OF_RANGE: INVALID_PARAMS,
     int(Status.INVALID_KEY): INVALID_PARAMS,
+    int(Status.OTHER_NAME): INVALID_PARAMS,
     int(Status.TOO_LARGE): int(Status.NO_SPACE),
     int(Status.SUPERSEDED): OK,
     int(Status.PINS_FULL): int(Status.NO_SPACE),

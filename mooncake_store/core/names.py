@@ -57,7 +57,10 @@ class NameArena:
         self._cold = cold
 
     def store(self, rows: NDArray[np.int32], status: NDArray[np.int16], names: Names) -> int:
-        """Keep the name of each row whose status is 0; return how many found no room."""
+        """Keep the name of each row whose status is 0; return how many found no room.
+
+        Keys that exist already under another name are refused, and counted as well.
+        """
         blob = np.frombuffer(names.blob, np.uint8)
         return int(
             k.store(
@@ -71,6 +74,13 @@ class NameArena:
                 as_lengths(names.lengths),
             )
         )
+
+    def refuse_others(
+        self, found: NDArray[np.int32], status: NDArray[np.int16], names: Names
+    ) -> None:
+        """Refuse keys that exist already under another name."""
+        blob = np.frombuffer(names.blob, np.uint8)
+        k.refuse_others(self._blob, self._cold, found, status, blob, as_lengths(names.lengths))
 
     def hand_over(self, old: int, new: int) -> None:
         """Give the name of one row to another that has none."""

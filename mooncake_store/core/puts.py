@@ -115,6 +115,8 @@ def upsert_start(
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     wish = options.replicas, 0
     _claim(state, who, words, sizes, lengths, wish, status, found)
+    if names is not None:
+        state.names.refuse_others(found, status, names)
     beside = np.flatnonzero(status == c.ALREADY_EXISTS)
     _second_generations(state, who, sizes, options, status, found, beside)
     _fill(state, who, found, sizes, options, status)

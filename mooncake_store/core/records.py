@@ -84,6 +84,7 @@ class Status(IntEnum):
     REPLICA_ALREADY_EXISTS = -711
     REPLICA_IS_GONE = -712
     SUPERSEDED = -750  # ours: a later put of the key took this one's place; the drop-in API says 0
+    OTHER_NAME = -751  # ours: an object of another name has this digest; the drop-in API says -600
     TASK_NOT_FOUND = -1400
     TASK_LIMIT = -1401
     JOB_NOT_FOUND = -1402

@@ -9,7 +9,7 @@ run of c blocks (0 = none); a free run holds the next one's number in its first 
 import numpy as np
 
 from kernel_cache import njit
-from mooncake_store.core.codes import KERNEL
+from mooncake_store.core.codes import ALREADY_EXISTS, KERNEL, OTHER_NAME
 
 LENGTH_BITS = 13
 LENGTH_MASK = (1 << LENGTH_BITS) - 1
@@ -18,17 +18,53 @@ ACCEPTS, SETTLED = 1, 2
 """Verdicts on a state of a pattern; see `patterns.py`."""
 
 
+@njit(**KERNEL, inline="always")
+def is_another(blob, cold, row, names, start, length):
+    """Whether a row has a name, and not this one. O(bytes)."""
+    ref = cold[row].name_ref
+    if ref == 0:
+        return False
+    if (ref & LENGTH_MASK) != length:
+        return True
+    at = (ref >> LENGTH_BITS) << 3
+    for j in range(length):
+        if blob[at + j] != names[start + j]:
+            return True
+    return False
+
+
+@njit(**KERNEL)
+def refuse_others(blob, cold, found, status, names, lengths):
+    """Refuse keys whose digest is that of an object with another name. O(bytes).
+
+    That is asked of what exists already, of which `found` are the rows. Returns how many there are.
+    """
+    refused, start = 0, 0
+    for i in range(found.shape[0]):
+        length = np.int64(lengths[i])
+        if status[i] == ALREADY_EXISTS and length > 0:
+            if is_another(blob, cold, found[i], names, start, length):
+                status[i] = OTHER_NAME
+                refused += 1
+        start += length
+    return refused
+
+
 @njit(**KERNEL)
 def store(words, blob, heads, cold, chosen, status, names, lengths):
     """Keep the name of each chosen row; `names` holds them one after the other. O(bytes).
 
-    A name whose status is not 0 is passed over.
-    Returns the number of names for which no room was left.
+    A name whose status is not 0 is passed over, but for what exists already under another name:
+    that is refused. Returns the number of names for which no room was left, or that were refused.
     """
     lost = 0
     start = 0
     for i in range(chosen.shape[0]):
         length = np.int64(lengths[i])
+        if status[i] == ALREADY_EXISTS and length > 0:
+            if is_another(blob, cold, chosen[i], names, start, length):
+                status[i] = OTHER_NAME
+                lost += 1
         if status[i] == 0 and length > 0:
             blocks = (length + 7) >> 3
             block = heads[blocks]
@@ -132,6 +168,7 @@ def warmup() -> None:
     lengths = np.array([4], np.uint32)
     lengths.flags.writeable = False
     store(words, blob, heads, cold, rows, np.zeros(1, np.int16), name, lengths)
+    refuse_others(blob, cold, rows, np.zeros(1, np.int16), name, lengths)
     with_prefix(blob, cold, rows, name, np.zeros(1, np.int32))
     table, verdicts = np.zeros((1, 256), np.int16), np.zeros(1, np.uint8)
     matching(blob, cold, rows, table, verdicts, np.zeros(1, np.int32))
