@@ -127,6 +127,10 @@ COMMANDS = {
             "--vs s3fs,local --json": "beside s3fs on a server of this machine too",
         },
     ),
+    "identity": _Bench(
+        "Measure what it costs to name keys under a secret.",
+        {"--quick": "keys and chains of blocks, keyed beside XXH3"} | FULL,
+    ),
     "metadata": _Bench(
         "Measure a master through a client: keys per second, time and memory of the master.",
         {
