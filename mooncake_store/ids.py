@@ -1,22 +1,17 @@
-"""How names become numbers: key digests, the slots and shards they fall into, block chains.
+"""What digests are made of and where they lead: keys and tokens as columns, slots, shards.
 
-A key is a str or bytes of 1 to 4096 bytes; a str is its UTF-8 form. Its digest is
-XXH3_128(key, seed = XXH3_64(namespace)): 16 bytes that are the key everywhere behind the client.
-One digest is `bytes` (little-endian), a batch is a uint64[n, 2] array of (low, high) with the same
-memory layout: `digests(...).tobytes()` is the digests one after the other. The result depends on
-the values alone: not on process, machine, PYTHONHASHSEED, or the dtype tokens arrive in.
+A key is a str or bytes of 1 to 4096 bytes; a str is its UTF-8 form. A digest is 16 bytes that are
+the key everywhere behind the client; how it is made of a key, or of a block of tokens, is up to the
+namespace (`identity`). One digest is `bytes` (little-endian), a batch is a uint64[n, 2] array of
+(low, high) with the same memory layout: `digests.tobytes()` is the digests one after the other.
 
-KV blocks are named by content. `hash_blocks` chains key_i = XXH3_128(key_{i-1} || block_i), tokens
-as little-endian int64, so a key names the whole prefix up to and including its block, and equal
-prefixes share keys. The format is wide on purpose: choosing a narrower one when all tokens fit
-would let a later token change the keys of earlier blocks.
+Tokens are hashed as little-endian int64, whatever dtype they arrive in. The format is wide on
+purpose: choosing a narrower one when all tokens fit would let a later token change the keys of
+earlier blocks.
 
 Batches run as one kernel call: per-key calls cost 100 ns before hashing starts. Kernels (and with
 them numba) are imported when a batch is first hashed. Strings are joined by NUL and encoded
 together, which is what makes a batch fast; keys that contain NUL are only slower, never wrong.
-
-Does not do: anything cryptographic. Whoever can choose keys can make two collide, which is why
-namespaces of tenants who do not trust each other belong to different clusters or secrets.
 Complexity: O(bytes) everywhere.
 """
 
@@ -24,31 +19,33 @@ from __future__ import annotations
 
 import struct
 from array import array
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import xxhash
 
 from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
+
+    KeyKernel = Callable[[NDArray[np.uint8], NDArray[np.int64], int, NDArray[np.uint64]], int]
 
 __all__ = [
     "DIGEST_BYTES",
     "KEY_BYTES_MAX",
     "SLOTS",
-    "digest",
-    "digests",
-    "hash_blocks",
+    "Blocks",
+    "cut_blocks",
+    "hash_keys",
     "hex",
-    "namespace_seed",
+    "key_bytes",
     "shard_of",
     "shard_of_one",
     "slot_of",
+    "utf8",
+    "words_of",
 ]
 
 DIGEST_BYTES = 16
@@ -57,25 +54,23 @@ SLOTS = 4096
 
 # Long argument lists fall out of the cache: 10 ns a token in chunks of 1024, 14 ns in one.
 PACK_TOKENS = 1024
+_WORDS = struct.Struct("<QQ")
 
 
-@lru_cache(maxsize=1024)
-def namespace_seed(namespace: str) -> int:
-    """The 64-bit seed that keeps equal keys of different namespaces apart."""
-    return int(xxhash.xxh3_64_intdigest(_encode(namespace, "the namespace")))
-
-
-def digest(key: str | bytes, namespace: str) -> bytes:
-    """The 16-byte digest of one key. For more than a few keys, `digests` is faster."""
-    data = _encode(key, "the key") if isinstance(key, str) else key
+def key_bytes(key: str | bytes) -> bytes:
+    """Return a key as the bytes that are hashed. Raises InvalidArgumentError for what is none."""
+    data = utf8(key, "the key") if isinstance(key, str) else key
     if not 0 < len(data) <= KEY_BYTES_MAX:
         raise _refused("the key", len(data))
-    number = xxhash.xxh3_128_intdigest(data, namespace_seed(namespace))
-    return int(number).to_bytes(DIGEST_BYTES, "little")
+    return data
 
 
-def digests(keys: Sequence[str | bytes], seed: int) -> NDArray[np.uint64]:
-    """Digests of many keys as uint64[n, 2] of (low, high); `seed` is a `namespace_seed`."""
+def hash_keys(keys: Sequence[str | bytes], kernel: KeyKernel) -> NDArray[np.uint64]:
+    """Return the digests of many keys as uint64[n, 2] of (low, high).
+
+    The kernel takes the keys joined by single bytes, where each begins (and the last would go on),
+    the most bytes of one, and the array to fill; it answers -1, or the first key that it refuses.
+    """
     from transfer_engine.kernels import xxh3
 
     if isinstance(keys, str | bytes):
@@ -97,7 +92,7 @@ def digests(keys: Sequence[str | bytes], seed: int) -> NDArray[np.uint64]:
     offsets = np.empty(count + 1, dtype=np.int64)
     if not xxh3.split_at_zero(blob, offsets):
         _measure(keys, offsets, len(joined))
-    refused = xxh3.xxh3_128_strings(blob, offsets, KEY_BYTES_MAX, np.uint64(seed), out)
+    refused = kernel(blob, offsets, KEY_BYTES_MAX, out)
     if refused >= 0:
         raise _refused(f"key {refused}", int(offsets[refused + 1] - offsets[refused]) - 1)
     return out
@@ -135,45 +130,39 @@ def hex(digest: bytes | NDArray[np.uint64]) -> str:
     return data.hex()
 
 
-def hash_blocks(
-    tokens: Iterable[int] | NDArray[np.integer],
-    block_size: int,
-    parent: bytes | None = None,
-    salt: str | bytes = b"",
-    *,
-    partial_tail: bool = False,
-) -> NDArray[np.uint64]:
-    """Chained keys of a token sequence's blocks as uint64[m, 2] of (low, high).
+class Blocks(NamedTuple):
+    """A sequence of tokens cut into blocks, and room for the digest of each."""
 
-    Only full blocks count unless `partial_tail`. `parent` (default: 16 zero bytes) is the key of
-    the block before the first one, so a long prompt may be hashed in pieces. `salt` seeds every
-    hash of the chain; pass what must match besides tokens (model, adapter, tenant, dtype), and
-    pass the same salt for each piece. An ndarray is far faster than a list, whose integers have
-    to be unpacked one by one.
-    """
-    from transfer_engine.kernels import xxh3
+    tokens: NDArray[np.int64]
+    block_size: int
+    out: NDArray[np.uint64]
 
+    @property
+    def address(self) -> int:
+        """Where the tokens lie."""
+        return int(self.tokens.__array_interface__["data"][0])
+
+
+def cut_blocks(
+    tokens: Iterable[int] | NDArray[np.integer], block_size: int, *, partial_tail: bool
+) -> Blocks:
+    """Cut tokens into full blocks, and one of what is left with `partial_tail`."""
     if block_size < 1:
         raise InvalidArgumentError(f"block_size must be at least 1, not {block_size}")
-    parent = bytes(DIGEST_BYTES) if parent is None else parent
-    if len(parent) != DIGEST_BYTES:
-        raise InvalidArgumentError(f"parent must have {DIGEST_BYTES} bytes, not {len(parent)}")
-    salt_bytes = _encode(salt, "the salt") if isinstance(salt, str) else salt
     values = _token_column(tokens)
     blocks, tail = divmod(values.shape[0], block_size)
     # A block never reaches beyond the tokens, so an absurd block_size costs no scratch memory.
     block_size = min(block_size, max(1, values.shape[0]))
     out = np.empty((blocks + (1 if partial_tail and tail else 0), 2), dtype=np.uint64)
-    xxh3.xxh3_128_chain(
-        values.__array_interface__["data"][0],
-        values.nbytes,
-        block_size * values.itemsize,
-        np.uint64(int.from_bytes(parent[:8], "little")),
-        np.uint64(int.from_bytes(parent[8:], "little")),
-        np.uint64(xxhash.xxh3_64_intdigest(salt_bytes)),
-        out,
-    )
-    return out
+    return Blocks(values, block_size, out)
+
+
+def words_of(digest: bytes, what: str = "the digest") -> tuple[np.uint64, np.uint64]:
+    """Return a digest as (low, high), as kernels take it."""
+    if len(digest) != DIGEST_BYTES:
+        raise InvalidArgumentError(f"{what} must have {DIGEST_BYTES} bytes, not {len(digest)}")
+    low, high = _WORDS.unpack(digest)
+    return np.uint64(low), np.uint64(high)
 
 
 def _token_column(tokens: Iterable[int] | NDArray[np.integer]) -> NDArray[np.int64]:
@@ -210,7 +199,8 @@ def _pack(tokens: Sequence[int]) -> bytes:
     return b"".join(chunks)
 
 
-def _encode(text: str, what: str) -> bytes:
+def utf8(text: str, what: str) -> bytes:
+    """Return the UTF-8 form of a text. Raises InvalidArgumentError where it has none."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -232,7 +222,7 @@ def _encode_each(keys: Sequence[str | bytes]) -> list[bytes]:
     encoded = []
     for index, key in enumerate(keys):
         if isinstance(key, str):
-            encoded.append(_encode(key, f"key {index}"))
+            encoded.append(utf8(key, f"key {index}"))
         elif isinstance(key, bytes | bytearray | memoryview):
             encoded.append(bytes(key))
         else:

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,8 +79,12 @@ class LocalCluster:
             "shards": shards,
             "objects_max": OBJECTS_MAX,
             "log_level": "warning",
+            "state": "none",
             **(master or {}),
         }
+        self._keeps_state = "state" not in (master or {})
+        """Whether a master that is started again in this cluster goes on with what it knew."""
+        self._state: tempfile.TemporaryDirectory[str] | None = None
         self._worker_settings = {
             "segments": str(self._segment_bytes),
             "log_level": "warning",
@@ -142,6 +147,9 @@ class LocalCluster:
             worker.start()
 
     def _start_processes(self) -> None:
+        if self._keeps_state:
+            self._state = tempfile.TemporaryDirectory(prefix="mooncake-", ignore_cleanup_errors=True)
+            self._master_settings["state"] = self._state.name
         self._start_master({})
         for index in range(self._workers_wanted):
             self._workers.append(self._new_worker(index))
@@ -180,6 +188,9 @@ class LocalCluster:
             end.join()
         if master is not None:
             master.stop(STOP_S)
+        state, self._state = self._state, None
+        if state is not None:
+            state.cleanup()
         self._address = ""
 
     def __enter__(self) -> LocalCluster:
@@ -226,7 +237,10 @@ class LocalCluster:
         self._master_process().kill()
 
     def restart_master(self) -> None:
-        """Kill the master and start another one at its address, with nothing in its store."""
+        """Kill the master and start another one at its address, with nothing in its store.
+
+        It names keys as the one before it did, unless the cluster was given another `state`.
+        """
         port = int(self.address.rpartition(":")[2])
         self._master_process().kill()
         self._start_master({"port": port})

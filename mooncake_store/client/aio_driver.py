@@ -26,7 +26,7 @@ from mooncake_store.errors import (
     UnavailableError,
 )
 from mooncake_store.wire.cluster import CLUSTER as CLUSTER_SERVICE
-from mooncake_store.wire.cluster import MAP, MapRequest
+from mooncake_store.wire.cluster import MAP
 from mooncake_store.wire.shard import OPEN, SHARD
 from transfer_engine.base import Operation as Direction
 from transfer_engine.outcome import BatchResult
@@ -114,7 +114,7 @@ class AsyncDriver:
 
     async def _refresh_map(self, until: float) -> bool:
         """Ask for the map; return whether the shards are elsewhere than before."""
-        body = await self._one((CLUSTER, MAP, MAP.request.pack(MapRequest())), until)
+        body = await self._one((CLUSTER, MAP, self.setup.map_request()), until)
         if isinstance(body, StoreError):
             raise body.again()
         former = self._shards

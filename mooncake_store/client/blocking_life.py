@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mooncake_store.client.steps import Steps
+    from mooncake_store.identity import Identity
 
 __all__ = ["BlockingLife", "Life"]
 
@@ -39,6 +40,11 @@ class Life:
         self._core = setup.core
         self._operations = Operations(setup.core)
         self._listing = Listing(setup.core)
+
+    @property
+    def identity(self) -> Identity:
+        """How the keys of this namespace become digests, as the master said."""
+        return self._core.identity
 
     def _farewell(self) -> Steps[None]:
         """What this client leased is not kept from others until the leases end."""

@@ -16,6 +16,7 @@ from mooncake_store.client.directory import Directory
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.leases import Leases
 from mooncake_store.errors import InvalidArgumentError
+from mooncake_store.identity import Unkeyed
 from mooncake_store.units import SECOND_NS, parse_duration
 from mooncake_store.wire.shard import TTL_DEFAULT
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.config.settings import ClientConfig
+    from mooncake_store.identity import Identity
     from transfer_engine.engine import TransferEngine
 
 __all__ = ["CallOptions", "ClientStats", "Core", "Counters", "PutOptions", "ReadOptions", "parts"]
@@ -92,7 +94,8 @@ class Core:
     def __init__(self, config: ClientConfig, namespace: str, engine: TransferEngine) -> None:
         self.config = config
         self.namespace = namespace
-        self.seed = ids.namespace_seed(namespace)
+        # As long as no master was asked; it decides.
+        self.identity: Identity = Unkeyed(namespace)
         self.engine = engine
         self.directory = Directory(engine)
         self.leases = Leases(config.lease_cache_entries)

@@ -24,6 +24,8 @@ from transfer_engine.wire.schema import Ragged
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mooncake_store.identity import Identity
+
 __all__ = ["Digests", "Key", "KeyBatch", "Keys"]
 
 _OFFSETS = np.dtype("<u4")
@@ -31,7 +33,7 @@ _WORD = np.dtype(np.uint64)
 
 
 class Digests(Sequence["Digests"]):
-    """Keys that are hashes already: 16 bytes each, as `ids.hash_blocks` and `ids.digests` make.
+    """Keys that are hashes already: 16 bytes each, as an `Identity` makes.
 
     Takes a uint64[n, 2] array, which is copied, or any sequence of 16-byte strings. It may stand
     wherever a batch of keys is expected; one of length 1 wherever a single key is.
@@ -86,19 +88,25 @@ Keys: TypeAlias = Sequence[str] | Sequence[bytes] | Sequence[str | bytes] | Dige
 class KeyBatch:
     """A batch of keys as columns. `refused` lists the positions of those that are no keys."""
 
-    __slots__ = ("digests", "given", "refused", "words")
+    __slots__ = ("digests", "given", "identity", "refused", "words")
 
     def __init__(
-        self, given: Keys, digests: NDArray[np.uint64], refused: Sequence[int] = ()
+        self,
+        given: Keys,
+        digests: NDArray[np.uint64],
+        refused: Sequence[int] = (),
+        identity: Identity | None = None,
     ) -> None:
         self.given = given
+        self.identity = identity
+        """What named them; None for digests that were given."""
         self.digests = digests
         # Kernels take signed words: numba turns a mix of signed and unsigned into floats.
         self.words = digests.view(np.int64)
         self.refused = refused
 
     @classmethod
-    def of(cls, keys: Keys, seed: int) -> KeyBatch:
+    def of(cls, keys: Keys, identity: Identity) -> KeyBatch:
         """Hash a batch."""
         if isinstance(keys, Digests):
             return cls(keys, keys.words)
@@ -109,12 +117,12 @@ class KeyBatch:
         if not isinstance(keys, list | tuple):
             keys = items_of(keys, "keys")
         try:
-            return cls(keys, ids.digests(keys, seed))
+            return cls(keys, identity.digests(keys), identity=identity)
         except (InvalidArgumentError, TypeError):
-            return cls._one_by_one(keys, seed)
+            return cls._one_by_one(keys, identity)
 
     @classmethod
-    def single(cls, key: Key, namespace: str) -> KeyBatch:
+    def single(cls, key: Key, identity: Identity) -> KeyBatch:
         """Hash one key. Raises InvalidArgumentError: a single call has nobody else to spare."""
         if isinstance(key, Digests):
             if len(key) != 1:
@@ -124,19 +132,19 @@ class KeyBatch:
             raise InvalidArgumentError(
                 f"a key is a str, bytes or Digests, not {type(key).__name__}"
             )
-        digest = bytearray(ids.digest(key, namespace))
-        return cls((key,), np.ndarray((1, 2), _WORD, digest))
+        digest = bytearray(identity.digest(key))
+        return cls((key,), np.ndarray((1, 2), _WORD, digest), identity=identity)
 
     @classmethod
-    def _one_by_one(cls, keys: Sequence[str | bytes], seed: int) -> KeyBatch:
+    def _one_by_one(cls, keys: Sequence[str | bytes], identity: Identity) -> KeyBatch:
         digests = np.zeros((len(keys), 2), np.uint64)
         refused = []
         for at, key in enumerate(keys):
             try:
-                digests[at] = ids.digests([key], seed)[0]
+                digests[at] = identity.digests([key])[0]
             except (InvalidArgumentError, TypeError):
                 refused.append(at)
-        return cls(keys, digests, refused)
+        return cls(keys, digests, refused, identity)
 
     def __len__(self) -> int:
         return len(self.digests)

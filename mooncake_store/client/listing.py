@@ -104,7 +104,7 @@ class Listing:
     def stat(self, key: Key, options: CallOptions) -> Steps[ObjectStat]:
         """Everything known of one object."""
         core = self.core
-        keys = KeyBatch.single(key, core.namespace)
+        keys = KeyBatch.single(key, core.identity)
         until = core.until(options)
         digest = keys.digests.tobytes()
         body = STAT.request.pack(StatRequest(digest))

@@ -91,7 +91,7 @@ class Operations:
             place = address, nbytes, value
             outcome = yield from put_one(core, key, place, self._requests, until)
         if not isinstance(outcome, PutResult):
-            keys = KeyBatch.single(key, core.namespace)
+            keys = KeyBatch.single(key, core.identity)
             memory = Memory(np.array([address], np.int64), np.array([nbytes], np.int64), value)
             fields = PutFields(core, options, 1) if options else self._fields
             putting = Putting(core, keys, memory, fields, until)
@@ -105,7 +105,7 @@ class Operations:
     def put_many(self, keys: Keys, values: Buffers, options: PutOptions) -> Steps[PutManyResult]:
         """Put a batch."""
         core, until = self.core, self.core.until(options, PutOptions)
-        batch = KeyBatch.of(keys, core.seed)
+        batch = KeyBatch.of(keys, core.identity)
         fields = self._fields if not options else PutFields(core, options, len(batch.digests))
         if isinstance(values, Pieces):
             return PiecePutting.of(core, batch, values, fields, until).steps()
@@ -134,12 +134,12 @@ class Operations:
     def writing(self, key: Key, size: int, options: PutOptions) -> Writing:
         """A put of one object that is written range by range."""
         until = self.core.until(options, PutOptions)
-        return Writing(self.core, KeyBatch.single(key, self.core.namespace), size, options, until)
+        return Writing(self.core, KeyBatch.single(key, self.core.identity), size, options, until)
 
     def put_session(self, keys: Keys, sizes: Column, options: PutOptions) -> PutSession:
         """Puts of a batch that are written range by range."""
         until = self.core.until(options, PutOptions)
-        return PutSession(self.core, KeyBatch.of(keys, self.core.seed), sizes, options, until)
+        return PutSession(self.core, KeyBatch.of(keys, self.core.identity), sizes, options, until)
 
     # Gets.
 
@@ -184,7 +184,7 @@ class Operations:
         core, until = self.core, self.core.until(options, ReadOptions)
         ttl_ms = core.lease_ms(options) if "ttl" in options else 0
         verify = options.get("verify", core.config.verify)
-        return Viewing(core, KeyBatch.single(key, core.namespace), ttl_ms, verify, until)
+        return Viewing(core, KeyBatch.single(key, core.identity), ttl_ms, verify, until)
 
     def get_into(
         self, key: Key, buffer: Any, offset: int, length: int | None, options: ReadOptions
@@ -212,7 +212,7 @@ class Operations:
         answer: Answer | None = None,
     ) -> Steps[Reading]:
         began = time.monotonic() if answer is None else answer.sent / 1e9
-        keys = KeyBatch.single(key, self.core.namespace)
+        keys = KeyBatch.single(key, self.core.identity)
         reading = self._reading(keys, sink, options, offset, length)
         reading.answer = answer
         result = yield from reading.steps()
@@ -262,7 +262,7 @@ class Operations:
 
     def get_many(self, keys: Keys, copy: bool, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into new bytes objects, or memoryviews of one arena without `copy`."""
-        batch = KeyBatch.of(keys, self.core.seed)
+        batch = KeyBatch.of(keys, self.core.identity)
         kind = BytesSink if copy is True or flag_of(copy, "copy") else ArenaSink
         sink = kind(len(batch.digests))
         plan = self._plan_of(options) if options else self._plan
@@ -271,11 +271,11 @@ class Operations:
 
     def get_many_to(self, keys: Keys, sink: Sink, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into whatever memory a sink makes for it."""
-        return self._reading(KeyBatch.of(keys, self.core.seed), sink, options).steps()
+        return self._reading(KeyBatch.of(keys, self.core.identity), sink, options).steps()
 
     def get_into_many(self, keys: Keys, buffers: Buffers, options: ReadOptions) -> Steps[GetResult]:
         """Read a batch into buffers of the caller."""
-        batch = KeyBatch.of(keys, self.core.seed)
+        batch = KeyBatch.of(keys, self.core.identity)
         if isinstance(buffers, Pieces):
             until = self.core.until(options, ReadOptions)
             plan = self._plan_of(options)
@@ -285,7 +285,7 @@ class Operations:
 
     def get_ranges(self, keys: Keys, pieces: Pieces) -> Steps[tuple[GetResult, Column]]:
         """Read ranges of a batch; also which generation of each object was read."""
-        batch = KeyBatch.of(keys, self.core.seed)
+        batch = KeyBatch.of(keys, self.core.identity)
         plan = replace(self._plan, verify=False, cached=True)
         reading = PieceReading(self.core, batch, pieces, plan, self.core.until({}))
         return (yield from reading.steps()), reading.cols[k.GENERATION]
@@ -304,7 +304,7 @@ class Operations:
         return reading.result(), reading.cols[k.GENERATION]
 
     def _lease(self, keys: Keys, cached: bool, options: ReadOptions) -> Steps[Reading]:
-        batch = KeyBatch.of(keys, self.core.seed)
+        batch = KeyBatch.of(keys, self.core.identity)
         until = self.core.until(options, ReadOptions)
         plan = replace(self._plan_of(options, cached=cached), operation="lease")
         reading = Reading(self.core, batch, BytesSink(0), plan, until)
@@ -320,7 +320,7 @@ class Operations:
         yield from asked.ask([], asked.release(asked.good()))
 
     def _over(self, keys: Keys, options: CallOptions) -> KeyRequests:
-        batch = KeyBatch.of(keys, self.core.seed)
+        batch = KeyBatch.of(keys, self.core.identity)
         return KeyRequests(self.core, batch, self.core.until(options))
 
     # Probes.
@@ -331,11 +331,13 @@ class Operations:
         core = self.core
         until = core.until(options)
         core.counters.keys += 1
-        digest = digest_of(key, core.namespace)
+        identity = core.identity
+        digest = digest_of(key, identity)
         if digest is None:
-            digest = KeyBatch.single(key, core.namespace).digests.tobytes()
+            digest = KeyBatch.single(key, identity).digests.tobytes()
         shard, request = core.shard_of(digest), EXISTS_ONE.request.pack(digest)
         body = yield from fetch(shard, EXISTS, request, until)
+        check_named(core, identity)
         return bool(EXISTS_ONE.reply.unpack(body)[0])
 
     def exists_many(self, keys: Keys, options: CallOptions) -> Steps[NDArray[np.bool_]]:
@@ -367,7 +369,7 @@ class Operations:
 
     def query(self, key: Key, options: CallOptions) -> Steps[ObjectInfo]:
         """Size, checksum, generation and replicas of one object, without a lease."""
-        keys, until = KeyBatch.single(key, self.core.namespace), self.core.until(options)
+        keys, until = KeyBatch.single(key, self.core.identity), self.core.until(options)
         result = yield from query(KeyRequests(self.core, keys, until))
         info = result.check().infos[0]
         assert info is not None
@@ -381,13 +383,13 @@ class Operations:
 
     def remove(self, key: Key, force: bool, options: CallOptions) -> Steps[None]:
         """Remove one object."""
-        keys = KeyBatch.single(key, self.core.namespace)
+        keys = KeyBatch.single(key, self.core.identity)
         result = yield from self._remove(keys, force, options)
         result.check()
 
     def remove_many(self, keys: Keys, force: bool, options: CallOptions) -> Steps[BatchResult]:
         """Remove a batch."""
-        return self._remove(KeyBatch.of(keys, self.core.seed), force, options)
+        return self._remove(KeyBatch.of(keys, self.core.identity), force, options)
 
     def _remove(self, keys: KeyBatch, force: bool, options: CallOptions) -> Steps[BatchResult]:
         flags = RemoveFlag.FORCE if flag_of(force, "force") else 0
@@ -395,7 +397,7 @@ class Operations:
 
     def remove_replicas(self, keys: Keys, segment: int, options: CallOptions) -> Steps[BatchResult]:
         """Remove what lies on one segment of a batch."""
-        batch, fields = KeyBatch.of(keys, self.core.seed), {"segment": segment, "flags": 0}
+        batch, fields = KeyBatch.of(keys, self.core.identity), {"segment": segment, "flags": 0}
         return self._without_leases(REMOVE_REPLICAS, batch, fields, options, REPLICAS_REMOVED_MAX)
 
     def _without_leases(
@@ -424,7 +426,7 @@ class Operations:
         self, key: Key, target: Key, overwrite: bool, force: bool, options: CallOptions
     ) -> Steps[None]:
         """Rename one object."""
-        old, new = (KeyBatch.single(each, self.core.namespace) for each in (key, target))
+        old, new = (KeyBatch.single(each, self.core.identity) for each in (key, target))
         asked = KeyRequests(self.core, old, self.core.until(options))
         (yield from self._rename(asked, new, overwrite, force)).check()
 
@@ -432,7 +434,7 @@ class Operations:
         self, keys: Keys, targets: Keys, overwrite: bool, force: bool, options: CallOptions
     ) -> Steps[BatchResult]:
         """Rename a batch."""
-        new = KeyBatch.of(targets, self.core.seed)
+        new = KeyBatch.of(targets, self.core.identity)
         return self._rename(self._over(keys, options), new, overwrite, force)
 
     def _rename(
@@ -479,7 +481,7 @@ class Operations:
         options: CallOptions,
     ) -> Steps[None]:
         """Change the pins of one object."""
-        keys, until = KeyBatch.single(key, self.core.namespace), self.core.until(options)
+        keys, until = KeyBatch.single(key, self.core.identity), self.core.until(options)
         (yield from self._pin(KeyRequests(self.core, keys, until), soft, hard, ttl)).check()
 
     def pin_many(

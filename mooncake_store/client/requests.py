@@ -18,7 +18,7 @@ import numpy as np
 from mooncake_store.client.core import every, parts
 from mooncake_store.client.results import BatchResult
 from mooncake_store.client.steps import Calls
-from mooncake_store.errors import StoreError
+from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.wire.shard import BATCH_MAX, GET, RELEASE, STATS, StatsRequest
 
 if TYPE_CHECKING:
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from mooncake_store.client.core import Core
     from mooncake_store.client.keys import KeyBatch
     from mooncake_store.client.steps import Call, Steps
+    from mooncake_store.identity import Identity
     from mooncake_store.wire.shard import ShardFigures
     from transfer_engine.wire.registry import Operation
 
     Column = NDArray[np.int64]
 
-__all__ = ["KeyRequests", "Request", "give_back", "shard_figures"]
+__all__ = ["KeyRequests", "Request", "check_named", "give_back", "shard_figures"]
 
 
 class Request(NamedTuple):
@@ -120,6 +121,7 @@ class KeyRequests:
         if not requests and not first:
             return []
         replies = yield Calls([*first, *map(_CALL, requests)], self.until)
+        check_named(self.core, self.keys.identity)
         last = replies[-1]
         if isinstance(last, StoreError) and all(isinstance(reply, StoreError) for reply in replies):
             raise last.again()
@@ -143,6 +145,19 @@ class KeyRequests:
         """Give these keys an error."""
         self.status[index] = error.code
         self.errors.update(dict.fromkeys(index.tolist(), error))
+
+
+def check_named(core: Core, identity: Identity | None) -> None:
+    """Refuse to believe answers about digests that a former master named. Raises UnavailableError.
+
+    A master without the state of the one before it names keys anew: what was begun under the old
+    digests would never be found.
+    """
+    if identity is not None and identity is not core.identity:
+        raise UnavailableError(
+            "the master was started anew and names keys anew",
+            advice="ask again; a master that keeps its state (--state) goes on with the old names",
+        )
 
 
 def give_back(core: Core, digests: NDArray[np.uint64], generations: Column) -> list[Call]:

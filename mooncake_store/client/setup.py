@@ -17,8 +17,9 @@ from mooncake_store.client.core import Core
 from mooncake_store.config.settings import load_client, read_secret, split_url
 from mooncake_store.endpoint import host_name
 from mooncake_store.errors import RemoteProtocolError
+from mooncake_store.identity import identity_of
 from mooncake_store.units import MILLISECOND_NS
-from mooncake_store.wire.cluster import MAP
+from mooncake_store.wire.cluster import MAP, MapRequest
 from mooncake_store.wire.shard import OPEN, TTL_DEFAULT, OpenClient, Opened
 from transfer_engine.engine import TransferEngine
 from transfer_engine.rpc.address import Address
@@ -47,13 +48,12 @@ def is_local(url: str) -> bool:
 @functools.cache
 def load_kernels() -> None:
     """Load or compile what the first request would otherwise wait for."""
-    from mooncake_store import ids
     from mooncake_store.client.kernels import reading
-    from transfer_engine.kernels import xxh3
+    from transfer_engine.kernels import siphash, xxh3
 
     reading.warmup()
     xxh3.warmup()
-    ids.digests(["warm"], 0)
+    siphash.warmup()
 
 
 @dataclass(slots=True)
@@ -80,6 +80,7 @@ class Setup:
         )
         self.core = Core(self.config, self.namespace, self.engine)
         self.run = Run()
+        self._named: tuple[str, bytes] | None = None
 
     @property
     def identity(self) -> Identity:
@@ -90,6 +91,10 @@ class Setup:
         """Where the cluster service is."""
         parts = split_url(self.config.url)
         return Address(parts.host, parts.port)
+
+    def map_request(self) -> bytes:
+        """The request for the map of the cluster."""
+        return MAP.request.pack(MapRequest(self.namespace))
 
     def open_request(self) -> bytes:
         """The first request on a connection to a shard."""
@@ -118,6 +123,10 @@ class Setup:
         found = MAP.reply.unpack(body)
         if not found.shards:
             raise RemoteProtocolError("the cluster has no shards", peer=str(self.address()))
+        named = found.identity, found.secret
+        if named != self._named:  # else it stays the same object, which is what is compared
+            self.core.identity = identity_of(*named, self.namespace)
+            self._named = named
         addresses = [Address.parse(shard) for shard in found.shards]
         if addresses == former:
             return None

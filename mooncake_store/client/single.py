@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mooncake_store import ids
 from mooncake_store.client.buffers import new_bytes
 from mooncake_store.client.failures import error_of
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.keys import Digests, label_of, name_of
 from mooncake_store.client.reads import MARGIN_NS, Answer, half_of
+from mooncake_store.client.requests import check_named
 from mooncake_store.client.results import PutResult
 from mooncake_store.client.steps import Move, Moves, fetch
 from mooncake_store.client.writes import StartedPut, attempt_until, patience_ms
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.leases import Found
     from mooncake_store.client.reads import Plan
     from mooncake_store.client.steps import Steps
+    from mooncake_store.identity import Identity
     from mooncake_store.wire.shard import PutOne
     from transfer_engine.segments.mapping import Mapping
 
@@ -75,10 +76,10 @@ _DECLINED = Single(-1, None, None)
 _STORED = PutResult("stored", replicas=1)
 
 
-def digest_of(key: Key, namespace: str) -> bytes | None:
+def digest_of(key: Key, identity: Identity) -> bytes | None:
     """The digest of one key, or None for what is no single key."""
     if isinstance(key, str | bytes):
-        return ids.digest(key, namespace)
+        return identity.digest(key)
     return key.words.tobytes() if isinstance(key, Digests) and len(key) == 1 else None
 
 
@@ -86,7 +87,8 @@ def read_one(
     core: Core, key: Key, plan: Plan, until: float, buffer: tuple[int, int, Any] | None
 ) -> Steps[Single]:
     """Read into (address, size, owner) of a buffer, or make a bytes object."""
-    digest = digest_of(key, core.namespace)
+    identity = core.identity
+    digest = digest_of(key, identity)
     if digest is None:
         return _DECLINED
     low, high = _PAIR.unpack(digest)
@@ -100,6 +102,7 @@ def read_one(
         request = GET_ONE.request.pack(plan.ttl_ms, 0, digest)
         sent = time.monotonic_ns()
         body = yield from fetch(core.shard_of(digest), GET, request, until)
+        check_named(core, identity)
         now, targets = time.monotonic_ns(), core.directory.targets
         fields, reply = GET_ONE.reply.match(body), None
         if fields is not None:
@@ -128,12 +131,14 @@ def put_one(
     core: Core, key: Key, memory: tuple[int, int, Any], requests: PutOne, until: float
 ) -> Steps[PutResult | StartedPut | None]:
     """Put (address, size, owner) of memory as one replica; what was begun if that is declined."""
-    digest = digest_of(key, core.namespace)
+    identity = core.identity
+    digest = digest_of(key, identity)
     if digest is None:
         return None
     shard, size = core.shard_of(digest), memory[1]
     request = requests.pack(digest, name_of(key), size, patience_ms(until))
     body = yield from fetch(shard, PUT_START, request, until)
+    check_named(core, identity)
     fields, outcome = PUT_STARTED_ONE.match(body), None
     if fields is not None and fields[0] >> 32 == _ONE_ACCEPTED:
         outcome = yield from _write(core, fields[2] & 0xFFFF_FFFF, fields[1], memory, until)

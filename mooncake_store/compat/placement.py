@@ -114,7 +114,7 @@ class PlacementCalls(Base):
                 return _NO_TASK, INVALID_PARAMS
             if source is not None and (source not in numbers or source in targets):
                 return _NO_TASK, INVALID_PARAMS
-            keys = KeyBatch.single(key, client.namespace)
+            keys = KeyBatch.single(key, client.identity)
             shard = client._core.shard_of(keys.digests.tobytes())
             request = SubmitTask(
                 kind,

@@ -207,6 +207,22 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         bool,
         Meta(description="Evict soft-pinned objects when nothing else frees enough."),
     ] = True
+    state: Annotated[
+        str,
+        Meta(
+            description="Directory for what the next run has to know: the secret that keys are "
+            "named with. auto: one per port below XDG_STATE_HOME or ~/.local/state/mooncake, none "
+            "for port 0. none: nothing is kept, and after a restart keys are named anew."
+        ),
+    ] = "auto"
+    identity: Annotated[
+        Literal["keyed", "xxh3"],
+        Meta(
+            description="How keys and blocks of tokens become digests: by a secret of the "
+            "namespace, which no author of a prompt knows, or by XXH3, which anybody can compute, "
+            "for pools that other programs feed."
+        ),
+    ] = "keyed"
     quotas: Annotated[
         tuple[str, ...],
         Meta(

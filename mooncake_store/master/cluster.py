@@ -69,6 +69,10 @@ class ClusterFacts:
     liveness: Address
     ping_interval_ms: int
     client_ttl_ms: int
+    identity: str
+    """How keys become digests: one of `identity.KINDS`."""
+    secret: bytes
+    """From which that of each namespace is made."""
 
 
 @dataclass(slots=True)
@@ -170,6 +174,8 @@ class Cluster:
             reachable(facts.liveness),
             facts.ping_interval_ms,
             facts.client_ttl_ms,
+            facts.identity,
+            secret_of(facts.secret, request.namespace) if request.namespace else b"",
         )
 
     async def _list_segments(

@@ -14,7 +14,6 @@ error when a shard breaks, or the liveness thread: a master without one of them 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,6 +32,7 @@ from mooncake_store.master.cluster import Cluster, ClusterFacts
 from mooncake_store.master.liveness import Liveness
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
+from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
@@ -71,6 +71,7 @@ class Master:
         self.epoch = time.time_ns()
         self._secret = secret
         self._clock = clock or SystemClock()
+        self._state: StateDirectory | None = None
         self._cluster: Cluster | None = None
         self._liveness: Liveness | None = None
         self._supervisor: Supervisor | None = None
@@ -90,6 +91,7 @@ class Master:
             )
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
+            state = self._state = StateDirectory.of(config)
             shards, links = await self._start_shards()
             loop = asyncio.get_running_loop()
             liveness = self._liveness = Liveness(
@@ -110,13 +112,15 @@ class Master:
             raise
         cluster.begin(
             ClusterFacts(
-                cluster=secrets.token_hex(8),
+                cluster=state.kept.cluster,
                 epoch=self.epoch,
                 version=__version__,
                 shards=shards,
                 liveness=pulse,
                 ping_interval_ms=max(1, config.ping_interval_ns // MILLISECOND_NS),
                 client_ttl_ms=max(1, config.client_ttl_ns // MILLISECOND_NS),
+                identity=config.identity,
+                secret=bytes.fromhex(state.kept.secret),
             ),
             links,
             liveness,
@@ -162,3 +166,5 @@ class Master:
             await self._liveness.stop()
         if self._supervisor is not None:
             await self._supervisor.stop(max(0.5, deadline - time.monotonic()))
+        if self._state is not None:
+            self._state.close()

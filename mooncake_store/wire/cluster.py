@@ -17,7 +17,9 @@ from transfer_engine.wire.registry import Operation, Registry
 
 
 class MapRequest(msgspec.Struct, frozen=True, array_like=True, tag="map?"):
-    """Asks how the cluster is made up."""
+    """Asks how the cluster is made up, and for how a namespace (if one is given) names things."""
+
+    namespace: str = ""
 
 
 class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
@@ -30,6 +32,10 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
     liveness: str
     ping_interval_ms: int
     client_ttl_ms: int
+    identity: str = "xxh3"
+    """How keys become digests: a name of `mooncake_store.identity.KINDS`."""
+    secret: bytes = b""
+    """What the digests of the namespace that was asked for are keyed with."""
 
 
 class SegmentSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -21,10 +21,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import StoreError
+from mooncake_store.identity import SECRET_BYTES, Keyed
 from serving.conductor.fleet import Fleet
 from serving.conductor.index import PrefixIndex
 from serving.conductor.life import Life, Shared
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    from mooncake_store.identity import Identity
     from serving.conductor.requests import Outcome, Request
     from serving.workers.protocol import Hello, ModelCard
 
@@ -76,6 +79,8 @@ class Conductor:
         self.index = PrefixIndex()
         self.fleet = Fleet(self.scheduler, connect)
         self.names: PoolNames | None = None
+        # For the index of a conductor without a pool.
+        self._own_identity = Keyed(secrets.token_bytes(SECRET_BYTES))
         self.pool = PoolWatch(pool_url, self.index, **(pool or {})) if pool_url else None
         self.requests_max = requests_max
         self._under_way = 0
@@ -104,7 +109,7 @@ class Conductor:
         """Take a worker in, or take it in again."""
         hello = await self.fleet.join(address)
         if self.names is None:
-            self.names = PoolNames(hello.model)
+            self.names = PoolNames(hello.model, self._identity)
         return hello
 
     async def leave(self, address: str) -> None:
@@ -135,6 +140,9 @@ class Conductor:
                     yield outcome
         finally:
             self._under_way -= 1
+
+    def _identity(self) -> Identity | None:
+        return self._own_identity if self.pool is None else self.pool.identity
 
     def _matches(self, tokens: Sequence[int]) -> dict[str, int]:
         """How many tokens of a prompt each holder has, in whole blocks."""

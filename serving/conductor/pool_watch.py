@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mooncake_store.identity import Identity
     from serving.conductor.index import PrefixIndex
 
 __all__ = ["POOL", "PoolWatch", "chain_of"]
@@ -53,6 +54,12 @@ class PoolWatch:
         self._said_down = False
         self._rest_s = _REST_MIN_S
         self.up = False
+        self._store: AsyncClient | None = None
+
+    @property
+    def identity(self) -> Identity | None:
+        """How the store names blocks, None while it was never reached."""
+        return None if self._store is None else self._store.identity
 
     def start(self) -> None:
         """Begin to follow."""
@@ -73,7 +80,7 @@ class PoolWatch:
                 if self._said_down:
                     log.warning("the store is back: prefixes are found again")
                 self._said_down, self._rest_s = False, _REST_MIN_S
-                self.up = True
+                self.up, self._store = True, store
                 await self._follow_all(store)
         except* StoreError as errors:
             if not self._said_down:

@@ -8,7 +8,7 @@ matters and hashes it once; a block's key is then its prefix hash in that scope:
     scope = KVScope(model="meta-llama/Llama-3.1-8B", revision="d04e592", dtype="bfloat16",
                     layout="NHD/16", tp_rank=1, tp_size=8, kv_heads=8)
     scope.key(block_hash)        # "kv1/3f0a.../t1of8.p0of1/00ab..."
-    scope.blocks(tokens, 16)     # digests of a prompt's blocks, for `find_prefix` and batches
+    scope.blocks(client.identity, tokens, 16)     # digests of a prompt's blocks, for batches
 
 Ranks that hold the same bytes share one key, and one of them writes it (`is_writer`): all tensor
 ranks of a latent-attention model, and ranks that replicate a KV head because there are fewer heads
@@ -24,13 +24,13 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from mooncake_store import ids
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from mooncake_store.identity import Identity
 
 __all__ = ["KVScope", "KeyParts", "parse_key", "scope_prefix"]
 
@@ -154,10 +154,10 @@ class KVScope:
         return [self.key(block_hash) for block_hash in block_hashes]
 
     def blocks(
-        self, tokens: Sequence[int] | NDArray[np.int64], block_size: int
+        self, identity: Identity, tokens: Sequence[int] | NDArray[np.int64], block_size: int
     ) -> NDArray[np.uint64]:
         """Digests of a prompt's complete blocks, chained and salted with this scope."""
-        return ids.hash_blocks(tokens, block_size, salt=self.prefix)
+        return identity.hash_blocks(tokens, block_size, salt=self.prefix)
 
     def of_rank(self, tp_rank: int, pp_rank: int = 0) -> KVScope:
         """The scope of another rank: a scheduler asks for the keys of all of them."""

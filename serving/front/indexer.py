@@ -6,7 +6,7 @@
     index.query("m", 16, tokens)       # {"default": {"vllm-0": {"longest_matched": 4096, ...}}}
 
 Engines name blocks by hashes of their own making. A stored event says which tokens they stand for,
-so blocks are named here by their tokens (`hash_blocks`, salted with the scope), and an engine's
+so blocks are named here by their tokens (a keyed `Identity`, salted with the scope), and an engine's
 hashes only lead to these names. So a query needs no engine's hash function, and engines of one
 scope that hash differently still compare. A scope is tenant, model, adapter, block size and salt.
 
@@ -18,17 +18,20 @@ block nobody told of is dropped. No I/O. O(blocks) an event and a query.
 
 from __future__ import annotations
 
+import secrets
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store import ids
+from mooncake_store.identity import SECRET_BYTES, Keyed
 from serving.conductor.index import PrefixIndex
 from serving.conductor.pool_watch import chain_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from mooncake_store.identity import Identity
 
 __all__ = ["Cleared", "EngineIndex", "Registration", "Removed", "Source", "Stored"]
 
@@ -98,6 +101,7 @@ class Registration:
 class _Scope:
     """Blocks of one scope: who holds them, and which names engines' hashes lead to."""
 
+    identity: Identity
     salt: str
     block_size: int
     index: PrefixIndex = field(default_factory=PrefixIndex)
@@ -105,7 +109,7 @@ class _Scope:
 
     def chain(self, tokens: Sequence[int], parent: bytes | None = None) -> list[bytes]:
         """Names of the complete blocks of some tokens."""
-        return chain_of(ids.hash_blocks(tokens, self.block_size, parent, self.salt))
+        return chain_of(self.identity.hash_blocks(tokens, self.block_size, parent, self.salt))
 
     def known(self, hashes: Iterable[BlockHash]) -> list[bytes]:
         """Names of blocks, up to the first hash that nobody told of."""
@@ -191,6 +195,7 @@ class EngineIndex:
     """All registrations, and the blocks of their scopes."""
 
     def __init__(self) -> None:
+        self._identity = Keyed(secrets.token_bytes(SECRET_BYTES))
         self._scopes: dict[tuple[str, str, str, int, str], _Scope] = {}
         self.sources: dict[str, Source] = {}
 
@@ -199,7 +204,9 @@ class EngineIndex:
         self.unregister(registration.name)
         key = registration.scope
         if key not in self._scopes:
-            self._scopes[key] = _Scope("\0".join(map(str, key)), registration.block_size)
+            self._scopes[key] = _Scope(
+                self._identity, "\0".join(map(str, key)), registration.block_size
+            )
         source = self.sources[registration.name] = Source(registration, self._scopes[key])
         return source
 

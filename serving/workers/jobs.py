@@ -350,7 +350,7 @@ class Job(Stream, ABC):
 
     def store(self, layer: int, first: int, last: int) -> None:
         """Put complete blocks of a layer into the pool."""
-        if first >= last:
+        if first >= last or not self.parts.names.known:
             return
         digests = self.digests(layer)
         groups = self._group_names()

@@ -19,24 +19,27 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from serving.connectors.keys import KVScope
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
+    from mooncake_store.identity import Identity
     from serving.workers.protocol import ModelCard
 
 __all__ = ["PoolNames"]
 
 
 class PoolNames:
-    """Digests of KV objects of one model."""
+    """Digests of KV objects of one model; `identity` is the pool's, None while it is not known."""
 
-    def __init__(self, card: ModelCard) -> None:
+    def __init__(self, card: ModelCard, identity: Callable[[], Identity | None]) -> None:
         self.card = card
+        self._identity = identity
         self.block_tokens = card.block_tokens
         self.layers = card.layers
         self._scope = lru_cache(maxsize=1024)(self._new_scope)
@@ -52,9 +55,20 @@ class PoolNames:
             group=f"layer {layer} of {card.layers}",
         )
 
+    @property
+    def known(self) -> bool:
+        """Whether blocks can be named: the pool has been reached."""
+        return self._identity() is not None
+
     def blocks(self, layer: int, tokens: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Digests, uint64[n, 2], of one layer of the complete blocks of a prompt."""
-        return self._scope(layer).blocks(tokens, self.block_tokens)
+        """Digests, uint64[n, 2], of one layer of the complete blocks of a prompt.
+
+        There are none while they cannot be named.
+        """
+        identity = self._identity()
+        if identity is None:
+            return np.empty((0, 2), np.uint64)
+        return self._scope(layer).blocks(identity, tokens, self.block_tokens)
 
     def index(self, tokens: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint64]:
         """The digests that say whether a block is in the pool: those of the last layer."""

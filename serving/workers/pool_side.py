@@ -27,6 +27,7 @@ import numpy as np
 from mooncake_store import Digests
 from mooncake_store.errors import ChecksumMismatchError, NoSpaceError
 from serving.connectors.link import StoreLink
+from serving.workers.naming import PoolNames
 from transfer_engine.lasting import LastingThread
 
 if TYPE_CHECKING:
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mooncake_store import Client
+    from mooncake_store.identity import Identity
     from serving.workers.memory import KVMemory
-    from serving.workers.naming import PoolNames
+    from serving.workers.protocol import ModelCard
 
 __all__ = ["Fetch", "PoolSide", "Storing"]
 
@@ -107,12 +110,12 @@ class PoolSide:
         self,
         url: str,
         settings: dict[str, Any],
-        names: PoolNames,
+        card: ModelCard,
         memory: KVMemory,
         *,
         store_deadline_s: float,
     ) -> None:
-        self.names = names
+        self.names = PoolNames(card, self._identity)
         self._memory = memory
         self._store_deadline_s = store_deadline_s
         self._link = StoreLink(url, settings) if url else None
@@ -130,6 +133,11 @@ class PoolSide:
             self._link.warm_up()
         for thread in self._threads:
             thread.start()
+
+    def _identity(self) -> Identity | None:
+        """How the pool names blocks, once it was reached; asked by threads that must not wait."""
+        client = None if self._link is None else self._link.client
+        return None if client is None else client.identity
 
     @property
     def up(self) -> bool:
@@ -201,12 +209,16 @@ class PoolSide:
         if link is None or blocks < 1 or left <= 0 or fetch.abandoned:
             return 0
         if fetch.known:
-            return blocks
-        keys = Digests(self.names.index(fetch.tokens[: blocks * self.names.block_tokens]))
-        return link.call(lambda client: client.find_prefix(keys, deadline=left)) or 0
+            return blocks if link.call(lambda client: client.identity) else 0
+        tokens = fetch.tokens[: blocks * self.names.block_tokens]
+
+        def find(client: Client) -> int:  # blocks can be named where there is a client
+            return client.find_prefix(Digests(self.names.index(tokens)), deadline=left)
+
+        return link.call(find) or 0
 
     def _load(self, fetch: Fetch) -> None:
-        count = fetch.count if fetch.blocks else 0
+        count = fetch.count if fetch.blocks and self.names.known else 0
         size = self.names.block_tokens
         for layer in fetch.layers if count else ():
             digests = self.names.blocks(layer, fetch.tokens[: count * size])

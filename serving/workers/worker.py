@@ -34,7 +34,6 @@ from serving.workers.computing import Computing
 from serving.workers.decoding import Decoding
 from serving.workers.jobs import Generating, Job, Parts, Prefilling, Stream
 from serving.workers.memory import KVMemory
-from serving.workers.naming import PoolNames
 from serving.workers.pool_side import PoolSide
 from serving.workers.receiving import Receiving
 from serving.workers.stages import Leading, Stage
@@ -130,14 +129,14 @@ class Worker:
             running_max=settings.running_max,
         )
         self.card = model_card(self.model, settings.block_tokens)
-        names, memory = PoolNames(self.card), KVMemory(cache)
+        memory = KVMemory(cache)
         loop = asyncio.get_running_loop()
         pool = PoolSide(
-            settings.pool_url, settings.pool, names, memory,
+            settings.pool_url, settings.pool, self.card, memory,
             store_deadline_s=settings.store_deadline_ms / 1000,
         )  # fmt: skip
         computing = Computing(engine, lambda error: loop.call_soon_threadsafe(self._broken, error))
-        self.parts = Parts(loop, computing, pool, memory, names, settings, self._over)
+        self.parts = Parts(loop, computing, pool, memory, pool.names, settings, self._over)
         self._receiving = Receiving(self.parts)
         computing.start()
         self._server = Server(p.WORKER, self._handle, secret=self._secret, limits=_LIMITS)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from mooncake_store import Digests, InvalidArgumentError, NotFoundError, Rows, ids
+from mooncake_store import Digests, InvalidArgumentError, NotFoundError, Rows
 from mooncake_store.client.keys import KeyBatch
 from mooncake_store.client.results import BatchResult
 from mooncake_store.errors import PeerLostError
+from mooncake_store.identity import Unkeyed
 
 
 def pairs(count, size=100):
@@ -32,7 +33,7 @@ def test_batches_come_back_in_order(url, connect, transport, count):
 def test_keys_of_one_lost_request_have_an_error_each():
     lost = PeerLostError("the shard went away", peer="127.0.0.1:1")
     statuses = np.full(2, lost.code, np.int16)
-    result = BatchResult("remove", KeyBatch.of(["a", "b"], 0), statuses, {0: lost, 1: lost})
+    result = BatchResult("remove", KeyBatch.of(["a", "b"], Unkeyed("default")), statuses, {0: lost, 1: lost})
     assert [error.key for _, error in result.errors()] == ["a", "b"]
     assert {error.peer for _, error in result.errors()} == {"127.0.0.1:1"}
     first, second = result.error(0), result.error(1)
@@ -146,7 +147,7 @@ def test_keys_of_every_kind_in_one_batch(store):
 
 
 def test_digests_in_batches(store):
-    keys = Digests(ids.hash_blocks(np.arange(160), 16))
+    keys = Digests(store.identity.hash_blocks(np.arange(160), 16))
     rows = np.arange(40, dtype=np.uint8).reshape(10, 4)
     assert store.put_many(keys, rows).ok
     assert store.get_many(keys).values == [row.tobytes() for row in rows]
@@ -223,7 +224,7 @@ def test_names(store):
         store.list_page(limit=0)
     found = {f.key: f for f in store.list()}
     assert found["b/1"].size == 3
-    assert found["b/1"].digest == ids.digest("b/1", store.namespace)
+    assert found["b/1"].digest == store.identity.digest("b/1")
     assert store.remove_matching(r"/2$") == 1
     assert store.remove_matching("b/*", kind="glob") == 1
     with pytest.raises(InvalidArgumentError):

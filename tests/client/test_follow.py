@@ -10,14 +10,14 @@ import json
 import numpy as np
 import pytest
 
-from mooncake_store import AsyncClient, Client, ids
+from mooncake_store import AsyncClient, Client
 from mooncake_store.client import Position
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.local_cluster import LocalCluster
 
 
-def digests_of(keys, namespace):
-    return {bytes(row) for row in ids.digests(keys, ids.namespace_seed(namespace))}
+def digests_of(store, keys):
+    return {bytes(row) for row in store.identity.digests(keys)}
 
 
 class Mirror:
@@ -49,11 +49,11 @@ def test_a_follower_sees_what_is_there_and_what_changes(own_cluster, connect):
     store = connect(own_cluster().url)
     store.put_many(["a", "b", "c"], [b"1", b"2", b"3"])
     mirror = Mirror(store.follow(wait="50ms"))
-    assert mirror.settle() == digests_of(["a", "b", "c"], "default")
+    assert mirror.settle() == digests_of(store, ["a", "b", "c"])
     store.remove("b")
     store.put("d", b"4")
     store.put("a", b"new", upsert=True)
-    assert mirror.settle() == digests_of(["a", "c", "d"], "default")
+    assert mirror.settle() == digests_of(store, ["a", "c", "d"])
     assert mirror.resets == 1
 
 
@@ -63,12 +63,12 @@ def test_each_shard_has_its_own_events(own_cluster, connect):
     store.put_many(keys, [b"x"] * 100)
     mirrors = [Mirror(store.follow(shard, wait="50ms")) for shard in range(store.shards)]
     parts = [mirror.settle() for mirror in mirrors]
-    assert parts[0] | parts[1] == digests_of(keys, "default")
+    assert parts[0] | parts[1] == digests_of(store, keys)
     assert not parts[0] & parts[1]
     assert all(parts)
     store.remove_many(keys[:50])
     left = mirrors[0].settle() | mirrors[1].settle()
-    assert left == digests_of(keys[50:], "default")
+    assert left == digests_of(store, keys[50:])
 
 
 def test_whoever_was_away_too_long_gets_a_snapshot(connect):
@@ -79,7 +79,7 @@ def test_whoever_was_away_too_long_gets_a_snapshot(connect):
         keys = [f"key-{n}" for n in range(200)]
         store.put_many(keys, [b"x"] * 200)
         store.remove_many(keys[:100])
-        assert mirror.settle() == digests_of(keys[100:], "default")
+        assert mirror.settle() == digests_of(store, keys[100:])
         assert mirror.resets == 2
 
 
@@ -116,7 +116,7 @@ async def test_news_wake_an_asyncio_follower_at_once(url):
         first = await anext(news)
         assert first.reset
         key = "late"
-        (digest,) = digests_of([key], store.namespace)
+        (digest,) = digests_of(store, [key])
         waiting = asyncio.create_task(follow_until(news, digest))
         await store.put(key, b"x")
         found = await asyncio.wait_for(waiting, 10)
@@ -210,10 +210,10 @@ def test_a_store_that_was_started_anew_begins_anew(start, connect, reader, free_
     mirror.settle()
     first.close()
     # More happens in the second life than the follower saw of the first: its number is not ahead.
-    second = start(port=free_port)
+    store = connect(start(port=free_port).url)
     keys = [f"key-{n}" for n in range(20)]
-    put(connect(second.url), *keys)
-    assert mirror.settle() == digests_of(keys, "default")
+    put(store, *keys)
+    assert mirror.settle() == digests_of(store, keys)
     assert mirror.resets == 2
 
 
@@ -236,12 +236,12 @@ def test_a_follower_goes_on_from_a_position_without_loss_or_repetition(start, co
         if not len(news.digests):
             break
     changed = ["b", "d", "a"]
-    digests = [bytes(row) for row in ids.digests(changed, ids.namespace_seed("default"))]
+    digests = [bytes(row) for row in store.identity.digests(changed)]
     assert [each for each in told if each != (digests[2], False)] == list(
         zip(digests, [False, True, True], strict=True)
     )
     put(store, "e")
-    assert {bytes(row) for row in next(again).digests} == digests_of(["e"], "default")
+    assert {bytes(row) for row in next(again).digests} == digests_of(store, ["e"])
 
 
 def test_news_can_be_followed_from_the_position_of_any_of_them(start, connect, reader):
@@ -262,7 +262,7 @@ def test_news_can_be_followed_from_the_position_of_any_of_them(start, connect, r
     for position, held in seen:
         later = Mirror(mine.follow(since=position))
         later.held = held
-        assert later.settle() == digests_of(keys, "default")
+        assert later.settle() == digests_of(store, keys)
         assert later.resets == 0
 
 
@@ -275,7 +275,7 @@ def test_a_follower_that_missed_more_than_is_kept_gets_a_snapshot(start, connect
     keys = [f"key-{n}" for n in range(30)]
     put(store, *keys)
     mirror = Mirror(reader(cluster.url).follow(since=restored(kept)))
-    assert mirror.settle() == digests_of(keys, "default")
+    assert mirror.settle() == digests_of(store, keys)
     assert mirror.resets == 1
 
 
@@ -290,11 +290,12 @@ def test_a_position_in_another_life_of_the_store_leads_to_a_snapshot(
     mine.close()
     first.close()
     second = start(port=free_port)
+    store = connect(second.url)
     keys = [f"key-{n}" for n in range(events)]
     if keys:
-        put(connect(second.url), *keys)
+        put(store, *keys)
     mirror = Mirror(reader(second.url).follow(since=restored(kept)))
-    assert mirror.settle() == digests_of(keys, "default")
+    assert mirror.settle() == digests_of(store, keys)
     assert mirror.resets == 1
 
 

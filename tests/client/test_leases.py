@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from mooncake_store import ids
 from mooncake_store.client.leases import Leases
 from mooncake_store.errors import (
     HasLeaseError,
@@ -30,9 +29,9 @@ def stranger(cluster, url):
     wires.close()
 
 
-def attack(stranger, url, key, times=5):
+def attack(stranger, store, key, times=5):
     """Give a lease back that was granted to somebody else, and more often than was taken."""
-    digests = ids.digests([key], ids.namespace_seed(url.rsplit("/", 1)[1]))
+    digests = store.identity.digests([key])
     reply = stranger.call(wire.GET, ttl_ms=100, stop_at_miss=0, digests=digests)
     generations = np.array([int(reply.rows[0, 3]) & 0xFFFF_FFFF], np.uint32)
     for _ in range(times):
@@ -47,7 +46,7 @@ def test_a_stranger_cannot_take_the_memory_under_a_view(url, connect, stranger):
     store.put("key", b"A" * MIB)
     with store.view("key", ttl="60s") as view:
         assert view.zero_copy
-        attack(stranger, url, "key")
+        attack(stranger, store, "key")
         with pytest.raises(HasLeaseError):
             other.remove("key")
         other.remove("key", force=True)

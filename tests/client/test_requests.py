@@ -8,13 +8,16 @@ import pytest
 from mooncake_store import UnavailableError, ids
 from mooncake_store.client.keys import KeyBatch
 from mooncake_store.client.requests import KeyRequests
+from mooncake_store.identity import Unkeyed
 from mooncake_store.wire.shard import EXISTS, PUT_END
 
 KEYS = [f"key-{at}" for at in range(50)]
 
 
 def batch(keys=KEYS, shards=3):
-    return KeyRequests(SimpleNamespace(shards=shards), KeyBatch.of(keys, 0), until=0.0)
+    identity = Unkeyed("default")
+    core = SimpleNamespace(shards=shards, identity=identity)
+    return KeyRequests(core, KeyBatch.of(keys, identity), until=0.0)
 
 
 def answered(steps, answer):

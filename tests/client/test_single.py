@@ -52,7 +52,7 @@ def test_text_and_its_utf8_form_are_one_key(store):
 
 
 def test_digests_are_keys_without_a_name(store):
-    keys = Digests(ids.hash_blocks(np.arange(64), 16, salt="single"))
+    keys = Digests(store.identity.hash_blocks(np.arange(64), 16, salt="single"))
     assert store.put(keys[1], b"block").stored
     assert store.get(keys[1]) == b"block"
     assert store.exists(Digests(keys.words[1].tobytes()))
@@ -337,7 +337,7 @@ def test_exists_on_several_shards(own_cluster, connect):
     assert store.put_many(keys, [b"x"] * 20).ok
     assert all(store.exists(key) for key in keys)
     assert not any(store.exists(f"no-{key}") for key in keys)
-    digests = Digests(ids.digests(keys, ids.namespace_seed("default")))
+    digests = Digests(store.identity.digests(keys))
     assert all(store.exists(digest) for digest in digests)
     assert store.remove_many(keys[::2]).ok
     assert [store.exists(key) for key in keys] == [False, True] * 10

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mooncake_store.identity import Unkeyed
 from serving.connectors.keys import KVScope
 
 BASE = KVScope(
@@ -77,11 +78,11 @@ def test_every_stage_and_shard_is_asked_for():
 
 
 def test_blocks_of_a_prompt_are_those_of_the_scope():
-    tokens = np.arange(40)
-    digests = BASE.blocks(tokens, 16)
+    tokens, identity = np.arange(40), Unkeyed("default")
+    digests = BASE.blocks(identity, tokens, 16)
     assert digests.shape == (2, 2)
-    assert np.array_equal(digests, BASE.blocks(tokens.tolist(), 16))
-    assert not np.array_equal(digests, replace(BASE, salt="x").blocks(tokens, 16))
+    assert np.array_equal(digests, BASE.blocks(identity, tokens.tolist(), 16))
+    assert not np.array_equal(digests, replace(BASE, salt="x").blocks(identity, tokens, 16))
 
 
 @pytest.mark.parametrize(

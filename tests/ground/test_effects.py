@@ -227,6 +227,20 @@ def connected(given):
         return answers
 
 
+def kind_of_names(given):
+    with master(given) as (cluster, _), Client(cluster.url) as client:
+        return type(client.identity).__name__
+
+
+def names_of_two_runs(given):
+    """Whether the second of two masters names keys as the first."""
+    secrets = []
+    for _ in range(2):
+        with master(given) as (_, wire):
+            secrets.append(wire.map().secret)
+    return secrets[0] == secrets[1]
+
+
 class Parent:
     """What a program started by a `LocalCluster` is told by."""
 
@@ -453,7 +467,7 @@ def own_segment(given):
 
 PORT = 20_000 + os.getpid() % 10_000
 FREE = {"port": PORT}
-SECRET, PORT_FILE, LENT_FILE = "<secret>", "<port file>", "<file>"
+SECRET, PORT_FILE, LENT_FILE, STATE = "<secret>", "<port file>", "<file>", "<state>"
 
 OBSERVED = {
     "master.host": Observation({"host": "127.0.0.2"}, lambda g: address(g).rpartition(":")[0]),
@@ -481,6 +495,8 @@ OBSERVED = {
     "master.eviction_ratio": Observation({"eviction_ratio": 0.5}, left_after_a_tick),
     "master.eviction_policy": Observation({"eviction_policy": "fifo"}, evicted_first),
     "master.evict_soft_pinned": Observation({"evict_soft_pinned": False}, pinned_under_pressure),
+    "master.state": Observation({"state": STATE}, names_of_two_runs),
+    "master.identity": Observation({"identity": "xxh3"}, kind_of_names),
     "master.quotas": Observation({"quotas": "a=2MiB"}, room_of_a_namespace),
     "master.allocator": Observation({"allocator": "offset"}, offsets),
     "master.placement": Observation({"placement": "free_ratio"}, spread),
@@ -537,7 +553,8 @@ SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in sett
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_changes_what_is_seen(setting, tmp_path):
     assert setting in OBSERVED, f"{setting}: nothing observes that it has an effect"
-    places = {SECRET: tmp_path / "secret", PORT_FILE: tmp_path / "port", LENT_FILE: tmp_path / "f"}
+    names = {SECRET: "secret", PORT_FILE: "port", LENT_FILE: "f", STATE: "state"}
+    places = {placeholder: tmp_path / name for placeholder, name in names.items()}
     places[SECRET].write_text("x" * 32)
     places[SECRET].chmod(0o600)
 

@@ -4,19 +4,20 @@ import secrets
 
 import numpy as np
 
-from mooncake_store import ids
 from mooncake_store.core.records import EVENT, GET_ROW, LISTED, PUT_ROW, REPLICA
+from mooncake_store.identity import Unkeyed
 from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.wire import shard as shard_wire
 from transfer_engine.base import SegmentDescriptor
 from transfer_engine.rpc.blocking import BlockingConnection
 
 TIMEOUT_S = 60
-SEED = ids.namespace_seed("default")
+IDENTITY = Unkeyed("default")
+"""What these digests are keyed with is all the same to a master."""
 
 
 def digests(*names):
-    return ids.digests(list(names), SEED)
+    return IDENTITY.digests(list(names))
 
 
 def numbered(prefix, count):
@@ -45,7 +46,7 @@ class ClusterWire:
         return operation.reply.unpack(body)
 
     def map(self):
-        return self.ask(cluster_wire.MAP, cluster_wire.MapRequest())
+        return self.ask(cluster_wire.MAP, cluster_wire.MapRequest("default"))
 
     def status(self):
         return self.ask(cluster_wire.STATUS, cluster_wire.StatusRequest())

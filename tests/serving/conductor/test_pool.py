@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mooncake_store import AsyncClient, Digests, ids
+from mooncake_store import AsyncClient, Digests
+from mooncake_store.identity import Unkeyed
 from mooncake_store.local_cluster import LocalCluster
 from serving.conductor.index import PrefixIndex
 from serving.conductor.pool_watch import POOL, PoolWatch, chain_of
@@ -14,7 +15,7 @@ TOKENS = np.arange(64 * 40)
 
 @pytest.mark.asyncio
 async def test_what_the_index_cannot_take_in_is_shown_anew():
-    blocks = ids.hash_blocks(TOKENS, 64)
+    blocks = Unkeyed("").hash_blocks(TOKENS, 64)
     chain, index = chain_of(blocks), PrefixIndex()
     takes, failures = index.add, [ValueError("injected")]
 
@@ -37,7 +38,7 @@ async def test_what_the_index_cannot_take_in_is_shown_anew():
 @pytest.mark.asyncio
 @pytest.mark.parametrize("shards", [1, 2])
 async def test_the_index_shows_what_the_store_holds(shards):
-    blocks = ids.hash_blocks(TOKENS, 64)
+    blocks = Unkeyed("").hash_blocks(TOKENS, 64)
     chain, index = chain_of(blocks), PrefixIndex()
     with LocalCluster(segment="64MB", shards=shards, master={"events_kept": 16}) as cluster:
         watch = PoolWatch(cluster.url, index, connect_timeout=1.0, deadline=2.0)

@@ -19,8 +19,8 @@ def broken(*_):
 
 @pytest.fixture
 def pool():
-    names, memory = SimpleNamespace(block_tokens=16), SimpleNamespace(batch_max=8)
-    pool = PoolSide("", {}, names, memory, store_deadline_s=1.0)
+    card = SimpleNamespace(block_tokens=16, layers=1)
+    pool = PoolSide("", {}, card, SimpleNamespace(batch_max=8), store_deadline_s=1.0)
     yield pool
     pool.close()
 
