@@ -1,5 +1,6 @@
 """ARCHITECTURE's "A key's way" names every file that a put and a get go through, in that order."""
 
+import itertools
 import re
 import sys
 import threading
@@ -13,6 +14,7 @@ from tests.waiting import PATIENCE_S
 
 SIZE = 4096
 COUNT = 128
+AWAKE = "transfer_engine/rpc/spinning.py"
 ARCHITECTURE = text(ROOT / "docs" / "ARCHITECTURE.md")
 
 
@@ -60,10 +62,11 @@ def ways():
     finally:
         threading.setprofile(None)
     with cluster, Client(cluster.url) as writer, Client(cluster.url) as reader:
-        turn = iter(range(10_000))
+        turns = itertools.count()
 
         def go():
-            keys = [f"{next(turn)}/{at}" for at in range(COUNT)]
+            turn = next(turns)
+            keys = [f"{turn}/{at}" for at in range(COUNT)]
             ways = trace.of(lambda: writer.put_many(keys, [bytes(SIZE)] * COUNT))
             return ways + trace.of(lambda: reader.get_many(keys))
 
@@ -72,8 +75,15 @@ def ways():
         yield go
 
 
+def asleep(way):
+    return [file for file in way if file != AWAKE]
+
+
 def test_a_put_and_a_get_go_the_way_that_is_told(ways):
-    """Once at least: the master also does other work in between, and a new slab takes more."""
+    """Once at least: the master also does other work in between, and a new slab takes more.
+
+    Whether anybody stays awake for what comes next is up to the machine.
+    """
     told_of = {
         heading: told(heading)
         for heading in ("A put, at the client", "A put, at the master",
@@ -83,5 +93,5 @@ def test_a_put_and_a_get_go_the_way_that_is_told(ways):
     seen, wrong, until = {}, dict(told_of), time.monotonic() + PATIENCE_S
     while wrong and time.monotonic() < until:
         seen = dict(zip(told_of, ways(), strict=True))
-        wrong = {heading: way for heading, way in wrong.items() if seen[heading] != way}
+        wrong = {h: way for h, way in wrong.items() if asleep(seen[h]) != asleep(way)}
     assert {heading: seen[heading] for heading in wrong} == wrong

@@ -1,7 +1,8 @@
 """How many Python functions of this project a batch goes through, on the thread that asks.
 
 Each costs time that no longer batch hides, and is one more for a reader to follow. Which replica
-is read and what the other end does is no part of it: one worker, one shard, 128 objects.
+is read and what the other end does is no part of it: one worker, one shard, 128 objects. Nor is how
+an answer is waited for that does not come at once, which is up to the machine and what else it does.
 """
 
 import collections
@@ -17,6 +18,10 @@ KEYS = 128
 VALUES = [bytes(4096)] * KEYS
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
 OURS = tuple(ROOT + package for package in PACKAGES)
+WAITING = (
+    "transfer_engine/rpc/spinning.py:Spin.failed",
+    "transfer_engine/rpc/blocking.py:BlockingConnection._arm",
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,8 @@ def calls_of(function):
 
 
 def few(found, most):
+    for name in WAITING:
+        found.pop(name, None)
     assert found.total() <= most, "\n".join(f"{n:4} {name}" for name, n in found.most_common())
 
 
