@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.core.records import SegmentState, Status
+from mooncake_store.identity import secret_of
 from mooncake_store.master.doors import doors_of
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.program.logs import StateLog
