@@ -6,7 +6,7 @@
     index.query("m", 16, tokens)       # {"default": {"vllm-0": {"longest_matched": 4096, ...}}}
 
 Engines name blocks by hashes of their own making. A stored event says which tokens they stand for,
-so blocks are named here by their tokens (a keyed `Identity`, salted with the scope), and an engine's
+so blocks are named here by their tokens (a keyed `Identity`, the scope as salt), and an engine's
 hashes only lead to these names. So a query needs no engine's hash function, and engines of one
 scope that hash differently still compare. A scope is tenant, model, adapter, block size and salt.
 
