@@ -5,7 +5,8 @@ starts on the first layer while the others are under way (`Fetch.wait`). Blocks 
 are handed over layer by layer and stored in batches of whatever has come together.
 
 The store may be full, slow or gone. Then fetches find nothing and puts keep nothing; `StoreLink`
-says so once and tries again later. Nothing here raises into the engine.
+says so once and tries again later, when somebody asks or the storing thread has nothing else to do.
+Nothing here raises into the engine.
 
 Bounds: a fetch ends at its deadline, a put at the worker's. The queues hold descriptions of blocks
 of the cache, which is of a fixed size.
@@ -48,6 +49,7 @@ BATCH_OBJECTS = 256
 PRESSURE_PAUSE_S = 5.0
 """Nothing is offered for so long after the store had no room until a put's deadline."""
 _CLOSE_S = 15.0
+_IDLE_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +121,7 @@ class PoolSide:
         self._memory = memory
         self._store_deadline_s = store_deadline_s
         self._link = StoreLink(url, settings) if url else None
+        self._named_by: Identity | None = None
         self._fetches: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._puts: deque[Storing] = deque()
         self._news = threading.Condition()
@@ -135,9 +138,15 @@ class PoolSide:
             thread.start()
 
     def _identity(self) -> Identity | None:
-        """How the pool names blocks, once it was reached; asked by threads that must not wait."""
+        """How the pool names blocks, as it said last; asked by threads that must not wait.
+
+        A pool that goes away takes no names along: a request asks for those of its prompt several
+        times, and must not be given fewer than before.
+        """
         client = None if self._link is None else self._link.client
-        return None if client is None else client.identity
+        if client is not None:
+            self._named_by = client.identity
+        return self._named_by
 
     @property
     def up(self) -> bool:
@@ -261,9 +270,14 @@ class PoolSide:
 
     def _put_next(self) -> bool:
         batch = self._next_batch()
+        if batch is None:
+            return False
+        if not batch:
+            self._look_for_pool()
+            return True
         kept = [False] * sum(len(each.blocks) for each in batch)
         try:
-            kept = self._put(batch) if batch else []
+            kept = self._put(batch)
         except Exception:  # As for loads.
             log.exception("a put failed; its blocks are not kept")
         at = 0
@@ -275,19 +289,33 @@ class PoolSide:
             at += len(each.blocks)
         with self._news:
             self._busy = 0
-        return bool(batch)
+        return True
 
-    def _next_batch(self) -> list[Storing]:
-        """Whatever has come together, in order; nothing at the end."""
+    def _next_batch(self) -> list[Storing] | None:
+        """Whatever has come together, in order; nothing when that takes long, None at the end."""
         limit = min(BATCH_OBJECTS, self._memory.batch_max)
         with self._news:
-            while not self._puts and not self._closing:
-                self._news.wait(1.0)
+            self._news.wait_for(lambda: self._puts or self._closing, _IDLE_S)
+            if self._closing and not self._puts:
+                return None
             batch: list[Storing] = []
             while self._puts and (not batch or self._busy + len(self._puts[0].blocks) <= limit):
                 batch.append(self._puts.popleft())
                 self._busy += len(batch[-1].blocks)
             return batch
+
+    def _look_for_pool(self) -> None:
+        """Try a pool that is away.
+
+        Nobody else may: a worker to which all KV is pushed asks the pool for none, and offers none
+        while the pool is away.
+        """
+        if self._link is None or self._link.up:
+            return
+        try:
+            self._link.call(lambda client: client.identity)
+        except Exception:  # As for loads.
+            log.exception("the pool cannot be tried; nothing is loaded or kept")
 
     def _put(self, batch: Sequence[Storing]) -> list[bool]:
         layers = [each.layer for each in batch for _ in each.blocks]

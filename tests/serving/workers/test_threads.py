@@ -1,13 +1,16 @@
 """The threads of a worker: what befalls one request ends none of them, and a dead one shows."""
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mooncake_store import LocalCluster
 from serving.workers.computing import Computing
 from serving.workers.pool_side import Fetch, PoolSide, Storing
+from tests.serving.fakes import CARD
 from tests.serving.workers.support import fleet
 from tests.waiting import PATIENCE_S, until
 from transfer_engine.errors import UnavailableError
@@ -17,12 +20,19 @@ def broken(*_):
     raise ValueError("injected")
 
 
+TOKENS = np.arange(4 * CARD.block_tokens)
+
+
+def pool_side(url=""):
+    memory = SimpleNamespace(batch_max=8)
+    pool = PoolSide(url, {"connect_timeout": 0.5}, CARD, memory, store_deadline_s=1.0)
+    return contextlib.closing(pool)
+
+
 @pytest.fixture
 def pool():
-    card = SimpleNamespace(block_tokens=16, layers=1)
-    pool = PoolSide("", {}, card, SimpleNamespace(batch_max=8), store_deadline_s=1.0)
-    yield pool
-    pool.close()
+    with pool_side() as pool:
+        yield pool
 
 
 def test_computing_goes_on_after_a_failure_that_could_not_be_told():
@@ -65,3 +75,21 @@ def test_a_fetch_that_cannot_be_told_keeps_no_other_from_its_own(pool):
         pool.fetch(Fetch(np.zeros(16, np.int64), range(1), 1, False, 0.0, found, end))
     assert ended.wait(PATIENCE_S)
     assert pool.sound
+
+
+def test_a_pool_that_comes_later_is_found_though_nobody_asks_for_blocks(free_port):
+    url = f"mooncake://127.0.0.1:{free_port}/default"
+    with contextlib.ExitStack() as later, pool_side(url) as pool:
+        assert not pool.up
+        assert not len(pool.names.index(TOKENS))
+        later.enter_context(LocalCluster(1, "16MiB", master={"port": free_port}, in_process=True))
+        until(lambda: pool.up)
+        assert len(pool.names.index(TOKENS)) == 4
+
+
+def test_blocks_keep_their_names_while_the_pool_is_away(store):
+    with pool_side(store.url) as pool:
+        named = pool.names.index(TOKENS).tolist()
+        assert len(named) == 4
+        pool._link.doubt()
+        assert pool.names.index(TOKENS).tolist() == named
