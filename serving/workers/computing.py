@@ -13,6 +13,7 @@ import statistics
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from transfer_engine.lasting import LastingThread
@@ -55,29 +56,22 @@ class Computing:
             self._work.append(work)
             self._news.notify()
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """Run something on the thread and wait for what it returns."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+    def call(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run something on the thread; what it returns, on the loop that runs.
 
-        def answer(result: T | None, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
+        It is done whether or not somebody still waits for it.
+        """
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
 
         def run() -> None:
             try:
-                result = work()
+                future.set_result(work())
             except Exception as error:
-                loop.call_soon_threadsafe(answer, None, error)
-            else:
-                loop.call_soon_threadsafe(answer, result, None)
+                future.set_exception(error)
 
         self.post(run)
-        return await future
+        return asyncio.wrap_future(future)
 
     @property
     def tbt_s(self) -> float:

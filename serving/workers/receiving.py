@@ -7,6 +7,7 @@ by the deadline or because its sender is gone, is given back.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from serving.workers import protocol as p
@@ -26,6 +27,8 @@ class Receiving:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._incoming: dict[bytes, Incoming] = {}
+        self._asked = 0
+        """Rooms that the computing thread is asked for."""
 
     @property
     def expected(self) -> int:
@@ -40,17 +43,27 @@ class Receiving:
     async def open(self, message: p.KVOpen, owned: set[bytes]) -> p.KVOpened:
         """Promise room, if there is some; its tag joins those that the sender's connection owns."""
         parts, tag = self._parts, p.request_tag(message.request_id)
+        lasts_s = p.deadline_of(message)
+        if message.tokens < 1:
+            raise InvalidArgumentError(f"there is no KV of {message.tokens} tokens")
         if tag in self._incoming:
             return p.KVOpened(False, "its KV is expected already", 1000)
         room = message.tokens + max(0, message.max_new_tokens - 1)
-        reserved = self.expected
-        taken = await parts.computing.call(lambda: take_blocks(parts, room, reserved))
+        reserved = self.expected + self._asked
+        asked = parts.computing.call(lambda: take_blocks(parts, room, reserved))
+        self._asked += 1
+        try:
+            taken = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            # The sender is gone, or has waited for too long: it does not hear of the room.
+            asked.add_done_callback(self._unwanted)
+            raise
+        finally:
+            self._asked -= 1
         if isinstance(taken, p.Refused):
             return p.KVOpened(False, taken.reason, taken.retry_after_ms)
         incoming = Incoming(message.request_id, message.tokens, taken, message.senders)
-        incoming.timer = parts.loop.call_later(
-            p.deadline_of(message), lambda: self._expire(incoming)
-        )
+        incoming.timer = parts.loop.call_later(lasts_s, lambda: self._expire(incoming))
         self._incoming[tag] = incoming
         owned.intersection_update(self._incoming)
         owned.add(tag)
@@ -116,6 +129,15 @@ class Receiving:
             incoming.timer.cancel()
         if not incoming.abandoned:
             incoming.abandoned = True
-            cache = self._parts.computing.engine.cache
-            self._parts.computing.post(lambda: cache.release(incoming.blocks))
+            self._release(incoming.blocks)
         incoming.close(abort=True)
+
+    def _unwanted(self, asked: asyncio.Future[list[int] | p.Refused]) -> None:
+        """Room was taken for a sender that has left."""
+        taken = asked.result()
+        if isinstance(taken, list):
+            self._release(taken)
+
+    def _release(self, blocks: list[int]) -> None:
+        cache = self._parts.computing.engine.cache
+        self._parts.computing.post(lambda: cache.release(blocks))

@@ -1,6 +1,7 @@
 """One worker, or two, in the test's own process: what is cached, pushed, refused and cleaned up."""
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -21,7 +22,7 @@ from tests.serving.workers.support import (
     prompts,
     tokens_of,
 )
-from tests.waiting import until_async
+from tests.waiting import PATIENCE_S, until_async
 from transfer_engine.errors import InvalidArgumentError, NotFoundError, StoreError
 
 pytestmark = pytest.mark.asyncio
@@ -353,10 +354,63 @@ async def test_kv_that_nobody_agreed_to_is_refused():
         await client.push(p.KV_PUSH, 5, keys=bytes(128), values=bytes(128), **columns)
         with pytest.raises(InvalidArgumentError, match="does not fit"):
             await client.kv_open(p.KVOpen("y", 20, 4, "another model", 1, 5000))
+        with pytest.raises(InvalidArgumentError, match="-20 tokens"):
+            await client.kv_open(p.KVOpen("y", -20, 4, revision, 1, 5000))
+        with pytest.raises(StoreError, match="deadline"):
+            await client.kv_open(p.KVOpen("y", 20, 4, revision, 1, 0))
         await client.kv_close(p.KVClose("x", abort=True))
         with pytest.raises(NotFoundError, match="stage"):
             await client.push(p.STAGE_CHUNK, 5, request=columns["request"], start=0, count=1,
                               hidden=bytes(256))  # fmt: skip
+
+
+@contextlib.contextmanager
+def held(worker):
+    """Hold what computes between two steps."""
+    reached, go = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go.wait(PATIENCE_S)
+
+    worker.parts.computing.post(hold)
+    assert reached.wait(PATIENCE_S)
+    try:
+        yield worker.parts.computing
+    finally:
+        go.set()
+
+
+async def test_room_whose_sender_does_not_wait_for_it_is_given_back():
+    async with fleet() as running:
+        sender = await running.add("decode")
+        worker = running.workers[0]
+        message = p.KVOpen("x", 20, 4, worker.card.revision, 1, 60_000)
+        with held(worker) as computing:
+            asking = asyncio.ensure_future(sender.kv_open(message))
+            await until_async(lambda: computing._work)
+            await sender.close()
+            await asyncio.gather(asking, return_exceptions=True)
+            await until_async(lambda: not worker._server.connections)
+        await running.settled()
+
+
+async def test_the_last_place_is_promised_to_one_sender():
+    async with fleet() as running:
+        client = await running.add("decode", running_max=1)
+        worker = running.workers[0]
+        with held(worker) as computing:
+            asking = [
+                asyncio.ensure_future(
+                    client.kv_open(p.KVOpen(name, 20, 4, worker.card.revision, 1, 60_000))
+                )
+                for name in "xy"
+            ]
+            await until_async(lambda: len(computing._work) == 2)
+        opened = await asyncio.gather(*asking)
+        assert sorted(each.admitted for each in opened) == [False, True]
+        for name in "xy":
+            await client.kv_close(p.KVClose(name, abort=True))
 
 
 async def test_room_for_kv_that_never_comes_is_given_back():
