@@ -456,10 +456,16 @@ class Worker:
             await self._drained(message.drain_ms)
 
     async def _drained(self, drain_ms: int) -> None:
-        """Take nothing new until nothing runs; on failure take requests again."""
-        self.draining = True
-        if not await self._until_idle(drain_ms / 1000) or self._receiving.expected:
-            self.draining = False
+        """Take nothing new until nothing runs; on failure take requests again.
+
+        That whoever asked is gone is a failure, too: nobody would let it take requests again.
+        """
+        self.draining, idle = True, False
+        try:
+            idle = await self._until_idle(drain_ms / 1000) and not self._receiving.expected
+        finally:
+            self.draining = idle
+        if not idle:
             raise TransferTimeoutError(
                 f"{len(self._active)} requests still run",
                 elapsed_s=drain_ms / 1000,

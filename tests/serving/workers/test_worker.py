@@ -472,6 +472,24 @@ async def test_a_drain_that_takes_too_long_is_given_up(store):
             await client.set_role("prefil")
 
 
+async def test_a_drain_whose_asker_is_gone_is_given_up(store):
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        worker = running.workers[0]
+        message = p.Generate(new_id(), p.pack_tokens(LONG), p.Sampling(), 1500, 60_000)
+        stream = client.generate(message)
+        await anext(stream)
+        other = WorkerClient(client.address)
+        asking = asyncio.ensure_future(other.set_role("decode"))
+        await until_async(lambda: worker.draining)
+        await other.close()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until_async(lambda: not worker.draining)
+        assert worker.role == "prefill"
+        await stream.aclose()
+        assert tokens_of(await generate(client, SHORT))
+
+
 async def test_load_says_how_busy_a_worker_is(store):
     async with fleet() as running:
         client = await running.add(pool_url=store.url)
