@@ -268,8 +268,11 @@ class Worker:
                 f"ask again in {opened.retry_after_ms} ms, or choose another", retryable=True,
             )  # fmt: skip
             return
-        request.pusher = pusher
         pusher.start()
+        if request.ended:
+            pusher.abort()  # It was cancelled meanwhile: the room is not needed.
+            return
+        request.pusher = pusher
         request.begin()
 
     def _generate(self, connection: Connection, message: p.Generate) -> None:

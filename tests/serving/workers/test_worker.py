@@ -31,6 +31,23 @@ LONG = prompts(1, seed=31, shortest=500, longest=500)[0]
 SHORT = LONG[:40]
 
 
+@contextlib.contextmanager
+def held(worker):
+    """Hold what computes between two steps."""
+    reached, go = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go.wait(PATIENCE_S)
+
+    worker.parts.computing.post(hold)
+    assert reached.wait(PATIENCE_S)
+    try:
+        yield worker.parts.computing
+    finally:
+        go.set()
+
+
 async def test_a_second_prompt_loads_what_the_first_left(store):
     async with fleet() as running:
         one = await running.add(pool_url=store.url)
@@ -257,6 +274,21 @@ async def test_leaving_a_pushed_prefill_gives_all_rooms_back(store, kind, groupe
         await running.settled()
 
 
+async def test_leaving_a_prefill_that_asks_for_room_gives_it_back(store):
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add("decode", pool_url=store.url)
+        with held(running.workers[1]) as computing:
+            asking = asyncio.ensure_future(
+                prefill(first, LONG, decode_at=second.address, deadline_ms=600_000)
+            )
+            await until_async(lambda: computing._work)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await until_async(lambda: not running.workers[0]._active)
+        await running.settled()
+
+
 async def test_a_reader_that_disappears_ends_its_requests(store):
     async with fleet() as running:
         await running.add(pool_url=store.url)
@@ -362,23 +394,6 @@ async def test_kv_that_nobody_agreed_to_is_refused():
         with pytest.raises(NotFoundError, match="stage"):
             await client.push(p.STAGE_CHUNK, 5, request=columns["request"], start=0, count=1,
                               hidden=bytes(256))  # fmt: skip
-
-
-@contextlib.contextmanager
-def held(worker):
-    """Hold what computes between two steps."""
-    reached, go = threading.Event(), threading.Event()
-
-    def hold():
-        reached.set()
-        go.wait(PATIENCE_S)
-
-    worker.parts.computing.post(hold)
-    assert reached.wait(PATIENCE_S)
-    try:
-        yield worker.parts.computing
-    finally:
-        go.set()
 
 
 async def test_room_whose_sender_does_not_wait_for_it_is_given_back():
