@@ -76,9 +76,10 @@ class Decoding(Generating):
         self.task = self.parts.loop.create_task(self._start())
 
     def fail(self, code: str, message: str, advice: str = "", *, retryable: bool = False) -> None:
-        """From now on nothing that is pushed is written: the blocks go back."""
+        """From now on nothing that is pushed is written, or waited for: the blocks go back."""
         if self._incoming is not None:
             self._incoming.abandoned = True
+            self._incoming.ended.set()
         super().fail(code, message, advice, retryable=retryable)
 
     async def _start(self) -> None:

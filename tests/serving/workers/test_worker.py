@@ -289,6 +289,22 @@ async def test_leaving_a_prefill_that_asks_for_room_gives_it_back(store):
         await running.settled()
 
 
+async def test_leaving_a_decode_whose_kv_is_still_pushed_gives_its_room_back():
+    async with fleet() as running:
+        client = await running.add("decode")
+        name, worker = new_id(), running.workers[0]
+        message = p.KVOpen(name, len(SHORT), 8, worker.card.revision, 1, 600_000)
+        assert (await client.kv_open(message)).admitted
+        pushed = p.KVPlace(pushed=True)
+        asking = asyncio.ensure_future(
+            decode(client, SHORT, 1, pushed, request_id=name, deadline_ms=600_000)
+        )
+        await until_async(lambda: worker._active)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await running.settled()
+
+
 async def test_a_reader_that_disappears_ends_its_requests(store):
     async with fleet() as running:
         await running.add(pool_url=store.url)
