@@ -151,3 +151,17 @@ def test_a_closed_pool_hands_out_nothing():
     pool.release(busy)
     assert busy.closed
     assert pool.close() == []
+
+
+def test_what_is_made_while_the_pool_is_closed_is_closed_as_well():
+    pool, made = Pool(4), []
+
+    def make():
+        made.append(Item("a"))
+        assert pool.close() == []
+        return made[0]
+
+    with pytest.raises(PeerLostError, match="closed"):
+        pool.acquire("a", make, later())
+    assert made[0].closed
+    assert len(pool) == 0

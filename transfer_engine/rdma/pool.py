@@ -85,7 +85,7 @@ class Pool(Generic[KeyT, ItemT]):
                     self._remove(node)
             while True:
                 if self._closed:
-                    raise PeerLostError("the transport was closed", operation="connect")
+                    raise _closed()
                 if key in self._idle:
                     node = self._idle[key][-1]
                     self._forget_idle(node)
@@ -106,6 +106,9 @@ class Pool(Generic[KeyT, ItemT]):
             raise
         with self._changed:
             self._making -= 1
+            if self._closed:  # nobody would end it: `close` did not see it
+                item.close()
+                raise _closed()
             self._insert(key, item)
         return item, False
 
@@ -178,3 +181,7 @@ class Pool(Generic[KeyT, ItemT]):
     def items(self) -> list[ItemT]:
         """Return everything in the pool, oldest first."""
         return list(self._nodes)
+
+
+def _closed() -> PeerLostError:
+    return PeerLostError("the transport was closed", operation="connect")
