@@ -223,9 +223,10 @@ def test_waiting_costs_no_processor_time(fake_nics, setting):
     for nic in fake_nics:
         nic.silent = True
     begin = time.thread_time()
-    with pytest.raises(TransferTimeoutError):
+    with pytest.raises(TransferTimeoutError) as caught:
         setting.read(8, timeout_s=1.0)
     assert time.thread_time() - begin < 0.1
+    assert caught.value.operation == "read"
 
 
 def test_an_owner_that_ends_wakes_a_transfer_that_sleeps(fake_nics, setting):

@@ -163,14 +163,14 @@ class Endpoint:
                 return
             if self.lost:
                 raise self.gone()
-            self.wait_for_news(deadline)
+            self.wait_for_news(deadline, "open")
 
-    def wait_for_news(self, deadline: float) -> None:
+    def wait_for_news(self, deadline: float, operation: str) -> None:
         """Sleep until the card, which was armed, has completions, or the connection ended.
 
         Raises TransferTimeoutError when the deadline has passed.
         """
-        left = remaining_s(deadline, "transfer", self.link.peer)
+        left = remaining_s(deadline, operation, self.link.peer)
         poll = select.poll()
         poll.register(self.pair.event_fd, select.POLLIN)
         poll.register(self.link.sock, select.POLLIN)
@@ -320,6 +320,6 @@ def _sleep(batch: Batch, endpoint: Endpoint) -> None:
     try:
         if batch.cancelled:
             raise Cancelled
-        endpoint.wait_for_news(batch.deadline)
+        endpoint.wait_for_news(batch.deadline, batch.operation.verb)
     finally:
         batch.interrupt = None
