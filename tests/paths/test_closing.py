@@ -19,6 +19,7 @@ from transfer_engine.errors import (
     StoreError,
     TransferTimeoutError,
 )
+from transfer_engine.lasting import LastingThread
 from transfer_engine.paths.routes import Prober, Route, Routes
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.tcp import TcpTransport
@@ -169,6 +170,50 @@ def test_what_a_probe_raises_does_not_end_the_prober():
     assert done.wait(PATIENCE_S)
     until(lambda: not ours())
     prober.close()
+
+
+def test_a_prober_that_gets_no_thread_asks_for_one_again(monkeypatch):
+    refusals, done = [RuntimeError("can't start new thread")], threading.Event()
+    start = LastingThread.start
+
+    def starting(thread):
+        if refusals:
+            raise refusals.pop()
+        start(thread)
+
+    monkeypatch.setattr(LastingThread, "start", starting)
+
+    class Resting:
+        def probe(self):
+            done.set()
+
+    prober, resting = Prober(), Resting()
+    prober.watch(resting)  # in the middle of a transfer that goes another way
+    assert not done.is_set()
+    prober.watch(resting)
+    assert done.wait(PATIENCE_S)
+    prober.close()
+    prober.join()
+
+
+def test_a_route_whose_probe_broke_is_probed_again(slow, caplog):
+    failures = [PeerLostError("injected"), ValueError("a mistake of ours")]
+
+    def reach(deadline):
+        if failures:
+            raise failures.pop(0)
+        return RemoteSegment(DESCRIPTOR)
+
+    slow.go_on.set()
+    prober = Prober()
+    paths = [Route(slow, "one", 0, reach), Route(slow, "other", 0, slow.open)]
+    routes = Routes(DESCRIPTOR, paths, prober)
+    routes.find(time.monotonic() + 60)
+    until(lambda: routes.health()[0].state == "healthy")
+    assert not failures
+    assert "a mistake of ours" in caplog.text
+    prober.close()
+    routes.close()
 
 
 def test_the_memory_of_an_owner_that_died_is_let_go():

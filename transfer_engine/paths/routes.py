@@ -15,6 +15,7 @@ Cost: nothing per batch while a single route is in use.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -209,7 +210,10 @@ class Routes:
         )
 
     def probe(self) -> float | None:
-        """Try routes whose pause is over; return when the next one is due."""
+        """Try routes whose pause is over; return when the next one is due.
+
+        Whatever a probe raises is its answer: nobody else would try that route again.
+        """
         with self.lock:
             due = [] if self._closed else self.policy.due(time.monotonic())
         for at in due:
@@ -217,9 +221,12 @@ class Routes:
                 return None
             try:
                 remote = self._routes[at].open(time.monotonic() + _PROBE_S)
-            except (StoreError, OSError) as error:  # such as being short of descriptors
+            except Exception as error:
                 with self.lock:
                     self.policy.still_failing(at, time.monotonic(), f"failed: {error}")
+                if not isinstance(error, StoreError | OSError):  # as when short of descriptors
+                    name = self._routes[at].name
+                    _log.exception("%s cannot be probed over %s", self.descriptor, name)
             else:
                 self._revive(at, remote)
         with self.lock:
@@ -300,8 +307,10 @@ class Prober:
             self._watched.add(routes)
             self._again = True
             if self._thread is None:
-                self._thread = LastingThread("mooncake-prober", self._round)
-                self._thread.start()
+                thread = LastingThread("mooncake-prober", self._round)
+                with contextlib.suppress(RuntimeError):  # no more threads: the next failure asks
+                    thread.start()
+                    self._thread = thread
             self._changed.notify()
 
     def _round(self) -> bool:
