@@ -80,7 +80,7 @@ class Routes:
         self.sliced = False
         """Whether large batches may use several routes at once."""
         self.several = len(routes) > 1
-        self.policy = PathPolicy([PathSpec(r.name, r.tier) for r in routes] or [_NONE])
+        self.policy = PathPolicy([PathSpec(route.name, route.tier) for route in routes])
         self._routes = tuple(routes)
         self._remotes: list[RemoteSegment | None] = [None] * len(routes)
         # What was open on routes that failed; batches that have not noticed yet still use it.
@@ -252,7 +252,7 @@ class Routes:
         for path in survey:
             mine = [
                 state
-                for route, state in zip(self._routes, health, strict=False)
+                for route, state in zip(self._routes, health, strict=True)
                 if route.transport.name == path.transport
             ]
             if mine and all(state.why for state in mine):
@@ -270,7 +270,7 @@ class Routes:
     def health(self) -> list[PathHealth]:
         """Return how every route stands."""
         with self.lock:
-            return self.policy.report(time.monotonic()) if self._routes else []
+            return self.policy.report(time.monotonic())
 
     def close(self) -> None:
         """Release everything. Idempotent."""
@@ -284,9 +284,6 @@ class Routes:
             for remote in remotes:
                 if remote is not None:
                     route.transport.release(remote)
-
-
-_NONE = PathSpec("none")
 
 
 class Prober:
