@@ -176,3 +176,18 @@ def test_a_long_note_is_taken_on_a_fresh_connection(served, count):
         )
         submission.result(PATIENCE_S)
         assert [note.data for note in server.take_notifications(PATIENCE_S)] == [data]
+
+
+def test_both_ends_notice_a_machine_that_vanished(served):
+    """It says nothing, so the kernel asks: about a minute, where two hours are usual."""
+    server, descriptor = served
+    with TransferEngine(transports=["tcp"]) as engine:
+        engine.open(descriptor)
+        (pool,) = engine._transports[0]._pools.values()
+        for link in (*server._tcp._links, *pool._open):
+            asked = [
+                link.sock.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            ]
+            assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert asked[0] + asked[1] * asked[2] < 120

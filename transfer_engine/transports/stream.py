@@ -33,6 +33,7 @@ import numpy as np
 
 from transfer_engine.errors import PeerLostError, RemoteProtocolError, TransferTimeoutError
 from transfer_engine.kernels import moving, serving, stream, xxh3
+from transfer_engine.rpc.address import tune
 from transfer_engine.rpc.spinning import SPIN_NS
 from transfer_engine.wire.frame import HEADER_BYTES, MAGIC, VERSION, VERSIONS, FrameDecoder
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
@@ -82,7 +83,7 @@ def _first_word(flags: int, opcode: int) -> int:
     )
 
 
-# What requests begin with and are answered by; see `_kernels`.
+# What requests begin with and are answered by, for the loops of `kernels`.
 _FIXED = np.array(
     [
         _first_word(0, READ),
@@ -136,7 +137,11 @@ class Link:
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         try:
-            _tune(sock)
+            sock.settimeout(None)
+            tune(sock)
+            near = sock.getsockname()[0] == sock.getpeername()[0]
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF) if near else ():
+                sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BYTES)
         except OSError as error:  # it ended already: nothing can be asked of such a socket
             sock.close()
             why = os.strerror(error.errno or 0)
@@ -426,15 +431,6 @@ class Link:
 
     def _lost(self, why: str) -> PeerLostError:
         return PeerLostError(f"lost {self.peer}: {why}", peer=self.peer)
-
-
-def _tune(sock: socket.socket) -> None:
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sock.getsockname()[0] == sock.getpeername()[0]:
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BYTES)
 
 
 def handshake_decoder() -> FrameDecoder:
