@@ -1,5 +1,6 @@
 """Segments, registration, choice of paths, background batches, servers: what a caller relies on."""
 
+import errno
 import logging
 import math
 import os
@@ -48,6 +49,26 @@ def test_a_segment_is_zeroed_shared_and_sealed():
     with pytest.raises(NotFoundError):
         segment.buffer  # noqa: B018
     segment.close()
+
+
+def test_a_segment_may_have_the_longest_name_in_any_script():
+    with Segment.create(4096, name="名" * 128) as segment:  # three bytes each
+        assert segment.name == "名" * 128
+
+
+def test_shared_memory_that_cannot_be_had_leaves_nothing(monkeypatch):
+    def refuse(fd, size):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    made = []
+    create = os.memfd_create
+    monkeypatch.setattr(os, "memfd_create", lambda *given: made.append(create(*given)) or made[-1])
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(ConfigError, match="4096 bytes of shared memory: File too large"):
+        Segment.create(4096)
+    (fd,) = made
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
 def test_a_named_segment_survives_its_process(tmp_path):

@@ -58,6 +58,7 @@ _MADV_POPULATE_WRITE = 23
 _MS_SYNC = 4
 _MPOL_PREFERRED = 1
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
+_MEMFD_NAME_BYTES_MAX = 249
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # One system call per piece: small enough to notice a stop, large enough to cost nothing.
 _PREFAULT_BYTES = 32 << 20
@@ -139,10 +140,22 @@ def create_file(
         return _create_hugetlb(size, name), "hugetlb"
     if path is not None:
         return _create_named(size, os.fspath(path)), kind
-    fd = os.memfd_create(f"mooncake-{name}"[:249], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    return fd, kind
+    return _create_nameless(size, name), kind
+
+
+def _create_nameless(size: int, name: str, flags: int = 0) -> int:
+    """Create sealed memory; `name` is for those who look into /proc, who see a part of it."""
+    label = os.fsdecode(os.fsencode(f"mooncake-{name}")[:_MEMFD_NAME_BYTES_MAX])
+    fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, OSError):
+            raise open_error(f"{size} bytes of shared memory", error) from error
+        raise
+    return fd
 
 
 def _create_named(size: int, path: str) -> int:
@@ -179,11 +192,7 @@ def _create_hugetlb(size: int, name: str) -> int:
             f"{_THP} is {thp_policy()!r}",
             advice=f"write 'advise' to {_THP}, or run: sysctl vm.nr_hugepages={needed}",
         )
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB
-    fd = os.memfd_create(f"mooncake-{name}"[:249], flags)
-    os.ftruncate(fd, needed * _HUGE_PAGE_BYTES)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    return fd
+    return _create_nameless(needed * _HUGE_PAGE_BYTES, name, os.MFD_HUGETLB)
 
 
 def map_file(
