@@ -29,6 +29,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     TruncatedError,
 )
+from transfer_engine.segments import blockfile
 from transfer_engine.segments.blockfile import BlockFile
 from transfer_engine.testing import OwnerProcess, TransportCase, TransportContract, content
 
@@ -378,6 +379,27 @@ def test_memory_unregistered_under_way_ends_whole(own, engine):
     assert np.array_equal(data, content(3, 16 << 20))
     with pytest.raises(InvalidArgumentError, match="not registered"):
         engine.read_batch(target, [0], [data.size], [region.address])
+
+
+def test_without_threads_to_help_the_caller_moves_all(own, engine, monkeypatch):
+    """An executor takes the work, then finds that there can be no thread for it."""
+    taken = []
+
+    class NoMoreThreads:
+        def submit(self, *work):
+            taken.append(work)
+            raise RuntimeError("can't start new thread")
+
+    _, _, target = own(16 << 20)
+    data = np.zeros(16 << 20, np.uint8)
+    region = engine.register(data)
+    monkeypatch.setattr(blockfile, "_threads", NoMoreThreads())
+    assert engine.read_batch(target, [0], [data.size], [region.address]).ok
+    assert np.array_equal(data, content(3, 16 << 20))
+    data[:] = 7
+    ((late, *arguments),) = taken
+    late(*arguments)
+    assert (data == 7).all()
 
 
 def test_waiting_for_a_block_ends_at_the_deadline(own, engine):

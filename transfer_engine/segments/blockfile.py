@@ -30,7 +30,7 @@ import logging
 import os
 import stat
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -293,15 +293,30 @@ class BlockFile:
 
 def _share(run: Callable[[], None], parts: int) -> None:
     """Run on this thread and, for more than one part, some others; return when all have ended."""
-    helpers = [_threads.submit(run) for _ in range(min(THREADS, parts - 1))]
+    turns: list[Future[None]] = [Future() for _ in range(min(THREADS, parts - 1))]
     try:
+        with contextlib.suppress(RuntimeError):  # no more threads can be had: fewer do it
+            for turn in turns:
+                _threads.submit(_take_turn, turn, run)
         run()
     finally:
         # One that has not begun has nothing to do; one that has uses the caller's memory.
-        errors = [helper.exception() for helper in helpers if not helper.cancel()]
+        errors = [turn.exception() for turn in turns if not turn.cancel()]
     for error in errors:
         if error is not None:
             raise error
+
+
+def _take_turn(turn: Future[None], run: Callable[[], None]) -> None:
+    """Run on a thread of the pool, which may come late: also to what it refused to take."""
+    if not turn.set_running_or_notify_cancel():
+        return
+    try:
+        run()
+    except BaseException as error:
+        turn.set_exception(error)
+    else:
+        turn.set_result(None)
 
 
 @functools.cache
