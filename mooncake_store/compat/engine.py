@@ -27,8 +27,14 @@ from mooncake_store.compat.engine_memory import EngineMemory
 from mooncake_store.compat.pointers import column
 from mooncake_store.compat.values import TransferNotify, TransferOpcode
 from mooncake_store.compat.variants import named
-from mooncake_store.errors import InvalidArgumentError, NotFoundError, StoreError
+from mooncake_store.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StoreError,
+    TransferTimeoutError,
+)
 from transfer_engine.base import Operation
+from transfer_engine.outcome import BatchResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +114,7 @@ class TransferEngine(EngineMemory):
             self._forget(target)
             return 0
         number = next(self._numbers)
-        self._batches[number] = submissions
+        self._batches[number] = target, submissions
         while len(self._batches) > _BATCHES_KEPT:  # nobody asked for the oldest
             self._batches.pop(next(iter(self._batches)))
         return number
@@ -210,32 +216,40 @@ class TransferEngine(EngineMemory):
 
     def transfer_check_status(self, batch_id: int) -> int:
         """1 completed, 0 under way, -1 failed, -2 timed out. An answer other than 0 is the last."""
-        submissions = self._batches.get(batch_id)
-        if submissions is None:
-            return -1
-        if not all(submission.done for submission in submissions):
-            return 0
-        self._batches.pop(batch_id, None)
-        statuses = [submission.wait() for submission in submissions]
-        if any((status == -901).any() for status in statuses):
-            return -2
-        return 1 if not any(status.any() for status in statuses) else -1
+        _, submissions = self._batches.get(batch_id, ("", []))
+        return self._end(batch_id) if all(each.done for each in submissions) else 0
 
     def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
         """Wait for batches; 0 if all of them arrived, or -1."""
-        result = 0
-        for batch_id in batch_ids:
-            submissions = self._batches.pop(batch_id, None)
-            if submissions is None:
-                result = -1
-                continue
-            if any(submission.wait().any() for submission in submissions):
-                result = -1
-        return result
+        ends = [self._end(batch_id) for batch_id in batch_ids]
+        return 0 if all(end == 1 for end in ends) else -1
+
+    def _end(self, batch_id: int) -> int:
+        """Wait for a batch, once: 1 completed, -1 failed or not known, -2 timed out."""
+        known = self._batches.pop(batch_id, None)
+        if known is None:
+            return -1
+        target, submissions = known
+        failures = [error for error in map(_failure, submissions) if error is not None]
+        if not failures:
+            return 1
+        log.error("transfer with %s failed: %s", target, failures[0])
+        # It may have restarted, or have the memory anew: the next batch asks it.
+        self._forget(target)
+        return -2 if any(isinstance(error, TransferTimeoutError) for error in failures) else -1
 
 
 # The original has the enumeration in the class, too.
 setattr(TransferEngine, "TransferOpcode", TransferOpcode)  # noqa: B010 - the name is a type here
+
+
+def _failure(submission: Submission) -> StoreError | None:
+    """Wait for a submission; what it failed with."""
+    try:
+        BatchResult(submission.result(), None, submission.transport).check()
+    except StoreError as error:
+        return error
+    return None
 
 
 def _direction(opcode: TransferOpcode) -> Operation:

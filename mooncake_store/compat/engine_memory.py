@@ -55,7 +55,8 @@ class EngineMemory:
         self._lock = threading.Lock()
         self._owned: dict[int, _Owned] = {}
         self._peers: dict[str, Peer] = {}
-        self._batches: dict[int, list[Submission]] = {}
+        # With whom, and what of it is under way; by the number that callers ask about.
+        self._batches: dict[int, tuple[str, list[Submission]]] = {}
         self._numbers = itertools.count(1)
         self._registry = Registry()
 

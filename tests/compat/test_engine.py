@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from mooncake_store.compat.engine import TransferEngine, TransferNotify, TransferOpcode
+from tests.waiting import until
 from transfer_engine import Segment, TransferServer
 from transfer_engine import TransferEngine as NativeEngine
 
@@ -136,6 +137,29 @@ def test_asynchronous_transfers(pair):
     assert one.get_batch_transfer_status([read]) == 0
     assert one.transfer_check_status(12345) == -1
     assert one.batch_transfer_async_read("127.0.0.1:1", [mine.ptr], [theirs.ptr], [10]) == 0
+
+
+def polled(engine, batch):
+    return until(lambda: engine.transfer_check_status(batch))
+
+
+def waited_for(engine, batch):
+    return 1 if engine.get_batch_transfer_status([batch]) == 0 else -1
+
+
+@pytest.mark.parametrize("end", [polled, waited_for])
+def test_asynchronous_transfers_find_memory_that_was_registered_again(pair, end, caplog):
+    one, mine, other, name, theirs = pair
+
+    def write():
+        return end(one, one.batch_transfer_async_write(name, [mine.ptr], [theirs.ptr], [10]))
+
+    assert write() == 1
+    assert other.unregister_memory(theirs.ptr) == 0
+    assert other.register_memory(theirs.ptr, 4096) == 0
+    assert write() == -1  # what was known before is gone
+    assert f"transfer with {name} failed" in caplog.text
+    assert write() == 1
 
 
 def test_another_process(make, start_program):
