@@ -125,7 +125,7 @@ class EngineMemory:
             self._engine.close()
         for owned in self._owned.values():
             owned.segment.close()
-        self._owned, self._batches = {}, {}
+        self._owned, self._batches, self._registry = {}, {}, Registry()
         self._engine = self._server = None
 
     def get_rpc_port(self) -> int:

@@ -292,3 +292,12 @@ def test_life(make):
     assert "cpu:0" in json.loads(engine.get_local_topology())
     engine.close()
     engine.close()
+
+
+def test_an_engine_that_was_closed_takes_the_same_memory_again(make):
+    engine, _ = make()
+    memory = Memory(engine, 4096)
+    engine.close()
+    assert engine.write_bytes_to_buffer(memory.ptr, b"x", 1) == -1  # it gave everything up
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.register_memory(memory.ptr, 4096) == 0
