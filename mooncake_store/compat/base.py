@@ -14,7 +14,15 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.extension import BUFFER_SMALL, OUT_OF_RANGE
-from mooncake_store.compat.codes import INVALID_PARAMS, NOT_SUPPORTED, OK, code_of, codes, log
+from mooncake_store.compat.codes import (
+    INVALID_PARAMS,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    OK,
+    code_of,
+    codes,
+    log,
+)
 from mooncake_store.compat.memory import Registry
 from mooncake_store.compat.setup import Wanted, connect, lend
 from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
@@ -188,11 +196,12 @@ class Base:
         return number
 
     def _tell(self, what: str, result: BatchResult) -> list[int]:
-        """The numbers of a batch; the first failure is logged, seldom."""
+        """The numbers of a batch; the first failure but an absence is logged, seldom."""
         if not result.ok:
-            at = int(result.failed[0])
-            error = result.error(at)
-            if error is not None and error.code != -704:
+            failed = result.failed
+            told = failed[result.statuses[failed] != NOT_FOUND]
+            error = result.error(int(told[0])) if len(told) else None
+            if error is not None:
                 self._failed(what, error)
         return codes(result.statuses)
 
@@ -265,12 +274,12 @@ class Base:
 
     def _judge_reads(self, keys: Sequence[str], result: BatchResult) -> None:
         """Doubt what could not be read though it is there; trust what could."""
-        if result.ok:
-            if self._doubts:
-                self._doubts.clear(keys)
-            return
-        failed = [(at, int(result.statuses[at])) for at in result.failed.tolist()]
-        self._doubts.note(keys[at] for at, status in failed if status not in _INNOCENT)
+        if self._doubts:
+            judged = zip(keys, result.statuses.tolist(), strict=True)
+            self._doubts.clear(key for key, status in judged if status == 0)
+        if not result.ok:
+            failed = [(at, int(result.statuses[at])) for at in result.failed.tolist()]
+            self._doubts.note(keys[at] for at, status in failed if status not in _INNOCENT)
 
 
 # Absent, or asked for in a way that cannot be: that says nothing about the object.

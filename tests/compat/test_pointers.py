@@ -150,15 +150,20 @@ def test_ranges_of_many_objects_into_many_buffers(store, buffer_of):
     assert store.get_into_ranges([first.ptr], [], [], [], []) == [[[-600]]]
 
 
+def overwrite(store, key, data):
+    """Change the first bytes of an object where it lies."""
+    client = store.client
+    replica = client.query(key).replicas[0]
+    target = next(iter(client._core.directory.known.values()))
+    client._core.engine.write_from(target.handle, replica.offset, data)
+
+
 def test_a_key_whose_read_failed_is_not_reported_until_it_is_put_again(make, buffer_of):
     """Or an engine that recomputes after a failed load asks for it again for ever."""
     store = make()
     buffer = buffer_of(store, 4096)
     store.put("spoilt", b"0123456789")
-    client = store.client
-    replica = client.query("spoilt").replicas[0]
-    target = next(iter(client._core.directory.known.values()))
-    client._core.engine.write_from(target.handle, replica.offset, b"!")
+    overwrite(store, "spoilt", b"!")
     assert store.batch_is_exist(["spoilt"]) == [1]
     assert store.batch_get_into(["spoilt"], [buffer.ptr], [4096]) == [-801]
     assert store.batch_is_exist(["spoilt"]) == [0]
@@ -167,6 +172,17 @@ def test_a_key_whose_read_failed_is_not_reported_until_it_is_put_again(make, buf
     assert store.batch_put_from(["spoilt"], [buffer.ptr], [10]) == [0]
     assert store.batch_is_exist(["spoilt"]) == [1]
     assert store.get("spoilt") == b"0123456789"
+
+
+def test_a_key_that_can_be_read_again_is_reported_again(store, caplog):
+    store.put("spoilt", b"0123456789")
+    overwrite(store, "spoilt", b"!")
+    assert store.get_batch(["none", "spoilt"]) == [b"", b""]
+    assert "'spoilt'" in caplog.text  # and not the key that is absent
+    assert store.is_exist("spoilt") == 0
+    overwrite(store, "spoilt", b"0")
+    assert store.get_batch(["none", "spoilt"]) == [b"", b"0123456789"]
+    assert store.is_exist("spoilt") == 1
 
 
 def test_a_pool_of_buffers(store):
