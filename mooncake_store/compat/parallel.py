@@ -129,15 +129,16 @@ class ParallelCalls(TensorCalls):
         for at, (key, tensor, cut, part) in enumerate(wanted):
             try:
                 made[at] = _shard(key, tensor, cut, part)
-                notes |= _cut_note(key, _checked(cut))
             except (ValueError, TypeError, AttributeError, KeyError) as error:
                 answers[at] = self._failed("put_tensor_with_parallelism", error)
         if made:
             names, shards, layouts = zip(*made.values(), strict=True)
             stored = self._put_tensors(names, shards, config, upsert=upsert, layouts=layouts)
-            for at, answer in zip(made, stored, strict=True):
+            for (at, (_, _, layout)), answer in zip(made.items(), stored, strict=True):
                 answers[at] = answer
-        if notes and not any(answers[at] for at in made):
+                if answer == 0 and layout is not None:
+                    notes |= _cut_note(keys[at], layout.axes)
+        if notes:
             self.upsert_batch(list(notes), list(notes.values()))
         return answers
 

@@ -215,6 +215,16 @@ def test_one_tensor_that_cannot_be_cut_does_not_spoil_its_batch(store):
     assert torch.equal(found, tensors[0].chunk(2, 1)[0])
 
 
+def test_one_tensor_without_room_does_not_keep_another_from_being_cut_anew(store):
+    whole, large = numbers(2, 4), torch.zeros(2, 8 << 20)
+    for rank in range(2):
+        halves = cut(axis("dp", 0, 2), axis("tp", rank, 2, split_dim=1))
+        found = store.batch_put_tensor_with_parallelism(["k", "l"], [whole, large], [halves] * 2)
+        assert found == [0, -200]
+    quarter = ReadTarget("shard", cut(axis("dp", 0, 2), axis("tp", 3, 4, split_dim=1)))
+    assert torch.equal(store.get_tensor_with_parallelism("k", quarter), whole[:, 3:])
+
+
 def test_a_writer_partition_cuts_the_whole_tensor(store):
     tensor = numbers(4, 2)
     writers = [(0, 2, 0), {"rank": 1, "size": 2, "split_dim": 0}]
