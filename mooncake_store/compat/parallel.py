@@ -12,6 +12,7 @@ writer partition, the whole tensor is passed and its part is cut out here.
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,8 @@ class ParallelCalls(TensorCalls):
             return [None] * len(keys)
         pairs = list(zip(keys, wanted, strict=True))
         if all(target is None or target.mode == "as_stored" for target in wanted):
-            return self.batch_get_tensor([self._stored_key(*pair) for pair in pairs])
+            with suppress(ValueError):  # one contradicts itself: each answers for itself
+                return self.batch_get_tensor([self._stored_key(*pair) for pair in pairs])
         return [self.get_tensor_with_parallelism(*pair) for pair in pairs]
 
     def get_tensor_with_parallelism_into(
@@ -202,7 +204,12 @@ class ParallelCalls(TensorCalls):
     ) -> Any:
         """Read one into registered memory, behind its header; the tensor there, or None."""
         if target is None or target.mode == "as_stored":
-            return self.get_tensor_into(self._stored_key(key, target), buffer_ptr, size)
+            try:
+                stored = self._stored_key(key, target)
+            except ValueError as error:
+                self._failed("get_tensor_with_parallelism_into", error)
+                return None
+            return self.get_tensor_into(stored, buffer_ptr, size)
         tensor = self.get_tensor_with_parallelism(key, target)
         if tensor is None:
             return None

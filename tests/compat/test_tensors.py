@@ -246,9 +246,12 @@ def test_a_writer_partition_cuts_the_whole_tensor(store):
         [("tp", 0, 2, {"split_dim": 0}), ("tp", 1, 2, {"split_dim": 0})],
     ],
 )
-def test_contradictory_axes_are_refused(store, axes):
+def test_contradictory_axes_are_refused(store, buffer, axes):
     made = [axis(*each[:3], **(each[3] if len(each) > 3 else {})) for each in axes]
     assert store.put_tensor_with_parallelism("w", numbers(4, 4), cut(*made)) == -600
+    target = ReadTarget("as_stored", cut(*made))
+    assert store.batch_get_tensor_with_parallelism(["w"], [target]) == [None]
+    assert store.get_tensor_with_parallelism_into("w", buffer.ptr, 4096, target) is None
 
 
 def test_upserts_and_buffers_of_shards(store, buffer):
