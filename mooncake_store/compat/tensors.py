@@ -134,6 +134,8 @@ class TensorCalls(PointerCalls, BytesCalls):
         self, keys: Sequence[str], tensors_list: Sequence[Any]
     ) -> list[int]:
         """Read tensors into ones of the same size on any device; bytes or negative per key."""
+        if len(keys) != len(tensors_list):
+            return [INVALID_PARAMS] * len(keys)
         out = []
         for found, target in zip(self.batch_get_tensor(keys), tensors_list, strict=True):
             if found is None or found.numel() != target.numel() or found.dtype != target.dtype:

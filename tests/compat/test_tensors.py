@@ -116,6 +116,7 @@ def test_the_layout_is_the_originals(store, buffer):
     target = torch.zeros(2, 3)
     assert store.get_tensor_into_cuda("t", target) == nbytes
     assert torch.equal(target, owner)
+    assert store.batch_get_tensor_into_cuda(["t", "t"], [target]) == [-600, -600]
 
 
 @pytest.mark.parametrize("damage", [(0, b"X"), (8, b"\x63"), (12, b"\x09"), (32, b"\x01")])
