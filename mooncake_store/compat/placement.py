@@ -174,7 +174,7 @@ class PlacementCalls(Base):
         self, segment_ids: Sequence[str], grace_period_seconds: int = 0
     ) -> int:
         """Take lent memory back; objects are moved away first within the grace period."""
-        names = require_keys(segment_ids)
+        names = list(dict.fromkeys(require_keys(segment_ids)))
         if any(name not in self._extra_workers for name in names):
             return INVALID_PARAMS
         for name in names:
