@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,21 +38,18 @@ _FALSE = ("false", "0", "no", "off", "disable", "")
 
 def parse_size(value: Any) -> int:
     """Return the bytes that a number or a text such as "1.5GB" names; raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"Invalid segment size: {value!r}")
-    if not isinstance(value, str):
-        return int(value)
-    text = value.strip().lower()
-    if text.endswith("b") and text[-2:-1] in ("k", "m", "g", "t"):
-        text = text[:-1]
-    unit = _UNITS.get(text[-1:], 0)
     try:
-        size = float(text[:-1] if unit else text) * (unit or 1)
-    except ValueError:
-        raise ValueError(f"Invalid segment size: {value!r}") from None
-    if not math.isfinite(size):
-        raise ValueError(f"Invalid segment size: {value!r}")
-    return int(size)
+        if isinstance(value, str):
+            text = value.strip().lower()
+            if text.endswith(("kb", "mb", "gb", "tb")):
+                text = text[:-1]
+            unit = _UNITS.get(text[-1:])
+            return int(float(text[:-1]) * unit) if unit else int(float(text))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return int(value)
+    except (ValueError, OverflowError):  # no number, or one without end
+        pass
+    raise ValueError(f"Invalid segment size: {value!r}")
 
 
 def parse_flag(value: Any) -> bool:

@@ -74,7 +74,7 @@ def test_sizes_have_binary_units(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["50%", "", "MB", "many", "inf", None, True])
+@pytest.mark.parametrize("text", ["50%", "", "MB", "many", "inf", float("inf"), None, True])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="Invalid segment size"):
         parse_size(text)
