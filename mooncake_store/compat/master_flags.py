@@ -14,9 +14,10 @@ when a flag speaks of it, and on loopback unless a flag names another address.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from mooncake_store.errors import ConfigError, InvalidArgumentError
 
@@ -136,9 +137,9 @@ def translate(arguments: Sequence[str]) -> Flags:
     Later flags win over earlier ones, and all of them over a file.
     """
     given = dict(_pairs(arguments))
-    path = given.pop("config_path", "")
-    if path:
+    if path := given.get("config_path"):
         given = dict(_file(path)) | given
+    given.pop("config_path", None)  # one that a file names is not followed
     settings: dict[str, str] = {}
     notes: list[str] = []
     control = _place(given, _CONTROL)
@@ -208,11 +209,11 @@ def _known(name: str) -> None:
 
 def _file(path: str) -> Iterable[tuple[str, str]]:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--config_path {path}: {error}", advice="write the flags as JSON") from (
-            error
-        )
+        found = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"--config_path {path}: {error}", advice="write the flags as one JSON object"
+        ) from error
     for name, value in found.items():
         _known(name)
         yield name, str(value).lower() if isinstance(value, bool) else str(value)

@@ -119,6 +119,15 @@ def test_a_file_of_flags_yields_to_the_command_line(tmp_path):
     assert settings == {"port": "2", "evict_soft_pinned": "false"}
 
 
+def test_a_file_of_flags_holds_one_object(tmp_path):
+    path = tmp_path / "master.json"
+    path.write_text(json.dumps({"config_path": "another", "port": 3}))
+    assert translate([f"--config_path={path}"]).settings == {"port": "3"}
+    path.write_text(json.dumps(["--port=3"]))
+    with pytest.raises(ConfigError, match="one JSON object"):
+        translate([f"--config_path={path}"])
+
+
 def test_the_command_takes_them(start_program, tmp_path):
     port_file = tmp_path / "master.json"
     program = start_program(
