@@ -88,8 +88,7 @@ _SWITCHES = (
     "enable_http_metadata_server enable_metadata_cleanup_on_timeout enable_disk_eviction "
     "enable_multi_tenants enable_snapshot enable_snapshot_restore enable_cxl logtostderr "
     "alsologtostderr"
-)
-_IS_SWITCH = frozenset(_SWITCHES.split())
+).split()
 
 _ELSEWHERE = {
     "there are no threads to choose; see shards": "max_threads rpc_thread_num",
@@ -97,7 +96,7 @@ _ELSEWHERE = {
     "connections are kept as they are": (
         "rpc_conn_timeout_seconds rpc_enable_tcp_no_delay rpc_interface"
     ),
-    "tenants need no switch": ("enable_multi_tenants"),
+    "tenants need no switch": "enable_multi_tenants",
     "quotas of tenants are given by --quota": (
         "tenant_quota_connector_type tenant_quota_connector_uri"
     ),
@@ -181,15 +180,13 @@ def _pairs(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
         word = rest.pop(0)
         if not word.startswith("-"):
             raise InvalidArgumentError(f"unexpected argument {word!r}")
-        name, equals, value = word.lstrip("-").replace("-", "_", word.count("-")).partition("=")
-        if equals:
-            # Only the name has its dashes replaced.
-            value = word.partition("=")[2]
-        if name.startswith("no") and name[2:] in _IS_SWITCH and not equals:
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if name.startswith("no") and name[2:] in _SWITCHES and not equals:
             name, equals, value = name[2:], "=", "false"
         _known(name)
         if not equals:
-            takes = name not in _IS_SWITCH or (rest and rest[0] in ("true", "false"))
+            takes = name not in _SWITCHES or (rest and rest[0] in ("true", "false"))
             if takes and not rest:
                 raise InvalidArgumentError(f"--{name} needs a value")
             value = rest.pop(0) if takes else "true"
