@@ -17,6 +17,7 @@ import msgspec
 
 from mooncake_store.client.extension import CLUSTER, ask_one
 from mooncake_store.core.records import SegmentState
+from mooncake_store.errors import StoreError
 from mooncake_store.wire.cluster import DRAIN, DRAIN_STATUS, Drain, DrainReply, DrainStatusRequest
 
 if TYPE_CHECKING:
@@ -82,9 +83,9 @@ class Drains:
         try:
             for number in job.segments.values():
                 await _ask(client, DRAIN, Drain(number))
-        except DrainRefused:  # one has just gone: all or none
+        except (DrainRefused, StoreError):  # one has just gone, or the master: all or none
             for number in job.segments.values():
-                with suppress(DrainRefused):
+                with suppress(DrainRefused, StoreError):
                     await _ask(client, DRAIN, Drain(number, cancel=True))
             raise
         self._jobs[job.number] = job

@@ -1,5 +1,6 @@
 """The HTTP ports of the original's master, as programs poll them."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -12,9 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from mooncake_store.compat import MooncakeDistributedStore, metadata
+from mooncake_store.compat import MooncakeDistributedStore, drains, metadata
 from mooncake_store.compat.control import Control
 from mooncake_store.compat.metadata import Metadata
+from mooncake_store.core.records import SegmentState
+from mooncake_store.errors import UnavailableError
+from mooncake_store.wire.cluster import Drain, DrainReply
 from tests.conftest import programs
 from tests.waiting import until
 
@@ -193,6 +197,29 @@ def test_a_drain_that_cannot_end_is_cancelled(place, store):
 def test_drains_that_cannot_be(place, wish, status, number):
     found, said = ask(place.control, "/api/v1/drain_jobs", "POST", wish)
     assert (found, said["error_code"]) == (status, number)
+
+
+def test_a_drain_that_breaks_off_is_cancelled(monkeypatch):
+    asked = []
+
+    async def ask(client, operation, request):
+        asked.append(request)
+        if request == Drain(2):
+            raise UnavailableError("the master went away")
+        return DrainReply(0)
+
+    async def status():
+        entries = [
+            SimpleNamespace(name=name, number=number, state=SegmentState.OK, used_bytes=0)
+            for number, name in enumerate("ab", 1)
+        ]
+        return SimpleNamespace(segments=entries)
+
+    monkeypatch.setattr(drains, "_ask", ask)
+    jobs, client = drains.Drains(), SimpleNamespace(status=status)
+    with pytest.raises(UnavailableError):
+        asyncio.run(jobs.start(client, b'{"segments": ["a", "b"]}'))
+    assert asked == [Drain(1), Drain(2), Drain(1, cancel=True), Drain(2, cancel=True)]
 
 
 def test_jobs_that_are_none(place):
