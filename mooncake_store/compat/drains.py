@@ -30,7 +30,9 @@ JOBS_MAX = 1024
 SEGMENTS_MAX = 1024
 
 _INVALID, _NO_SEGMENT, _WRONG_STATE, _NO_JOB = -600, -101, -1010, -1402
-_NUMBERS = {"RUNNING": 2, "SUCCEEDED": 3, "FAILED": 4, "CANCELED": 5}
+_DONE = "SUCCEEDED", 3
+_WORST = {"failed": ("FAILED", 4), "running": ("RUNNING", 2), "cancelled": ("CANCELED", 5)}
+"""What a job is called, and numbered, for the states of its segments: the worst first."""
 
 
 class DrainRefused(Exception):
@@ -50,7 +52,6 @@ class _Job:
     """Their numbers by name."""
     used_bytes: int
     created_ms: int
-    updated_ms: int
     ended: dict[str, Any] | None = None
     """What is answered once it is over."""
 
@@ -72,13 +73,11 @@ class Drains:
                 raise DrainRefused(_WRONG_STATE)
         while len(self._jobs) >= JOBS_MAX:
             del self._jobs[next(iter(self._jobs))]
-        now_ms = time.time_ns() // 1_000_000
         job = _Job(
             f"{secrets.randbits(64)}-{secrets.randbits(64)}",
             {name: known[name].number for name in wanted},
             sum(known[name].used_bytes for name in wanted),
-            now_ms,
-            now_ms,
+            _now_ms(),
         )
         try:
             for number in job.segments.values():
@@ -143,22 +142,17 @@ def _wish(body: bytes) -> tuple[list[str], list[str]]:
 def _told(job: _Job, replies: list[DrainReply], left: dict[int, SegmentEntry]) -> dict[str, Any]:
     """The answer about a job; the segment that stands worst decides."""
     states = {reply.state if reply.status == 0 else "failed" for reply in replies}
-    word = "SUCCEEDED"
-    for state, name in (("failed", "FAILED"), ("running", "RUNNING"), ("cancelled", "CANCELED")):
-        if state in states:
-            word = name
-            break
-    job.updated_ms = time.time_ns() // 1_000_000
+    word, status = next((told for state, told in _WORST.items() if state in states), _DONE)
     used = sum(left[number].used_bytes for number in job.segments.values() if number in left)
     return {
         "success": True,
         "job_id": job.number,
         "type": 0,
         "type_name": "DRAIN",
-        "status": _NUMBERS[word],
+        "status": status,
         "status_name": word,
         "created_at_ms_epoch": job.created_ms,
-        "last_updated_at_ms_epoch": job.updated_ms,
+        "last_updated_at_ms_epoch": _now_ms(),
         "segments": list(job.segments),
         "succeeded_units": sum(reply.moved for reply in replies),
         "failed_units": int(word == "FAILED"),
@@ -170,6 +164,10 @@ def _told(job: _Job, replies: list[DrainReply], left: dict[int, SegmentEntry]) -
         "error_code": 0,
         "error_message": "",
     }
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 async def _ask(client: AsyncClient, operation: Any, request: Any) -> DrainReply:
