@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
-import os
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +25,7 @@ from mooncake_store.errors import ConfigError, InvalidArgumentError, StoreError
 from transfer_engine.engine import TransferEngine as NativeEngine
 from transfer_engine.rpc.address import Address
 from transfer_engine.segments.memory import Segment
+from transfer_engine.topology import discover
 from transfer_engine.transports.server import TransferServer
 
 if TYPE_CHECKING:
@@ -142,15 +142,16 @@ class EngineMemory:
         return id(self)
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """Return the nodes of this machine, with the cards near each, as JSON."""
-        nodes = sorted(
-            int(name.removeprefix("node"))
-            for name in _listed("/sys/devices/system/node")
-            if name.startswith("node") and name[4:].isdigit()
-        )
+        """Return the nodes of this machine as JSON: the cards near each, then the other cards."""
         wanted = [name for name in (device_name or "").split(",") if name]
-        cards = [card for card in _listed("/sys/class/infiniband") if not wanted or card in wanted]
-        return json.dumps({f"cpu:{node}": [cards, []] for node in nodes or [0]})
+        cards_of = {
+            location: [
+                [card for card in cards if not wanted or card in wanted] for cards in kinds["rdma"]
+            ]
+            for location, kinds in discover(gpus=()).matrix().items()
+            if location.startswith("cpu:")
+        }
+        return json.dumps(cards_of)
 
     # -- memory
 
@@ -294,10 +295,3 @@ class EngineMemory:
         peer = self._peers.get(name)
         if peer is not None:
             peer.forget()
-
-
-def _listed(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []

@@ -6,10 +6,12 @@ import signal
 
 import pytest
 
+from mooncake_store.compat import engine_memory
 from mooncake_store.compat.engine import TransferEngine, TransferNotify, TransferOpcode
 from tests.waiting import until
 from transfer_engine import Segment, TransferServer
 from transfer_engine import TransferEngine as NativeEngine
+from transfer_engine.topology.machine import Device, Node, Topology
 
 SCRIPT = """
 import ctypes, sys
@@ -292,6 +294,20 @@ def test_life(make):
     assert "cpu:0" in json.loads(engine.get_local_topology())
     engine.close()
     engine.close()
+
+
+def test_topology_says_which_cards_are_near_each_node(monkeypatch):
+    nodes = tuple(Node(number, "", 0) for number in range(2))
+    cards = tuple(Device(f"mlx5_{number}", "rdma", number) for number in range(2))
+    monkeypatch.setattr(engine_memory, "discover", lambda gpus: Topology(nodes, cards))
+    assert json.loads(TransferEngine().get_local_topology()) == {
+        "cpu:0": [["mlx5_0"], ["mlx5_1"]],
+        "cpu:1": [["mlx5_1"], ["mlx5_0"]],
+    }
+    assert json.loads(TransferEngine().get_local_topology("mlx5_1,else")) == {
+        "cpu:0": [[], ["mlx5_1"]],
+        "cpu:1": [["mlx5_1"], []],
+    }
 
 
 def test_an_engine_that_was_closed_takes_the_same_memory_again(make):
