@@ -11,18 +11,10 @@ import contextlib
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client.extension import BUFFER_SMALL, OUT_OF_RANGE
-from mooncake_store.compat.codes import (
-    INVALID_PARAMS,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    OK,
-    code_of,
-    codes,
-    log,
-)
+from mooncake_store.compat.codes import NOT_FOUND, NOT_SUPPORTED, OK, code_of, codes, log
 from mooncake_store.compat.memory import Registry
 from mooncake_store.compat.setup import Wanted, connect, lend
 from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
@@ -38,8 +30,6 @@ if TYPE_CHECKING:
     from mooncake_store.worker.worker import Worker
 
 __all__ = ["Base", "Unsupported", "require_keys", "require_text"]
-
-T = TypeVar("T")
 
 _HEALTH_S = 1.0
 _LEASES_S = 1.0
@@ -82,10 +72,9 @@ class Base:
 
         Takes the original's positional arguments, or one dictionary with their names.
         """
-        if len(args) == 1 and not kwargs and isinstance(args[0], dict):
-            return self._setup_with(args[0])
-        if not args and isinstance(kwargs.get("config"), dict) and len(kwargs) == 1:
-            return self._setup_with(kwargs["config"])
+        given = args[0] if args else kwargs.get("config")
+        if len(args) + len(kwargs) == 1 and isinstance(given, dict):
+            return self._setup_with(given)
         return self._setup_with(_named(*args, **kwargs))
 
     def _setup_with(self, given: dict[str, Any]) -> int:
@@ -104,7 +93,7 @@ class Base:
         except (StoreError, ValueError, OSError) as error:
             log.error("setup failed: %s", error)
             self.close()
-            return code_of(error) if isinstance(error, StoreError) else INVALID_PARAMS
+            return code_of(error)
         self._engine = given.get("engine")
         self._pid = os.getpid()
         _open.add(self)
@@ -123,7 +112,6 @@ class Base:
                 "metadata_server": "P2PHANDSHAKE",
                 "global_segment_size": 0,
                 "local_buffer_size": local_buffer_size,
-                "mem_pool_size": mem_pool_size,
                 "master_server_addr": os.getenv("MOONCAKE_MASTER") or require_text(server_address),
                 "tenant_id": os.getenv("MOONCAKE_TENANT_ID", "default"),
             }
@@ -187,7 +175,7 @@ class Base:
 
     def _failed(self, what: str, error: Exception) -> int:
         """Log a failure, seldom; return its number."""
-        number = code_of(error) if isinstance(error, StoreError) else INVALID_PARAMS
+        number = code_of(error)
         now = time.monotonic()
         kind = f"{what} {number}"
         if now - self._told_s.get(kind, -_QUIET_S) >= _QUIET_S:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from mooncake_store.client.extension import BUFFER_SMALL, OUT_OF_RANGE
 from mooncake_store.core.records import Status
+from mooncake_store.errors import StoreError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from mooncake_store.errors import StoreError
 
 __all__ = [
     "INVALID_PARAMS",
@@ -47,8 +46,10 @@ _RENAMED = {
 }
 
 
-def code_of(error: StoreError) -> int:
-    """The number of an error."""
+def code_of(error: Exception) -> int:
+    """The number of an error; what is none of the store's is about a wrong argument."""
+    if not isinstance(error, StoreError):
+        return INVALID_PARAMS
     return _RENAMED.get(error.code, error.code)
 
 
