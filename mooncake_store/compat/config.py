@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_store.endpoint import split_address
-from mooncake_store.errors import ConfigError
 
 __all__ = ["PROTOCOLS", "MooncakeConfig", "parse_flag", "parse_size", "split_hostname"]
 
@@ -65,13 +64,10 @@ def parse_flag(value: Any) -> bool:
 
 
 def split_hostname(hostname: str) -> tuple[str, int]:
-    """Host and port of a name; port 0 where it has none. Raises ValueError."""
+    """Host and port of a name; port 0 where it has none. Raises ConfigError."""
     if hostname.count(":") != 1 and not hostname.startswith("["):
         return hostname, 0
-    try:
-        return split_address(hostname)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+    return split_address(hostname)
 
 
 @dataclass

@@ -38,7 +38,7 @@ MASTER_DEFAULT = "127.0.0.1:50051"
 SIZE_DEFAULT = 16 << 20
 SEGMENT_BYTES_MIN = 1 << 20
 # Where the original takes ports from; some callers check that.
-_PORTS = (12_300, 14_300)
+_PORTS = range(12_300, 14_301)
 _ATTEMPTS = 4
 """How many ports that others took meanwhile are stepped over."""
 
@@ -149,10 +149,8 @@ def _worker(wanted: Wanted, client: Client, host: str, port: int) -> Worker:
 
 def _free_port(host: str) -> int:
     """A port of the original's range that is free now; another process may still be faster."""
-    first, last = _PORTS
-    start = random.randrange(first, last)
-    for step in range(last - first + 1):
-        port = first + (start - first + step) % (last - first + 1)
+    start = random.randrange(len(_PORTS))
+    for port in (*_PORTS[start:], *_PORTS[:start]):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
