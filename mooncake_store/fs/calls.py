@@ -195,92 +195,49 @@ class PlannedCalls(AsyncFileSystem):  # type: ignore[misc]  # fsspec is not type
         paths = await self._expand_path(path, recursive=recursive)
         return await self._do_async(self._contents(path, paths, recursive, on_error))
 
-    def _slices(
-        self, paths: list[str], starts: Any, ends: Any, max_gap: int | None, on_error: str
+    def _plan_cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
     ) -> Plan[list[Any]]:
+        """Slices of files, as one batch: as many requests for a thousand as for one."""
         bounds = ranges(paths, starts, ends, max_gap)
         names = [self._strip_protocol(path) for path in paths]
         return checked((yield from self.plans.read_ranges(names, *bounds)), on_error)
 
-    def cat_ranges(
-        self,
-        paths: list[str],
-        starts: Any,
-        ends: Any,
-        max_gap: int | None = None,
-        on_error: str = "return",
-        **kwargs: Any,
-    ) -> list[Any]:
-        """Slices of files, as one batch: as many requests for a thousand as for one."""
-        return self._do(self._slices(paths, starts, ends, max_gap, on_error))
-
-    async def _cat_ranges(
-        self,
-        paths: list[str],
-        starts: Any,
-        ends: Any,
-        max_gap: int | None = None,
-        batch_size: int | None = None,
-        on_error: str = "return",
-        **kwargs: Any,
-    ) -> list[Any]:
-        return await self._do_async(self._slices(paths, starts, ends, max_gap, on_error))
+    cat_ranges, _cat_ranges = both(_plan_cat_ranges)
 
     # Writing.
 
-    def _piping(
-        self, files: dict[str, Any], mode: str, pin: str | None, ttl: float | str | None
+    def _plan_pipe(
+        self,
+        path: Any,
+        value: Any = None,
+        mode: str = "overwrite",
+        *,
+        pin: str | None = "default",
+        ttl: float | str | None = None,
+        **kwargs: Any,
     ) -> Plan[None]:
+        """Store one file, or a dict of them as one batch.
+
+        mode="create" raises FileExistsError rather than replace one.
+        """
         if mode not in ("overwrite", "create"):
             raise InvalidArgumentError(f'mode must be "overwrite" or "create", not {mode!r}')
+        files = path if isinstance(path, dict) else {path: value}
         return self.plans.write_many(
             {self._strip_protocol(path): value for path, value in files.items()},
             exclusive=mode == "create",
             pins=pins_of_call(self.plans, pin, ttl),
         )
 
-    def _plan_pipe_file(
-        self,
-        path: str,
-        value: Any,
-        mode: str = "overwrite",
-        *,
-        pin: str | None = "default",
-        ttl: float | str | None = None,
-        **kwargs: Any,
-    ) -> Plan[None]:
-        """Store a file; mode="create" raises FileExistsError rather than replace one."""
-        return self._piping({path: value}, mode, pin, ttl)
-
-    pipe_file, _pipe_file = both(_plan_pipe_file)
-
-    def pipe(
-        self,
-        path: Any,
-        value: Any = None,
-        mode: str = "overwrite",
-        *,
-        pin: str | None = "default",
-        ttl: float | str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Store one file, or a dict of them as one batch."""
-        files = path if isinstance(path, dict) else {path: value}
-        self._do(self._piping(files, mode, pin, ttl))
-
-    async def _pipe(
-        self,
-        path: Any,
-        value: Any = None,
-        batch_size: int | None = None,
-        *,
-        mode: str = "overwrite",
-        pin: str | None = "default",
-        ttl: float | str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        files = path if isinstance(path, dict) else {path: value}
-        await self._do_async(self._piping(files, mode, pin, ttl))
+    pipe, _pipe = both(_plan_pipe)
+    pipe_file, _pipe_file = pipe, _pipe
 
     def _plan_cp_file(self, path1: str, path2: str, **kwargs: Any) -> Plan[None]:
         """Copy a file within the store."""
