@@ -286,33 +286,34 @@ class Plans:
 
     def dress(self, path: str, attributes: Attributes) -> Plan[None]:
         """Give a file other attributes; its bytes move only if it had no manifest so far."""
-        _, manifest = yield from self.manifest(path)
-        if manifest is not None:
-            head = replace(manifest, attributes=attributes).encode()
-            put = yield Call("put_many", ([key_of(path)], [head]), {"upsert": True, **self.pins})
+        head = yield from self._head(path)
+        if is_manifest(head):
+            dressed = replace(Manifest.decode(head, path), attributes=attributes).encode()
+            put = yield Call("put_many", ([key_of(path)], [dressed]), {"upsert": True, **self.pins})
             put.check()
             return
-        try:
-            value = yield Call("get", (key_of(path),))
-        except NotFoundError:
-            raise missing_error(path) from None
-        fresh = Manifest.make(len(value), max(len(value), self.part_bytes), attributes)
-        yield from self.put_parts(fresh.all_keys(), [value])
+        fresh = Manifest.make(len(head), max(len(head), self.part_bytes), attributes)
+        yield from self.put_parts(fresh.all_keys(), [head])
         yield from self.commit(
             [path], [fresh.encode()], {0: fresh}, exclusive=False, pins=self.pins
         )
 
     def touch(self, path: str) -> Plan[None]:
         """Give a file the date of now; the parts of a large one stay where they are."""
-        _, manifest = yield from self.manifest(path)
-        if manifest is not None:
-            yield from self.dress(path, manifest.attributes._replace(mtime_ns=None))
-            return
+        head = yield from self._head(path)
+        if is_manifest(head):
+            attributes = Manifest.decode(head, path).attributes
+            yield from self.dress(path, attributes._replace(mtime_ns=None))
+        else:
+            yield from self.commit([path], [head], {}, exclusive=False, pins=self.pins)
+
+    def _head(self, path: str) -> Plan[bytes]:
+        """The object that carries a file's name: all of its bytes, or its manifest."""
         try:
-            value = yield Call("get", (key_of(path),))
+            head: bytes = yield Call("get", (key_of(path),))
         except NotFoundError:
             raise missing_error(path) from None
-        yield from self.commit([path], [value], {}, exclusive=False, pins=self.pins)
+        return head
 
     def remove_parts(self, manifests: Iterable[Manifest]) -> Plan[None]:
         """Remove the parts of files that are no more."""

@@ -13,6 +13,8 @@ import fsspec
 import pytest
 
 from mooncake_store.fs import MooncakeFileSystem
+from mooncake_store.fs.parts import Attributes
+from mooncake_store.fs.plan import run
 from tests.fs.test_files import PART, content
 
 # The cache of blocks leaves closing its local file to the garbage collector.
@@ -194,6 +196,28 @@ def test_touching_gives_a_date_or_empties(fs, files, name):
     assert fs.cat_file("fresh") == b""
     fs.touch(name)
     assert fs.cat_file(name) == b""
+
+
+class Overtaken:
+    """The client of a filesystem, before whose first reading another writer replaces a file."""
+
+    def __init__(self, fs, replace):
+        self.fs, self.replace = fs, replace
+
+    def __getattr__(self, name):
+        return getattr(self.fs.client, name)
+
+    def get(self, key):
+        replace, self.replace = self.replace, lambda: None
+        replace()
+        return self.fs.client.get(key)
+
+
+@pytest.mark.parametrize("change", [lambda p: p.touch("f"), lambda p: p.dress("f", Attributes(7))])
+def test_a_file_that_is_replaced_while_it_is_changed_stays_whole(fs, change):
+    fs.pipe_file("f", b"small")
+    run(Overtaken(fs, lambda: fs.pipe_file("f", LARGE)), change(fs.plans))
+    assert fs.cat_file("f") == LARGE
 
 
 def test_the_class_is_found_by_its_protocol(url):
