@@ -125,22 +125,23 @@ class Plans:
 
     def read_many(self, paths: Sequence[str]) -> Plan[list[bytes | Exception]]:
         """Whole files, or why not: one request for all heads, one for all parts."""
-        got = yield Call("get_many", ([key_of(path) for path in paths],))
-        out: list[bytes | Exception] = []
-        cut: list[tuple[int, Manifest]] = []
-        for at, value in enumerate(got.values):
-            if value is None:
-                out.append(_failure(got.error(at), paths[at]))
-                continue
-            out.append(value)
-            if is_manifest(value):
-                cut.append((at, Manifest.decode(value, paths[at])))
-        if cut:
-            spans = [(paths[at], manifest, 0, manifest.size) for at, manifest in cut]
-            joined = yield from self._gather(spans)
-            for (at, _), value in zip(cut, joined, strict=True):
-                out[at] = value
+        out: list[Any] = yield from self._heads(paths)
+        cut = [at for at, head in enumerate(out) if isinstance(head, Manifest)]
+        joined = yield from self._gather([(paths[at], out[at], 0, out[at].size) for at in cut])
+        for at, value in zip(cut, joined, strict=True):
+            out[at] = value
         return out
+
+    def _heads(self, paths: Sequence[str]) -> Plan[list[bytes | Manifest | Exception]]:
+        """What carries the name of each file: its bytes or its manifest, or why it is not read."""
+        got = yield Call("get_many", ([key_of(path) for path in paths],))
+        heads: list[bytes | Manifest | Exception] = []
+        for at, (path, value) in enumerate(zip(paths, got.values, strict=True)):
+            if value is None:
+                heads.append(_failure(got.error(at), path))
+            else:
+                heads.append(Manifest.decode(value, path) if is_manifest(value) else value)
+        return heads
 
     def read_ranges(
         self, paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]
@@ -151,12 +152,13 @@ class Plans:
         take one more for all manifests and one for all parts.
         """
         unique = list(dict.fromkeys(paths))
-        keys = [key_of(path) for path in unique]
-        found = yield Call("lease_many", (keys,))
-        manifests = yield from self.decode(keys, found.sizes)
+        found = yield Call("lease_many", ([key_of(path) for path in unique],))
         files: dict[str, Any] = dict(zip(unique, found.sizes.tolist(), strict=True))
-        files.update((unique[at], manifest) for at, manifest in manifests.items())
         files.update((unique[at], _failure(error, unique[at])) for at, error in found.errors())
+        suspects = [path for path, size in files.items() if size == MANIFEST_BYTES]
+        if suspects:
+            heads = zip(suspects, (yield from self._heads(suspects)), strict=True)
+            files.update((path, head) for path, head in heads if not isinstance(head, bytes))
         out: list[bytes | Exception] = [b""] * len(paths)
         spans, places = [], []
         for at, (path, start, end) in enumerate(zip(paths, starts, ends, strict=True)):

@@ -9,6 +9,7 @@ import pytest
 
 from mooncake_store.errors import NoSpaceError
 from mooncake_store.fs import MooncakeFileSystem
+from mooncake_store.fs.plan import run
 
 PART = 4096
 SIZES = [0, 1, 250, 251, 252, PART - 1, PART, PART + 1, 3 * PART, 10 * PART + 17]
@@ -104,6 +105,25 @@ def test_cat_ranges_answers_each_and_says_what_failed(fs):
     assert got[4] == files["large"][-9:]
     with pytest.raises(FileNotFoundError):
         fs.cat_ranges(["none"], 0, 1, on_error="raise")
+
+
+class OnlySlices:
+    """A client that can read slices of objects at the moment, and no whole ones."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+    def get_many(self, keys, **options):
+        return self.client.get_many([f"not {number}" for number in range(len(keys))], **options)
+
+
+def test_a_slice_of_a_file_whose_manifest_cannot_be_read_is_an_error(fs, store):
+    fs.pipe_file("large", content(3 * PART))
+    (got,) = run(OnlySlices(store), fs.plans.read_ranges(["large"], [0], [10]))
+    assert isinstance(got, FileNotFoundError)
 
 
 def test_lines_and_text(fs):
