@@ -414,18 +414,17 @@ class Plans:
         old = Manifest.decode(value, source)
         yield from self.room.require(old.size, target, self.pins)
         new = Manifest.make(old.size, old.part_bytes, old.attributes)
+        sources, targets, stored = old.all_keys(), new.all_keys(), list[str]()
         step = max(1, COPY_BYTES // old.part_bytes)
-        done = 0
         try:
-            while done < old.count:
-                numbers = range(done, min(old.count, done + step))
-                got = yield Call("get_many", ([old.key(n) for n in numbers],), {"copy": False})
+            for first in range(0, old.count, step):
+                piece = slice(first, first + step)
+                got = yield Call("get_many", (sources[piece],), {"copy": False})
                 for _, error in got.errors():
                     raise copy_of(_failure(error, source))
-                yield from self.put_parts([new.key(n) for n in numbers], got.values)
-                done = numbers.stop
-        except BaseException:
-            stored = [new.key(number) for number in range(done)]
+                yield from self.put_parts(targets[piece], got.values)
+                stored += targets[piece]
+        except Exception:
             if stored:
                 yield Call("remove_many", (stored,), {"force": True})
             raise

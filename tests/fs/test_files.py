@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from mooncake_store.errors import NoSpaceError
-from mooncake_store.fs import MooncakeFileSystem
+from mooncake_store.fs import MooncakeFileSystem, plans
 from mooncake_store.fs.plan import run
 
 PART = 4096
@@ -252,6 +252,18 @@ def test_a_copy_is_a_file_of_its_own(fs):
     assert fs.cat_file("other") == content(5 * PART)
     with pytest.raises(FileNotFoundError):
         fs.cp("large", "third")
+
+
+def test_a_copy_that_is_interrupted_ends_quietly(fs, store, monkeypatch):
+    monkeypatch.setattr(plans, "COPY_BYTES", PART)
+    fs.pipe_file("large", content(5 * PART))
+    copying = fs.plans.copy("large", "other")
+    call = next(copying)
+    while call.method != "put_many":
+        call = copying.send(getattr(store, call.method)(*call.args, **call.options))
+    copying.send(store.put_many(*call.args, **call.options))
+    copying.close()  # as the interpreter does with what Ctrl-C left
+    assert not fs.exists("other")
 
 
 def test_download_is_whole_or_absent(fs, tmp_path):
