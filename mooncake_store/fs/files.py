@@ -94,9 +94,9 @@ class PoolReader(io.BufferedIOBase):
             return
         leased = self._client.lease_many(self._manifest.all_keys(), ttl=_LEASE_S)
         self._plans.readers.setdefault(self._manifest.file, set()).add(id(self))
-        if not leased.ok:
+        for _, error in leased.errors():
             self._end_leases()
-            raise self._lost()
+            raise self._failure(error)
         self._leased_until = began + _LEASE_S
 
     def _end_leases(self) -> None:
@@ -123,6 +123,11 @@ class PoolReader(io.BufferedIOBase):
 
     def _lost(self) -> OSError:
         return missing_error(self.path, "evicted, removed or replaced while it was open")
+
+    def _failure(self, error: Exception) -> Exception:
+        """What is raised for an error of the store: only what is gone is a missing file."""
+        gone = isinstance(error, NotFoundError | LeaseExpiredError)
+        return self._lost() if gone else copy_of(error)
 
     def _give_back(self) -> None:
         view, self._view, self._number = self._view, None, -1
@@ -217,9 +222,7 @@ class PoolReader(io.BufferedIOBase):
         run(self._client, gather.fetch())
         for error in gather.failures.values():
             self._position = began
-            if isinstance(error, NotFoundError | LeaseExpiredError):
-                raise self._lost()
-            raise copy_of(error)
+            raise self._failure(error)
 
     def _whole_part(self, wanted: int) -> tuple[str, int] | None:
         """Key and size of the part that begins here, if all of it is wanted."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mooncake_store import LocalCluster
+from mooncake_store.errors import UnavailableError
 from mooncake_store.fs import MooncakeFileSystem, files
 from tests.fs.test_files import content
 from tests.waiting import until
@@ -119,3 +120,12 @@ def test_who_closes_a_file_leaves_the_leases_of_others(fs):
         assert all(fs.client.stat(key).lease_s > 0 for key in parts_of(fs))
         assert one.read() == content(SIZE)
     assert all(fs.client.stat(key).lease_s == 0 for key in parts_of(fs))
+
+
+def test_a_store_that_cannot_lease_is_not_a_file_that_is_gone(fs, monkeypatch):
+    fs.pipe_file("file", bytes(5 * PART))
+    refused = UnavailableError("a shard is away")
+    away = SimpleNamespace(ok=False, errors=lambda: iter([(3, refused)]))
+    monkeypatch.setattr(fs.client, "lease_many", lambda *_, **__: away)
+    with pytest.raises(UnavailableError, match="a shard is away"):
+        fs.open("file")
