@@ -16,6 +16,7 @@ stores a file.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import time
@@ -466,7 +467,8 @@ class PoolWriter(io.BufferedIOBase):
         self._buffer = bytearray()
         if stored:
             keys = [self._manifest.key(number) for number in range(stored)]
-            self._client.remove_many(keys, force=True)
+            with contextlib.suppress(StoreError):  # what led here is told; they go by themselves
+                self._client.remove_many(keys, force=True)
 
     def __exit__(
         self,

@@ -7,7 +7,7 @@ import os
 import fsspec
 import pytest
 
-from mooncake_store.errors import NoSpaceError
+from mooncake_store.errors import NoSpaceError, UnavailableError
 from mooncake_store.fs import MooncakeFileSystem, plans
 from mooncake_store.fs.plan import run
 
@@ -203,6 +203,22 @@ def test_leaving_by_an_exception_stores_nothing(fs, store):
         fail()
     assert not fs.exists("file")
     assert store.list() == []
+
+
+def test_giving_a_file_up_tells_what_led_to_it_though_the_store_is_away(fs, store, monkeypatch):
+    def away(*_, **__):
+        raise UnavailableError("the store is away")
+
+    def fail(file):
+        with file:
+            file.write(content(3 * PART))
+            monkeypatch.setattr(store, "remove_many", away)
+            raise RuntimeError
+
+    file = fs.open("file", "wb")
+    with pytest.raises(RuntimeError):
+        fail(file)
+    assert file.closed
 
 
 def test_a_transaction_shows_all_files_at_its_end_or_none(fs):
