@@ -142,7 +142,6 @@ class PoolReader(io.BufferedIOBase):
         else:
             number = self._position // self._manifest.part_bytes
             start = number * self._manifest.part_bytes
-        if self._manifest is not None:
             self._lease()
         if number == self._number:
             assert self._view is not None
@@ -380,13 +379,10 @@ class PoolWriter(io.BufferedIOBase):
             self._buffer += view[done : done + count]
             done += count
             if len(self._buffer) == part and done < len(view):
-                self._flush_part()
+                self._store([self._buffer])
+                self._buffer = bytearray()
         self.size += len(view)
         return len(view)
-
-    def _flush_part(self) -> None:
-        self._store([self._buffer])
-        self._buffer = bytearray()
 
     def _store(self, values: list[Any]) -> None:
         keys = [self._manifest.key(self._stored + at) for at in range(len(values))]
@@ -438,9 +434,7 @@ class PoolWriter(io.BufferedIOBase):
                 head: Any = data
             else:
                 if len(data):
-                    keys = [manifest.key(self._stored)]
-                    run(self._client, self._plans.put_parts(keys, [data]))
-                    self._stored += 1
+                    self._store([data])
                 head = manifest.encode()
             run(
                 self._client,
