@@ -38,7 +38,7 @@ from mooncake_store.fs.paths import PROTOCOL, clean, options_of
 from mooncake_store.fs.plans import Plans, exists_error, missing_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["MooncakeFileSystem"]
 
@@ -243,7 +243,10 @@ class MooncakeFileSystem(PlannedCalls):
         packed = compr[kind](file, mode=mode[0])
         if packed is not file:
             # These leave the file below to the garbage collector, which stores nothing here.
-            packed.close = _both_closed(packed.close, file.close)
+            both = contextlib.ExitStack()
+            both.callback(file.close)
+            both.callback(packed.close)  # which is the first to be called
+            packed.close = both.close
         return packed
 
     def _open(
@@ -275,16 +278,6 @@ class MooncakeFileSystem(PlannedCalls):
             pins=pins_of_call(self.plans, pin, ttl),
             autocommit=autocommit,
         )
-
-
-def _both_closed(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
-    def close() -> None:
-        try:
-            one()
-        finally:
-            other()
-
-    return close
 
 
 @contextlib.contextmanager
