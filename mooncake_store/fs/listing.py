@@ -167,6 +167,11 @@ def find(
     if maxdepth is not None and maxdepth < 1:
         raise ValueError("maxdepth must be at least 1")
     listed = yield Call("list_columns", (prefix_of(path),))
+    if path and not listed.keys:
+        try:
+            return {path: (yield from info(path))}
+        except FileNotFoundError:
+            return {}
     skip = len(path) + 1 if path else 0
     directories: dict[str, Entry] = {}
     files = []
@@ -180,14 +185,8 @@ def find(
         if len(name) > skip and name[-1] != "/" and not deep:
             files.append(at)
     found = {entry["name"]: entry for entry in (yield from _entries(plans, listed, files))}
-    if withdirs and path and listed.keys:
+    if withdirs and path:
         directories.setdefault(path, directory_entry(path))
-    if not listed.keys and path:
-        try:
-            entry = yield from info(path)
-        except FileNotFoundError:
-            return {}
-        found[path] = entry
     return dict(sorted((found | directories).items()))
 
 
