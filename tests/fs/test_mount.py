@@ -234,6 +234,14 @@ def test_the_space_shown_is_that_of_the_quota():
     assert space["f_bavail"] * space["f_frsize"] == 6 << 20
 
 
+def test_a_directory_that_others_marked_is_a_directory(operations, store):
+    store.put("dir/", b"\0")
+    known = operations.getattr("/dir")
+    assert stat.S_ISDIR(known["st_mode"])
+    assert known["st_mtime"] // 10**9 == store.stat("dir/").created_s
+    assert [name for name, *_ in operations.readdir("/", 0)[2:]] == ["dir"]
+
+
 def test_changes_between_close_and_the_kernels_release_are_kept(operations, fs):
     """`close` is a flush; the release of the handle comes later, after other calls by path."""
     handle = operations.create("/file", 0o644)

@@ -28,7 +28,7 @@ import mfusepy
 from mooncake_store.errors import StoreError
 from mooncake_store.fs.files import PoolWriter
 from mooncake_store.fs.mount.nodes import Node, Nodes
-from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest
+from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest, is_manifest
 from mooncake_store.fs.paths import prefix_of
 from mooncake_store.fs.plan import run
 
@@ -154,6 +154,8 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
             return ORDINARY, self._mounted_ns
         self._marked.add(path)
         created = client.stat(prefix_of(path)).created_s * 1_000_000_000
+        if not is_manifest(data):  # others mark directories as well, with anything
+            return ORDINARY, created
         return Manifest.decode(data, path).attributes, created
 
     def _believe(self, news: dict[str, Known | None]) -> None:
