@@ -242,6 +242,12 @@ def test_a_directory_that_others_marked_is_a_directory(operations, store):
     assert [name for name, *_ in operations.readdir("/", 0)[2:]] == ["dir"]
 
 
+def test_a_directory_keeps_the_date_it_was_given(operations):
+    operations.mkdir("/dir", 0o755)
+    operations.utimens("/dir", (0, 0))
+    assert operations.getattr("/dir")["st_mtime"] == 0
+
+
 def test_changes_between_close_and_the_kernels_release_are_kept(operations, fs):
     """`close` is a flush; the release of the handle comes later, after other calls by path."""
     handle = operations.create("/file", 0o644)

@@ -31,6 +31,7 @@ from mooncake_store.fs.mount.nodes import Node, Nodes
 from mooncake_store.fs.parts import ORDINARY, Attributes, Manifest, is_manifest
 from mooncake_store.fs.paths import prefix_of
 from mooncake_store.fs.plan import run
+from mooncake_store.units import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,14 @@ class Known(NamedTuple):
 
     directory: bool
     size: int = 0
-    mtime_ns: int = 0
+    written_ns: int = 0
     attributes: Attributes = ORDINARY
+
+    @property
+    def mtime_ns(self) -> int:
+        """The date that was set, else when it was written."""
+        date_ns = self.attributes.mtime_ns
+        return self.written_ns if date_ns is None else date_ns
 
 
 _NUMBERS: tuple[tuple[type[Exception], int], ...] = (
@@ -106,7 +113,7 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         self._ready = ready
         self._owner = (os.getuid(), os.getgid())
         self._mounted_ns = time.time_ns()
-        self._listed: dict[str, tuple[float, Known | None]] = {}
+        self._listed: dict[str, tuple[float, Known]] = {}
         self._marked: set[str] = set()
         self._lock = threading.Lock()
 
@@ -129,14 +136,11 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
     def _known(self, path: str) -> Known:
         """What a path is; raises FileNotFoundError."""
         if not path:
-            return Known(directory=True, mtime_ns=self._mounted_ns)
-        believed = self._listed.get(path)
-        if believed is not None and believed[0] > time.monotonic():
-            if believed[1] is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            return believed[1]
-        known = self._ask(path)
-        self._believe({path: known})
+            return Known(directory=True, written_ns=self._mounted_ns)
+        until, known = self._listed.get(path, (0.0, None))
+        if known is None or until <= time.monotonic():
+            known = self._ask(path)
+            self._believe({path: known})
         return known
 
     def _ask(self, path: str) -> Known:
@@ -144,7 +148,7 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         if entry["type"] == "file":
             return _of_entry(entry)
         attributes, created = self._mark(path)
-        return Known(True, 0, attributes.mtime_ns or created, attributes)
+        return Known(True, 0, created, attributes)
 
     def _mark(self, path: str) -> tuple[Attributes, int]:
         """Attributes and date of a directory, from its mark if it has one."""
@@ -153,12 +157,12 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         if data is None:
             return ORDINARY, self._mounted_ns
         self._marked.add(path)
-        created = client.stat(prefix_of(path)).created_s * 1_000_000_000
+        created = client.stat(prefix_of(path)).created_s * SECOND_NS
         if not is_manifest(data):  # others mark directories as well, with anything
             return ORDINARY, created
         return Manifest.decode(data, path).attributes, created
 
-    def _believe(self, news: dict[str, Known | None]) -> None:
+    def _believe(self, news: dict[str, Known]) -> None:
         until = time.monotonic() + BELIEVED_S
         with self._lock:
             if len(self._listed) > 200_000:
@@ -183,6 +187,7 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def _stat(self, known: Known) -> dict[str, Any]:
         mode, _, link = known.attributes
+        date_ns = known.mtime_ns
         if known.directory:
             kind, usual = stat.S_IFDIR, DIRECTORY_MODE
         elif link:
@@ -197,9 +202,9 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
             "st_size": known.size,
             "st_blocks": -(-known.size // 512),
             "st_blksize": _REQUEST_BYTES,
-            "st_atime": known.mtime_ns,
-            "st_mtime": known.mtime_ns,
-            "st_ctime": known.mtime_ns,
+            "st_atime": date_ns,
+            "st_mtime": date_ns,
+            "st_ctime": date_ns,
         }
 
     def access(self, path: str, amode: int) -> int:
@@ -244,7 +249,7 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
             if entry["type"] == "file":
                 entries[name] = _of_entry(entry)
             else:
-                entries[name] = Known(directory=True, mtime_ns=self._mounted_ns)
+                entries[name] = Known(directory=True, written_ns=self._mounted_ns)
         lead = path + "/" if path else ""
         self._believe(
             {lead + name: known for name, known in entries.items() if not known.directory}
@@ -479,17 +484,11 @@ def _of_entry(entry: dict[str, Any]) -> Known:
     attributes = Attributes(
         entry.get("mode"), entry.get("mtime_ns"), bool(entry.get("islink", False))
     )
-    mtime_ns = attributes.mtime_ns
-    if mtime_ns is None:
-        mtime_ns = int(entry["created"]) * 1_000_000_000
-    return Known(False, entry["size"], mtime_ns, attributes)
+    return Known(False, entry["size"], int(entry["created"]) * SECOND_NS, attributes)
 
 
 def _of_node(node: Node) -> Known:
-    mtime_ns = node.attributes.mtime_ns
-    if mtime_ns is None:
-        mtime_ns = node.changed_ns // 1_000_000_000 * 1_000_000_000
-    return Known(False, node.size, mtime_ns, node.attributes)
+    return Known(False, node.size, node.changed_ns // SECOND_NS * SECOND_NS, node.attributes)
 
 
 for _name, _operation in list(vars(PoolOperations).items()):
