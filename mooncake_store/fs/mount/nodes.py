@@ -91,18 +91,10 @@ class Node:
             if not self.staged:
                 self._opened()
 
-    def create(self) -> None:
-        """Begin as a new empty file, which is stored by the next `save`."""
-        with self._lock:
-            self.stage(empty=True)
-            self._dirty = True
-
     def stage(self, *, empty: bool = False) -> None:
-        """Have the content here, all of it or none."""
+        """Have the content here, unless it is already; an `empty` one is a change to be stored."""
         with self._lock:
             if self.staged:
-                if empty:
-                    self.truncate(0)
                 return
             file = tempfile.TemporaryFile(dir=self._staging, buffering=0)  # noqa: SIM115
             with file:
@@ -165,7 +157,7 @@ class Node:
     def truncate(self, size: int) -> None:
         """Cut or extend."""
         with self._lock:
-            self.stage(empty=size == 0 and not self.staged)
+            self.stage(empty=size == 0)
             self._refusal = None
             self._make_fit(size)
             os.ftruncate(self._fd, size)
@@ -242,7 +234,7 @@ class Nodes:
             if node is None:
                 node = Node(self._fs, path, self._staging, attributes)
                 if create:
-                    node.create()
+                    node.stage(empty=True)
                 self._by_path[path] = node
             return self._hand(node)
 
