@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -261,6 +262,20 @@ def test_changes_between_close_and_the_kernels_release_are_kept(operations, fs):
     assert (known["st_mtime"], stat.S_IMODE(known["st_mode"])) == (1_234_567_890, 0o600)
     assert fs.cat_file("file") == b"cont"
     assert fs.info("file")["mtime_ns"] == 1_234_567_890
+
+
+def test_a_file_that_cannot_be_staged_whole_is_not_changed(operations, fs):
+    fs.pipe_file("file", bytes(150_000))
+    handle = operations.open("/file", os.O_RDWR)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # as a disk that is nearly full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            operations.write("/file", b"x", 0, handle)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    operations.release("/file", handle)
+    assert fs.cat_file("file") == bytes(150_000)
 
 
 def test_a_file_opened_while_its_last_handle_goes_keeps_its_attributes(operations, fs):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -96,17 +97,14 @@ class Node:
         with self._lock:
             if self.staged:
                 return
-            file = tempfile.TemporaryFile(dir=self._staging, buffering=0)  # noqa: SIM115
-            with file:
-                size = 0
+            with tempfile.TemporaryFile(dir=self._staging) as file:
                 if not empty:
                     reader = self._opened()
                     reader.seek(0)
-                    while piece := reader.read(_COPY_BYTES):
-                        file.write(piece)
-                        size += len(piece)
+                    shutil.copyfileobj(reader, file, _COPY_BYTES)
+                    file.flush()  # which raises, as a write does, where not all of it has room
+                self._size = file.tell()
                 self._fd = os.dup(file.fileno())
-            self._size = size
             if empty:
                 self._change()
             self._close_reader()
