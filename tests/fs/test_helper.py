@@ -52,6 +52,23 @@ def test_wrong_calls_are_told_with_the_numbers_of_mount(tmp_path, free_port):
     assert "did you mean 'part_size='" in odd.stderr
 
 
+AMONG_CHILDREN = """
+import os, subprocess
+from mooncake_store.fs.mount.program import _in_background
+
+other = subprocess.Popen(["sh", "-c", "exit 7"])
+os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+_in_background(lambda ready: ready())
+assert other.wait() == 7
+"""
+
+
+def test_serving_in_the_background_leaves_other_children_to_who_has_them():
+    command = [sys.executable, "-c", AMONG_CHILDREN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 @fuse
 def test_a_failed_mount_is_told_with_the_number_of_mount(tmp_path, free_port):
     pytest.importorskip("mfusepy", reason="the fuse extra is not installed")

@@ -164,14 +164,15 @@ def _threads(mfusepy: Any) -> dict[str, int]:
 def _in_background(serve: Callable[[Callable[[], None]], None]) -> None:
     """Serve in a process of its own; return when it is ready, raise what it says otherwise."""
     readable, writable = os.pipe()
-    if os.fork() == 0:
+    between = os.fork()
+    if not between:
         os.close(readable)
         os.setsid()
         if os.fork():
             os._exit(0)
         _child(serve, writable)
     os.close(writable)
-    os.wait()  # the process between us and the one that serves, which ends at once
+    os.waitpid(between, 0)  # the process between us and the one that serves: it ends at once
     with os.fdopen(readable, "rb") as pipe:
         if not select.select([pipe], [], [], _READY_S)[0]:
             raise UnavailableError(
