@@ -148,7 +148,9 @@ class LocalCluster:
 
     def _start_processes(self) -> None:
         if self._keeps_state:
-            self._state = tempfile.TemporaryDirectory(prefix="mooncake-", ignore_cleanup_errors=True)
+            self._state = tempfile.TemporaryDirectory(
+                prefix="mooncake-", ignore_cleanup_errors=True
+            )
             self._master_settings["state"] = self._state.name
         self._start_master({})
         for index in range(self._workers_wanted):

@@ -42,7 +42,9 @@ def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
     rows = _Rows(report, quick=quick)
     identities = {kind: identity_of(kind, bytes(SECRET_BYTES), "bench") for kind in KINDS}
     alone = _names(1)[0]
-    rows.add("digest/1", 1, {kind: partial(each.digest, alone) for kind, each in identities.items()})
+    rows.add(
+        "digest/1", 1, {kind: partial(each.digest, alone) for kind, each in identities.items()}
+    )
     for count in BATCHES:
         for label, names in (("same_length", _names(count)), ("mixed", _mixed(count))):
             calls = {kind: partial(each.digests, names) for kind, each in identities.items()}

@@ -79,8 +79,8 @@ _ADVICE: dict[int, str] = {
     "hard_pin_share of the master; waiting does not help",
     Status.TOO_FEW_SEGMENTS: "put it with a smaller replicas_min, or start another worker; waiting "
     "does not help",
-    Status.OTHER_NAME: "choose another key; with `identity` keyed, the default of the master, nobody "
-    "can make two keys meet",
+    Status.OTHER_NAME: "choose another key; where the master names keys with a secret (identity "
+    "keyed, its default) nobody can make two of them meet",
     Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
     "raise its quota in the setting quotas of the master",
 }

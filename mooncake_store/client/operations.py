@@ -22,7 +22,7 @@ from mooncake_store.client.keys import Key, KeyBatch, Keys
 from mooncake_store.client.pieces import PiecePutting, PieceReading, Pieces
 from mooncake_store.client.queries import query
 from mooncake_store.client.reads import ArenaSink, BytesSink, MemorySink, Plan, Reading
-from mooncake_store.client.requests import KeyRequests
+from mooncake_store.client.requests import KeyRequests, check_named
 from mooncake_store.client.results import (
     BatchResult,
     GetResult,

@@ -81,14 +81,29 @@ _METADATA = {"http_metadata_server_host": _HOST, "http_metadata_server_port": "8
 _METADATA_SWITCH = "enable_http_metadata_server"
 _TRUE = ("true", "t", "1", "yes", "y")
 
-_SWITCHES = (
-    "allow_evict_soft_pinned_objects enable_metric_reporting rpc_enable_tcp_no_delay enable_ha "
-    "enable_offload offload_on_evict offload_force_evict promotion_on_hit enable_kv_events "
-    "kv_events_emit_legacy_compat kv_events_emit_object_key enable_oplog "
-    "enable_http_metadata_server enable_metadata_cleanup_on_timeout enable_disk_eviction "
-    "enable_multi_tenants enable_snapshot enable_snapshot_restore enable_cxl logtostderr "
-    "alsologtostderr"
-).split()
+_SWITCHES = [
+    "allow_evict_soft_pinned_objects",
+    "enable_metric_reporting",
+    "rpc_enable_tcp_no_delay",
+    "enable_ha",
+    "enable_offload",
+    "offload_on_evict",
+    "offload_force_evict",
+    "promotion_on_hit",
+    "enable_kv_events",
+    "kv_events_emit_legacy_compat",
+    "kv_events_emit_object_key",
+    "enable_oplog",
+    "enable_http_metadata_server",
+    "enable_metadata_cleanup_on_timeout",
+    "enable_disk_eviction",
+    "enable_multi_tenants",
+    "enable_snapshot",
+    "enable_snapshot_restore",
+    "enable_cxl",
+    "logtostderr",
+    "alsologtostderr",
+]
 
 _ELSEWHERE = {
     "there are no threads to choose; see shards": "max_threads rpc_thread_num",

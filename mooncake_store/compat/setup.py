@@ -157,5 +157,5 @@ def _free_port(host: str) -> int:
                 probe.bind(("127.0.0.1" if is_loopback(host) else "", port))
             except OSError:
                 continue
-            return port
+            return int(port)
     return 0

@@ -4,12 +4,13 @@
     state.kept.secret                        # as it was in the run before
     state.close()
 
-So far that is who the cluster is and the secret that keys are named with: clients that a restarted
-master told another one would look for their objects under other names.
+That is who the cluster is and the secret that keys are named with: clients that a restarted master
+told another one would look for their objects under other names.
 
-No other user can read what is in it, for that is a secret, or put something else in its place. It is
-held by a lock that the system releases however the master ends. What is found there and not understood is refused and left
-as it is. Where nobody asked for a directory and none can be had, nothing is kept, with one warning.
+No other user can read what is in it, for that is a secret, or put something else in its place. A
+lock holds it that the system releases however the master ends. What is found there and not
+understood is refused and left as it is. Where nobody asked for a directory and none can be had,
+nothing is kept, with one warning.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class StateDirectory:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, RuntimeError) as error:  # a user without a home
             log.warning(
-                "nothing is kept for the next run: %s; name a directory with --state, or none", error
+                "nothing is kept for the next run: %s; name a directory with --state, or none",
+                error,
             )
             return cls(Kept.fresh())
         return cls._hold(path)
@@ -149,9 +151,7 @@ def _read(path: Path) -> Kept | None:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(
-            f"{path / _IDENTITY} is damaged: {error}", advice=_BEGIN_ANEW
-        ) from error
+        raise ConfigError(f"{path / _IDENTITY} is damaged: {error}", advice=_BEGIN_ANEW) from error
     return kept
 
 

@@ -33,7 +33,9 @@ def test_batches_come_back_in_order(url, connect, transport, count):
 def test_keys_of_one_lost_request_have_an_error_each():
     lost = PeerLostError("the shard went away", peer="127.0.0.1:1")
     statuses = np.full(2, lost.code, np.int16)
-    result = BatchResult("remove", KeyBatch.of(["a", "b"], Unkeyed("default")), statuses, {0: lost, 1: lost})
+    result = BatchResult(
+        "remove", KeyBatch.of(["a", "b"], Unkeyed("default")), statuses, {0: lost, 1: lost}
+    )
     assert [error.key for _, error in result.errors()] == ["a", "b"]
     assert {error.peer for _, error in result.errors()} == {"127.0.0.1:1"}
     first, second = result.error(0), result.error(1)

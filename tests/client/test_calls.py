@@ -2,7 +2,7 @@
 
 Each costs time that no longer batch hides, and is one more for a reader to follow. Which replica
 is read and what the other end does is no part of it: one worker, one shard, 128 objects. Nor is how
-an answer is waited for that does not come at once, which is up to the machine and what else it does.
+an answer is waited for that does not come at once: that is up to the machine and what else it does.
 """
 
 import collections

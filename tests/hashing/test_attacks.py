@@ -1,4 +1,4 @@
-"""Two keys, and two blocks of tokens, that meet in one digest: found at once for XXH3, not for ours.
+"""Two keys, and two blocks of tokens, that meet in one digest: easily found for XXH3, not for ours.
 
 XXH3 adds up, over stripes of 64 bytes, (low ^ a) * (high ^ b) of each word, with constants that
 anybody knows, and the words themselves into the lane beside. What leaves both sums as they were
@@ -6,6 +6,7 @@ leaves the digest. Who writes prompts chooses tokens; who names objects chooses 
 """
 
 import functools
+import itertools
 
 import numpy as np
 import xxhash
@@ -55,7 +56,7 @@ def colliding_keys(seed):
         places = [(stripe, table[stripe + lane]) for stripe in range(5)]
         masks = [(stripe, (word ^ word >> 32) & 0xFFFFFFFF) for stripe, word in places]
         fine = [(stripe, mask) for stripe, mask in masks if not mask & 0x80808080]
-        for (first, one), (second, two) in zip(fine, fine[1:], strict=False):
+        for (first, one), (second, two) in itertools.pairwise(fine):
             for bit in range(5):
                 delta = 1 << bit
                 if (one ^ two) & delta:

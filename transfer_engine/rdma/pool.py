@@ -106,13 +106,13 @@ class Pool(Generic[KeyT, ItemT]):
             raise
         with self._changed:
             self._making -= 1
-            if self._closed:  # nobody would end it: `close` did not see it
-                item.close()
-                raise _closed()
             self._insert(key, item)
         return item, False
 
     def _insert(self, key: KeyT, item: ItemT) -> None:
+        if self._closed:  # meanwhile, so that nobody else would end it
+            item.close()
+            raise _closed()
         node = _Node(key, item)
         node.newer, node.older = self._ring, self._ring.older
         node.older.newer = node
