@@ -113,7 +113,7 @@ def meeting_keys():
     """A namespace, and two keys that meet in it under XXH3."""
     for number in range(100):
         namespace = f"tenant-{number}"
-        found = colliding_keys(xxhash.xxh3_64_intdigest(namespace))
+        found = colliding_keys(xxhash.xxh3_64_intdigest(namespace.encode()))
         if found is not None:
             return namespace, *found
     raise AssertionError("no namespace of a hundred has such keys")
