@@ -30,7 +30,6 @@ from serving.front.indexer_http import Indexer, indexer_routes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
-    from contextlib import AbstractAsyncContextManager
 
 __all__ = ["ExternalFront", "external_application"]
 
@@ -103,25 +102,23 @@ class ExternalFront:
         self, request: web.Request, raw: bytes, name: str, ticket: str
     ) -> web.StreamResponse | None:
         """One engine's answer; None when it had none and another one should be asked."""
+        assert self._session is not None, "start() comes first"
+        url, headers = self.engines[name] + request.path_qs, _passed_on(request.headers)
         try:
-            async with self._ask(request, raw, name) as answer:
-                if answer.status in _BROKEN:
-                    log.warning("engine %s answers %d", name, answer.status)
-                    self.router.failed(time.monotonic(), name)
-                    return None
-                self.router.answered(name)
-                return await self._relay(request, answer, ticket)
-        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
+            answer = await self._session.request(
+                request.method, url, data=raw or None, headers=headers
+            )
+        except aiohttp.ClientConnectionError as error:
             log.warning("engine %s cannot be reached: %s", name, error)
             self.router.failed(time.monotonic(), name)
             return None
-
-    def _ask(
-        self, request: web.Request, raw: bytes, name: str
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        assert self._session is not None, "start() comes first"
-        url, headers = self.engines[name] + request.path_qs, _passed_on(request.headers)
-        return self._session.request(request.method, url, data=raw or None, headers=headers)
+        async with answer:
+            if answer.status in _BROKEN:
+                log.warning("engine %s answers %d", name, answer.status)
+                self.router.failed(time.monotonic(), name)
+                return None
+            self.router.answered(name)
+            return await self._relay(request, answer, ticket)
 
     async def _relay(
         self, request: web.Request, answer: aiohttp.ClientResponse, ticket: str

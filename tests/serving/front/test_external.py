@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import socket
+import struct
 
 import aiohttp
 import pytest
@@ -133,6 +135,25 @@ async def test_an_engine_that_is_gone_is_passed_over(http):
         status, raw = await ask(http, url)
         assert status == 503
         assert json.loads(raw)["error"]["code"] == "no_engine"
+
+
+async def test_an_engine_that_breaks_off_before_it_answers_is_passed_over(http):
+    async def break_off(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        reset = struct.pack("@ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.transport.abort()
+
+    engines = {"a": Engine(), "b": Engine()}
+    async with (
+        await asyncio.start_server(break_off, "127.0.0.1", 0) as broken,
+        routing(engines) as (url, front),
+    ):
+        host, port = broken.sockets[0].getsockname()
+        front.engines["a"] = f"http://{host}:{port}"
+        for _ in range(3):
+            assert (await ask(http, url))[0] == 200
+        assert len(engines["b"].seen) == 3
 
 
 async def test_an_engines_refusal_is_the_answer(http):
