@@ -85,7 +85,8 @@ class StoreLink:
         except NoSpaceError:
             return None  # The store is well, it is full.
         except StoreError as error:
-            self._lost(error)
+            if client is self._client:
+                self._lost(error)
             return None
         except Exception:
             if client is self._client:

@@ -53,6 +53,21 @@ def test_calls_rest_after_a_failure_but_not_after_a_full_store():
         link.close()
 
 
+def test_what_a_former_client_fails_with_late_is_no_outage():
+    with LocalCluster(1, "16MiB", in_process=True) as cluster:
+        link = StoreLink(cluster.url, rest_s=60)
+
+        def fail_late(client):
+            link.doubt()
+            assert link.call(lambda another: another is not client)
+            raise UnavailableError("gone")
+
+        assert link.call(fail_late) is None
+        assert link.up
+        assert link.outages == 0
+        link.close()
+
+
 def test_wrong_settings_stop_the_start():
     with pytest.raises(ConfigError):
         StoreLink("mooncake://127.0.0.1:1/default", {"lease_tll": 3})
