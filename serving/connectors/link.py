@@ -136,6 +136,9 @@ class StoreLink:
             if self._client is None and not self._closed:
                 self._close_retired()
                 self._client = Client(self._url, **self._settings)
+                if self._closed:  # Meanwhile: nobody else will close this one.
+                    self._retire()
+                    self._close_retired()
         except ConfigError:
             raise  # A wrong setting must be known at the start, not be served around.
         except StoreError as error:

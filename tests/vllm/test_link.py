@@ -68,6 +68,29 @@ def test_what_a_former_client_fails_with_late_is_no_outage():
         link.close()
 
 
+def test_a_client_that_is_made_while_the_link_closes_is_closed(monkeypatch):
+    made = []
+
+    class Late:
+        """Connects at the second attempt, during which the link is closed."""
+
+        def __init__(self, url, **settings):
+            self.open = True
+            made.append(self)
+            if len(made) == 1:
+                raise UnavailableError("not yet")
+            link.close()
+
+        def close(self):
+            self.open = False
+
+    monkeypatch.setattr("mooncake_store.Client", Late)
+    link = StoreLink("mooncake://127.0.0.1:1/default", rest_s=0)
+    assert link.call(lambda client: 1) is None
+    assert len(made) == 2
+    assert not made[1].open
+
+
 def test_wrong_settings_stop_the_start():
     with pytest.raises(ConfigError):
         StoreLink("mooncake://127.0.0.1:1/default", {"lease_tll": 3})
