@@ -36,6 +36,7 @@ from serving.conductor.scheduler import Scheduler
 from serving.conductor.stats import Stats
 from serving.workers.client import WorkerClient
 from serving.workers.naming import PoolNames
+from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -103,7 +104,7 @@ class Conductor:
             self.pool.start()
         for address in addresses:
             await self.join(address)
-        self._spawn(self._rebalance())
+        self._spawn(keep_going("balancing roles", self._rebalance))
 
     async def join(self, address: str) -> Hello:
         """Take a worker in, or take it in again."""
@@ -160,16 +161,16 @@ class Conductor:
         task.add_done_callback(self._tasks.discard)
 
     async def _rebalance(self) -> None:
-        while True:
-            await asyncio.sleep(REBALANCE_S)
-            now = self.clock()
-            loads = self.scheduler.loads(now)
-            self.stats.loads.append((now, loads.prefill, loads.decode))
-            found = self.scheduler.rebalance(now)
-            if found is not None:
-                address, change = found
-                log.info("%s takes the role %s: %s", address, change.to, change.reason)
-                self._spawn(self.change_role(address, change.to))
+        """Ask once, after a pause."""
+        await asyncio.sleep(REBALANCE_S)
+        now = self.clock()
+        loads = self.scheduler.loads(now)
+        self.stats.loads.append((now, loads.prefill, loads.decode))
+        found = self.scheduler.rebalance(now)
+        if found is not None:
+            address, change = found
+            log.info("%s takes the role %s: %s", address, change.to, change.reason)
+            self._spawn(self.change_role(address, change.to))
 
     async def change_role(self, address: str, role: str, drain_s: float = DRAIN_S) -> None:
         """Let a worker finish what it runs and take another role; says why if it cannot."""

@@ -9,6 +9,7 @@ from serving.conductor.conductor import Conductor
 from serving.conductor.costs import Costs, TransferCost
 from serving.conductor.pool_watch import POOL, chain_of
 from serving.conductor.requests import Failure, Finish, Piece, Request
+from serving.conductor.roles import Change
 from serving.conductor.scheduler import Policies, Scheduler
 from serving.conductor.views import Rejection, Slo
 from serving.workers import protocol as p
@@ -332,6 +333,21 @@ async def test_roles_change_while_it_runs():
         tokens, _ = await play(conductor, request())
         assert tokens == answer(PROMPT, 8)
         assert conductor.stats.role_changes == 1
+
+
+async def test_balancing_goes_on_after_it_failed():
+    fleet, scheduler = Fleet(prefill=1, decode=2), Scheduler()
+    answers = [("d1", Change("prefill", "as planned")), ValueError("injected")]
+
+    def rebalance(now):
+        answer = answers.pop() if answers else None
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+    scheduler.rebalance = rebalance
+    async with running(fleet, scheduler=scheduler):
+        await until_async(lambda: fleet.decode[1].roles == ["prefill"])
 
 
 async def test_a_role_that_somebody_else_changed_is_noticed():
