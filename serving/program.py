@@ -35,7 +35,7 @@ def run_external(
     """Serve with engines elsewhere, by name and URL."""
     settings.check()
     for name, url in engines.items():
-        if not str(url).startswith(("http://", "https://")):
+        if not url.startswith(("http://", "https://")):
             raise ConfigError(f"the engine {name} has no http:// URL but {url!r}")
     asyncio.run(_external(settings, engines, ready, port_file))
 

@@ -160,9 +160,9 @@ def _tell(as_json: bool, facts: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _pair(text: str, option: str) -> tuple[str, Any]:
-    """NAME=VALUE, whole numbers as such."""
-    name, equals, value = text.partition("=")
-    if not name or not equals or not value:
+def _pair(text: str, option: str) -> tuple[str, str]:
+    """Read NAME=VALUE."""
+    name, _, value = text.partition("=")
+    if not name or not value:
         raise ConfigError(f"{option} {text!r} is not NAME=VALUE")
-    return name, int(value) if value.lstrip("-").isdigit() else value
+    return name, value

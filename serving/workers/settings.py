@@ -57,7 +57,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def settings_from(given: dict[str, Any]) -> WorkerSettings:
-    """Settings by name; raises ConfigError for unknown names and values of a wrong kind."""
+    """Settings by name, as values or as text; raises ConfigError for what is none."""
     known = WorkerSettings.__struct_fields__
     for name in given:
         if name not in known:
@@ -67,7 +67,7 @@ def settings_from(given: dict[str, Any]) -> WorkerSettings:
                 advice=f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}",
             )
     try:
-        settings = msgspec.convert(given, WorkerSettings)
+        settings = msgspec.convert(given, WorkerSettings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"settings of a serving worker: {error}") from error
     settings.check()

@@ -248,6 +248,11 @@ async def test_decode_after_a_pushed_prefill_that_was_aborted(store):
         assert expected[:1] + tokens_of(events) == expected
 
 
+async def test_settings_may_be_text():
+    made = settings_from({"kv_blocks": "64", "exact": "false", "worker_id": "7"})
+    assert (made.kv_blocks, made.exact, made.worker_id) == (64, False, "7")
+
+
 async def test_settings_are_checked_at_the_start():
     with pytest.raises(ConfigError, match="did you mean 'role'"):
         settings_from({"rol": "prefill"})
