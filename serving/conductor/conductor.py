@@ -6,9 +6,9 @@
         ...
     await conductor.close()
 
-It joins what has I/O: the connections to workers (`fleet`), the store's events (`pool`), the lives
-of requests (`life`), and a clock. At most `requests_max` requests are under way; further ones are
-refused at once. Every half second it asks whether a worker should change its role.
+It joins what has I/O: the connections to workers (`fleet`), the store's events (`pool_watch`), the
+lives of requests (`life`), and a clock. At most `requests_max` requests are under way; further ones
+are refused at once. Every half second it asks whether a worker should change its role.
 
 With `push`, prefill workers hand KV straight to the decode worker, which keeps room for it from the
 start; without, decode workers take it from the pool and say only then whether they have room.
