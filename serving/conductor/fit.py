@@ -19,8 +19,12 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 __all__ = ["NonNegativeFit"]
 
@@ -38,12 +42,11 @@ class NonNegativeFit:
     def __init__(self, prior: Sequence[float], scales: Sequence[float]) -> None:
         if len(prior) != len(scales) or min(prior) < 0 or not any(prior):
             raise ValueError(f"a prior is one coefficient of 0 or more a feature, not {prior}")
-        self._scales = tuple(scales)
-        self._prior = [c * s for c, s in zip(prior, scales, strict=True)]
-        size = len(self._prior)
+        self._scales: NDArray[np.float64] = np.array(scales, np.float64)
+        self._prior = self._scales * prior
         # Of scaled features and values, both divided by the work they stand for.
-        self._gram = [[0.0] * size for _ in range(size)]
-        self._moment = [0.0] * size
+        self._gram = np.zeros((len(prior), len(prior)))
+        self._moment = np.zeros(len(prior))
         self._prior_weight = _PRIOR_WEIGHT
         self._solved: tuple[float, ...] | None = tuple(prior)
 
@@ -51,15 +54,11 @@ class NonNegativeFit:
         """Take a measurement in; one of no duration says nothing and is ignored."""
         if value <= 0:
             return
-        row = [f / s for f, s in zip(features, self._scales, strict=True)]
-        work = sum(row)
-        row = [entry / work for entry in row]
-        target = value / work
-        for i, left in enumerate(row):
-            self._moment[i] = _KEPT * self._moment[i] + left * target
-            self._gram[i] = [
-                _KEPT * old + left * right for old, right in zip(self._gram[i], row, strict=True)
-            ]
+        row = np.array(features) / self._scales
+        work = row.sum()
+        row /= work
+        self._moment = _KEPT * self._moment + row * (value / work)
+        self._gram = _KEPT * self._gram + np.outer(row, row)
         self._prior_weight = max(_PRIOR_KEPT * self._prior_weight, _PRIOR_WEIGHT_MIN)
         self._solved = None
 
@@ -67,54 +66,26 @@ class NonNegativeFit:
     def coefficients(self) -> tuple[float, ...]:
         """The current ones, one a feature."""
         if self._solved is None:
-            scaled = self._solve()
-            self._solved = tuple(d / s for d, s in zip(scaled, self._scales, strict=True))
+            self._solved = tuple((self._solve() / self._scales).tolist())
         return self._solved
 
     def predict(self, features: Sequence[float]) -> float:
         """The value expected for these features."""
         return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
 
-    def _solve(self) -> list[float]:
+    def _solve(self) -> NDArray[np.float64]:
         """The best of all subsets of coefficients, the others being 0."""
         size = len(self._prior)
-        pull = self._prior_weight
-        gram = [
-            [entry + (pull if i == j else 0.0) for j, entry in enumerate(row)]
-            for i, row in enumerate(self._gram)
-        ]
-        moment = [m + pull * d for m, d in zip(self._moment, self._prior, strict=True)]
-        best, best_gain = list(self._prior), 0.0
+        # With the prior no matrix is singular, however alike the measurements are.
+        gram = self._gram + self._prior_weight * np.eye(size)
+        moment = self._moment + self._prior_weight * self._prior
+        best, best_gain = self._prior, 0.0
         for count in range(1, size + 1):
-            for chosen in combinations(range(size), count):
-                found = _solve_dense(
-                    [[gram[i][j] for j in chosen] for i in chosen], [moment[i] for i in chosen]
-                )
-                if found is None or min(found) < 0:
-                    continue
+            for chosen in map(list, combinations(range(size), count)):
+                found = np.linalg.solve(gram[np.ix_(chosen, chosen)], moment[chosen])
                 # At the optimum of a subset this is what it takes off the squared error.
-                gain = sum(value * moment[i] for value, i in zip(found, chosen, strict=True))
-                if gain > best_gain:
-                    best, best_gain = [0.0] * size, gain
-                    for value, i in zip(found, chosen, strict=True):
-                        best[i] = value
+                gain = float(found @ moment[chosen])
+                if found.min() >= 0 and gain > best_gain:
+                    best, best_gain = np.zeros(size), gain
+                    best[chosen] = found
         return best
-
-
-def _solve_dense(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Gaussian elimination with pivoting; None for a singular matrix."""
-    size = len(right)
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for at in range(size):
-        pivot = max(range(at, size), key=lambda i: abs(rows[i][at]))
-        if abs(rows[pivot][at]) <= 1e-12 * abs(matrix[at][at]) or rows[pivot][at] == 0.0:
-            return None
-        rows[at], rows[pivot] = rows[pivot], rows[at]
-        for below in range(at + 1, size):
-            factor = rows[below][at] / rows[at][at]
-            rows[below] = [b - factor * a for a, b in zip(rows[at], rows[below], strict=True)]
-    out = [0.0] * size
-    for at in reversed(range(size)):
-        known = sum(rows[at][j] * out[j] for j in range(at + 1, size))
-        out[at] = (rows[at][size] - known) / rows[at][at]
-    return out
