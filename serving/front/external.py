@@ -212,7 +212,7 @@ def external_application(front: ExternalFront, token: str = "") -> web.Applicati
         [
             web.get("/health", front.health),
             web.get("/stats", front.stats),
-            *(route for route in indexer_routes(front.indexer) if route.path != "/health"),
+            *indexer_routes(front.indexer),
             web.route("*", "/v1/{rest:.*}", front.forward),
         ]
     )

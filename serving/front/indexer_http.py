@@ -19,12 +19,11 @@ from aiohttp import web
 from msgspec import Meta
 
 from mooncake_store.errors import ConfigError, InvalidArgumentError
-from serving.front.app import BODY_BYTES_MAX, guard
 from serving.front.engine_events import Subscription
 from serving.front.indexer import EngineIndex, Registration
 from serving.front.openai import BadRequestError, Text, decode_body
 
-__all__ = ["Indexer", "indexer_application", "indexer_routes"]
+__all__ = ["Indexer", "indexer_routes"]
 
 SOURCES_MAX = 4096
 
@@ -135,40 +134,24 @@ class Indexer:
             await self._end(name)
 
 
-def indexer_application(indexer: Indexer, token: str = "") -> web.Application:
-    """The routes; closes the indexer at the end."""
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guard(token)])
-    app.add_routes(indexer_routes(indexer))
-
-    async def close(_: web.Application) -> None:
-        await indexer.close()
-
-    app.on_cleanup.append(close)
-    return app
-
-
 def indexer_routes(indexer: Indexer) -> list[web.RouteDef]:
-    """The routes alone, for an application that has others too."""
-    return _Routes(indexer).table()
+    """The routes, for an application that has others too and closes the indexer at its end."""
+    handlers = _Handlers(indexer)
+    return [
+        web.post("/register", handlers.register),
+        web.post("/unregister", handlers.unregister),
+        web.post("/query", handlers.query),
+        web.post("/query_by_hash", handlers.query_by_hash),
+        web.get("/services", handlers.services),
+        web.get("/global_view", handlers.global_view),
+    ]
 
 
-class _Routes:
-    """Handlers."""
+class _Handlers:
+    """What the routes lead to."""
 
     def __init__(self, indexer: Indexer) -> None:
         self._indexer = indexer
-
-    def table(self) -> list[web.RouteDef]:
-        """Which path leads where."""
-        return [
-            web.post("/register", self.register),
-            web.post("/unregister", self.unregister),
-            web.post("/query", self.query),
-            web.post("/query_by_hash", self.query_by_hash),
-            web.get("/services", self.services),
-            web.get("/global_view", self.global_view),
-            web.get("/health", self.health),
-        ]
 
     async def register(self, request: web.Request) -> web.Response:
         """Take a source in."""
@@ -244,7 +227,3 @@ class _Routes:
                 for name, source in sources.items()
             }
         )
-
-    async def health(self, request: web.Request) -> web.Response:
-        """It answers."""
-        return web.json_response({"status": "ok", "sources": len(self._indexer.index.sources)})

@@ -7,7 +7,6 @@ import threading
 from mooncake_store.compat.control import Control
 from mooncake_store.compat.rest import MooncakeStoreService
 from serving.front.external import ExternalFront, external_application
-from serving.front.indexer_http import Indexer, indexer_application
 from serving.system import listen, serve_http
 
 
@@ -31,7 +30,6 @@ def with_aiohttp(make):
 
 KINDS = {
     "control": lambda: plain(lambda: Control("127.0.0.1", 0)),
-    "indexer": lambda: with_aiohttp(lambda: indexer_application(Indexer())),
     "front": lambda: with_aiohttp(lambda: external_application(ExternalFront({}))),
     "rest": lambda: with_aiohttp(MooncakeStoreService().application),
 }

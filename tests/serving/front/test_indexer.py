@@ -8,8 +8,9 @@ import pytest
 from mooncake_store.errors import RemoteProtocolError
 from serving.connectors.publisher import BlockStored, Publisher
 from serving.front.engine_events import read_batch
+from serving.front.external import ExternalFront, external_application
 from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, Stored
-from serving.front.indexer_http import Indexer, indexer_application
+from serving.front.indexer_http import Indexer
 from serving.front.openai import BadRequestError
 from tests.serving.front.conftest import listening
 from tests.waiting import PATIENCE_S, until_async
@@ -134,8 +135,9 @@ def registration(name, **more):
 
 @pytest.mark.asyncio
 async def test_register_query_and_unregister_over_http(http):
-    indexer = Indexer()
-    async with listening(indexer_application(indexer)) as url:
+    front = ExternalFront({})
+    indexer = front.indexer
+    async with listening(external_application(front)) as url:
 
         async def post(path, body):
             async with http.post(url + path, json=body) as response:

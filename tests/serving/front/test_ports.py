@@ -45,7 +45,7 @@ def answers(port):
     return False
 
 
-@pytest.mark.parametrize("kind", ["control", "indexer", "front", "rest"])
+@pytest.mark.parametrize("kind", ["control", "front", "rest"])
 def test_a_server_outlives_a_port_scan_and_a_want_of_descriptors(started, kind):
     process, port = started(kind)
     assert answers(port)
