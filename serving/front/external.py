@@ -147,10 +147,9 @@ class ExternalFront:
         if tokens is None:
             return guess, {}
         matches: dict[str, int] = {}
-        scopes = {s.registration.scope for s in index.sources.values()}
-        for _, model, _, block_size, _ in scopes:
-            if model == body.get("model", model):
-                for name, found in index.matches(model, block_size, tokens).items():
+        for scope in {source.registration.scope for source in index.sources.values()}:
+            if scope.model == body.get("model", scope.model):
+                for name, found in index.matches(scope.model, scope.block_size, tokens).items():
                     matches[name] = max(found, matches.get(name, 0))
         return len(tokens), matches
 

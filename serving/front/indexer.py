@@ -3,7 +3,7 @@
     index = EngineIndex()
     source = index.register(Registration(instance_id="vllm-0", model="m", block_size=16, ...))
     source.apply(Stored(hashes, parent, tokens, medium="GPU"))
-    index.query("m", 16, tokens)       # {"default": {"vllm-0": {"longest_matched": 4096, ...}}}
+    index.query(ScopeKey("m", 16), tokens)     # {"default": {"vllm-0": {"longest_matched": ...}}}
 
 Engines name blocks by hashes of their own making. A stored event says which tokens they stand for,
 so blocks are named here by their tokens (a keyed `Identity`, the scope as salt), and an engine's
@@ -22,7 +22,7 @@ import secrets
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncake_store.identity import SECRET_BYTES, Keyed
 from serving.conductor.index import PrefixIndex
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.identity import Identity
 
-__all__ = ["Cleared", "EngineIndex", "Registration", "Removed", "Source", "Stored"]
+__all__ = ["Cleared", "EngineIndex", "Registration", "Removed", "ScopeKey", "Source", "Stored"]
 
 TIERS = ("GPU", "CPU", "DISK")
 SHARED = "mooncake"
@@ -65,6 +65,16 @@ class Cleared:
     """Everything of the source is gone."""
 
 
+class ScopeKey(NamedTuple):
+    """What must agree for blocks to be the same."""
+
+    model: str
+    block_size: int
+    tenant: str = "default"
+    lora: str = ""
+    salt: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
     """An engine, or a pool, whose events are to be followed."""
@@ -87,9 +97,9 @@ class Registration:
         return f"{name}|{self.lora}" if self.lora else name
 
     @property
-    def scope(self) -> tuple[str, str, str, int, str]:
-        """What must agree for blocks to be the same."""
-        return self.tenant, self.model, self.lora, self.block_size, self.salt
+    def scope(self) -> ScopeKey:
+        """Whose blocks are the same as its."""
+        return ScopeKey(self.model, self.block_size, self.tenant, self.lora, self.salt)
 
     @property
     def shared(self) -> bool:
@@ -196,7 +206,7 @@ class EngineIndex:
 
     def __init__(self) -> None:
         self._identity = Keyed(secrets.token_bytes(SECRET_BYTES))
-        self._scopes: dict[tuple[str, str, str, int, str], _Scope] = {}
+        self._scopes: dict[ScopeKey, _Scope] = {}
         self.sources: dict[str, Source] = {}
 
     def register(self, registration: Registration) -> Source:
@@ -204,9 +214,7 @@ class EngineIndex:
         self.unregister(registration.name)
         key = registration.scope
         if key not in self._scopes:
-            self._scopes[key] = _Scope(
-                self._identity, "\0".join(map(str, key)), registration.block_size
-            )
+            self._scopes[key] = _Scope(self._identity, "\0".join(map(str, key)), key.block_size)
         source = self.sources[registration.name] = Source(registration, self._scopes[key])
         return source
 
@@ -233,34 +241,18 @@ class EngineIndex:
         ]
 
     def query(
-        self,
-        model: str,
-        block_size: int,
-        tokens: Sequence[int],
-        *,
-        tenant: str = "default",
-        lora: str = "",
-        salt: str = "",
-        instance_id: str = "",
+        self, key: ScopeKey, tokens: Sequence[int], instance_id: str = ""
     ) -> dict[str, Instances]:
         """How many tokens of a prompt each engine holds, by tenant, instance and tier."""
-        scope = self._scopes.get((tenant, model, lora, block_size, salt))
-        return {tenant: self._held(scope, scope.chain(tokens), instance_id) if scope else {}}
+        scope = self._scopes.get(key)
+        return {key.tenant: self._held(scope, scope.chain(tokens), instance_id) if scope else {}}
 
     def query_hashes(
-        self,
-        model: str,
-        block_size: int,
-        hashes: Sequence[BlockHash],
-        *,
-        tenant: str = "default",
-        lora: str = "",
-        salt: str = "",
-        instance_id: str = "",
+        self, key: ScopeKey, hashes: Sequence[BlockHash], instance_id: str = ""
     ) -> dict[str, Instances]:
         """Answer for blocks named by engines' hashes; one that nobody told of ends a match."""
-        scope = self._scopes.get((tenant, model, lora, block_size, salt))
-        return {tenant: self._held(scope, scope.known(hashes), instance_id) if scope else {}}
+        scope = self._scopes.get(key)
+        return {key.tenant: self._held(scope, scope.known(hashes), instance_id) if scope else {}}
 
     def _held(self, scope: _Scope, chain: list[bytes], instance_id: str) -> Instances:
         found = scope.index.match(chain)
@@ -292,7 +284,7 @@ class EngineIndex:
 
     def matches(self, model: str, block_size: int, tokens: Sequence[int]) -> dict[str, int]:
         """Tokens each instance of the default tenant holds, in whatever tier: for routing."""
-        answer = self.query(model, block_size, tokens)["default"]
+        (answer,) = self.query(ScopeKey(model, block_size), tokens).values()
         return {name: found["longest_matched"] for name, found in answer.items()}
 
 

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from mooncake_store.errors import ConfigError, InvalidArgumentError
 from serving.front.engine_events import Subscription
-from serving.front.indexer import EngineIndex, Registration
+from serving.front.indexer import EngineIndex, Registration, ScopeKey
 from serving.front.openai import BadRequestError, Text, decode_body
 
 __all__ = ["Indexer", "indexer_routes"]
@@ -66,14 +66,11 @@ class Query(msgspec.Struct, frozen=True):
     additionalsalt: str | int | None = None
 
     @property
-    def scope(self) -> dict[str, str]:
+    def scope(self) -> ScopeKey:
         """As `EngineIndex` takes it."""
-        return _given(
-            tenant=self.tenant_id,
-            lora=self.lora_name,
-            instance_id=self.instance_id,
-            salt=str(self.cache_salt or self.additionalsalt or ""),
-        )
+        given = _given(tenant=self.tenant_id, lora=self.lora_name)
+        salt = str(self.cache_salt or self.additionalsalt or "")
+        return ScopeKey(self.model, self.block_size, salt=salt, **given)
 
 
 class TokenQuery(Query, frozen=True, kw_only=True):
@@ -187,7 +184,7 @@ class _Handlers:
         body = decode_body(await request.read(), TokenQuery)
         index = self._indexer.index
         try:
-            answer = index.query(body.model, body.block_size, body.token_ids, **body.scope)
+            answer = index.query(body.scope, body.token_ids, body.instance_id or "")
         except (ValueError, OverflowError) as error:
             raise BadRequestError(f"token_ids: {error}", param="token_ids") from error
         return web.json_response(answer)
@@ -196,7 +193,7 @@ class _Handlers:
         """Say who holds how many of some blocks."""
         body = decode_body(await request.read(), HashQuery)
         index = self._indexer.index
-        answer = index.query_hashes(body.model, body.block_size, body.seq_hashes, **body.scope)
+        answer = index.query_hashes(body.scope, body.seq_hashes, body.instance_id or "")
         return web.json_response(answer)
 
     async def services(self, request: web.Request) -> web.Response:

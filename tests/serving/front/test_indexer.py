@@ -9,7 +9,7 @@ from mooncake_store.errors import RemoteProtocolError
 from serving.connectors.publisher import BlockStored, Publisher
 from serving.front.engine_events import read_batch
 from serving.front.external import ExternalFront, external_application
-from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, Stored
+from serving.front.indexer import Cleared, EngineIndex, Registration, Removed, ScopeKey, Stored
 from serving.front.indexer_http import Indexer
 from serving.front.openai import BadRequestError
 from tests.serving.front.conftest import listening
@@ -23,8 +23,8 @@ def engine(index, name, **more):
     return index.register(Registration(name, MODEL, 4, **more))
 
 
-def told(index, tokens=TOKENS, **more):
-    return index.query(MODEL, 4, tokens, **more)["default"]
+def told(index, tokens=TOKENS):
+    return index.query(ScopeKey(MODEL, 4), tokens)["default"]
 
 
 def test_a_prefix_is_found_by_its_tokens_whatever_engines_call_the_blocks():
@@ -88,9 +88,9 @@ def test_ranks_tenants_adapters_and_salts_are_kept_apart():
     engine(index, "a", tenant="t").apply(Stored((1, 2, 3), None, TOKENS[:12]))
     engine(index, "a", lora="l").apply(Stored((1,), None, TOKENS[:4]))
     assert told(index)["a"]["DP"] == {"0": 4, "1": 8}
-    assert index.query(MODEL, 4, TOKENS, lora="l")["default"]["a"]["GPU"] == 4
-    assert index.query(MODEL, 4, TOKENS, tenant="t")["t"]["a"]["GPU"] == 12
-    assert index.query(MODEL, 4, TOKENS, salt="s") == {"default": {}}
+    assert index.query(ScopeKey(MODEL, 4, lora="l"), TOKENS)["default"]["a"]["GPU"] == 4
+    assert index.query(ScopeKey(MODEL, 4, tenant="t"), TOKENS)["t"]["a"]["GPU"] == 12
+    assert index.query(ScopeKey(MODEL, 4, salt="s"), TOKENS) == {"default": {}}
     assert index.unregister("a|default|1")
     assert not index.unregister("a|default|1")
 
