@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,7 @@ class Leading(Prefilling):
                 stage=number,
                 stages=self._stages,
                 start=self._start,
-                chunk_tokens=self.parts.computing.engine.chunk_tokens,
+                chunk_tokens=chunk,
                 revision=self._revision,
                 following=following,
                 deadline_ms=max(1, int(1000 * (self.until - time.monotonic()))),
@@ -217,13 +218,8 @@ class Leading(Prefilling):
 
     async def _look(self) -> int:
         """How many blocks the pool has."""
-        loop = self.parts.loop
-        future: asyncio.Future[int] = loop.create_future()
-
-        def answer(count: int) -> None:
-            if not future.done():
-                future.set_result(count)
-
+        found: Future[int] = Future()
+        found.set_running_or_notify_cancel()  # It is told even when nobody waits any more.
         self.parts.pool.fetch(
             Fetch(
                 tokens=self.prompt,
@@ -231,11 +227,11 @@ class Leading(Prefilling):
                 blocks_max=self.blocks_wanted(),
                 known=False,
                 until=self.fetch_until,
-                found=lambda count: loop.call_soon_threadsafe(answer, count),
+                found=found.set_result,
                 ended=lambda: None,
             )
         )
-        return await future
+        return await asyncio.wrap_future(found)
 
     async def _follow(
         self, client: WorkerClient, message: p.StageOpen, ready: asyncio.Event
