@@ -16,23 +16,22 @@ from serving.system import ServingSystem, SystemSettings, listen, serve_http
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["run_external", "run_system"]
+__all__ = ["run"]
 
 
-def run_system(
-    settings: SystemSettings, ready: Callable[[dict[str, Any]], None], port_file: str | None = None
-) -> None:
-    """Serve with workers of our own; `ready` is called with the facts when requests are taken."""
-    asyncio.run(_system(settings, ready, port_file))
-
-
-def run_external(
+def run(
     settings: SystemSettings,
     engines: Mapping[str, str],
     ready: Callable[[dict[str, Any]], None],
-    port_file: str | None = None,
+    port_file: str | None,
 ) -> None:
-    """Serve with engines elsewhere, by name and URL."""
+    """Serve with engines elsewhere, by name and URL, where there are any, else with our workers.
+
+    `ready` is called with the facts when requests are taken.
+    """
+    if not engines:
+        asyncio.run(_system(settings, ready, port_file))
+        return
     settings.check()
     for name, url in engines.items():
         if not url.startswith(("http://", "https://")):

@@ -2,7 +2,7 @@
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,11 +10,6 @@ from mooncake_store.cli.shared.app import JsonOption, command, emit, taking
 from mooncake_store.cli.shared.client import SecretOption, store_url
 from mooncake_store.cli.shared.program_options import InsecureOption, PortFileOption
 from mooncake_store.errors import ConfigError, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from serving.system import SystemSettings
 
 
 def _option(
@@ -108,6 +103,7 @@ def serve(
     pool named by --store was there before and stays.
     """
     try:
+        from serving.program import run
         from serving.system import SystemSettings
     except ModuleNotFoundError as error:
         raise StoreError(
@@ -131,23 +127,8 @@ def serve(
         deadline_s=parse_duration(deadline),
         worker=dict(_pair(each, "--setting") for each in setting or ()),
     )
-    _run(settings, backend or [], partial(_tell, as_json), port_file)
-
-
-def _run(
-    settings: "SystemSettings",
-    backends: list[str],
-    ready: "Callable[[dict[str, Any]], None]",
-    port_file: str | None,
-) -> None:
-    """Serve with engines elsewhere where there are any, else with workers of our own."""
-    from serving.program import run_external, run_system
-
-    if backends:
-        engines = dict(_pair(each, "--backend") for each in backends)
-        run_external(settings, engines, ready, port_file)
-    else:
-        run_system(settings, ready, port_file)
+    engines = dict(_pair(each, "--backend") for each in backend or ())
+    run(settings, engines, partial(_tell, as_json), port_file)
 
 
 def _tell(as_json: bool, facts: dict[str, Any]) -> None:
