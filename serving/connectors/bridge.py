@@ -124,7 +124,7 @@ class Bridge:
         if news.reset:
             self.snapshots += 1
             self._unconfirmed[news.shard] = {
-                digest for digest, _ in self._names.items() if _shard(store, digest) == news.shard
+                each for each in self._names if ids.shard_of_one(each, store.shards) == news.shard
             }
             await self._list(store)
         if not news.snapshot:
@@ -203,10 +203,6 @@ class Bridge:
 
     def _external(self, hashes: list[str]) -> list[Hash]:
         return [_external(each, self._hashes) for each in hashes]
-
-
-def _shard(store: AsyncClient, digest: bytes) -> int:
-    return ids.shard_of_one(digest, store.shards)
 
 
 def _external(block_hash: str, form: str) -> Hash:

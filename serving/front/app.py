@@ -108,9 +108,9 @@ def guard(token: str) -> Any:
     async def guarded(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        wanted = f"Bearer {token}"
-        if token and request.path != "/health" and not _same(given, wanted):
+        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        known = hmac.compare_digest(given, f"Bearer {token}".encode())
+        if token and request.path != "/health" and not known:
             return error_response("a valid API key is required", 401, code="invalid_api_key")
         try:
             return await handler(request)
@@ -125,10 +125,6 @@ def guard(token: str) -> Any:
             return error_response("internal error; the server's log has it", 500)
 
     return guarded
-
-
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
 
 
 def front_application(front: Front) -> web.Application:

@@ -423,5 +423,6 @@ def test_reports_of_workers_add_up():
 @pytest.mark.parametrize("given", [{"ulr": "x"}, {"distrust_s": 0}, {"client": 3}])
 def test_wrong_options_are_named(given):
     with pytest.raises(ConfigError, match=next(iter(given))):
-        Options.parse(given)
-    assert Options.parse({"url": "mooncake://h:1/n", "lookup_wait_s": 1}).lookup_wait_s == 1
+        Options.parse(given, "options")
+    options = {"url": "mooncake://h:1/n", "lookup_wait_s": 1}
+    assert Options.parse(options, "options").lookup_wait_s == 1

@@ -54,7 +54,8 @@ class MooncakePyConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._options = options = Options.parse(transfer.kv_connector_extra_config)
+        given = transfer.kv_connector_extra_config
+        options = Options.parse(given, "kv_connector_extra_config")
         _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         layout = read_layout(vllm_config, kv_cache_config, options, hash_tokens)
         parallel = vllm_config.parallel_config

@@ -24,8 +24,3 @@ class Options(StoreOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Share of the KV cache that unfinished saves may hold; above it saves are skipped."""
     handoff_wait_s: Pause = 5.0
     """How long a decoding engine waits for blocks that a prefilling one announced."""
-
-    @classmethod
-    def parse(cls, given: object, where: str = "kv_connector_extra_config") -> Options:
-        """Read options; raises ConfigError with the name of the wrong one."""
-        return super().parse(given, where)
