@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from lmcache.v1.protocol import RemoteMetadata
 
 from mooncake_store import Client, LocalCluster
 from tests.lmcache.conftest import CHUNK_TOKENS, keys, metadata
@@ -42,6 +43,23 @@ def test_memory_is_given_back(make):
     for chunk in [*chunks, *found[:2]]:
         chunk.ref_count_down()
     assert free()
+
+
+def test_memory_for_a_chunk_whose_header_is_wrong_is_given_back(make, cluster):
+    engine = make()
+    (key,) = keys(1)
+    chunk = engine.chunk(1)
+    engine.store([key], [chunk])
+    name, header_bytes = engine.connector._named([key])[0], engine.connector.remote_metadata_bytes
+    with Client(cluster.url) as client:
+        value = client.get(name)
+        header = RemoteMetadata.deserialize(value[:header_bytes])
+        header.shapes = engine.metadata.get_shapes(5)
+        client.put(name, header.serialize() + value[header_bytes:], upsert=True)
+    assert engine.backend.get_blocking(key) is None
+    until(lambda: chunk.get_ref_count() == 1)
+    chunk.ref_count_down()
+    assert engine.memory.memory_allocator.memcheck()
 
 
 def test_a_batch_is_one_round_trip_to_look_up_one_to_read_and_two_to_store(make):

@@ -198,7 +198,10 @@ class MooncakePyConnector(RemoteConnector):  # type: ignore[misc]
         if len(body) != header.length:
             return None
         chunk = self._memory.allocate(header.shapes, header.dtypes, header.fmt)
-        if chunk is None or chunk.get_size() != len(body):
+        if chunk is None:
+            return None
+        if chunk.get_size() != len(body):
+            chunk.ref_count_down()
             return None
         _bytes_of(chunk)[:] = body
         return chunk
