@@ -16,6 +16,8 @@ from tests.storage import (
     make_case,
     needs_block_device,
 )
+from tests.strangers import descriptors
+from tests.waiting import until
 from transfer_engine import FileSegment, Operation, TransferEngine, TransferServer
 from transfer_engine.base import NO_SPACE, TRUNCATED, Batch
 from transfer_engine.errors import (
@@ -26,12 +28,14 @@ from transfer_engine.errors import (
     NoSpaceError,
     NotFoundError,
     PeerLostError,
+    RemoteProtocolError,
     TransferTimeoutError,
     TruncatedError,
 )
 from transfer_engine.segments import blockfile
 from transfer_engine.segments.blockfile import BlockFile
 from transfer_engine.testing import OwnerProcess, TransportCase, TransportContract, content
+from transfer_engine.transports.file import FileTransport
 
 
 def file_case(owner, engine, memory, path, transport="file", **options):
@@ -366,6 +370,30 @@ def test_a_forged_descriptor_names_no_file(engine, owner, tmp_path):
     descriptor = owner.publish_file(str(tmp_path / "s"), 1 << 20, 3)
     assert str(tmp_path).encode() not in descriptor.encode()
     owner.withdraw(descriptor)
+
+
+def test_what_is_lent_as_a_file_and_is_none_costs_no_descriptor(tmp_path, monkeypatch):
+    read_end, write_end = os.pipe()
+    monkeypatch.setattr(FileTransport, "_own", lambda *_: None)
+    monkeypatch.setattr(FileSegment, "share", lambda *_, **__: os.dup(read_end))
+    with (
+        FileSegment.create(tmp_path / "s", 1 << 20) as segment,
+        TransferServer(tcp=None) as server,
+        TransferEngine(transports=["file"]) as engine,
+    ):
+        descriptor = server.publish(segment)
+
+        def attempt():
+            with pytest.raises(RemoteProtocolError, match="neither a regular file"):
+                engine.open(descriptor)
+
+        attempt()
+        before = descriptors()
+        for _ in range(5):
+            attempt()
+        until(lambda: descriptors() <= before)
+    os.close(read_end)
+    os.close(write_end)
 
 
 def test_memory_unregistered_under_way_ends_whole(own, engine):

@@ -39,7 +39,12 @@ class FileTransport(LendingTransport[BlockFile]):
         return None if segment is None else segment.held_staged()
 
     def _accept(self, fd: int, descriptor: SegmentDescriptor, *, writable: bool) -> BlockFile:
-        file = BlockFile.adopt(os.dup(fd), f"the file of {descriptor}")
+        own = os.dup(fd)
+        try:
+            file = BlockFile.adopt(own, f"the file of {descriptor}")
+        except BaseException:
+            os.close(own)
+            raise
         if file.size < descriptor.size:
             raise InvalidArgumentError(
                 f"the file holds {file.size} bytes, the segment names {descriptor.size}"

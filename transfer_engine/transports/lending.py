@@ -295,7 +295,7 @@ class LendingTransport(Transport, Generic[Resource]):
             resource = self._accept(fd, descriptor, writable=message.writable)
         except InvalidArgumentError as error:
             raise RemoteProtocolError(
-                f"{descriptor} is smaller than its descriptor says: {error.what}"
+                f"{descriptor} is not what its descriptor says: {error.what}"
             ) from error
         finally:
             os.close(fd)
