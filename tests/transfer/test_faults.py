@@ -269,6 +269,23 @@ def test_owners_that_ended_are_forgotten_by_who_borrowed_from_them(engine):
                 target.close()
 
 
+def test_an_owner_that_sends_nonsense_is_lost_and_no_other(engine):
+    with (
+        Segment.create(4096) as one,
+        Segment.create(4096) as other,
+        TransferServer(tcp=None) as lying,
+        TransferServer(tcp=None) as honest,
+    ):
+        from_lying = engine.open(lying.publish(one), require="shm")
+        (client,) = lying._shm._clients
+        client.sock.send(b"nonsense")
+        from_honest = engine.open(honest.publish(other), require="shm")
+        region = engine.register(bytearray(8))
+        assert engine.read_batch(from_honest, [0], [8], [region.address]).ok
+        with pytest.raises(PeerLostError, match="sent 8 bytes, not a message"):
+            engine.read_batch(from_lying, [0], [8], [region.address])
+
+
 def test_nobody_waits_past_his_deadline_for_another_who_asks(owner, engine, setting):
     """The owner is stopped: the first to borrow waits long, the second as long as it said."""
     descriptor, _, _ = setting

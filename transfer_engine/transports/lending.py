@@ -178,7 +178,10 @@ class _Peer(Generic[Resource]):
             if not data:
                 self.disconnect("it ended")
                 return
-            self._understand(data, [])
+            try:
+                self._understand(data, [])
+            except StoreError as error:  # who looks here may mean another owner
+                self.disconnect(error.what)
 
     def error(self, operation: str) -> PeerLostError:
         return PeerLostError(
