@@ -96,11 +96,7 @@ class FakeDevice(Device):
         self.copied = self.copies = 0
         self.pins = True
         self.pinned = weakref.WeakSet()
-        self._pool = StagingPool(piece_bytes, pieces_max)
-
-    @property
-    def pool(self):
-        return self._pool
+        self.pool = StagingPool(piece_bytes, pieces_max)
 
     def owns(self, address, length):
         return any(begin <= address and address + length <= end for begin, end in self.ranges)

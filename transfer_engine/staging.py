@@ -41,7 +41,7 @@ class StagingPool:
         piece_bytes: int,
         pieces_max: int,
         *,
-        prepare: Callable[[Mapping], None] | None = None,
+        prepare: Callable[[Mapping], object] | None = None,
     ) -> None:
         if piece_bytes <= 0 or piece_bytes % mmap.PAGESIZE or pieces_max <= 0:
             raise InvalidArgumentError(

@@ -144,12 +144,8 @@ class TorchDevice(Device):
         self._lock = threading.Lock()
         # Registered mappings, and those that could not be: asked for once.
         self._pinned: weakref.WeakKeyDictionary[Mapping, bool] = weakref.WeakKeyDictionary()
-        self._pool = StagingPool(PIECE_BYTES, PIECES_MAX, prepare=self._prepare)
-
-    @property
-    def pool(self) -> StagingPool:
-        """Return the pinned memory that transfers pass through."""
-        return self._pool
+        # Memory that is not pinned works too, only slower: the driver stages it once more.
+        self.pool = StagingPool(PIECE_BYTES, PIECES_MAX, prepare=self.pin)
 
     def fence(self) -> Fence:
         """Return the point behind what the current stream of this thread holds."""
@@ -173,10 +169,6 @@ class TorchDevice(Device):
                 driver.cuIpcGetMemHandle(ctypes.byref(handle), base.value), "lend", self.location
             )
         return _TOKEN.pack(b"cuda", _uuid(self.index), address - base.value, size, bytes(handle))
-
-    def _prepare(self, piece: Mapping) -> None:
-        # Memory that is not pinned works too, only slower: the driver stages it once more.
-        self.pin(piece)
 
     def pin(self, mapping: Mapping) -> bool:
         """Register host memory with CUDA until `mapping` is gone. Refusals are logged once."""

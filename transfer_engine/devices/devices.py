@@ -89,6 +89,8 @@ class Device(abc.ABC):
     """One accelerator of this process. `location` names it, for example "cuda:0"."""
 
     location: str
+    pool: StagingPool
+    """Pinned memory that transfers pass through."""
 
     @abc.abstractmethod
     def fence(self) -> Fence:
@@ -105,11 +107,6 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def pin(self, mapping: Mapping) -> bool:
         """Let the device reach host memory while `mapping` lives; return whether it can."""
-
-    @property
-    @abc.abstractmethod
-    def pool(self) -> StagingPool:
-        """Return the pinned memory that transfers pass through."""
 
 
 class DeviceMemory(NamedTuple):
