@@ -143,7 +143,7 @@ class ShmServer:
     def _map(self, client: _Client, message: Message) -> None:
         uuid = message.uuid
         if client.refused:
-            self._send(client, self._message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
+            self._send(client, Message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
             self._drop(client)
             return
         with self._lock:  # a withdrawal now either hides the segment or is announced afterwards
@@ -151,7 +151,7 @@ class ShmServer:
             if segment is not None:
                 client.mapped.add(uuid)
         if segment is None or not segment.lent_as:
-            self._send(client, self._message(REFUSED, code=UNKNOWN_SEGMENT, uuid=uuid))
+            self._send(client, Message(REFUSED, code=UNKNOWN_SEGMENT, uuid=uuid))
             return
         writable = (
             message.writable
@@ -164,26 +164,17 @@ class ShmServer:
         )
         if not writable and not readable:
             client.mapped.discard(uuid)
-            self._send(client, self._message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
+            self._send(client, Message(REFUSED, code=REFUSED_STATUS, uuid=uuid))
             return
         fd = segment.share(writable=writable)
         try:
-            self._send(
-                client,
-                self._message(GRANTED, writable=writable, uuid=uuid, size=segment.size),
-                fd,
-            )
+            self._send(client, Message(GRANTED, writable, uuid=uuid, size=segment.size), fd)
         finally:
             os.close(fd)
 
-    def _message(
-        self, kind: int, *, writable: bool = False, code: int = 0, uuid: bytes = bytes(16),
-        size: int = 0,
-    ) -> Message:  # fmt: skip
-        return Message(kind, writable, code, uuid, self._owner.instance, size)
-
     def _send(self, client: _Client, message: Message, *fds: int) -> None:
-        socket.send_fds(client.sock, [message.pack()], fds, socket.MSG_NOSIGNAL)
+        told = message._replace(instance=self._owner.instance)
+        socket.send_fds(client.sock, [told.pack()], fds, socket.MSG_NOSIGNAL)
 
     def _drop(self, client: _Client) -> None:
         with self._lock:
@@ -200,7 +191,7 @@ class ShmServer:
                 client.mapped.discard(uuid)
         for client in holders:
             try:
-                self._send(client, self._message(WITHDRAWN, uuid=uuid))
+                self._send(client, Message(WITHDRAWN, uuid=uuid))
             except OSError:
                 # It does not read its messages; the end of the connection tells it as well.
                 with contextlib.suppress(OSError):
