@@ -93,12 +93,12 @@ def call(link: Link, question: bytes) -> bytes:
     return bytes(answer[:told])
 
 
-def reply(body: bytes, *, failed: bool = False) -> bytes:
-    """Return the message that answers a question, with an error or without."""
+def reply(body: bytes, *, failed: bool = False, opcode: int = CALL) -> bytes:
+    """Return the message that answers a question, or says what is wrong with a request."""
     length = padded(len(body))
     flags = REPLY_FLAG | ERROR if failed else REPLY_FLAG
     head = REPLY.pack(
-        MAGIC, VERSION, flags, CALL, REPLY_BODY_BYTES + length, 0, 0, 0, len(body)
+        MAGIC, VERSION, flags, opcode, REPLY_BODY_BYTES + length, 0, 0, 0, len(body)
     )  # fmt: skip
     return head + body.ljust(length, b"\0")
 

@@ -1,7 +1,7 @@
 """The owner's end of the tcp transport: bounds, rights, and bytes in and out of segments.
 
 One thread a connection, blocked in the kernel while bytes move and without the GIL. Plain requests
-on memory never leave the compiled loop (`_kernels_serve`); this is about all the others. What comes
+on memory never leave the compiled loop (`kernels.serving`); this is about the others. What comes
 from a socket is believed only after it was checked: counts and lengths before any memory is
 reserved, ranges by a kernel without overflow, rights by the access hook. A bad request gets a
 status; a message that breaks the protocol gets an error and ends its connection, no other.
@@ -42,6 +42,7 @@ from transfer_engine.transports.stream import (
     DATA_BYTES_MAX,
     READ,
     REPLY,
+    REPLY_BODY_BYTES,
     REQUEST,
     REQUEST_AT,
     REQUEST_BODY_BYTES,
@@ -50,11 +51,10 @@ from transfer_engine.transports.stream import (
     check_header,
     handshake_decoder,
     identity,
-    padded,
 )
 from transfer_engine.transports.tcp_staged import StagedService
 from transfer_engine.wire.faults import encode_error
-from transfer_engine.wire.frame import ERROR, HEADER_BYTES, MAGIC, VERSION
+from transfer_engine.wire.frame import MAGIC, VERSION
 from transfer_engine.wire.frame import REPLY as REPLY_FLAG
 from transfer_engine.wire.handshake import ServerHandshake, refusal
 
@@ -73,7 +73,6 @@ _OPERATIONS = {READ: Operation.READ, WRITE: Operation.WRITE}
 _HANDSHAKE_S = 5.0
 _SINK_BYTES = 1 << 20
 _LINGER_S = 1.0
-_REPLY_BODY = REPLY.size - HEADER_BYTES
 _QUESTION_COUNT_MAX = QUESTION_BYTES_MAX // 16
 
 
@@ -258,7 +257,7 @@ class TcpServer:
                 link.move(entries, receive=True)
 
         def head(data: int, refused: int) -> None:
-            body = _REPLY_BODY + (4 * statuses.size if refused else 0)
+            body = REPLY_BODY_BYTES + (4 * statuses.size if refused else 0)
             REPLY.pack_into(
                 link.view, 0, MAGIC, VERSION, REPLY_FLAG, opcode, body, 0, number, data, refused
             )
@@ -306,13 +305,8 @@ class TcpServer:
 
     def _refuse(self, link: Link, error: RemoteProtocolError) -> None:
         """Tell the peer why its connection ends, and give it the time to read that."""
-        body = encode_error(error)
-        length = padded(len(body))
-        head = REPLY.pack(
-            MAGIC, VERSION, REPLY_FLAG | ERROR, 0, _REPLY_BODY + length, 0, 0, 0, len(body)
-        )
         with contextlib.suppress(StoreError, OSError):
-            link.send(head + body.ljust(length, b"\0"))
+            link.send(calling.reply(encode_error(error), failed=True, opcode=0))
             link.sock.shutdown(socket.SHUT_WR)
             # Closing with unread input would reset the connection and lose the answer.
             until = time.monotonic() + _LINGER_S
