@@ -1,6 +1,6 @@
 """Which device is near which memory: a machine's nodes and devices, and the matrix made of them.
 
-    found = topology_scan.discover()
+    found = discover()
     found.matrix()["cuda:0"]["rdma"]      # Preference(preferred=("mlx5_0",), secondary=(...))
 
 A *location* is where memory lies: "cpu:N" for NUMA node N, "cuda:N" for the memory of GPU N. For
@@ -12,7 +12,7 @@ bridges, a host bridge, a NUMA node, the machine; that is the order of bandwidth
 A virtual function whose physical function is also here is left out: it shares that one's wire.
 So are devices that are down, and virtual network interfaces wherever there are real ones.
 
-This module reads nothing: `topology_scan` fills it from /sys. It decides nothing either: it is for
+This module reads nothing: `scan` fills it from /sys. It decides nothing either: it is for
 people, who choose addresses, cards and nodes by it.
 Cost: O(locations x devices), once.
 """

@@ -1,7 +1,7 @@
 """The memory that anybody connected may read and write, as a table for the owner's compiled loop.
 
 Segments of memory, served without an access hook, need no Python to be served: the table says
-where they lie and `_kernels_serve` does the rest. Files, and whatever a hook has to be asked for,
+where they lie and `kernels.serving` does the rest. Files, and whatever a hook has to be asked for,
 are not in it; requests for them take the way through Python.
 
 A table is replaced, never changed, and every replacement counts the version on: a loop that still
@@ -27,7 +27,7 @@ __all__ = ["Reachable", "Tables"]
 
 
 class Reachable(NamedTuple):
-    """One version of the table; see `_kernels_serve` for the columns."""
+    """One version of the table; see `kernels.serving` for the columns."""
 
     rows: Columns
     seen: int
@@ -55,10 +55,8 @@ class Tables:
         rows: list[int] = []
         keep: list[object] = []
         for segment in segments:
-            memory = segment.held() if isinstance(segment, Segment) else None
-            if memory is None:
+            if not isinstance(segment, Segment) or (memory := segment.held()) is None:
                 continue
-            assert isinstance(segment, Segment)
             low, high = np.frombuffer(segment.uuid, dtype=np.int64).tolist()
             opened = int(segment.opened.ctypes.data)
             rows += (low, high, memory.address, segment.size, int(memory.writable), opened)
