@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,9 @@ class StorePool:
     def __init__(self, workers: int = 1, segment_bytes: int = 1 << 30, shards: int = 1) -> None:
         self._cluster = LocalCluster(workers=workers, segment=segment_bytes, shards=shards)
         self._stack = ExitStack()
-        self.start_s = 0.0
-        """From starting the master to the last worker having lent its segment."""
 
     def __enter__(self) -> Self:
-        started = time.perf_counter()
         self._stack.enter_context(self._cluster)
-        self.start_s = time.perf_counter() - started
         return self
 
     def __exit__(self, *_: object) -> None:
