@@ -98,6 +98,11 @@ class Pool:
             self.seconds += time.perf_counter() - started
             assert freed.all(), "the allocator forgot objects"
 
+    def squeeze_in(self, sizes: NDArray[np.int64]) -> None:
+        """Allocate a batch; as many random victims leave as do not fit, until all do."""
+        while (sizes := self.allocate(sizes)).size:
+            self.evict(len(sizes))
+
     def fill(self, size: int) -> None:
         """Allocate one size until the pool is full."""
         while not self.allocate(np.full(BATCH, size)).size:
@@ -136,10 +141,7 @@ def churn_uniform(pool: Pool, size: int, allocations: int) -> tuple[list[float],
     utilisation, laps = [], []
     for done in range(0, allocations, len(batch)):
         pool.evict(len(batch))
-        missing = pool.allocate(batch)
-        while missing.size:
-            pool.evict(len(missing))
-            missing = pool.allocate(missing)
+        pool.squeeze_in(batch)
         utilisation.append(pool.utilisation)
         if done // len(batch) % 16 == 15:
             laps.append(pool.lap())
@@ -156,10 +158,7 @@ def churn_random(pool: Pool, allocations: int) -> list[float]:
     utilisation: list[float] = []
     warm = 4 * pool.capacity // RANDOM_HIGH
     for done in range(-warm, allocations):
-        missing = pool.allocate(random_sizes(pool, 1))
-        while missing.size:
-            pool.evict(1)
-            missing = pool.allocate(missing)
+        pool.squeeze_in(random_sizes(pool, 1))
         if done >= 0:
             utilisation.append(pool.utilisation)
     return utilisation
@@ -187,11 +186,10 @@ def churn_pairs(pool: Pool, rounds: int) -> tuple[list[float], list[float]]:
     while rounds:
         count = int(pool.rng.integers(1, BATCH, endpoint=True))
         for size in PAIR:
-            missing = pool.allocate(np.full(count, size))
-            while missing.size:
+            missing = np.full(count, size)
+            while (missing := pool.allocate(missing)).size:
                 utilisation.append(pool.utilisation)
                 pool.evict(pool.count // 20)
-                missing = pool.allocate(missing)
         # Until the pool is full for the first time, nothing is counted.
         if not utilisation:
             pool.lap()
