@@ -28,6 +28,7 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.segments.blockfile import BlockFile
+from transfer_engine.segments.geometry import Geometry
 from transfer_engine.testing import OwnerProcess
 from transfer_engine.wire.frame import HEADER, MAGIC
 
@@ -176,7 +177,7 @@ def test_a_named_segment_that_is_there_or_finds_no_room(tmp_path):
 @pytest.mark.parametrize("transport", ["file", "tcp"])
 def test_a_full_disk(engine, transport):
     fd = os.open("/dev/full", os.O_RDWR)
-    file = BlockFile(fd, "/dev/full", size=SIZE, block=1, memory_block=1)
+    file = BlockFile(fd, "/dev/full", Geometry("file", SIZE, 1, 1))
     data = np.ones(SIZE, np.uint8)
     region = engine.register(data)
     with TransferServer() as server, FileSegment(file, name="full", uuid=None) as segment:

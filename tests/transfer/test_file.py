@@ -34,6 +34,7 @@ from transfer_engine.errors import (
 )
 from transfer_engine.segments import blockfile
 from transfer_engine.segments.blockfile import BlockFile
+from transfer_engine.segments.geometry import Geometry
 from transfer_engine.testing import OwnerProcess, TransportCase, TransportContract, content
 from transfer_engine.transports.file import FileTransport
 
@@ -264,7 +265,7 @@ def test_a_shortened_file_read_over_tcp_is_never_partly_told_as_whole(engine, tm
 def test_a_full_disk_is_an_error_of_the_request():
     """/dev/full takes no byte; the batch says so and nothing else."""
     fd = os.open("/dev/full", os.O_RDWR)
-    with BlockFile(fd, "/dev/full", size=1 << 20, block=1, memory_block=1) as file:
+    with BlockFile(fd, "/dev/full", Geometry("file", 1 << 20, 1, 1)) as file:
         data = np.ones(8, np.uint8)
         batch = one_write(0, data)
         file.move(batch, "nobody")

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine.base import Batch
+    from transfer_engine.segments.geometry import Geometry
     from transfer_engine.segments.mapping import Mapping
 
 __all__ = ["BlockFile", "Direct"]
@@ -116,27 +117,19 @@ class BlockFile:
     `block` is what transfers are aligned to inside, 1 without O_DIRECT.
     """
 
-    def __init__(self, fd: int, name: str, *, size: int, block: int, memory_block: int) -> None:
+    def __init__(self, fd: int, name: str, geometry: Geometry) -> None:
         _load_kernels()
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         self.name = name
-        self.size = size
+        self.size = geometry.size
         self.writable = bool(flags & os.O_RDWR)
         self.direct = bool(flags & os.O_DIRECT)
         self.durable = bool(flags & os.O_DSYNC)
-        self.block = block if self.direct else 1
-        self._memory_block = memory_block if self.direct else 1
+        self.block = geometry.block if self.direct else 1
+        self._memory_block = geometry.memory_block if self.direct else 1
         self._fd = fd
         self._lock = RangeLock(fd, name)
         self._failing = False
-
-    @classmethod
-    def adopt(cls, fd: int, name: str) -> BlockFile:
-        """Take over a descriptor with the mode it was opened in."""
-        geometry = measure(fd)
-        return cls(
-            fd, name, size=geometry.size, block=geometry.block, memory_block=geometry.memory_block
-        )
 
     @classmethod
     def open(
@@ -168,7 +161,7 @@ class BlockFile:
                 raise InvalidArgumentError(f"{name} is empty")
             if geometry.block == 0 or geometry.size % geometry.block:
                 _leave_direct(fd, name, geometry.size, geometry.block, direct)
-            return cls.adopt(fd, name)
+            return cls(fd, name, geometry)
         except BaseException:
             os.close(fd)
             raise

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.segments.blockfile import BlockFile
 from transfer_engine.segments.file import FileSegment
+from transfer_engine.segments.geometry import measure
 from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.lending import LendingTransport
 
@@ -39,17 +40,12 @@ class FileTransport(LendingTransport[BlockFile]):
         return None if segment is None else segment.held_staged()
 
     def _accept(self, fd: int, descriptor: SegmentDescriptor, *, writable: bool) -> BlockFile:
-        own = os.dup(fd)
-        try:
-            file = BlockFile.adopt(own, f"the file of {descriptor}")
-        except BaseException:
-            os.close(own)
-            raise
-        if file.size < descriptor.size:
+        geometry = measure(fd)
+        if geometry.size < descriptor.size:
             raise InvalidArgumentError(
-                f"the file holds {file.size} bytes, the segment names {descriptor.size}"
+                f"the file holds {geometry.size} bytes, the segment names {descriptor.size}"
             )
-        return file
+        return BlockFile(os.dup(fd), f"the file of {descriptor}", geometry)
 
     def _carry(self, lent: BlockFile, batch: Batch, peer: str) -> None:
         lent.move(batch, peer)
