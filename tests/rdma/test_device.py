@@ -292,7 +292,7 @@ def test_a_wrong_key_is_refused_by_the_card(engine, setting):
 
 def test_a_range_past_the_end_is_refused_by_the_card_as_well(owner, engine, setting):
     """The owner does not rely on its clients' checks."""
-    from transfer_engine.rdma.endpoint import Job, RefusedByCard, Transfer, drive
+    from transfer_engine.rdma.endpoint import Job, RefusedByCard, Transfer
 
     descriptor, _, region = setting
     target = engine.open(descriptor, require="rdma")
@@ -314,7 +314,7 @@ def test_a_range_past_the_end_is_refused_by_the_card_as_well(owner, engine, sett
         )
         grant = endpoint.grant(descriptor, batch.deadline)
         with pytest.raises(RefusedByCard):
-            drive(Transfer(endpoint, job, grant, 0, length))
+            Transfer(endpoint, job, grant, 0, length).run()
         transport._pool.discard(endpoint)
     assert owner.digest(descriptor) == before
 

@@ -3,7 +3,7 @@
 An endpoint is a queue pair joined to one of the owner, and the TCP connection that joined them.
 One batch uses it at a time, so completions need no sorting and a failure hurts nobody else. A
 `Transfer` moves a window of a batch over an endpoint: two chains of linked requests at most are
-under way, each with one completion. `drive` runs it to its end.
+under way, each with one completion.
 
 Waiting adapts: it polls the completion queue for a few microseconds, because small transfers end
 within them, and then sleeps on the card's event and on the TCP connection: a dead owner ends that,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from transfer_engine.rdma.verbs import Nic, QueuePair
     from transfer_engine.transports.stream import Link
 
-__all__ = ["Cancelled", "Endpoint", "Job", "RefusedByCard", "Transfer", "drive"]
+__all__ = ["Cancelled", "Endpoint", "Job", "RefusedByCard", "Transfer"]
 
 # One request moves at most this much: a lost packet repeats little.
 PIECE_BYTES = 1 << 20
@@ -87,11 +87,6 @@ class Job:
     addresses: Columns
     where: Columns
     keys: Columns
-
-    @property
-    def opcode(self) -> int:
-        """What the card is told to do."""
-        return rdma.WRITE if self.batch.writing else rdma.READ
 
 
 class Endpoint:
@@ -244,35 +239,60 @@ class Endpoint:
 class Transfer:
     """Bytes [begin, end) of a job's registered requests, on their way over one endpoint."""
 
-    __slots__ = ("_flying", "_grant", "_half", "_left", "_state", "endpoint", "job")
+    __slots__ = ("_endpoint", "_flying", "_grant", "_half", "_job", "_left", "_opcode", "_state")
 
     def __init__(self, endpoint: Endpoint, job: Job, grant: Grant, begin: int, end: int) -> None:
-        self.endpoint = endpoint
-        self.job = job
+        self._endpoint = endpoint
+        self._job = job
         self._grant = grant
+        self._opcode = rdma.WRITE if job.batch.writing else rdma.READ
         self._state = np.array([0, 0, begin, 0], dtype=np.int64)
         self._left = end - begin
         self._half = 0
         self._flying = 0
 
-    def advance(self) -> bool:
-        """Take completions and post what there is room for; return whether all is done.
+    def run(self) -> None:
+        """Move everything.
 
-        Raises what the card reports; the endpoint is then to be closed.
+        Raises what the card reports, PeerLostError for an owner that went away,
+        TransferTimeoutError and Cancelled: close the endpoint then.
         """
-        pair = self.endpoint.pair
+        endpoint, batch = self._endpoint, self._job.batch
+        spin_s = endpoint.spin_s
+        spin_until = time.perf_counter() + spin_s
+        armed = slept = False
+        while True:
+            if batch.cancelled:  # looked at first: cancelling ends the connection as well
+                raise Cancelled
+            if self._advance():
+                break
+            if armed:
+                self._sleep()
+                armed, slept = False, True
+            elif time.perf_counter() >= spin_until:
+                endpoint.pair.arm()
+                armed = True  # and look once more: a completion may have come just before
+        if slept:
+            endpoint.spin_s = max(_SPIN_S_MIN, spin_s / 2)
+        elif time.perf_counter() < spin_until:
+            endpoint.spin_s = min(_SPIN_S_MAX, spin_s * 2)
+
+    def _advance(self) -> bool:
+        """Take completions and post what there is room for; return whether all is done."""
+        endpoint = self._endpoint
+        pair = endpoint.pair
         if self._flying:
             done, status = pair.poll()
             self._flying -= done
             if status != SUCCESS:
-                raise self.endpoint.failure(status)
+                raise endpoint.failure(status)
         while self._flying < _CHAINS_MAX and self._left:
             first = self._half * pair.half
-            job, grant = self.job, self._grant
+            job, grant = self._job, self._grant
             self._state[3] = most = min(self._left, CHAIN_BYTES)
             count = rdma.build_chain(
                 job.offsets, job.lengths, job.addresses, job.where,
-                job.keys[self.endpoint.card], grant.base, grant.key, job.opcode, PIECE_BYTES,
+                job.keys[endpoint.card], grant.base, grant.key, self._opcode, PIECE_BYTES,
                 pair.requests, pair.entries, first, pair.half, self._state,
             )  # fmt: skip
             assert count, "a window holds more bytes than its requests"
@@ -280,46 +300,19 @@ class Transfer:
             pair.post(first)
             self._half ^= 1
             self._flying += 1
-        if self._flying:
-            if self.endpoint.lost:
-                raise self.endpoint.gone()
-            return False
-        return True
+        if not self._flying:
+            return True
+        if endpoint.lost:
+            raise endpoint.gone()
+        return False
 
-
-def drive(transfer: Transfer) -> None:
-    """Run a transfer to its end.
-
-    Raises what the card reports, PeerLostError for an owner that went away, TransferTimeoutError
-    and Cancelled: close its endpoint then.
-    """
-    endpoint, batch = transfer.endpoint, transfer.job.batch
-    spin_s = endpoint.spin_s
-    spin_until = time.perf_counter() + spin_s
-    armed = slept = False
-    while True:
-        if batch.cancelled:  # looked at first: cancelling ends the connection as well
-            raise Cancelled
-        if transfer.advance():
-            break
-        if armed:
-            _sleep(batch, endpoint)
-            armed, slept = False, True
-        elif time.perf_counter() >= spin_until:
-            endpoint.pair.arm()
-            armed = True  # and look once more: a completion may have come just before
-    if slept:
-        endpoint.spin_s = max(_SPIN_S_MIN, spin_s / 2)
-    elif time.perf_counter() < spin_until:
-        endpoint.spin_s = min(_SPIN_S_MAX, spin_s * 2)
-
-
-def _sleep(batch: Batch, endpoint: Endpoint) -> None:
-    """Wait until the card has news, the owner is gone, the batch is given up or time is up."""
-    batch.interrupt = endpoint.abort
-    try:
-        if batch.cancelled:
-            raise Cancelled
-        endpoint.wait_for_news(batch.deadline, batch.operation.verb)
-    finally:
-        batch.interrupt = None
+    def _sleep(self) -> None:
+        """Wait until the card has news, the owner is gone, the batch is given up or time is up."""
+        batch, endpoint = self._job.batch, self._endpoint
+        batch.interrupt = endpoint.abort
+        try:
+            if batch.cancelled:
+                raise Cancelled
+            endpoint.wait_for_news(batch.deadline, batch.operation.verb)
+        finally:
+            batch.interrupt = None

@@ -38,7 +38,7 @@ from transfer_engine.base import (
 from transfer_engine.errors import AuthError, NotFoundError, PeerLostError, StoreError
 from transfer_engine.kernels import moving, rdma
 from transfer_engine.rdma import verbs
-from transfer_engine.rdma.endpoint import Cancelled, Endpoint, Job, RefusedByCard, Transfer, drive
+from transfer_engine.rdma.endpoint import Cancelled, Endpoint, Job, RefusedByCard, Transfer
 from transfer_engine.rdma.memory import ARENA_BYTES, LocalMemory
 from transfer_engine.rdma.pool import Pool
 from transfer_engine.transports.copying import hash_local
@@ -226,7 +226,7 @@ class RdmaTransport(Transport):
             grant = endpoint.grant(target.descriptor, batch.deadline)
             if batch.writing and not grant.writable:
                 raise _NotWritable
-            drive(Transfer(endpoint, job, grant, begin, end))
+            Transfer(endpoint, job, grant, begin, end).run()
 
         self._over(target, batch.deadline, use)
 
