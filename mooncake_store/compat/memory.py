@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.client.extension import locate_one
+from transfer_engine.base import Region
+from transfer_engine.columns import merge_ranges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["BufferHandle", "HandleSink", "MooncakeHostMemAllocator", "Registry", "is_mapped"]
 
 _PROBE_BYTES = 1 << 30
-_NOWHERE = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @functools.cache
@@ -57,9 +58,9 @@ class Registry:
     def __init__(self, *, unchecked: bool = False) -> None:
         self._unchecked = unchecked
         self._lock = threading.Lock()
-        self._ranges: dict[int, int] = {}
-        self._own: dict[int, int] = {}
-        self._merged = _NOWHERE
+        self._ranges: dict[int, Region] = {}
+        self._own: dict[int, Region] = {}
+        self._merged = merge_ranges([])
 
     def add(self, address: int, nbytes: int) -> bool:
         """Allow a range; False if one begins there already, or it is no memory of ours."""
@@ -70,14 +71,14 @@ class Registry:
         with self._lock:
             if address in self._ranges:
                 return False
-            self._ranges[address] = nbytes
+            self._ranges[address] = Region(address, nbytes, None)
             self._merge()
         return True
 
     def lend(self, address: int, nbytes: int) -> None:
         """Allow memory that was made for the program, for good; it may be added all the same."""
         with self._lock:
-            self._own[address] = nbytes
+            self._own[address] = Region(address, nbytes, None)
             self._merge()
 
     def discard(self, address: int) -> bool:
@@ -89,15 +90,7 @@ class Registry:
         return True
 
     def _merge(self) -> None:
-        starts: list[int] = []
-        ends: list[int] = []
-        for start, nbytes in sorted([*self._ranges.items(), *self._own.items()]):
-            if starts and start <= ends[-1]:
-                ends[-1] = max(ends[-1], start + nbytes)
-            else:
-                starts.append(start)
-                ends.append(start + nbytes)
-        self._merged = (np.array(starts, np.int64), np.array(ends, np.int64))
+        self._merged = merge_ranges([*self._ranges.values(), *self._own.values()])
 
     def covers(self, addresses: Any, lengths: Any) -> NDArray[np.bool_]:
         """Which of these ranges lie within registered memory; empty ones always do."""
