@@ -16,23 +16,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.client import Pieces
-from mooncake_store.compat.base import Base, require_keys
+from mooncake_store.compat.base import require_keys
 from mooncake_store.compat.codes import INVALID_PARAMS, OK, codes
-from mooncake_store.compat.pointers import column
+from mooncake_store.compat.pointers import PointerCalls, column
 from mooncake_store.errors import InvalidArgumentError, LeaseExpiredError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from mooncake_store.client.extension import PutSession
     from mooncake_store.compat.values import ReplicateConfig
 
+    Column = NDArray[np.int64]
     Nested = Sequence[Sequence[int]]
 
 __all__ = ["RangeCalls"]
 
 
-class RangeCalls(Base):
+class RangeCalls(PointerCalls):
     """Sessions over keys."""
 
     def __init__(self) -> None:
@@ -126,14 +129,12 @@ class RangeCalls(Base):
             client._run(session.start())
         except StoreError as error:
             return [self._failed("batch_put_session_start", error)] * len(keys)
-        out: list[int] = []
-        statuses = session.status.astype(np.int16)
+        out = codes(session.status.astype(np.int16))
         with self._sessions_lock:
             for at, key in enumerate(keys):
-                is_open = session.is_open(at)
-                if is_open:
+                if session.is_open(at):
                     self._writing[key] = (session, at)
-                out.append(OK if is_open else codes(statuses[at : at + 1])[0])
+                    out[at] = OK
         return out
 
     def batch_put_from_multi_buffer_ranges(
@@ -150,16 +151,11 @@ class RangeCalls(Base):
         )
         if pieces is None:
             return out
-        totals = dict(zip(chosen, pieces.totals.tolist(), strict=True))
-        for session, positions in self._by_session([keys[at] for at in chosen]).items():
-            mine = [chosen[j] for j, _ in positions]
-            ranges = _selected(pieces, [j for j, _ in positions])
-            index = np.array([at for _, at in positions], np.int64)
-            statuses = self._step(
-                "batch_put_from_multi_buffer_ranges", session, "write", index, ranges
-            )
-            for at, number in zip(mine, statuses, strict=True):
-                out[at] = totals[at] if number == 0 else number
+        what, totals = "batch_put_from_multi_buffer_ranges", pieces.totals.tolist()
+        for session, mine, index in self._by_session([keys[at] for at in chosen]):
+            numbers = self._step(what, session, "write", index, _selected(pieces, mine))
+            for j, number in zip(mine, numbers, strict=True):
+                out[chosen[j]] = totals[j] if number == 0 else number
         return out
 
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
@@ -175,10 +171,9 @@ class RangeCalls(Base):
 
     def _finish(self, what: str, keys: list[str], step: str) -> list[int]:
         out = [INVALID_PARAMS] * len(keys)
-        for session, positions in self._by_session(keys).items():
-            index = np.array([at for _, at in positions], np.int64)
+        for session, mine, index in self._by_session(keys):
             numbers = self._step(what, session, step, index)
-            for (j, at), number in zip(positions, numbers, strict=True):
+            for j, at, number in zip(mine, index.tolist(), numbers, strict=True):
                 out[j] = number
                 with self._sessions_lock:
                     if step == "revoke" or not session.is_open(at):
@@ -197,15 +192,16 @@ class RangeCalls(Base):
         except StoreError as error:
             return [self._failed(what, error)] * count
 
-    def _by_session(self, keys: list[str]) -> dict[PutSession, list[tuple[int, int]]]:
-        """(position in keys, position in session) of the keys of each session."""
-        out: dict[PutSession, list[tuple[int, int]]] = {}
+    def _by_session(self, keys: list[str]) -> Iterator[tuple[PutSession, list[int], Column]]:
+        """Each session of which there are keys: it, their positions here, and those in it."""
+        found: dict[PutSession, list[tuple[int, int]]] = {}
         with self._sessions_lock:
             for j, key in enumerate(keys):
                 if key in self._writing:
                     session, at = self._writing[key]
-                    out.setdefault(session, []).append((j, at))
-        return out
+                    found.setdefault(session, []).append((j, at))
+        for session, places in found.items():
+            yield session, [j for j, _ in places], np.array([at for _, at in places], np.int64)
 
     # -- what both share
 
@@ -221,13 +217,14 @@ class RangeCalls(Base):
         out = [INVALID_PARAMS] * len(keys)
         if not len(keys) == len(addresses) == len(sizes) == len(offsets):
             return out, [], None
-        chosen = []
-        for at, key in enumerate(keys):
-            lengths = {len(addresses[at]), len(sizes[at]), len(offsets[at])}
-            if key in known and len(lengths) == 1 and lengths != {0}:
-                columns = column(addresses[at]), column(sizes[at])
-                if self._registry.covers(*columns).all() and min(offsets[at]) >= 0:
-                    chosen.append(at)
+        chosen = [
+            at
+            for at, key in enumerate(keys)
+            if key in known
+            and len(offsets[at]) == len(sizes[at])
+            and self._may(addresses[at], sizes[at])
+            and min(offsets[at]) >= 0
+        ]
         if not chosen:
             return out, [], None
         try:
