@@ -1,5 +1,7 @@
 """Sessions: range by range under one lease or one put."""
 
+import pytest
+
 
 def test_a_read_session_asks_once(store, buffer):
     store.put_batch(["a", "b"], [b"0123456789", b"abcdefghij"])
@@ -95,3 +97,10 @@ def test_two_sessions_may_end_together(store, buffer):
     assert found == [2, 2]
     assert store.batch_put_session_end(["a", "b"]) == [0, 0]
     assert store.get_batch(["a", "b"]) == [b"xx", b"yy"]
+
+
+@pytest.mark.parametrize("end", ["close", "tearDownAll"])
+def test_a_closed_store_has_no_sessions(store, end):
+    assert store.batch_put_session_start(["a"], [4]) == [0]
+    assert getattr(store, end)() == 0
+    assert store.batch_put_session_revoke(["a"]) == [-600]
