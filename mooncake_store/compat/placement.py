@@ -95,15 +95,16 @@ class PlacementCalls(Base):
 
     def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[tuple[int, int], int]:
         """Start to copy an object to segments; (task, 0), or ((0, 0), a negative number)."""
-        return self._submit(key, 0, require_keys(targets), None)
+        return self._submit(key, require_keys(targets), None)
 
     def create_move_task(self, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
         """Start to move an object between segments; (task, 0), or ((0, 0), a negative number)."""
-        return self._submit(key, 1, [require_text(target)], require_text(source))
+        return self._submit(key, [require_text(target)], require_text(source))
 
     def _submit(
-        self, key: str, kind: int, targets: list[str], source: str | None
+        self, key: str, targets: list[str], source: str | None
     ) -> tuple[tuple[int, int], int]:
+        """Start to copy an object to segments, or to move it where it has a source."""
         require_text(key)
         try:
             client = self._require()
@@ -112,16 +113,14 @@ class PlacementCalls(Base):
             numbers = self._segment_numbers(_TAKING)
             if not targets or any(name not in numbers for name in targets):
                 return _NO_TASK, INVALID_PARAMS
-            if source is not None and (source not in numbers or source in targets):
-                return _NO_TASK, INVALID_PARAMS
-            keys = KeyBatch.single(key, client.identity)
-            shard = client._core.shard_of(keys.digests.tobytes())
-            request = SubmitTask(
-                kind,
-                keys.digests.tobytes(),
-                tuple(numbers[name] for name in targets),
-                -1 if source is None else numbers[source],
-            )
+            kind, start = TaskType.REPLICA_COPY, -1
+            if source is not None:
+                if source not in numbers or source in targets:
+                    return _NO_TASK, INVALID_PARAMS
+                kind, start = TaskType.REPLICA_MOVE, numbers[source]
+            digest = KeyBatch.single(key, client.identity).digests.tobytes()
+            request = SubmitTask(int(kind), digest, tuple(numbers[name] for name in targets), start)
+            shard = client._core.shard_of(digest)
             reply = self._ask(shard, SUBMIT_TASK, request)
         except StoreError as error:
             return _NO_TASK, self._failed("create task", error)
