@@ -41,7 +41,6 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
 
         @functools.wraps(call)
         async def run(*args: Any, **kwargs: Any) -> Any:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(None, functools.partial(call, *args, **kwargs))
+            return await asyncio.to_thread(call, *args, **kwargs)
 
         return run
