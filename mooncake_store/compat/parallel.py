@@ -32,7 +32,6 @@ __all__ = ["ParallelCalls"]
 
 _ORDER = ("dp", "pp", "ep", "tp")
 _NOTE = "__parallelism_manifest"
-_MODES = ("as_stored", "shard", "full")
 
 
 def _checked(parallelism: TensorParallelism | None) -> list[ParallelAxis]:
@@ -240,13 +239,11 @@ class ParallelCalls(TensorCalls):
         return key if target is None else shard_key(key, _checked(target.parallelism))
 
     def _read(self, key: str, target: ReadTarget | None) -> Any:
-        if target is None:
-            return self.get_tensor(key)
-        if target.mode not in _MODES:
-            raise ValueError(f"mode {target.mode!r}: choose one of {', '.join(_MODES)}")
+        if target is None or target.mode == "as_stored":
+            return self.get_tensor(self._stored_key(key, target))
+        if target.mode not in ("shard", "full"):
+            raise ValueError(f"mode {target.mode!r}: choose as_stored, shard or full")
         axes = _checked(target.parallelism)
-        if target.mode == "as_stored":
-            return self.get_tensor(shard_key(key, axes))
         if target.mode == "full":
             return self._whole(key, axes)
         if not axes:
@@ -310,19 +307,17 @@ def _shard(
     """(key, shard, layout) of what one call wants to store."""
     if parallelism is not None and writer is not None:
         raise ValueError("parallelism and writer_partition exclude each other")
-    axes = [_partition(writer)] if writer is not None else _checked(parallelism)
-    if writer is not None:
-        _checked(TensorParallelism(axes))
+    axes = _checked(parallelism if writer is None else TensorParallelism([_partition(writer)]))
     if not axes:
         return key, tensor, None
     axis = _tp(axes)
     whole = tuple(tensor.shape)
     if axis is not None and (writer is not None or len(axes) > 1):
-        tensor = _cut(tensor, axis).contiguous()
+        tensor = _cut(tensor, axis)
     elif axis is not None:
         dim = axis.split_dim or 0
         if dim >= tensor.ndim:
             raise ValueError(f"{whole} has no dimension {dim}")
         whole = tuple(n * axis.size if at == dim else n for at, n in enumerate(whole))
-    layout, _ = describe(tensor)
-    return shard_key(key, axes), tensor, replace(layout, axes=tuple(axes), global_shape=whole)
+    layout, plain = describe(tensor)
+    return shard_key(key, axes), plain, replace(layout, axes=tuple(axes), global_shape=whole)
