@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -279,6 +279,28 @@ class Place(NamedTuple):
 
 
 @contextmanager
+def beside(*arguments: str | Path, until: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python program on the drop-in that runs meanwhile; it has written a line with `until`."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", *map(str, arguments)], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=os.environ | on_drop_in(),
+    )  # fmt: skip
+    # As long as its start and what runs beside it may take.
+    ender = threading.Timer(2 * RUN_S, process.kill)
+    ender.start()
+    try:
+        assert process.stdout is not None
+        if not any(until in line for line in process.stdout):
+            raise Failed(f"{' '.join(map(str, arguments))} ended early")
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+        ender.cancel()
+
+
+@contextmanager
 def our_master(port: int = 0, *, lends: bool = False) -> Iterator[Place]:
     """A master of ours by the original's flags, with a worker beside it if memory is lent."""
     from mooncake_store.bench.parts.process import free_ports
@@ -288,31 +310,17 @@ def our_master(port: int = 0, *, lends: bool = False) -> Iterator[Place]:
     place = Place(
         f"127.0.0.1:{port}", f"http://127.0.0.1:{control}", f"http://127.0.0.1:{metadata}/metadata"
     )
-    programs = {
-        "is ready": [
-            "master", f"--rpc_port={port}", f"--metrics_port={control}",
-            "--enable_http_metadata_server=true", f"--http_metadata_server_port={metadata}",
-            f"--default_kv_lease_ttl={LEASE_MS}", "--enable_metric_reporting=false",
-        ]
-    }  # fmt: skip
-    if lends:
-        programs[" lends "] = ["worker", "--master", place.master, "--segment", "1GiB"]
-    running = []
-    try:
-        for said, arguments in programs.items():
-            program = subprocess.Popen(
-                [sys.executable, "-m", "mooncake_store", *arguments], text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | on_drop_in(),
-            )  # fmt: skip
-            running.append(program)
-            assert program.stdout is not None
-            if said not in program.stdout.readline():
-                raise Failed(f"mooncake {' '.join(arguments)} ended early")
+    master = (
+        "master", f"--rpc_port={port}", f"--metrics_port={control}",
+        "--enable_http_metadata_server=true", f"--http_metadata_server_port={metadata}",
+        f"--default_kv_lease_ttl={LEASE_MS}", "--enable_metric_reporting=false",
+    )  # fmt: skip
+    worker = ("worker", "--master", place.master, "--segment", "1GiB")
+    with ExitStack() as running:
+        running.enter_context(beside("-m", "mooncake_store", *master, until="is ready"))
+        if lends:
+            running.enter_context(beside("-m", "mooncake_store", *worker, until=" lends "))
         yield place
-    finally:
-        for program in reversed(running):
-            program.terminate()
-            program.communicate(timeout=RUN_S)
 
 
 def own_tests(source: Path, name: str) -> int:
@@ -359,27 +367,6 @@ def examples(source: Path) -> int:
         say(f"  FAILED {place}: {outcome}")
     say(f"examples of the documentation: {len(ran)} ran, {len(wrong)} failed")
     return len(wrong)
-
-
-@contextmanager
-def beside(script: Path, *, until: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A program on the drop-in that runs meanwhile; it has written a line with `until`."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", str(script)], text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env=os.environ | on_drop_in(**environment),
-    )  # fmt: skip
-    ender = threading.Timer(RUN_S, process.kill)
-    ender.start()
-    try:
-        assert process.stdout is not None
-        if not any(until in line for line in process.stdout):
-            raise Failed(f"{script.name} ended early")
-        yield process
-    finally:
-        ender.cancel()
-        process.kill()
-        process.communicate()
 
 
 def programs(source: Path) -> None:
