@@ -210,7 +210,8 @@ class PointerCalls(Base):
         if any(len(each) != len(buffer_ptrs) for each in lists):
             return [[[INVALID_PARAMS]]]
         out: list[list[list[int]]] = []
-        wanted: list[tuple[int, int, int, str, int, int, int]] = []
+        wanted: list[tuple[str, int, int, int]] = []  # key, address, offset, bytes
+        places: list[tuple[list[int], int]] = []  # where the answer of each goes
         for i, base in enumerate(buffer_ptrs):
             keys = require_keys(all_keys[i])
             if any(len(each[i]) != len(keys) for each in lists[1:]):
@@ -220,19 +221,20 @@ class PointerCalls(Base):
             out.append([])
             for j, key in enumerate(keys):
                 targets, sources, sizes = (each[i][j] for each in lists[1:])
-                count = max(len(targets), len(sources), len(sizes))
-                out[i].append([INVALID_PARAMS] * count)
+                answers = [INVALID_PARAMS] * max(len(targets), len(sources), len(sizes))
+                out[i].append(answers)
                 if not len(targets) == len(sources) == len(sizes):
                     continue
                 for m, (to, start, size) in enumerate(zip(targets, sources, sizes, strict=True)):
                     if to >= 0 and size > 0 and start >= 0 and to + size <= room:
-                        wanted.append((i, j, m, key, base + to, start, size))
+                        wanted.append((key, base + to, start, size))
+                        places.append((answers, m))
         if wanted:
-            addresses, starts, sizes = (list(part) for part in list(zip(*wanted, strict=True))[4:])
-            pieces = Pieces(addresses, sizes, range(len(wanted) + 1), offsets=starts)
-            found = self._load("get_into_ranges", [want[3] for want in wanted], pieces)
-            for (i, j, m, *_, size), number in zip(wanted, found, strict=True):
-                out[i][j][m] = size if number >= 0 else number
+            names, addresses, starts, lengths = (list(part) for part in zip(*wanted, strict=True))
+            pieces = Pieces(addresses, lengths, range(len(wanted) + 1), offsets=starts)
+            found = self._load("get_into_ranges", names, pieces)
+            for (answers, m), size, number in zip(places, lengths, found, strict=True):
+                answers[m] = size if number >= 0 else number
         return out
 
     def _load(self, what: str, keys: list[str], buffers: Memory | Pieces) -> list[int]:
