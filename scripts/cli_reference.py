@@ -93,5 +93,4 @@ def _example(line: str) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(page(), encoding="utf-8")
