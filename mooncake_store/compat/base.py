@@ -185,15 +185,14 @@ class Base:
             log.warning("%s: %s", what, error)
         return number
 
-    def _tell(self, what: str, result: BatchResult) -> list[int]:
-        """The numbers of a batch; the first failure but an absence is logged, seldom."""
+    def _tell(self, what: str, result: BatchResult) -> None:
+        """Log the first failure of a batch that is no absence, seldom."""
         if not result.ok:
             failed = result.failed
             told = failed[result.statuses[failed] != NOT_FOUND]
             error = result.error(int(told[0])) if len(told) else None
             if error is not None:
                 self._failed(what, error)
-        return codes(result.statuses)
 
     def _options(
         self, config: ReplicateConfig | None, count: int, nbytes: int, *, upsert: bool = False
@@ -260,16 +259,18 @@ class Base:
         if self._doubts:
             stored = (result.statuses == 0) & ~result.already_present & ~result.superseded
             self._doubts.clear(key for key, good in zip(keys, stored.tolist(), strict=True) if good)
-        return self._tell(what, result)
+        self._tell(what, result)
+        return codes(result.statuses)
 
-    def _judge_reads(self, keys: Sequence[str], result: BatchResult) -> None:
-        """Doubt what could not be read though it is there; trust what could."""
+    def _judge_reads(self, what: str, keys: Sequence[str], result: BatchResult) -> None:
+        """Doubt what could not be read though it is there, and say why; trust what could."""
         if self._doubts:
             judged = zip(keys, result.statuses.tolist(), strict=True)
             self._doubts.clear(key for key, status in judged if status == 0)
         if not result.ok:
             failed = [(at, int(result.statuses[at])) for at in result.failed.tolist()]
             self._doubts.note(keys[at] for at, status in failed if status not in _INNOCENT)
+            self._tell(what, result)
 
 
 # Absent, or asked for in a way that cannot be: that says nothing about the object.

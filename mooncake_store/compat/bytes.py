@@ -12,7 +12,7 @@ import numpy as np
 
 from mooncake_store.client import Pieces
 from mooncake_store.compat.base import Base, require_keys, require_text
-from mooncake_store.compat.codes import INVALID_PARAMS, NOT_FOUND, OK
+from mooncake_store.compat.codes import INVALID_PARAMS, NOT_FOUND, OK, codes
 from mooncake_store.compat.memory import BufferHandle, HandleSink
 from mooncake_store.errors import NotFoundError, StoreError
 from transfer_engine.checksum import address_of
@@ -126,8 +126,7 @@ class BytesCalls(Base):
         except StoreError as error:
             self._failed("get", error)
             return [b""] * len(keys)
-        self._judge_reads(keys, result)
-        self._tell("get", result)
+        self._judge_reads("get", keys, result)
         return [value if isinstance(value, bytes) else b"" for value in result.values]
 
     def get_buffer(self, key: str) -> BufferHandle | None:
@@ -144,8 +143,7 @@ class BytesCalls(Base):
         except StoreError as error:
             self._failed("get_buffer", error)
             return [None] * len(keys)
-        self._judge_reads(keys, result)
-        self._tell("get_buffer", result)
+        self._judge_reads("get_buffer", keys, result)
         for at in result.failed.tolist():
             sink.handles[at] = None  # what it holds was not checked
         return sink.handles
@@ -198,7 +196,8 @@ class BytesCalls(Base):
             return [self._failed("remove", error)] * len(keys)
         if self._doubts:
             self._doubts.clear(keys)
-        return self._tell("remove", result)
+        self._tell("remove", result)
+        return codes(result.statuses)
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Remove the objects whose key matches; how many, or a negative number."""

@@ -242,11 +242,10 @@ class PointerCalls(Base):
             result = self._require().get_into_many(keys, buffers)
         except StoreError as error:
             return [self._failed(what, error)] * len(keys)
-        self._judge_reads(keys, result)
+        self._judge_reads(what, keys, result)
         sizes: list[int] = result.sizes.tolist()
         if result.ok:
             return sizes
-        self._tell(what, result)
         numbers = zip(codes(result.statuses), sizes, strict=True)
         return [number or size for number, size in numbers]
 

@@ -74,7 +74,7 @@ class RangeCalls(PointerCalls):
         all_src_offsets: Nested,
     ) -> list[int]:
         """Read ranges of objects of a session to places in memory; bytes or negative per key."""
-        keys = require_keys(keys)
+        keys, what = require_keys(keys), "batch_get_into_multi_buffer_ranges"
         out, chosen, pieces = self._ranges(
             keys, all_buffer_ptrs, all_sizes, all_src_offsets, self._reading
         )
@@ -85,7 +85,7 @@ class RangeCalls(PointerCalls):
             mine = [keys[at] for at in chosen]
             result, generations = client._run(client._operations.get_ranges(mine, pieces))
         except StoreError as error:
-            number = self._failed("batch_get_into_multi_buffer_ranges", error)
+            number = self._failed(what, error)
             return [number if at in chosen else out[at] for at in range(len(keys))]
         found = codes(result.statuses)
         for j, at in enumerate(chosen):
@@ -93,7 +93,7 @@ class RangeCalls(PointerCalls):
             if number == 0 and int(generations[j]) != self._reading.get(keys[at]):
                 number = LeaseExpiredError.code  # the object was replaced since the session began
             out[at] = int(pieces.totals[j]) if number == 0 else number
-        self._judge_reads(mine, result)
+        self._judge_reads(what, mine, result)
         return out
 
     def batch_get_session_end(self, keys: Sequence[str]) -> int:
