@@ -133,15 +133,11 @@ GUIDE = "docs/source/design/transfer-engine/index.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MASTER_PORT = 50051
 """What programs and pages take for granted."""
-FILES = (
-    *TESTS,
-    *PROGRAMS,
-    *PAGES,
-    GUIDE,
-    "mooncake-store/benchmarks/any",
-    "mooncake-store/tests/e2e/any",
-    "mooncake-wheel/mooncake/any",
+FETCHED = sorted(
+    {*FOLDERS, "mooncake-store/tests/e2e", "mooncake-wheel/mooncake"}
+    | {page.rpartition("/")[0] for page in (*PAGES, GUIDE)}
 )
+"""Folders of the original's source."""
 INSTALL_S = 600
 RUN_S = 300
 TOTAL_S = 2400
@@ -230,9 +226,8 @@ def compare(address: str) -> int:
 def fetch_source() -> Path:
     """What is run of the original at a commit, as files."""
     home = CACHE / f"source-{COMMIT[:9]}"
-    folders = sorted({name.rpartition("/")[0] for name in FILES})
     ready = home / "ready"
-    if ready.exists() and ready.read_text() == "\n".join(folders):
+    if ready.exists() and ready.read_text() == "\n".join(FETCHED):
         return home
     home.mkdir(parents=True, exist_ok=True)
 
@@ -242,7 +237,7 @@ def fetch_source() -> Path:
     here = os.environ.get("MOONCAKE_ORIGINAL_SOURCE")
     if here:
         # Folder by folder, as files: a copy may lack what is not needed here.
-        for folder in folders:
+        for folder in FETCHED:
             files = home / "files.tar"
             run(
                 "git", "-C", here, "archive", f"--prefix={folder}/", f"--output={files}",
@@ -255,8 +250,8 @@ def fetch_source() -> Path:
         git("init", "-q")
         git("config", "remote.origin.url", SOURCE)
         git("fetch", "-q", "--depth=1", "--filter=blob:none", "origin", COMMIT)
-        git("checkout", "-q", "FETCH_HEAD", "--", *folders)
-    ready.write_text("\n".join(folders))
+        git("checkout", "-q", "FETCH_HEAD", "--", *FETCHED)
+    ready.write_text("\n".join(FETCHED))
     return home
 
 
@@ -436,9 +431,7 @@ def listed(source: Path) -> int:
     }
     for name in sorted(found ^ known):
         say(f"  {name} is {'not listed' if name in found else 'listed and not there'}")
-    for name, why in NOT_RUN.items():
-        say(f"not run: {name}: {why}")
-    for name, why in MEANT.items():
+    for name, why in (NOT_RUN | MEANT).items():
         say(f"not run: {name}: {why}")
     return len(found ^ known)
 
