@@ -20,7 +20,6 @@ _EXIT_CODES = (ExitCode.OK, ExitCode.OK, ExitCode.WARNINGS, ExitCode.PROBLEMS)
     ("mooncake doctor --all", "what is fine as well"),
     ("mooncake doctor --peer 10.0.0.7:50061", "how the memory of that worker is reached"),
     ("mooncake doctor --json", "the same for a program"),
-    no_args_is_help=False,
 )
 def doctor(
     peer: Annotated[

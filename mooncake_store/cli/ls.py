@@ -12,7 +12,6 @@ from mooncake_store.cli.shared.client import connected, shown, store_options, te
 @command(
     ("mooncake ls", "every named object"),
     ("mooncake ls models/ -l", "those below models/, with size, age and copies"),
-    no_args_is_help=False,
 )
 @store_options
 def ls(

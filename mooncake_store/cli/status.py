@@ -26,7 +26,6 @@ PAUSE_S = 0.1
     ("mooncake status", "shards, workers and segments; ends with 4 unless the pool is ready"),
     ("mooncake status --wait 2m", "wait until it is ready, for at most two minutes"),
     ("mooncake status --json", "the same for a program"),
-    no_args_is_help=False,
 )
 @store_options
 def status(

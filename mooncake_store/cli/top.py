@@ -26,7 +26,6 @@ WIDE = 90
 @command(
     ("mooncake top", "refresh every second until q or Ctrl-C"),
     ("mooncake top --once --json", "one measurement for a program"),
-    no_args_is_help=False,
 )
 @store_options
 def top(

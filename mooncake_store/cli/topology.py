@@ -5,21 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, table
+from mooncake_store.cli.shared.app import JsonOption, command, emit, table
 
 if TYPE_CHECKING:
     from transfer_engine.topology.machine import Device, Topology
 
-app = make_app()
 
-
-@app.command(
-    no_args_is_help=False,
-    epilog=examples(
-        ("mooncake topology", "nodes, cards, GPUs, disks and what is near what"),
-        ("mooncake topology --json", "the same for a program"),
-        ("mooncake topology --sys ./recorded/sys", "of another machine, from a copy of its /sys"),
-    ),
+@command(
+    ("mooncake topology", "nodes, cards, GPUs, disks and what is near what"),
+    ("mooncake topology --json", "the same for a program"),
+    ("mooncake topology --sys ./recorded/sys", "of another machine, from a copy of its /sys"),
 )
 def topology(
     sys_root: Annotated[
