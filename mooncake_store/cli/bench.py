@@ -6,7 +6,6 @@ what, is written in its module; the format of the report is `mooncake_store.benc
 """
 
 import importlib
-from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -274,8 +273,7 @@ def _show(name: str, measure: Any, *, quick: bool, vs: tuple[str, ...], as_json:
     from mooncake_store.program import kernels
 
     kernels.forget_stale_caches()
-    with ExitStack() as stack:
-        say = stack.enter_context(progress(f"bench {name}: starting"))
+    with progress(f"bench {name}: starting") as say:
         report = Report(
             name, quick=quick, on_row=lambda row: say(f"bench {name}: {row.name} measured")
         )

@@ -58,11 +58,7 @@ def show(
         )
     loaded = load_settings(kind, config.PROGRAMS, file=file, profile=profile)
     settings = config.rows(loaded)
-    columns = {"setting": "left", "value": "left"}
-    lines: list[tuple[str, ...]] = [(row.name, row.value) for row in settings]
-    if origin:
-        columns |= {"from": "left", "variable": "left"}
-        lines = [(row.name, row.value, row.origin, row.variable) for row in settings]
+    titles = ("setting", "value", "from", "variable")[: 4 if origin else 2]
     emit(
         {
             "program": program.value,
@@ -74,7 +70,9 @@ def show(
             "links": list(loaded.links),
         },
         as_json=as_json,
-        human=lambda: table(columns, lines),
+        human=lambda: table(
+            dict.fromkeys(titles, "left"), [row[: len(titles)] for row in settings]
+        ),
     )
     if not as_json:
         _tell_variables(loaded)

@@ -71,9 +71,8 @@ def _draw(found: "list[Finding]", routes: "list[Route]", every: bool) -> Any:
         lines.append(f"{item.severity.name.lower():<8} {item.name}: {item.found}")
         if item.advice:
             lines.append(f"{'':<8} -> {item.advice}")
-    fine = len(found) - sum(item.severity > Severity.OK for item in found)
     if not every:
-        lines.append(f"{'ok':<8} {fine} other things")
+        lines.append(f"{'ok':<8} {len(found) - len(shown)} other things")
     columns = dict.fromkeys(("memory of", "over", "is", "because"), "left")
     rows = [
         (route.peer, route.transport, "chosen" if route.chosen else "not", route.reason)
