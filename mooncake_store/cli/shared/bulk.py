@@ -75,17 +75,9 @@ class Remote:
         named = {self.path(name): data for name, data in files.items()}
         run(self.client, self.plans.write_many(named, exclusive=False))
 
-    def writer(self, name: str) -> PoolWriter:
-        """A file to be written piece by piece."""
-        return PoolWriter(self, self.path(name))
-
     def read(self, names: Sequence[str]) -> list[bytes | Exception]:
         """A batch of small files, or why not."""
         return run(self.client, self.plans.read_many([self.path(name) for name in names]))
-
-    def reader(self, name: str) -> PoolReader:
-        """A file to be read piece by piece."""
-        return PoolReader(self, self.path(name))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that are gone already do not matter."""
@@ -104,7 +96,7 @@ def send(
     for batch in _batches(sizes):
         if sizes[batch[0]] > PART_BYTES:
             (name,) = batch
-            with folder.open(name) as source, remote.writer(name) as target:
+            with folder.open(name) as source, PoolWriter(remote, remote.path(name)) as target:
                 while piece := source.read(PIECE_BYTES):
                     target.write(piece)
                     tell.more(0, len(piece))
@@ -134,7 +126,7 @@ def fetch(
                     if not large:
                         target.write(value)
                         continue
-                    with remote.reader(name) as source:
+                    with PoolReader(remote, remote.path(name)) as source:
                         while piece := source.read(PIECE_BYTES):
                             target.write(piece)
                             tell.more(0, len(piece))
