@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit, table
-from mooncake_store.cli.shared.client import connected, shown, store_options, text_of
+from mooncake_store.cli.shared.client import connected, key_of, shown, store_options, text_of
 
 
 @command(
@@ -24,7 +24,7 @@ def ls(
     from mooncake_store.units import format_duration, format_size
 
     with connected() as store:
-        found = sorted(store.list(prefix, limit=limit), key=lambda item: text_of(item.key))
+        found = sorted(store.list(key_of(prefix), limit=limit), key=lambda item: text_of(item.key))
     value = {
         "objects": [
             {

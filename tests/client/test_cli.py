@@ -83,6 +83,8 @@ def test_keys_that_are_no_text(mooncake, tmp_path):
     shown = "\\xff\x01key"
     assert "stored \\xff\\x01key:" in mooncake("put", key, "-", stdin=b"value")[1]
     assert json.loads(mooncake("ls", "--json")[1])["objects"][0]["key"] == shown
+    below = mooncake("ls", os.fsdecode(b"\xff"), "--json")[1]
+    assert json.loads(below)["objects"][0]["key"] == shown
     assert mooncake("get", key)[1] == "value"
     assert json.loads(mooncake("exists", key, "--json")[1]) == {"exists": {shown: True}}
     assert json.loads(mooncake("stat", key, "--json")[1])["key"] == shown
