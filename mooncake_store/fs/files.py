@@ -425,7 +425,7 @@ class PoolWriter(io.BufferedIOBase):
         data = memoryview(self._buffer)
         manifest = replace(self._manifest, size=self.size)
         single = (
-            manifest.attributes.ordinary
+            manifest.attributes == ORDINARY
             and not self._stored
             and not needs_parts(data, self.blocksize)
         )

@@ -11,7 +11,7 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import NotFoundError
-from mooncake_store.fs.parts import MANIFEST_BYTES, Manifest, is_manifest
+from mooncake_store.fs.parts import MANIFEST_BYTES, ORDINARY, Manifest, is_manifest
 from mooncake_store.fs.paths import HIDDEN, key_of, name_of, prefix_of
 from mooncake_store.fs.plan import Call
 from mooncake_store.fs.plans import missing_error
@@ -44,7 +44,7 @@ def directory_entry(path: str) -> Entry:
 def _dressed(entry: Entry, manifest: Manifest) -> Entry:
     """The entry of a file whose manifest says more than its object."""
     entry["size"] = manifest.size
-    if not manifest.attributes.ordinary:
+    if manifest.attributes != ORDINARY:
         mode, mtime_ns, link = manifest.attributes
         entry.update(mode=mode, mtime_ns=mtime_ns, islink=link)
     return entry

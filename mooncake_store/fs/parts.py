@@ -44,13 +44,9 @@ class Attributes(NamedTuple):
     link: bool = False
     """Whether its content is the target of a symbolic link."""
 
-    @property
-    def ordinary(self) -> bool:
-        """Whether there is nothing to keep."""
-        return self == ORDINARY
-
 
 ORDINARY = Attributes()
+"""There is nothing to keep."""
 
 
 @dataclass(frozen=True, slots=True)
