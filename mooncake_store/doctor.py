@@ -29,6 +29,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mooncake_store.endpoint import PORT_DEFAULT
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, format_size
 from transfer_engine.topology.scan import discover
@@ -138,21 +139,17 @@ class Host:
         except OSError:
             return []
 
-    def topology(self) -> Topology:
-        """Return the devices of the host."""
-        return discover(self.root / "sys")
 
-
-def examine(host: Host, ports: tuple[int, ...] = (50051,)) -> list[Finding]:
-    """Look at everything; `ports` are those that programs of the store would listen on."""
-    found = host.topology()
+def examine(host: Host) -> list[Finding]:
+    """Look at everything."""
+    found = discover(host.root / "sys")
     return [
         *_software(host),
         *_memory(host, found),
         *_pages(host),
         *_rdma(host, found),
         *_network(host, found),
-        *_ports(host, ports),
+        _port(host),
         *_clock(host),
         *_storage(host),
         *_cuda(found),
@@ -437,19 +434,19 @@ def _network(host: Host, found: Topology) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _ports(host: Host, ports: tuple[int, ...]) -> Iterator[Finding]:
+def _port(host: Host) -> Finding:
+    """Say whether a master could listen where it does unless it is told otherwise."""
     listening = set()
     for table in ("tcp", "tcp6"):
         for line in host.read(f"proc/net/{table}").splitlines()[1:]:
             words = line.split()
             if len(words) > 3 and words[3] == "0A":
                 listening.add(int(words[1].rpartition(":")[2], 16))
-    for port in ports:
-        yield _ok_if(
-            port not in listening, f"port {port}", "free",
-            NOTE, "in use: by a master that runs here, or by something else",
-            f"`ss -ltnp 'sport = :{port}'` tells who; start a second one with --port",
-        )  # fmt: skip
+    return _ok_if(
+        PORT_DEFAULT not in listening, f"port {PORT_DEFAULT}", "free",
+        NOTE, "in use: by a master that runs here, or by something else",
+        f"`ss -ltnp 'sport = :{PORT_DEFAULT}'` tells who; start a second one with --port",
+    )  # fmt: skip
 
 
 def _clock(host: Host) -> Iterator[Finding]:
