@@ -12,6 +12,7 @@ import time
 import pytest
 
 from mooncake_store import LocalCluster
+from mooncake_store.errors import UnavailableError
 from mooncake_store.fs import MooncakeFileSystem
 from tests.waiting import long_before, until
 
@@ -276,6 +277,27 @@ def test_a_file_that_cannot_be_staged_whole_is_not_changed(operations, fs):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     operations.release("/file", handle)
     assert fs.cat_file("file") == bytes(150_000)
+
+
+@pytest.mark.parametrize("way", ["unlink", "rename"])
+def test_a_file_that_could_not_be_removed_is_stored_as_before(operations, fs, monkeypatch, way):
+    handle = operations.create("/file", 0o644)
+    operations.write("/file", b"before", 0, handle)
+    operations.flush("/file", handle)
+    # What libfuse makes of the removal of a file that is open.
+    names = ["/file"] if way == "unlink" else ["/file", "/.fuse_hidden1"]
+
+    def away(path):
+        raise UnavailableError("the store is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fs, "rm_file", away)
+        with pytest.raises(OSError, match="down"):
+            getattr(operations, way)(*names)
+    operations.write("/file", b"behind", 0, handle)
+    operations.flush("/file", handle)
+    operations.release("/file", handle)
+    assert fs.cat_file("file") == b"behind"
 
 
 def test_a_file_opened_while_its_last_handle_goes_keeps_its_attributes(operations, fs):

@@ -200,6 +200,11 @@ class Node:
                 self.stage()
                 self.detached = True
 
+    def attach(self) -> None:
+        """Go on with the name that could not be taken away."""
+        with self._lock:
+            self.detached = False
+
     def close(self) -> None:
         """Free the staging file and the lease."""
         with self._lock:

@@ -371,28 +371,33 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
 
     def unlink(self, path: str) -> int:
         """Remove a file."""
+        if not _is_hidden(path):
+            self._remove(path)
         self._nodes.detach(path)
-        if _is_hidden(path):
-            return 0
-        self._keep_parent(path)
-        # A file that was made and never closed is not in the store yet.
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(path)
-        self._forget(path)
         return 0
+
+    def _remove(self, path: str) -> None:
+        """Remove a file from the store; handles that it has go on, and store nothing any more."""
+        node = self._nodes.of_path(path)
+        if node is not None:
+            node.detach()
+        try:
+            self._keep_parent(path)
+            # A file that was made and never closed is not in the store yet.
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(path)
+        except BaseException:
+            if node is not None:
+                node.attach()
+            raise
+        self._forget(path)
 
     def rename(self, old: str, new: str) -> int:
         """Give a file or a directory another name, replacing a file of that name."""
         new = new.strip("/")
         if _is_hidden(new):  # libfuse: it is removed while open
-            node = self._nodes.of_path(old)
-            if node is not None:
-                node.detach()
-            self._keep_parent(old)
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(old)
+            self._remove(old)
             self._nodes.rename(old, new)
-            self._forget(old)
             return 0
         for node in [*self._nodes.below(old + "/"), self._nodes.of_path(old)]:
             if node is not None:
