@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import weakref
 from glob import has_magic
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -68,7 +67,6 @@ class PlannedCalls(AsyncFileSystem):  # type: ignore[misc]  # fsspec is not type
         self.asynchronous = asynchronous
         self.batch_size = batch_size
         self._loop = loop
-        self._pid = os.getpid()
         self._clients: weakref.WeakKeyDictionary[Any, asyncio.Task[AsyncClient]] = (
             weakref.WeakKeyDictionary()
         )
