@@ -12,7 +12,6 @@ of the role it last had; the store is not (it would come back empty, and serving
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -195,12 +194,11 @@ class ServingSystem:
             await runner.cleanup()
         if listener is not None:
             listener.close()
-        for task in (self._supervisor, *self._replacing.values()):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        self._supervisor = None
+        supervisor, self._supervisor = self._supervisor, None
+        tasks = [task for task in (supervisor, *self._replacing.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.conductor.close()
         for part in (self.workers, self.store):
             if part is not None:

@@ -109,8 +109,7 @@ class Fleet:
         self._states.forget(member.hello.worker_id)
         if member.watch is not None:
             member.watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await member.watch
+            await asyncio.gather(member.watch, return_exceptions=True)
         await member.client.close()
         self.wake()
 

@@ -13,7 +13,6 @@ and then shows its contents anew. State changes are logged once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +70,7 @@ class PoolWatch:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _turn(self) -> None:
         try:

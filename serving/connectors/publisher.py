@@ -12,7 +12,6 @@ Needs `pyzmq` (the extra `indexer`). Cost: one encoding a batch, `kept` batches 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -152,8 +151,7 @@ class Publisher:
         task, self._answering = self._answering, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)
         self._context.destroy(linger=0)
 
 
