@@ -121,7 +121,8 @@ class Subscription:
         except InvalidArgumentError:
             self._context.destroy(linger=0)
             raise
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        following = keep_going(f"following {source.registration.name}", self._take)
+        self._task = asyncio.get_running_loop().create_task(following)
 
     def _connected(self, kind: int, endpoint: str) -> Any:
         """A socket that has begun to connect."""
@@ -141,12 +142,6 @@ class Subscription:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._context.destroy(linger=0)
-
-    async def _run(self) -> None:
-        try:
-            await keep_going(f"following {self._source.registration.name}", self._take)
-        finally:
-            self._socket.close(linger=0)
 
     async def _take(self) -> None:
         """Take in one batch. What cannot be taken in empties the source: it may say what is not."""
