@@ -10,13 +10,10 @@ a small machine fairly. Nothing is restarted: whoever starts them decides that.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mooncake_store.program.children import Child
 from serving.workers.protocol import DECODE_ROLE, PREFILL_ROLE
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["LocalWorkers"]
 
@@ -85,10 +82,5 @@ class LocalWorkers:
     def __enter__(self) -> LocalWorkers:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
