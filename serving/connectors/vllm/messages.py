@@ -50,6 +50,12 @@ class SaveOutcome:
     stored: set[tuple[int, bytes]] = field(default_factory=set)
     refused: set[tuple[int, bytes]] = field(default_factory=set)
 
+    def add(self, other: SaveOutcome) -> None:
+        """Count further workers in."""
+        self.workers += other.workers
+        self.stored |= other.stored
+        self.refused |= other.refused
+
 
 @dataclass(slots=True)
 class WorkerReport:
@@ -62,10 +68,7 @@ class WorkerReport:
     def aggregate(self, other: WorkerReport) -> WorkerReport:
         """Add another worker's report."""
         for number, theirs in other.saves.items():
-            mine = self.saves.setdefault(number, SaveOutcome(workers=0))
-            mine.workers += theirs.workers
-            mine.stored |= theirs.stored
-            mine.refused |= theirs.refused
+            self.saves.setdefault(number, SaveOutcome(workers=0)).add(theirs)
         self.unreadable |= other.unreadable
         self.failed_requests |= other.failed_requests
         return self

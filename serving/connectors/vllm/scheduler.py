@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.failed_reads import FailedReads
 from serving.connectors.keys import scope_prefix
 from serving.connectors.vllm.lookup import present_prefix
-from serving.connectors.vllm.messages import GroupBlocks, LoadJob, SaveJob, StepPlan, WorkerReport
+from serving.connectors.vllm.messages import (
+    GroupBlocks,
+    LoadJob,
+    SaveJob,
+    SaveOutcome,
+    StepPlan,
+    WorkerReport,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,10 +93,8 @@ class _Saving:
     """A save in flight: the memory it holds, and what is to be told when it is done."""
 
     blocks: list[int]
-    left: int
     runs: list[StoredRun]
-    stored: set[tuple[int, bytes]] = field(default_factory=set)
-    refused: set[tuple[int, bytes]] = field(default_factory=set)
+    outcome: SaveOutcome = field(default_factory=lambda: SaveOutcome(workers=0))
 
 
 class SchedulerSide:
@@ -295,7 +300,7 @@ class SchedulerSide:
         self._pool.touch([self._pool.blocks[block] for block in held])
         self._held += len(held)
         runs = self._runs(request, groups) if self._feeds else []
-        self._saving[job.number] = _Saving(held, self._workers, runs)
+        self._saving[job.number] = _Saving(held, runs)
         return job
 
     def _runs(self, request: Any, groups: list[GroupBlocks]) -> list[StoredRun]:
@@ -329,20 +334,18 @@ class SchedulerSide:
             saving = self._saving.get(number)
             if saving is None:
                 continue
-            saving.left -= outcome.workers
-            saving.stored |= outcome.stored
-            saving.refused |= outcome.refused
-            if saving.left <= 0:
+            saving.outcome.add(outcome)
+            if saving.outcome.workers >= self._workers:
                 self._saved(number)
 
     def _saved(self, number: int) -> None:
         saving = self._saving.pop(number)
         self._held -= len(saving.blocks)
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(saving.blocks)])
-        self._doubts.clear(saving.stored - saving.refused)
+        kept = saving.outcome.stored - saving.outcome.refused
+        self._doubts.clear(kept)
         for run in saving.runs:
-            key = (run.group, run.hashes[0])
-            if key in saving.stored and key not in saving.refused:
+            if (run.group, run.hashes[0]) in kept:
                 self._extend_feed(run)
 
     def _extend_feed(self, run: StoredRun) -> None:
