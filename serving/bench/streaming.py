@@ -15,6 +15,7 @@ More than 1 - 1/layers cannot be hidden, because the last layer is there when co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ from serving.workers.worker import Worker
 from transfer_engine.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from serving.workers.pool_side import Storing
 
@@ -157,7 +158,7 @@ class _Rounds:
         """Milliseconds until a prompt is computed and its KV is where it is to be."""
         self._pool.clear(force=True)  # nobody waits for evictions
         store, tokens = side != "never", self._workload.tokens
-        with _Storing(self._worker, after=side == "after"):
+        with _stored_afterwards(self._worker) if side == "after" else contextlib.nullcontext():
             served = await prefill(
                 self._client, self._prompts.new(tokens), use_pool=False, store=store
             )
@@ -176,30 +177,25 @@ class _Rounds:
         return times
 
 
-class _Storing:
-    """Within it a worker stores a prompt's KV only after it is computed, if `after`."""
+@contextlib.contextmanager
+def _stored_afterwards(worker: Worker) -> Iterator[None]:
+    """Within it a worker stores a prompt's KV only after it is computed."""
+    pool = worker.parts.pool
+    store = pool.store
+    held: list[Storing] = []
 
-    def __init__(self, worker: Worker, *, after: bool) -> None:
-        self._pool = worker.parts.pool
-        self._original: Callable[[Storing], None] = self._pool.store
-        self._after = after
-        self._held: list[Storing] = []
-        self._layers = worker.card.layers
+    def hold(storing: Storing) -> None:
+        held.append(storing)
+        if len(held) == worker.card.layers:  # one chunk: this was its last layer
+            for each in held:
+                store(each)
+            held.clear()
 
-    def _hold(self, storing: Storing) -> None:
-        self._held.append(storing)
-        if len(self._held) == self._layers:  # one chunk: this was its last layer
-            for each in self._held:
-                self._original(each)
-            self._held.clear()
-
-    def __enter__(self) -> None:
-        if self._after:
-            self._pool.store = self._hold  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        if self._after:
-            del self._pool.store
+    pool.store = hold  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del pool.store
 
 
 if __name__ == "__main__":
