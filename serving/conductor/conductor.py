@@ -148,7 +148,7 @@ class Conductor:
     def _matches(self, tokens: Sequence[int]) -> dict[str, int]:
         """How many tokens of a prompt each holder has, in whole blocks."""
         names = self.names
-        if names is None or len(tokens) < names.block_tokens:
+        if names is None or not self.index or len(tokens) < names.block_tokens:
             return {}
         found = self.index.match(chain_of(names.index(tokens)))
         return {holder: count * names.block_tokens for holder, count in found.items()}
