@@ -9,7 +9,8 @@ Layers are stored in order, so a block whose *last* layer is in the pool has all
 one was evicted since; a load that misses one falls back to computing. The digests of the last layer
 are therefore the index: one `find_prefix` finds the longest prefix, and KV events that name these
 digests say what the pool holds. Digests chain over the whole prefix and are salted with all that
-decides what the bytes mean (`connectors.keys.KVScope`).
+decides what the bytes mean (`connectors.keys.KVScope`). They are made as the pool names things, so
+there are none before it was reached, and who shares blocks shares a namespace of the pool.
 
 No I/O. Cost: one pass over the tokens per layer asked for.
 """
