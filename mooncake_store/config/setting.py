@@ -174,7 +174,7 @@ class Setting:
         own = (self.table, self.name)
         return (own,) if self.general is None else (self.general, own)
 
-    def parse(self, raw: object, where: str, *, ways: str = "", from_file: bool = False) -> Any:
+    def parse(self, raw: object, where: str, *, ways: str, from_file: bool) -> Any:
         """Return the value `raw` means.
 
         Raises:

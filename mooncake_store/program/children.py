@@ -70,13 +70,13 @@ class Child:
         """The number of the process."""
         return self.process.pid
 
-    def wait_ready(self, timeout_s: float = START_S) -> dict[str, Any]:
+    def wait_ready(self) -> dict[str, Any]:
         """Return what the child said when it was ready.
 
         Raises ConfigError or UnavailableError with the sentence the child failed with.
         """
         started = time.monotonic()
-        self._channel.settimeout(timeout_s)
+        self._channel.settimeout(START_S)
         try:
             answer = _receive(self._channel)
         except TimeoutError:
