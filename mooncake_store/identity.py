@@ -24,7 +24,7 @@ from __future__ import annotations
 import abc
 import hmac
 import struct
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,13 +103,7 @@ class Keyed(Identity):
         """Return the digests of many keys."""
         from transfer_engine.kernels import siphash
 
-        low, high = self._names
-        return ids.hash_keys(
-            keys,
-            lambda blob, offsets, most, out: siphash.sip128_strings(
-                blob, offsets, most, low, high, out
-            ),
-        )
+        return ids.hash_keys(keys, partial(siphash.sip128_strings, *self._names))
 
     def hash_blocks(
         self,
@@ -163,11 +157,7 @@ class Unkeyed(Identity):
         """Return the digests of many keys."""
         from transfer_engine.kernels import xxh3
 
-        seed = np.uint64(self._seed)
-        return ids.hash_keys(
-            keys,
-            lambda blob, offsets, most, out: xxh3.xxh3_128_strings(blob, offsets, most, seed, out),
-        )
+        return ids.hash_keys(keys, partial(xxh3.xxh3_128_strings, np.uint64(self._seed)))
 
     def hash_blocks(
         self,

@@ -121,7 +121,8 @@ class KeyRequests:
         if not requests and not first:
             return []
         replies = yield Calls([*first, *map(_CALL, requests)], self.until)
-        check_named(self.core, self.keys.identity)
+        if self.keys.identity is not self.core.identity:
+            check_named(self.core, self.keys.identity)
         last = replies[-1]
         if isinstance(last, StoreError) and all(isinstance(reply, StoreError) for reply in replies):
             raise last.again()

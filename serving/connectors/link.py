@@ -127,6 +127,12 @@ class StoreLink:
         while self._retired:
             self._retired.pop().close()
 
+    def _close_if_late(self) -> None:
+        """Close a client that was made while the link closed: nobody else will."""
+        if self._closed:
+            self._retire()
+            self._close_retired()
+
     def _connected(self) -> Client | None:
         from mooncake_store import Client
 
@@ -136,9 +142,7 @@ class StoreLink:
             if self._client is None and not self._closed:
                 self._close_retired()
                 self._client = Client(self._url, **self._settings)
-                if self._closed:  # Meanwhile: nobody else will close this one.
-                    self._retire()
-                    self._close_retired()
+                self._close_if_late()
         except ConfigError:
             raise  # A wrong setting must be known at the start, not be served around.
         except StoreError as error:

@@ -541,15 +541,16 @@ def test_refused_addresses_never_reach_a_transfer(store):
     assert store.get("key") == b"value" * 10  # planned anew after the refusal
 
 
-def test_store_started_anew_at_the_same_address_is_used_like_a_new_one(free_port):
-    with LocalCluster(1, "16MiB", master={"port": free_port}) as first:
+def test_store_started_anew_at_the_same_address_is_used_like_a_new_one(free_port, tmp_path):
+    master = {"port": free_port, "state": str(tmp_path)}
+    with LocalCluster(1, "16MiB", master=master) as first:
         client = Client(first.url)
         client.put("before", b"x" * 100)
         assert client.get("before") == b"x" * 100
         first.kill_master()
         with pytest.raises(UnavailableError):
             client.exists("before", deadline=5)
-    with client, LocalCluster(1, "16MiB", master={"port": free_port}):
+    with client, LocalCluster(1, "16MiB", master=master):
         # Segments and leases of the former master mean nothing to this one.
         with pytest.raises(NotFoundError):
             client.get("before")

@@ -70,10 +70,10 @@ def test_a_corrupt_object_is_not_handed_out(store, connect, url):
     source, target = memory(3), np.zeros((LAYERS, BLOCKS, BYTES), np.uint8)
     store.put_many(["spoilt"], pieces_of(source, [0]))
     replica = store.query("spoilt").replicas[0]
-    target = next(
+    reached = next(
         r for r in store._core.directory.known.values() if r.entry.name == replica.segment
     )
-    store._core.engine.write_from(target.handle, replica.offset + 900, b"!!")
+    store._core.engine.write_from(reached.handle, replica.offset + 900, b"!!")
     result = connect(url).get_into_many(["spoilt"], pieces_of(target, [0]))
     assert result.statuses.tolist() == [-801]
 

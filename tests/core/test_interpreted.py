@@ -143,7 +143,8 @@ def some_requests(shard, client, now, digests, sizes, options):
     sources = np.concatenate([digests[:4], others[:2]])
     said.append(shard.rename(now, sources, others, None, overwrite=True, force=True))
     said += [shard.release(now, client, digests, generations), shard.exists(now, digests)]
-    rows, replicas = shard.upsert_start(now, client, 0, digests, sizes // 2 + 1)
+    names = Names.of([b"name/%d" % (i // 9 * 9) for i in range(n)])  # some are others' by now
+    rows, replicas = shard.upsert_start(now, client, 0, digests, sizes // 2 + 1, names)
     generations = np.ascontiguousarray(rows["generation"])
     said += [rows, replicas, shard.put_end(now, client, digests, generations, checksums)]
     said.append(shard.remove(now, digests[::7]))

@@ -67,7 +67,7 @@ def together(strings, key=KEY, mode="compiled", length_max=4096):
     offsets = np.cumsum([0] + [len(string) + 1 for string in strings])
     out = np.zeros((len(strings), 2), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        refused = kernel("sip128_strings", mode)(blob, offsets, length_max, *words(key), out)
+        refused = kernel("sip128_strings", mode)(*words(key), blob, offsets, length_max, out)
     assert refused == -1
     return [row.tobytes() for row in out]
 
@@ -160,14 +160,14 @@ def test_the_first_string_that_is_refused(mode, lengths, length_max, refused):
     blob = np.frombuffer(bytes(int(offsets[-1]) - 1), dtype=np.uint8)
     out = np.zeros((len(lengths), 2), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        found = kernel("sip128_strings", mode)(blob, offsets, length_max, *words(KEY), out)
+        found = kernel("sip128_strings", mode)(*words(KEY), blob, offsets, length_max, out)
     assert found == refused
 
 
 def test_no_strings():
     out = np.empty((0, 2), dtype=np.uint64)
     blob, offsets = np.frombuffer(b"", dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    assert kernels.sip128_strings(blob, offsets, 4096, *words(KEY), out) == -1
+    assert kernels.sip128_strings(*words(KEY), blob, offsets, 4096, out) == -1
 
 
 @given(

@@ -44,7 +44,7 @@ def strings_128(strings, seed, mode):
     offsets = np.cumsum([0] + [len(string) + 1 for string in strings])
     out = np.empty((len(strings), 2), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        refused = kernel("xxh3_128_strings", mode)(blob, offsets, 1 << 30, np.uint64(seed), out)
+        refused = kernel("xxh3_128_strings", mode)(np.uint64(seed), blob, offsets, 1 << 30, out)
     assert refused == -1
     return [int(low) | int(high) << 64 for low, high in out]
 
@@ -167,9 +167,9 @@ def test_strings_stop_at_the_first_refused_one(mode):
     out = np.zeros((3, 2), dtype=np.uint64)
     with np.errstate(over="ignore"):
         run = kernel("xxh3_128_strings", mode)
-        assert run(blob, int64([0, 4, 5, 10]), 4, np.uint64(0), out) == 1
-        assert run(blob, int64([0, 4, 10]), 4, np.uint64(0), out[:2]) == 1
-        assert run(blob, int64([0, 4, 10]), 5, np.uint64(0), out[:2]) == -1
+        assert run(np.uint64(0), blob, int64([0, 4, 5, 10]), 4, out) == 1
+        assert run(np.uint64(0), blob, int64([0, 4, 10]), 4, out[:2]) == 1
+        assert run(np.uint64(0), blob, int64([0, 4, 10]), 5, out[:2]) == -1
 
 
 @pytest.mark.parametrize("mode", MODES)

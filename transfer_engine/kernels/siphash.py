@@ -285,12 +285,12 @@ def sip128_one(data, key_low, key_high):
 
 
 @njit(cache=True, nogil=True)
-def sip128_strings(blob, offsets, length_max, key_low, key_high, out):
+def sip128_strings(key_low, key_high, blob, offsets, length_max, out):
     """out[i] = the digest of string i of a blob joined by single separator bytes. O(bytes).
 
-    blob: uint8[...]; offsets: int64[n + 1], string i is blob[offsets[i] : offsets[i + 1] - 1];
-    key_low, key_high: uint64; out: uint64[n, 2] as (low, high). Returns -1, or the index of the
-    first string that is empty or longer than `length_max`; then nothing is hashed.
+    key_low, key_high: uint64; blob: uint8[...]; offsets: int64[n + 1], string i is
+    blob[offsets[i] : offsets[i + 1] - 1]; out: uint64[n, 2] as (low, high). Returns -1, or the
+    index of the first string that is empty or longer than `length_max`; then nothing is hashed.
     """
     count = out.shape[0]
     longest, before, changes = 0, 0, 0
@@ -397,5 +397,5 @@ def warmup() -> None:
     tokens = np.zeros(4, dtype=np.int64)
     out = np.empty((1, 2), dtype=np.uint64)
     sip128_one(blob, *key)
-    sip128_strings(blob, offsets, 64, *key, out)
+    sip128_strings(*key, blob, offsets, 64, out)
     sip128_chain(tokens.ctypes.data, 4, 4, *key, *key, *key, out)

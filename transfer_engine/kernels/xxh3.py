@@ -410,12 +410,12 @@ def split_at_zero(blob, offsets):
 
 
 @njit(cache=True, nogil=True)
-def xxh3_128_strings(blob, offsets, length_max, seed, out):
+def xxh3_128_strings(seed, blob, offsets, length_max, out):
     """out[i] = XXH3_128 of string i of a blob joined by single separator bytes. O(bytes).
 
-    blob: uint8[...]; offsets: int64[n + 1], string i is blob[offsets[i] : offsets[i + 1] - 1];
-    seed: uint64; out: uint64[n, 2] as (low, high). Returns -1, or the index of the first string
-    that is empty or longer than `length_max`, where it stops.
+    seed: uint64; blob: uint8[...]; offsets: int64[n + 1], string i is
+    blob[offsets[i] : offsets[i + 1] - 1]; out: uint64[n, 2] as (low, high). Returns -1, or the
+    index of the first string that is empty or longer than `length_max`, where it stops.
     """
     owner = _new_state(seed)
     state = owner.ctypes.data
@@ -470,5 +470,5 @@ def warmup() -> None:
     copy_one_xxh3_64(int(addresses[0]), int(targets[0]), 250, 0)
     xxh3_64_one(int(addresses[0]), 250)
     split_at_zero(blob, offsets)
-    xxh3_128_strings(blob, offsets, 64, ZERO, keys)
+    xxh3_128_strings(ZERO, blob, offsets, 64, keys)
     xxh3_128_chain(data.ctypes.data, 128, 128, ZERO, ZERO, ZERO, keys)
