@@ -278,6 +278,14 @@ async def test_leaving_a_prefill_that_asks_for_room_gives_it_back(store):
     async with fleet() as running:
         first = await running.add(pool_url=store.url)
         second = await running.add("decode", pool_url=store.url)
+        receiving, closed = running.workers[1]._receiving, asyncio.Event()
+        plain = receiving.sender_done
+
+        def sender_done(message):
+            plain(message)
+            closed.set()
+
+        receiving.sender_done = sender_done
         with held(running.workers[1]) as computing:
             asking = asyncio.ensure_future(
                 prefill(first, LONG, decode_at=second.address, deadline_ms=600_000)
@@ -286,6 +294,7 @@ async def test_leaving_a_prefill_that_asks_for_room_gives_it_back(store):
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             await until_async(lambda: not running.workers[0]._active)
+        await asyncio.wait_for(closed.wait(), PATIENCE_S)
         await running.settled()
 
 
@@ -423,6 +432,7 @@ async def test_room_whose_sender_does_not_wait_for_it_is_given_back():
             await sender.close()
             await asyncio.gather(asking, return_exceptions=True)
             await until_async(lambda: not worker._server.connections)
+        await computing.call(lambda: None)  # By now the room was taken.
         await running.settled()
 
 
