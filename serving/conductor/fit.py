@@ -43,7 +43,7 @@ class NonNegativeFit:
         if len(prior) != len(scales) or min(prior) < 0 or not any(prior):
             raise ValueError(f"a prior is one coefficient of 0 or more a feature, not {prior}")
         self._scales: NDArray[np.float64] = np.array(scales, np.float64)
-        self._prior = self._scales * prior
+        self._prior: NDArray[np.float64] = self._scales * np.array(prior, np.float64)
         # Of scaled features and values, both divided by the work they stand for.
         self._gram = np.zeros((len(prior), len(prior)))
         self._moment = np.zeros(len(prior))
