@@ -87,6 +87,9 @@ class Keyed(Identity):
                 f"the secret of a namespace has {len(secret)} bytes, must have {SECRET_BYTES}",
                 advice="take the one that the master tells its clients",
             )
+        from transfer_engine.kernels import siphash
+
+        self._kernels = siphash  # an import in each call would cost as much as a digest
         # One for each use, so that a digest made for one says nothing of another: a name that
         # consists of the bytes of a block is not found where that block is.
         self._names, self._blocks, self._links, self._salts = (
@@ -97,13 +100,11 @@ class Keyed(Identity):
 
     def digest(self, key: str | bytes) -> bytes:
         """Return the digest of one key."""
-        return _digest(ids.key_bytes(key), self._names)
+        return self._digest(ids.key_bytes(key), self._names)
 
     def digests(self, keys: Sequence[str | bytes]) -> NDArray[np.uint64]:
         """Return the digests of many keys."""
-        from transfer_engine.kernels import siphash
-
-        return ids.hash_keys(keys, partial(siphash.sip128_strings, *self._names))
+        return ids.hash_keys(keys, partial(self._kernels.sip128_strings, *self._names))
 
     def hash_blocks(
         self,
@@ -115,11 +116,9 @@ class Keyed(Identity):
         partial_tail: bool = False,
     ) -> NDArray[np.uint64]:
         """Return the chained keys of blocks; the salt stands where the first one has no parent."""
-        from transfer_engine.kernels import siphash
-
         blocks = ids.cut_blocks(tokens, block_size, partial_tail=partial_tail)
         before = self._first(salt) if parent is None else ids.words_of(parent, "parent")
-        siphash.sip128_chain(
+        self._kernels.sip128_chain(
             blocks.address,
             len(blocks.tokens),
             blocks.block_size,
@@ -133,13 +132,10 @@ class Keyed(Identity):
     def _salted(self, salt: str | bytes) -> tuple[np.uint64, np.uint64]:
         """What stands before the first block of a chain with this salt."""
         data = ids.utf8(salt, "the salt") if isinstance(salt, str) else salt
-        return ids.words_of(_digest(data, self._salts))
+        return ids.words_of(self._digest(data, self._salts))
 
-
-def _digest(data: bytes, key: tuple[np.uint64, np.uint64]) -> bytes:
-    from transfer_engine.kernels import siphash
-
-    return _WORDS.pack(*siphash.sip128_one(np.frombuffer(data, np.uint8), *key))
+    def _digest(self, data: bytes, key: tuple[np.uint64, np.uint64]) -> bytes:
+        return _WORDS.pack(*self._kernels.sip128_one(np.frombuffer(data, np.uint8), *key))
 
 
 class Unkeyed(Identity):
