@@ -210,7 +210,10 @@ class Submitter:
         return Submitter(threads=self._threads_max, queue_max=self._queue_max)
 
     def submit(self, batch: Batch, work: Callable[[], str]) -> Submission:
-        """Queue a batch. Raises BusyError when the queue is full, UnavailableError once closed."""
+        """Queue a batch.
+
+        Raises BusyError when the queue is full, UnavailableError once closed, or without a thread.
+        """
         submission = Submission(batch, work)
         with self._lock:
             if self._closed:
@@ -221,13 +224,26 @@ class Submitter:
                     operation="submit",
                     advice="wait for some, or raise queue_max",
                 )
-            self._queue.put(submission)
-            busy = len(self._running) + self._queue.qsize()
+            busy = len(self._running) + self._queue.qsize() + 1
             if len(self._threads) < min(busy, self._threads_max):
-                thread = threading.Thread(target=self._work, name="mooncake-transfer", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._start_thread()
+            self._queue.put(submission)
         return submission
+
+    def _start_thread(self) -> None:
+        """Have one more thread, if there can be one; one at least is needed. Held: the lock."""
+        thread = threading.Thread(target=self._work, name="mooncake-transfer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._threads:
+                raise UnavailableError(
+                    f"no thread can be started for transfers: {error}",
+                    operation="submit",
+                    advice="raise the limit of threads of this user or control group",
+                ) from error
+        else:
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while (submission := self._queue.get()) is not None:

@@ -280,3 +280,29 @@ def test_a_refused_range_of_this_process_as_well(engine):
         target = engine.open(server.publish(segment))
         with pytest.raises(InvalidArgumentError, match="over local"):
             engine.read_into(target, 4090, bytearray(7))
+
+
+def test_a_submission_without_a_thread_is_refused_and_never_runs(owner, monkeypatch):
+    descriptor = owner.publish(4096, 1)
+    memory = np.zeros(4096, np.uint8)
+    with TransferEngine(threads=2) as engine:
+        region = engine.register(memory)
+        batch = Operation.READ, engine.open(descriptor), [0], [4096], [region.address]
+
+        def no_thread(_):
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as scarce:
+            scarce.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(UnavailableError, match="no thread can be started"):
+                engine.submit(*batch)
+        engine.submit(*batch).result(60)
+        memory[:] = 0
+        with monkeypatch.context() as scarce:  # one is enough
+            scarce.setattr(threading.Thread, "start", no_thread)
+            both = [engine.submit(*batch) for _ in range(2)]
+        assert [each.result(60).tolist() for each in both] == [[0], [0]]
+        assert memory.any()
+        memory[:] = 0
+        engine.submit(Operation.READ, batch[1], [0], [0], [region.address]).result(60)
+        assert not memory.any()  # what was refused was not queued either
