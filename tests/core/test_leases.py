@@ -131,6 +131,18 @@ def test_a_lease_of_several_ends_with_the_last_of_them_given_back() -> None:
     assert lab.remove([1]) == [S.OK]
 
 
+def test_leases_of_one_are_counted_on_when_another_joins() -> None:
+    lab, generation = leased()
+    lab.get([1], ttl=10)  # the second one of this client
+    other, third = lab.open(2), lab.open(3)
+    lab.get([1], ttl=10, client=other)
+    assert lab.release([1], generation) == [S.OK]
+    assert lab.release([1], generation, client=other) == [S.OK]
+    assert lab.remove([1], client=third) == [S.HAS_LEASE]
+    assert lab.release([1], generation) == [S.OK]
+    assert lab.remove([1], client=third) == [S.OK]
+
+
 def test_more_holders_than_can_be_told_apart_keep_their_lease() -> None:
     lab, generation = leased(10)
     others = [lab.open(number) for number in range(2, 12)]
@@ -215,6 +227,13 @@ def test_memory_that_goes_is_kept_for_leases_that_were_not_given_back(removed: b
         lab.remove([2], client=lab.client)
     assert lab.shard.unmount(lab.now, lab.client, lab.uuid(0)) == S.OK
     assert lab.shard.space.readers_until(0) == lab.now + 10 * SECOND
+
+
+def test_memory_that_goes_is_kept_for_a_lease_that_was_renewed() -> None:
+    lab, generation = leased(10)
+    assert lab.renew([1], generation, 60)[0] == [S.OK]
+    lab.shard.unmount(lab.now, lab.client, lab.uuid(0))
+    assert lab.shard.space.readers_until(0) == lab.now + 60 * SECOND
 
 
 def test_memory_that_goes_is_kept_for_nobody_when_all_leases_were_given_back() -> None:

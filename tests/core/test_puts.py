@@ -548,3 +548,20 @@ def test_a_put_given_up_while_its_write_may_still_arrive_frees_the_key_but_not_t
     lab.sleep(601)
     lab.tick()
     assert lab.shard.stats().quarantined_bytes == 0
+
+
+@pytest.mark.parametrize("taken", [0, 100, 300])
+def test_a_batch_over_several_segments_is_told_its_own_places_though_some_keys_exist(
+    taken: int,
+) -> None:
+    lab = Lab(segments=4)
+    keys = list(range(600))
+    lab.put([taken])
+    rows, replicas = lab.start(keys, 4096)
+    accepted = [key for key, status in zip(keys, rows["status"], strict=True) if status == S.OK]
+    assert set(keys) - set(accepted) == {taken}
+    assert lab.end(accepted, rows["generation"][rows["status"] == S.OK]) == [0] * len(accepted)
+    _, found = lab.get(accepted)
+    for column in ("segment", "offset"):
+        assert replicas[column].tolist() == found[column].tolist()
+    assert len(np.unique(replicas)) == len(replicas) == 599
