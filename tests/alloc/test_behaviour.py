@@ -88,6 +88,17 @@ def test_a_reservation_begins_where_memory_was_freed_last() -> None:
     assert span[head[kernels.FINGER], kernels.START] == offsets[9000]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_freed_in_the_middle_of_equal_objects_can_be_reserved(kind: str) -> None:
+    allocator = create_allocator(kind, 64 * MIB)
+    offsets = np.sort(allocator.allocate(np.full(1000, 4096)))
+    run = next(at for at in range(400, 900) if offsets[at + 4] == offsets[at] + 4 * 4096)
+    assert allocator.free(offsets[run : run + 4]).all()
+    assert allocator.reserve(offsets[run : run + 1], ints(4 * 4096)).all()
+    assert allocator.allocated_bytes == 1000 * 4096
+    allocator.check_integrity()
+
+
 def test_two_sizes_share_the_pool_as_they_are_asked_for() -> None:
     # Whatever the order of arrival, half the bytes each, up to a slab of either.
     pool = 64 * MIB

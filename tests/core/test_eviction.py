@@ -19,7 +19,8 @@ def gone(lab: Lab, keys: range) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("count", "ratio", "leave"), [(400, 0.05, 20), (250, 0.10, 25), (200, 0.80, 160)]
+    ("count", "ratio", "leave"),
+    [(400, 0.05, 20), (250, 0.10, 25), (200, 0.80, 160), (600, 0.50, 300)],
 )
 def test_exactly_the_oldest_leave(count: int, ratio: float, leave: int) -> None:
     lab = Lab()
@@ -376,3 +377,13 @@ def test_the_room_told_is_what_pins_and_segments_leave() -> None:
     lost = 4 * MIB - lab.shard.stats().hard_pinned_bytes  # the pinned one may have lain there
     assert lab.shard.stats().room_bytes == 8 * MIB + lost
     assert lab.shard.stats().pinnable_bytes == 4 * MIB + lost
+
+
+def test_a_group_leaves_whole_where_room_in_one_piece_is_made() -> None:
+    lab = Lab()
+    keys = range(14)
+    lab.put(keys, MIB, groups=[f"group {key % 7}" for key in keys])  # of two, far from each other
+    lab.put([100], 4 * MIB)
+    left = gone(lab, keys)
+    assert 3 <= len(left) < len(keys)
+    assert sorted(left) == sorted({key + 7 if key < 7 else key - 7 for key in left})

@@ -394,6 +394,17 @@ def test_the_coldest_of_a_tenant_is_found_without_a_walk_over_others() -> None:
     lab.check()
 
 
+def test_a_tenant_over_quota_loses_nothing_of_who_has_a_row_of_its_own_now() -> None:
+    lab = Lab()
+    other = lab.shard.tenant("other", 4 * SIZE)
+    lab.put([100, 101, 102], SIZE, tenant=other)
+    lab.remove([100, 101])
+    lab.put([1, 2], SIZE)  # in the rows of these, before the orders of eviction heard of it
+    lab.put([103, 104, 105, 106], SIZE, tenant=other)
+    assert lab.exists([1, 2]) == [True, True]
+    assert lab.exists(range(102, 107)) == [False, True, True, True, True]
+
+
 def test_a_tenant_whose_objects_are_all_leased_is_refused() -> None:
     lab = Lab()
     other = lab.shard.tenant("other", 4 * SIZE)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mooncake_store.core import janitor
-from mooncake_store.core.janitor import SWEEP_ROWS_URGENT
+from mooncake_store.core.janitor import ATTENDED_MAX, SWEEP_ROWS_URGENT
 from mooncake_store.core.records import REPLICAS_MAX, EventKind, SegmentState, Status
 from tests.core.lab import MIB, SECOND, Lab, digest_of
 
@@ -505,3 +505,19 @@ def test_following_events_gives_the_set_of_readable_objects() -> None:
     there = [key for key in range(150) if lab.exists([key])[0]]
     assert known == {digest_of(key)[0] for key in there}
     assert there
+
+
+def test_a_number_is_given_anew_only_when_no_object_names_its_segment_any_more() -> None:
+    lab = Lab(segments=2)
+    keys = range(ATTENDED_MAX + 200)
+    lab.put(keys, replicas=2)
+    assert lab.shard.unmount(lab.now, lab.client, lab.uuid(0)) == S.OK
+    for _ in range(100):
+        lab.tick()
+        if lab.shard.space.get(0) is None:
+            break
+    fresh = lab.mount(9)
+    assert fresh == 0
+    _, replicas = lab.get(keys)
+    assert set(replicas["segment"].tolist()) == {1}
+    assert len(replicas) == len(keys)
