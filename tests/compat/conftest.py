@@ -54,7 +54,8 @@ class Buffer:
     """Registered memory with an address."""
 
     def __init__(self, store, nbytes):
-        self.array = (ctypes.c_ubyte * nbytes)()
+        # With memory behind it that is not registered: two small arrays may lie side by side.
+        self.array = (ctypes.c_ubyte * (nbytes + 64))()
         self.ptr = ctypes.addressof(self.array)
         self.nbytes = nbytes
         assert store.register_buffer(self.ptr, nbytes) == 0
