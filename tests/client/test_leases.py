@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from mooncake_store import Client
 from mooncake_store.client.leases import Leases
 from mooncake_store.errors import (
     HasLeaseError,
@@ -188,3 +189,16 @@ def test_full_hard_pins_are_refused_at_once_and_by_their_name(own_cluster, conne
     assert store.put("second", bytes(3 * MIB)).stored
     with pytest.raises(NoSpaceError, match="hard pins have their whole share"):
         store.pin("second", hard=True)
+
+
+def test_a_client_that_closes_gives_back_all_it_was_granted(url, connect):
+    other = connect(url)
+    other.put("key", b"value")
+    reader = Client(url, lease_cache=False)
+    for _ in range(3):  # each asks the master, and is granted the lease once more
+        assert reader.get("key", ttl="60s") == b"value"
+    with pytest.raises(HasLeaseError):
+        other.remove("key")
+    reader.close()
+    other.remove("key")
+    assert not other.exists("key")
