@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mooncake_store.ids import Blocks
+
+    Words = tuple[np.uint64, np.uint64]
+
 __all__ = ["KEYED", "KINDS", "UNKEYED", "Identity", "Keyed", "Unkeyed", "identity_of", "secret_of"]
 
 KEYED, UNKEYED = "keyed", "xxh3"
@@ -58,7 +62,6 @@ class Identity(abc.ABC):
     def digests(self, keys: Sequence[str | bytes]) -> NDArray[np.uint64]:
         """Return the digests of many keys as uint64[n, 2] of (low, high)."""
 
-    @abc.abstractmethod
     def hash_blocks(
         self,
         tokens: Iterable[int] | NDArray[np.integer],
@@ -71,11 +74,19 @@ class Identity(abc.ABC):
         """Return the chained keys of a token sequence's blocks as uint64[m, 2] of (low, high).
 
         A key names the whole prefix up to and including its block. Only full blocks count unless
-        `partial_tail`. `parent` (default: 16 zero bytes) is the key of the block before the first
-        one, so a long prompt may be hashed in pieces. `salt` says what must match besides tokens
-        (model, adapter, tenant, dtype); pass the same for each piece. An ndarray is far faster
-        than a list, whose integers have to be unpacked one by one.
+        `partial_tail`. `parent` is the key of the block before the first one, so a long prompt may
+        be hashed in pieces. `salt` says what must match besides tokens (model, adapter, tenant,
+        dtype); pass the same for each piece. An ndarray is far faster than a list, whose integers
+        have to be unpacked one by one.
         """
+        blocks = ids.cut_blocks(tokens, block_size, partial_tail=partial_tail)
+        before = None if parent is None else ids.words_of(parent, "parent")
+        self._chain(blocks, before, ids.utf8(salt, "the salt") if isinstance(salt, str) else salt)
+        return blocks.out
+
+    @abc.abstractmethod
+    def _chain(self, blocks: Blocks, parent: Words | None, salt: bytes) -> None:
+        """Fill in the keys of the blocks."""
 
 
 class Keyed(Identity):
@@ -106,40 +117,30 @@ class Keyed(Identity):
         """Return the digests of many keys."""
         return ids.hash_keys(keys, partial(self._kernels.sip128_strings, *self._names))
 
-    def hash_blocks(
-        self,
-        tokens: Iterable[int] | NDArray[np.integer],
-        block_size: int,
-        parent: bytes | None = None,
-        salt: str | bytes = b"",
-        *,
-        partial_tail: bool = False,
-    ) -> NDArray[np.uint64]:
-        """Return the chained keys of blocks; the salt stands where the first one has no parent."""
-        blocks = ids.cut_blocks(tokens, block_size, partial_tail=partial_tail)
-        before = self._first(salt) if parent is None else ids.words_of(parent, "parent")
+    def _chain(self, blocks: Blocks, parent: Words | None, salt: bytes) -> None:
+        """The salt stands where the first block has no parent."""
         self._kernels.sip128_chain(
             blocks.address,
             len(blocks.tokens),
             blocks.block_size,
-            *before,
+            *(self._first(salt) if parent is None else parent),
             *self._links,
             *self._blocks,
             blocks.out,
         )
-        return blocks.out
 
-    def _salted(self, salt: str | bytes) -> tuple[np.uint64, np.uint64]:
-        """What stands before the first block of a chain with this salt."""
-        data = ids.utf8(salt, "the salt") if isinstance(salt, str) else salt
-        return ids.words_of(self._digest(data, self._salts))
+    def _salted(self, salt: bytes) -> Words:
+        return ids.words_of(self._digest(salt, self._salts))
 
-    def _digest(self, data: bytes, key: tuple[np.uint64, np.uint64]) -> bytes:
+    def _digest(self, data: bytes, key: Words) -> bytes:
         return _WORDS.pack(*self._kernels.sip128_one(np.frombuffer(data, np.uint8), *key))
 
 
 class Unkeyed(Identity):
-    """XXH3, seeded by the namespace: anybody can compute it, and make keys meet."""
+    """XXH3, seeded by the namespace: anybody can compute it, and make keys meet.
+
+    Blocks are called the same in every namespace.
+    """
 
     def __init__(self, namespace: str) -> None:
         self._seed = xxhash.xxh3_64_intdigest(ids.utf8(namespace, "the namespace"))
@@ -155,29 +156,18 @@ class Unkeyed(Identity):
 
         return ids.hash_keys(keys, partial(xxh3.xxh3_128_strings, np.uint64(self._seed)))
 
-    def hash_blocks(
-        self,
-        tokens: Iterable[int] | NDArray[np.integer],
-        block_size: int,
-        parent: bytes | None = None,
-        salt: str | bytes = b"",
-        *,
-        partial_tail: bool = False,
-    ) -> NDArray[np.uint64]:
-        """Return the chained keys of blocks, the same in every namespace; the salt seeds each."""
+    def _chain(self, blocks: Blocks, parent: Words | None, salt: bytes) -> None:
+        """The salt seeds each hash; 16 zero bytes stand where the first block has no parent."""
         from transfer_engine.kernels import xxh3
 
-        blocks = ids.cut_blocks(tokens, block_size, partial_tail=partial_tail)
-        salted = ids.utf8(salt, "the salt") if isinstance(salt, str) else salt
         xxh3.xxh3_128_chain(
             blocks.address,
             blocks.tokens.nbytes,
             8 * blocks.block_size,
-            *ids.words_of(bytes(ids.DIGEST_BYTES) if parent is None else parent, "parent"),
-            np.uint64(xxhash.xxh3_64_intdigest(salted)),
+            *(parent or ids.words_of(bytes(ids.DIGEST_BYTES))),
+            np.uint64(xxhash.xxh3_64_intdigest(salt)),
             blocks.out,
         )
-        return blocks.out
 
 
 def identity_of(kind: str, secret: bytes, namespace: str) -> Identity:

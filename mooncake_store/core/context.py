@@ -3,8 +3,8 @@
 A kernel call pays for every array it is given, several times as much for arrays of records and
 for tuples, and a request needs a dozen columns in several kernels. So the hot kernels take one
 array of words instead: counters that they keep, and where every column lies. Columns never move
-(`memory.py` reserves their address range once), so an address is written down once, by `bind`,
-which also keeps its column alive as long as the words that point at it.
+(`kernel_cache.columns` reserves their address range once), so an address is written down once, by
+`bind`, which also keeps its column alive as long as the words that point at it.
 
 Kernels turn a place into an array with `kernels.columns.column`; nothing else may read addresses.
 """

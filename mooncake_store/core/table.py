@@ -2,7 +2,7 @@
 
 Grows and shrinks in steps of bounded size, so that no request waits for a rehash: a new array of
 entries is made real page by page while the load approaches its limit, then entries move a few
-per request. The arrays are virtual (`memory.py`); nothing is copied and nothing is Python.
+per request. The arrays are virtual (`kernel_cache.columns`); nothing is copied, nothing is Python.
 
 Complexity: all batch calls O(n) expected; `maintain` does O(n + constant) work.
 """
