@@ -130,6 +130,10 @@ COMMANDS = {
         "Measure what it costs to name keys under a secret.",
         {"--quick": "keys and chains of blocks, keyed beside XXH3"} | FULL,
     ),
+    "journal": _Bench(
+        "Measure what it costs that a restarted master still knows its objects.",
+        {"--quick": "puts and gets of pools that write down nothing, all, and all at once"} | FULL,
+    ),
     "metadata": _Bench(
         "Measure a master through a client: keys per second, time and memory of the master.",
         {

@@ -215,6 +215,15 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
             "for port 0. none: nothing is kept, and after a restart keys are named anew."
         ),
     ] = "auto"
+    journal: Annotated[
+        Literal["none", "written", "synced"],
+        Meta(
+            description="How objects are kept in the state directory, so that a master that was "
+            "killed knows them when it is started again. written: a put is answered when it is in "
+            "memory that outlives the master, and soon in a file. synced: when the disk has it. "
+            "none: a restarted master begins with nothing."
+        ),
+    ] = "written"
     identity: Annotated[
         Literal["keyed", "xxh3"],
         Meta(

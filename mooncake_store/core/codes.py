@@ -19,6 +19,9 @@ STORED, REMOVED = 1, 2
 NOTE_INSERT, NOTE_REMOVE = 1 << 32, 2 << 32
 """Above a row in NOTES: it came, or went; a bare row was read."""
 
+MARK_ENDED = 1 << 32
+"""Above a row in MARKS: all that happened to it is that its put was completed."""
+
 OK, NO_SPACE, INVALID_KEY, INVALID_PARAMS = 0, -200, -400, -600
 ILLEGAL_CLIENT, INVALID_WRITE, NOT_READY, NOT_FOUND = -601, -700, -703, -704
 ALREADY_EXISTS, HAS_LEASE, LEASE_EXPIRED, BUSY = -705, -706, -707, -708

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-# Words 0 to 7 are the head of the hash table (`kernels/table.py`), the last 16 the totals of
+# Words 0 to 7 are the head of the hash table (`kernels/table.py`), 16 from TALLY on the totals of
 # `codes.py`.
 TABLE, TALLY = 0, 64
 # What the configuration says, and the number of the next event.
 DISCARD_NS, RELEASE_NS, HITS_WINDOW_NS = 16, 17, 18
 EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
 # Entries in the columns of that name.
-NOTED, FREED = 23, 54
+NOTED, FREED, MARKED = 23, 54, 19
+# Whether changes are written down, the position behind what was (see `kernels/cells.py`), and
+# whether the operation that runs has changed anything but rows.
+JOURNALED, CELLS_END, CHANGED = 15, 14, 55
 # Columns: two words each, address and number of entries.
 ROWS, COLD_ROWS, OVERFLOW_ROWS, TABLE_A, TABLE_B, FREE_STACK = 24, 26, 28, 30, 32, 34
 ALIVE, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 38, 40, 42, 44
@@ -37,9 +40,12 @@ SHARED = 56
 # What kernels leave for Python to hand on in larger batches: notes to the eviction policies of rows
 # that were read, came or went, and extents freed.
 NOTES, FREED_EXTENTS = 50, 52
+# Rows that an operation has changed so far, and where it is written down: `ring.py`. The first two
+# once more, as words.
+MARKS, CELLS, RING_HEADER, ROW_WORDS, COLD_WORDS = 58, 60, 62, 80, 82
 # Scratch of a kernel call: rows found, whether a row is new, statuses.
 FOUND, FRESH, STATUS = 8, 10, 12
-WORDS = 80
+WORDS = 84
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
 BYTE = np.dtype(np.uint8)

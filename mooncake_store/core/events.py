@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernel_cache.columns import reserve
 from mooncake_store.core import context as places
-from mooncake_store.core.records import EVENT, EventKind
+from mooncake_store.core.records import EventKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,9 +28,10 @@ class Events:
     Kernels that change objects write into the ring, and count, themselves.
     """
 
-    def __init__(self, kept: int, context: Context) -> None:
+    def __init__(self, kept: int, ring: NDArray[Any], context: Context) -> None:
+        assert len(ring) >= kept, f"{len(ring)} events find room, {kept} are to be kept"
         self.kept = kept
-        self.ring = context.bind(places.EVENTS, reserve(max(kept, 1), EVENT))
+        self.ring = context.bind(places.EVENTS, ring)
         self._words = context.words
         self._words[places.EVENTS_KEPT] = kept
         self._words[places.EVENTS_NEXT] = 1

@@ -248,6 +248,7 @@ class Janitor:
         segment = self._state.space.get(job.segment)
         if segment is not None:
             segment.gone_at = NEVER
+            self._state.space.touch(segment)
         self._stop(job, DrainState.CANCELLED, "cancelled")
         return Status.OK
 

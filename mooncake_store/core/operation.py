@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
+from mooncake_store.core import context as places
 from mooncake_store.core.state import ShardState
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ R = TypeVar("R")
 def operation(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, int, P], R]:
     """Make an operation of a function on the state: its caller says what time it is.
 
-    Time never runs backwards here. With `debug_integrity` every invariant is checked afterwards.
+    Time never runs backwards here. What it changed is written down before anybody hears of it.
+    With `debug_integrity` every invariant is checked afterwards.
     """
 
     @functools.wraps(function)
@@ -28,6 +30,8 @@ def operation(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[
         if now > state.now:
             state.now = now
         out = function(state, *arguments, **options)
+        if state.numbers[places.MARKED] or state.numbers[places.CHANGED]:
+            state.journal.publish()
         if state.check is not None:
             state.check(state)
         return out

@@ -169,6 +169,7 @@ def _claim(
     `wish` is (replicas wanted, age in ns from which an unfinished put is pre-empted).
     """
     state.table.maintain(len(words))
+    state.journal.expect_marks(len(words))
     k.claim(state.words, state.now, *who, *wish, words, sizes, lengths, status, found)
 
 
@@ -227,6 +228,7 @@ def _second_generations(
         state.tally,
         state.tenant_use,
     )
+    state.journal.mark(found[beside], new)
     found[beside] = new
 
 
@@ -543,6 +545,7 @@ def _swap_in(state: ShardState, old: int) -> None:
     state.table.swap(old, new)
     state.dispose(np.array([old], np.int32), silently=True)
     state.become_readable(np.array([new], np.int32))
+    state.journal.mark(new)
     state.events.stored(state.rows, state.cold, new)
 
 
@@ -554,6 +557,7 @@ def continue_alone(state: ShardState, old: int) -> None:
         state.clear_flag(row, Flag.UPSERT)
     state.names.hand_over(old, new)
     state.table.swap(old, new)
+    state.journal.mark(old, new)
 
 
 def put_revoke(

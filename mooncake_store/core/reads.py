@@ -109,7 +109,9 @@ def renew(
         status[:] = Status.INVALID_PARAMS
         return status, remaining
     found = state.table.find(as_words(digests))
-    asked = np.array([client, state.now, min(ttl_ns, state.config.lease_ttl_max_ns)], np.int64)
+    ttl_ns = min(ttl_ns, state.config.lease_ttl_max_ns)
+    asked = np.array([client, state.now, ttl_ns], np.int64)
+    state.journal.lease(state.now + ttl_ns)
     leases.renew(
         state.rows,
         state.overflow,

@@ -142,6 +142,7 @@ def pin(
     if ttl_ns is not None:
         ttl = max(0, min(ttl_ns, state.config.soft_pin_ttl_max_ns))
     unpin(state, rows[(state.flags(rows) & Flag.SOFT_PIN) != 0])
+    state.journal.mark(rows)
     if soft_pin == SoftPin.ENABLE and ttl > 0:
         state.set_flag(rows, Flag.SOFT_PIN)
         state.pin_ends[rows] = state.now + ttl
@@ -158,6 +159,7 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
     """Clear soft pins; the objects become the hottest of the ordinary ones."""
     if len(rows) == 0:
         return
+    state.journal.mark(rows)
     state.clear_flag(rows, Flag.SOFT_PIN)
     state.pin_ends[rows] = 0
     state.tally[c.SOFT_PINNED] -= len(rows)
@@ -182,6 +184,7 @@ def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -
         if pinned and int(state.tally[c.HARD_BYTES]) + nbytes > room:
             status[at] = Status.PINS_FULL
             continue
+        state.journal.mark(row)
         state.rows["flags"][row] = flags ^ Flag.HARD_PIN
         state.tally[c.HARD_BYTES] += nbytes if pinned else -nbytes
         if pinned:

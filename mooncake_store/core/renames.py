@@ -93,6 +93,7 @@ def _rename(
     state.events.removed(state.rows, state.cold, row)
     state.table.rename(row, int(new[0, 0]), int(new[0, 1]))
     state.names.replace(row, name)
+    state.journal.mark(row)
     state.events.stored(state.rows, state.cold, row)
     return c.OK
 

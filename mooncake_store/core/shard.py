@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mooncake_store.core import codes as c
 from mooncake_store.core import integrity, pressure, puts, reads, removal, renames
+from mooncake_store.core.facts import ClientFact, ClosedFact, TenantFact
 from mooncake_store.core.figures import ShardStats, totals
 from mooncake_store.core.janitor import Janitor
 from mooncake_store.core.operation import operation
@@ -30,6 +31,8 @@ from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardSta
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
 
 if TYPE_CHECKING:
+    from mooncake_store.core.journal import Sink
+    from mooncake_store.core.ring import Ring
     from mooncake_store.core.space import Segment
 
 __all__ = ["Shard"]
@@ -40,8 +43,13 @@ Digests = NDArray[np.uint64]
 class Shard(ShardState):
     """The operations of one shard: each takes the time, and answers key by key."""
 
-    def __init__(self, config: ShardConfig | None = None) -> None:
-        super().__init__(config or ShardConfig())
+    def __init__(
+        self,
+        config: ShardConfig | None = None,
+        ring: Ring | None = None,
+        sink: Sink | None = None,
+    ) -> None:
+        super().__init__(config or ShardConfig(), ring, sink)
         self.tasks = Tasks(self)
         self.janitor = Janitor(self, self.tasks)
         if self.config.debug_integrity:
@@ -80,11 +88,16 @@ class Shard(ShardState):
             number = len(self.tenant_by_number)
             if number == TENANTS_MAX:
                 return -1
-            tenants[name] = self.tenant_by_number[number] = Tenant(number, name, None)
+            self.enter_tenant(Tenant(number, name, None))
+        elif quota_bytes is None:
+            return tenants[name].number
+        found = tenants[name]
         if quota_bytes is not None:
-            tenants[name].quota_bytes = quota_bytes
-            self.order_tenant(tenants[name].number)
-        return tenants[name].number
+            found.quota_bytes = quota_bytes
+            self.order_tenant(found.number)
+        self.journal.tell(TenantFact(found.number, name, found.quota_bytes))
+        self.journal.publish()
+        return found.number
 
     @operation
     def open_client(self, uuid: bytes, epoch: int, host: str = "") -> int:
@@ -102,8 +115,10 @@ class Shard(ShardState):
             for segment in self.space.all():
                 if segment.owner == known.handle:
                     segment.owner = handle
+                    self.space.touch(segment)
             self.close_client(self.now, known.handle)
-        self.clients[uuid] = self.client_by_handle[handle] = Client(handle, uuid, epoch, host)
+        self.enter_client(Client(handle, uuid, epoch, host))
+        self.journal.tell(ClientFact(handle, uuid, epoch, host))
         return handle
 
     def _free_handle(self) -> int:
@@ -120,6 +135,7 @@ class Shard(ShardState):
         known = self.client_by_handle.pop(client, None)
         if known is None:
             return
+        self.journal.tell(ClosedFact(client, known.uuid))
         if self.clients.get(known.uuid) is known:
             del self.clients[known.uuid]
         self.closed[client] = 2 if fenced else 1
@@ -153,6 +169,7 @@ class Shard(ShardState):
             if known.owner != client and known.owner in self.client_by_handle:
                 return Status.ILLEGAL_CLIENT, known.index
             known.owner = client
+            self.space.touch(known)
             if known.state == SegmentState.SUSPECT:
                 self.space.set_state(known, SegmentState.OK)
             return Status.OK, known.index
@@ -181,6 +198,7 @@ class Shard(ShardState):
         if segment.owner != client:
             return Status.ILLEGAL_CLIENT
         segment.gone_at = deadline_ns
+        self.space.touch(segment)
         return self.janitor.drain(segment.index)[0]
 
     @operation
@@ -200,6 +218,7 @@ class Shard(ShardState):
     def tick(self) -> None:
         """Do a bounded share of the background duties; call it every 10 ms or so."""
         self.janitor.tick()
+        self.journal.step()
 
     # Copies, moves, drains.
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from alloc import create_allocator
 from mooncake_store.core import context as places
+from mooncake_store.core.facts import ForgottenFact, SegmentFact
 from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.options import Placement, ShardConfig, StartOptions
 from mooncake_store.core.records import SIZE_MAX, SegmentState
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from alloc.base import Allocator
     from mooncake_store.core.context import Context
+    from mooncake_store.core.journal import Journal
 
 __all__ = ["SPREAD_RUN", "Segment", "Space", "nth_largest", "writers_of"]
 
@@ -135,9 +137,14 @@ def _give_back(segment: Segment, offsets: NDArray[np.int64], sizes: NDArray[np.i
 class Space:
     """All segments of a shard."""
 
-    def __init__(self, config: ShardConfig, rng: random.Random, context: Context) -> None:
+    def __init__(
+        self, config: ShardConfig, rng: random.Random, context: Context, journal: Journal
+    ) -> None:
         self._config = config
         self._rng = rng
+        self._journal = journal
+        self.touched: set[int] = set()
+        """Segments of which something changed that is still to be written down."""
         self._segments: dict[int, Segment] = {}
         self._by_uuid: dict[bytes, Segment] = {}
         self._cycle: list[Segment] | None = None
@@ -194,11 +201,27 @@ class Space:
         self._readers.pop(index, None)
         self._segments[index] = segment
         self._by_uuid[uuid] = segment
+        self.touch(segment)
         self.alive[index] = 1
         self.lease_until[index] = segment.usable_from
         self._cycle = None
         self.changes += 1
         return segment
+
+    def restore(self, fact: SegmentFact, horizon: int) -> None:
+        """Mount a segment as it was; leases on it may run until `horizon`."""
+        given = fact.uuid, fact.name, fact.nbytes, fact.host, fact.owner, fact.index
+        segment = self.mount(0, *given)
+        if segment is not None:
+            segment.usable_from, segment.gone_at = fact.usable_from, fact.gone_at
+            segment.busy_until = fact.busy_until
+            self.lease_until[fact.index] = horizon
+            self.set_state(segment, SegmentState(fact.state))
+
+    def touch(self, segment: Segment) -> None:
+        """Have what is known of a segment written down with the operation that runs."""
+        self.touched.add(segment.index)
+        self._numbers[places.CHANGED] = 1
 
     def _busy_until(self, uuid: bytes) -> int:
         """Return when readers and late writers of earlier lives of a memory are out of time."""
@@ -229,6 +252,7 @@ class Space:
         """Change a segment's state; GONE hides its replicas at once."""
         self.changes += segment.state != state
         segment.state = state
+        self.touch(segment)
         self._cycle = None
         if state == SegmentState.GONE:
             self.alive[segment.index] = 0
@@ -248,11 +272,25 @@ class Space:
             self.quarantine.discard(0, segment.index),
         )
         until = min(segment.busy_until, int(self.lease_until[segment.index]))
-        self._readers[segment.index] = until  # late writers are another matter
-        self._earlier[segment.uuid] = max(segment.busy_until, self._earlier.get(segment.uuid, 0))
+        busy_until = max(segment.busy_until, self._earlier.get(segment.uuid, 0))
+        self.remember(ForgottenFact(segment.index, segment.uuid, busy_until, until))
         del self._segments[segment.index]
         self._cycle = None
         self.changes += 1
+
+    def remember(self, forgotten: ForgottenFact) -> None:
+        """Keep in mind until when the memory of a segment that is no more may be used."""
+        if forgotten.uuid:
+            self._earlier[forgotten.uuid] = forgotten.busy_until
+        if forgotten.index >= 0:
+            self._readers[forgotten.index] = forgotten.readers_until  # late writers do not count
+        self._journal.tell(forgotten)
+
+    def forgotten(self) -> list[ForgottenFact]:
+        """Return what `remember` was told and still counts."""
+        memories = [ForgottenFact(-1, uuid, until, 0) for uuid, until in self._earlier.items()]
+        readers = [ForgottenFact(index, b"", 0, until) for index, until in self._readers.items()]
+        return memories + readers
 
     def turn(self, now: int) -> tuple[list[Segment], int]:
         """Return the segments in their cycle and where in it a batch begins.
@@ -349,6 +387,11 @@ class Space:
             if segment is not None and segment.state == SegmentState.GONE:
                 latest = int(held[held[:, 0] == index, 4].max())
                 segment.busy_until = max(segment.busy_until, latest)
+        self._journal.tell_extents(held)
+        self.hold(held)
+
+    def hold(self, held: NDArray[np.int64]) -> None:
+        """Put extents (segment, offset, size, writer, until) into the quarantine."""
         self.quarantine.add(held[:, 4], held[:, :4])
         self._count_quarantine(held, 1)
         for writer, until in held[held[:, 3] > 0, 3:].tolist():
@@ -361,6 +404,7 @@ class Space:
         known = [self.late.pop(writer, None) for writer in writers.tolist()]
         untils = {late.until for late in known if late is not None}
         extents = self.quarantine.take(untils, 3, writers)
+        self._journal.tell_writers(np.unique(extents[:, 3]))
         self._count_quarantine(extents, -1)
         self.free(extents[:, 0], extents[:, 1])
         return np.array([late is not None and late.overtaken for late in known], np.bool_)

@@ -21,10 +21,12 @@ from mooncake_store.core import context as places
 from mooncake_store.core.context import Context
 from mooncake_store.core.events import Events
 from mooncake_store.core.groups import Groups
+from mooncake_store.core.journal import Journal
 from mooncake_store.core.kernels import leases
 from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.names import NameArena
 from mooncake_store.core.records import COLD, KEYS_MAX, OVERFLOW, ROW, Flag
+from mooncake_store.core.ring import Ring
 from mooncake_store.core.space import Space
 from mooncake_store.core.table import Table
 from mooncake_store.core.wheel import Wheel
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from eviction.base import EvictionPolicy
+    from mooncake_store.core.journal import Sink
     from mooncake_store.core.options import ShardConfig
 
 __all__ = [
@@ -100,7 +103,10 @@ class Leased:
 class ShardState:
     """All columns and parts of a shard."""
 
-    def __init__(self, config: ShardConfig) -> None:
+    def __init__(
+        self, config: ShardConfig, ring: Ring | None = None, sink: Sink | None = None
+    ) -> None:
+        ring = ring or Ring.private(1, config.events_kept)
         rows_max = config.objects_max
         self.config = config
         self.now = 0
@@ -111,16 +117,19 @@ class ShardState:
         self.words = self.context.words
         self.numbers = self.context.numbers
         bind = self.context.bind
+        self.journal = Journal(self, ring, sink)
         self.rows = bind(places.ROWS, reserve(rows_max, ROW))
+        bind(places.ROW_WORDS, self.rows.view(np.int64))
         self.table = Table(self.rows, self.context)
         self.shared = bind(places.SHARED, reserve(leases.SETS * leases.SET_WORDS, np.int64))
         self.overflow = bind(places.OVERFLOW_ROWS, reserve(2 * rows_max + 1, OVERFLOW))
         self.cold = bind(places.COLD_ROWS, reserve(rows_max, COLD))
+        bind(places.COLD_WORDS, self.cold.view(np.int64))
         self.names = NameArena(self.cold, self.context)
         self.groups = Groups(rows_max)
         # 0 unless soft-pinned, so seldom real memory.
         self.pin_ends = bind(places.PIN_ENDS, reserve(rows_max, np.int64))
-        self.space = Space(config, self.rng, self.context)
+        self.space = Space(config, self.rng, self.context, self.journal)
         self.policy = create_policy(config.eviction_policy, rows_max)
         self.soft_policy = create_policy("lru", rows_max)
         # Tenants with a quota have an order of their own beside: a walk over everybody's objects
@@ -131,7 +140,7 @@ class ShardState:
         self.found = bind(places.FOUND, reserve(KEYS_MAX, np.int32))
         self.status = bind(places.STATUS, reserve(KEYS_MAX, np.int16))
         bind(places.FRESH, reserve(KEYS_MAX, np.uint8))
-        self.events = Events(config.events_kept, self.context)
+        self.events = Events(config.events_kept, ring.events, self.context)
         self.tally = self.context.part(places.TALLY, c.TALLY_WORDS)
         self.tenant_use = bind(places.TENANT_USE, np.zeros((TENANTS_MAX, 2), np.int64))
         self.words[places.DISCARD_NS] = config.put_discard_ns
@@ -149,6 +158,14 @@ class ShardState:
         self.handle = 0  # of the client opened last
         self.handles_used = 0  # the greatest there was
         self.replicas_most = 1  # replicas of one object, at most, ever
+
+    def enter_client(self, client: Client) -> None:
+        """Know a client from now on."""
+        self.clients[client.uuid] = self.client_by_handle[client.handle] = client
+
+    def enter_tenant(self, tenant: Tenant) -> None:
+        """Know a tenant from now on."""
+        self.tenants[tenant.name] = self.tenant_by_number[tenant.number] = tenant
 
     def digests(self, rows: NDArray[Any]) -> NDArray[np.uint64]:
         """Return the digests of rows, (n, 2)."""
@@ -195,6 +212,7 @@ class ShardState:
         self.table.maintain(count, growing=False)
         self.space.expect_freed(count)
         self.expect_notes()
+        self.journal.expect_marks(count)
 
     def dispose_special(
         self,
@@ -210,6 +228,7 @@ class ShardState:
         if flags & (c.UPSERT | c.GROUPED):
             doomed = self._untied(doomed)
         self.table.maintain(len(doomed), growing=False)
+        self.journal.expect_marks(len(doomed))
         replicas = int(self.rows["replicas"][doomed].sum(dtype=np.int64))
         out = np.empty(5 * replicas, np.int64)
         m, total = k.dispose(self.words, self.now, writer_done, silently, doomed, False, out)
@@ -270,6 +289,7 @@ class ShardState:
                 continue  # untied as the other of the pair
             self.cold["twin"][row] = self.cold["twin"][other] = 0
             self.clear_flag(other, Flag.UPSERT)
+            self.journal.mark(other)
             if self.rows["state"][row] == c.READABLE and other not in doomed:
                 along.append(other)
         doomed = np.concatenate([doomed, np.array(along, np.int32)])

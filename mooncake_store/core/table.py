@@ -75,6 +75,28 @@ class Table:
         k.find(self.head, *self.tables, self._rows, digests, out)
         return out
 
+    def fill(self, used: NDArray[np.int32], entered: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Make the table of rows that hold something already; it must be empty.
+
+        `used` are all of these rows, in order, and `entered` those a digest is to lead to. Returns
+        rows whose digest leads to another one.
+        """
+        assert not len(self), "the table is in use"
+        head, high = self.head, self.rows_high
+        head[k.MASK] = max(SLOTS_MIN, 1 << (2 * len(entered)).bit_length()) - 1
+        twice = np.empty(len(entered), np.int32)
+        count = k.enter_rows(head, self.tables[0], self._rows, entered, twice)
+        free = np.ones(high, np.bool_)
+        free[used] = False
+        self.supply(np.flatnonzero(free)[::-1])
+        return twice[:count]
+
+    def supply(self, rows: NDArray[np.int32]) -> None:
+        """Make empty rows that are in no table available."""
+        first = int(self.head[k.FREE_ROWS])
+        self.free_rows[first : first + len(rows)] = rows
+        self.head[k.FREE_ROWS] = first + len(rows)
+
     def take_rows(self, count: int) -> NDArray[np.int32]:
         """Return rows outside the table (-1 where none is left)."""
         out = np.empty(count, np.int32)

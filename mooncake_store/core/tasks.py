@@ -322,6 +322,7 @@ class Tasks:
                 state.tenant_use,
             )
             self._set_life(row, where, State.WRITING)
+        state.journal.mark(row)
 
     def _set_life(self, row: int, segment: int, life: State) -> None:
         """Set the state of the replica on `segment`, which is not the first of its chain."""
@@ -335,6 +336,7 @@ class Tasks:
     def _end(self, task: Task, ok: bool, *, writer_done: bool) -> None:
         """Make the new replicas readable and drop the source of a move, or undo the start."""
         state, row = self._state, task.row
+        state.journal.mark(row)
         state.clear_flag(row, Flag.TASK)
         for replica in task.replicas:
             where = int(replica["segment"])
@@ -357,6 +359,7 @@ class Tasks:
 
 def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
     """Unlink one replica of a living object; its space returns at `until` (0: now)."""
+    state.journal.mark(row)
     size = int(state.rows["size"][row])
     offset = k.drop_replica(
         state.rows,

@@ -94,6 +94,15 @@ class Wheel:
             return np.empty((0, self._columns), np.int64)
         return np.concatenate(batches)
 
+    def timed(self) -> NDArray[np.int64]:
+        """Return all entries, each with when it comes due as one more column."""
+        batches = [
+            np.insert(batch, self._columns, slot * SLOT_NS, axis=1)
+            for slot, batches in self._slots.items()
+            for batch in batches
+        ]
+        return np.concatenate([np.empty((0, self._columns + 1), np.int64), *batches])
+
     def take(
         self, deadlines: set[int], column: int, values: NDArray[np.int64]
     ) -> NDArray[np.int64]:

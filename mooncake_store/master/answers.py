@@ -5,7 +5,8 @@
         ...
 
 Everything else is the same for all of them and done by `AnswerTable`: the request is unpacked, a
-credential that may only read is refused what changes something, keys are counted and, where an
+credential that may only read is refused what changes something, what was changed is kept as far as
+the settings ask for before anybody hears of it, keys are counted and, where an
 object would be lost by it, checked to be of this shard, and what the handler returns is packed. A
 handler that cannot answer at once returns an awaitable of its answer.
 """
@@ -21,6 +22,7 @@ from transfer_engine.wire.schema import Packed
 
 if TYPE_CHECKING:
     from mooncake_store.master.clients import Peer
+    from mooncake_store.master.keeping import Keeper
     from mooncake_store.master.site import Site
     from transfer_engine.rpc.serving import Reply
     from transfer_engine.wire.frame import Frame
@@ -89,8 +91,13 @@ class AnswerTable:
             return None
         declaration = entry.declaration
         request = entry.unpack(frame.body)
-        if peer.read_only and declaration.changes:
-            raise _refused(declaration.operation, request)
+        keeper = None
+        if declaration.changes:
+            if peer.read_only:
+                raise _refused(declaration.operation, request)
+            keeper = self._site.keeper
+            if keeper is not None:
+                keeper.check()
         if declaration.keys:
             self._site.keys += len(getattr(request, declaration.keys))
         for column in declaration.routed:
@@ -98,15 +105,26 @@ class AnswerTable:
         if declaration.waits:
             told = entry.handle(peer, request, frame.deadline_ms)
             if isinstance(told, Awaitable):
-                return _later(entry, told)
+                return _later(entry, told, keeper)
         else:
             told = entry.handle(peer, request)
-        return entry.pack(**told) if entry.by_name else entry.pack(told)
+        reply = entry.pack(**told) if entry.by_name else entry.pack(told)
+        if keeper is not None and keeper.syncs:
+            return _when_kept(keeper, reply)
+        return reply
 
 
-async def _later(entry: _Entry, told: Awaitable[Answer]) -> bytes:
+async def _later(entry: _Entry, told: Awaitable[Answer], keeper: Keeper | None) -> bytes:
     answer = await told
-    return entry.pack(**answer) if entry.by_name else entry.pack(answer)
+    reply = entry.pack(**answer) if entry.by_name else entry.pack(answer)
+    if keeper is not None and keeper.syncs:
+        await keeper.synced()
+    return reply
+
+
+async def _when_kept(keeper: Keeper, reply: bytes) -> bytes:
+    await keeper.synced()
+    return reply
 
 
 def _of(owner: object) -> Iterable[_Entry]:

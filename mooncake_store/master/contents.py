@@ -97,7 +97,7 @@ class Contents:
     @answers(wire.STATS)
     def stats(self, peer: Peer, request: Any) -> Answer:
         """Return the totals of the shard and of the asking tenant."""
-        found = self._shard.stats()
+        found, keeper = self._shard.stats(), self._site.keeper
         quota = self._shard.tenant_quota(peer.tenant)
         room = found.room_bytes if quota is None else min(found.room_bytes, quota)
         return wire.ShardFigures(
@@ -112,6 +112,8 @@ class Contents:
             cpu_s=time.process_time(),
             rss_bytes=_rss_bytes(),
             event_number=self._shard.events.next_number,
+            journal="none" if keeper is None else keeper.state,
+            journal_bytes=0 if keeper is None else keeper.written_bytes,
         )
 
 

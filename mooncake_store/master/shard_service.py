@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.clock import Clock
     from mooncake_store.core.shard import Shard
+    from mooncake_store.master.keeping import Keeper
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
@@ -52,8 +53,15 @@ IDLE_TICK_S = 0.050
 class ShardService:
     """Answers the requests of one shard; belongs to one event loop."""
 
-    def __init__(self, shard: Shard, place: ShardPlace, times: ShardTimes, clock: Clock) -> None:
-        self.site = site = Site(shard, place, times, clock)
+    def __init__(
+        self,
+        shard: Shard,
+        place: ShardPlace,
+        times: ShardTimes,
+        clock: Clock,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.site = site = Site(shard, place, times, clock, keeper)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._seen = 0  # requests up to the last tick
         self._timer: asyncio.TimerHandle | None = None

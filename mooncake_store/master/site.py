@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.clock import Clock
     from mooncake_store.core.shard import Shard
+    from mooncake_store.master.keeping import Keeper
 
 __all__ = ["ShardPlace", "ShardTimes", "Site"]
 
@@ -50,8 +51,16 @@ class ShardTimes:
 class Site:
     """One shard, and what is known around it."""
 
-    def __init__(self, shard: Shard, place: ShardPlace, times: ShardTimes, clock: Clock) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        place: ShardPlace,
+        times: ShardTimes,
+        clock: Clock,
+        keeper: Keeper | None = None,
+    ) -> None:
         self.shard = shard
+        self.keeper = keeper
         self.place = place
         self.times = times
         self.clock = clock
@@ -61,8 +70,8 @@ class Site:
         self.followers = EventQueue()
         self.requests = 0
         self.keys = 0
-        # Event numbers begin anew with every life of a shard; this tells the lives apart.
-        self.stream = secrets.randbits(64)
+        # Event numbers begin anew with every life of what a shard holds; this tells lives apart.
+        self.stream = secrets.randbits(64) if keeper is None else keeper.stream
         self.stopped = False
         self.bases = np.zeros(shard.config.segments_max, np.int64)
         self._shifted = False

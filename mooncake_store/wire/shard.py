@@ -151,6 +151,10 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     read_bytes: int = 0
     written_bytes: int = 0
     """Bytes of completed puts."""
+    journal: str = "none"
+    """How changes are kept: none, written, synced, or what is wrong with keeping them."""
+    journal_bytes: int = 0
+    """What was written down so far."""
 
 
 class SubmitTask(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

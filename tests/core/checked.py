@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core.records import Flag, SegmentState, State, Status
-from mooncake_store.core.shard import Shard
 from mooncake_store.core.state import as_words
 from tests.core import audit
 from tests.core.checked_tasks import TaskCalls
+from tests.core.keeping import Kept
 from tests.core.lab import START, digests_of, names_of
 from tests.core.model import NO_ROOM, OK, Reference
 from tests.core.nouns import Object, Segment, Tenant, Version
@@ -37,7 +37,8 @@ class Checked(TaskCalls):
     """Calls both, compares, and keeps the last calls for the failure report."""
 
     def __init__(self, config: ShardConfig, slack: int) -> None:
-        self.shard = Shard(config)
+        self.kept = Kept(config)
+        self.shard = self.kept.shard
         self.model = Reference(config, slack)
         self.now = START
         self.log: deque[str] = deque(maxlen=40)

@@ -50,6 +50,32 @@ def refuse_others(blob, cold, found, status, names, lengths):
     return refused
 
 
+@njit(**KERNEL, inline="always")
+def take_blocks(words, heads, blocks):
+    """Return the first of so many free blocks that follow each other, 0 where there are none."""
+    block = heads[blocks]
+    if block > 0:
+        heads[blocks] = words[block]
+    elif heads[0] + blocks < words.shape[0]:
+        block = heads[0] + 1
+        heads[0] += blocks
+    else:
+        block = np.int64(0)
+    return block
+
+
+@njit(**KERNEL, inline="always")
+def give_blocks(words, heads, cold, row):
+    """Give the name of a row back, if it has one."""
+    ref = cold[row].name_ref
+    if ref != 0:
+        blocks = ((ref & LENGTH_MASK) + 7) >> 3
+        block = ref >> LENGTH_BITS
+        words[block] = heads[blocks]
+        heads[blocks] = block
+        cold[row].name_ref = 0
+
+
 @njit(**KERNEL)
 def store(words, blob, heads, cold, chosen, status, names, lengths):
     """Keep the name of each chosen row; `names` holds them one after the other. O(bytes).
@@ -66,14 +92,8 @@ def store(words, blob, heads, cold, chosen, status, names, lengths):
                 status[i] = OTHER_NAME
                 lost += 1
         if status[i] == 0 and length > 0:
-            blocks = (length + 7) >> 3
-            block = heads[blocks]
-            if block > 0:
-                heads[blocks] = words[block]
-            elif heads[0] + blocks < words.shape[0]:
-                block = heads[0] + 1
-                heads[0] += blocks
-            else:
+            block = take_blocks(words, heads, (length + 7) >> 3)
+            if block == 0:
                 lost += 1
                 start += length
                 continue
@@ -93,13 +113,7 @@ def drop(words, heads, cold, doomed):
         sink ^= words[cold[doomed[i]].name_ref >> LENGTH_BITS]
     words[0] = sink
     for i in range(doomed.shape[0]):
-        ref = cold[doomed[i]].name_ref
-        if ref != 0:
-            blocks = ((ref & LENGTH_MASK) + 7) >> 3
-            block = ref >> LENGTH_BITS
-            words[block] = heads[blocks]
-            heads[blocks] = block
-            cold[doomed[i]].name_ref = 0
+        give_blocks(words, heads, cold, doomed[i])
 
 
 @njit(**KERNEL)

@@ -31,6 +31,7 @@ from mooncake_store.core.context import (
     NOTED,
     NOTES,
     OVERFLOW_ROWS,
+    RING_HEADER,
     ROWS,
     SHARED,
     TABLE_A,
@@ -41,6 +42,7 @@ from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.leases import lease
 from mooncake_store.core.kernels.table import find, is_living
 from mooncake_store.core.records import OVERFLOW, ROW
+from mooncake_store.core.ring import HORIZON
 
 
 @njit(**KERNEL, inline="always")
@@ -135,6 +137,8 @@ def get(context, client, now, ttl, digests, answers, replicas):
         count += 1
     context[NOTED] = count
     if ttl > 0:  # else it is a query: nobody reads
+        header = column(context, RING_HEADER, INT64)
+        header[HORIZON] = max(header[HORIZON], now + ttl)
         context[TALLY + HITS] += hits
         context[TALLY + MISSES] += misses
         context[TALLY + READ_BYTES] += nbytes

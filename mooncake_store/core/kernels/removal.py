@@ -44,6 +44,8 @@ from mooncake_store.core.context import (
     FREED_EXTENTS,
     INT32,
     INT64,
+    MARKED,
+    MARKS,
     NAME_HEADS,
     NAME_WORDS,
     NOTED,
@@ -64,7 +66,7 @@ from mooncake_store.core.kernels.leases import leased_to_others
 from mooncake_store.core.kernels.names import drop
 from mooncake_store.core.kernels.reads import first_offset
 from mooncake_store.core.kernels.table import delete, find
-from mooncake_store.core.kernels.writes import missing, note, record
+from mooncake_store.core.kernels.writes import keep_marks, missing, note, record
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 
@@ -204,9 +206,11 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
     tenant_use = column(context, TENANT_USE, INT64)
     kept = 0 if silently else context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
+    marks, marked = column(context, MARKS, INT64), context[MARKED]
     unfinished, pinned, short, hard, total, names, m = 0, 0, 0, 0, 0, 0, 0
     for i in range(doomed.shape[0]):
         row = doomed[i]
+        marks[marked + i] = row
         until, writer = 0, 0
         if rows[row].state == WRITING:
             unfinished += 1
@@ -249,6 +253,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
         tenant_use[2 * cold[row].tenant + 1] -= 1
         if rows[row].flags & HARD_PIN:
             hard += nbytes
+    keep_marks(context, marked + doomed.shape[0])
     ended = doomed.shape[0] - unfinished
     context[TALLY + UNFINISHED] -= unfinished
     context[TALLY + OBJECTS] -= ended

@@ -19,7 +19,7 @@ import numpy as np
 
 from kernel_cache import njit
 from mooncake_store.core.codes import KERNEL, READABLE
-from mooncake_store.core.kernels.lines import LINE, first_equal
+from mooncake_store.core.kernels.lines import LINE, ask_for, first_equal
 
 ACTIVE, MASK, USED, OLD_MASK, CURSOR, FREE_ROWS, ROWS_HIGH, SINK = 0, 1, 2, 3, 4, 5, 6, 7
 HEAD_WORDS = 8
@@ -27,6 +27,8 @@ LOW = 0xFFFFFFFF
 DELETED = -1
 HOMES = LOW - LINE + 1
 """What of a tag is a home, under the mask."""
+AHEAD = 16
+"""Rows between that whose line is fetched and that which is entered."""
 
 
 @njit(**KERNEL, inline="always")
@@ -165,6 +167,28 @@ def find_or_insert(head, table_a, table_b, rows, free_rows, digests, status, out
 
 
 @njit(**KERNEL)
+def enter_rows(head, table, rows, entered, twice):
+    """Enter rows that hold objects into an empty table that is large enough. O(n) expected.
+
+    Lists the rows whose digest was entered before them, and returns how many those are.
+    """
+    mask, count = head[MASK], 0
+    for i in range(entered.shape[0]):
+        ahead = entered[min(i + AHEAD, entered.shape[0] - 1)]
+        ask_for(table, rows[ahead].digest_lo & HOMES & mask)
+        row = np.int64(entered[i])
+        lo, hi = rows[row].digest_lo, rows[row].digest_hi
+        if _find_among_equals(table, mask, rows, lo, hi) >= 0:
+            twice[count] = row
+            count += 1
+            continue
+        tag = lo & LOW
+        table[vacancy(table, tag & HOMES & mask, mask)] = (tag << 32) | (row + 1)
+        head[USED] += 1
+    return count
+
+
+@njit(**KERNEL)
 def take_rows(head, free_rows, rows_max, out):
     """Give rows that are in no table (second generations). out[i] = -1 when none is left. O(n)."""
     for i in range(out.shape[0]):
@@ -213,6 +237,28 @@ def is_living(rows, overflow, alive, row):
         living = overflow[link].state == READABLE and alive[overflow[link].segment] != 0
         link = overflow[link].next
     return living
+
+
+@njit(**KERNEL, inline="always")
+def take_link(overflow):
+    """Return a free entry for a further replica; there are more of them than anybody needs."""
+    link = np.int64(overflow[0].next)
+    if link > 0:
+        overflow[0].next = overflow[link].next
+    else:
+        overflow[0].offset += 1
+        link = overflow[0].offset
+    return link
+
+
+@njit(**KERNEL, inline="always")
+def give_link(overflow, link):
+    """Free the entry of a further replica; returns the one after it in its chain."""
+    after = overflow[link].next
+    overflow[link].state = 0
+    overflow[link].next = overflow[0].next
+    overflow[0].next = link
+    return after
 
 
 @njit(**KERNEL, inline="always")
@@ -394,5 +440,6 @@ def warmup() -> None:
     drain(head, table_a, table_b, 1)
     delete(head, table_a, table_b, rows, free_rows, out)
     take_rows(head, free_rows, 4, out)
+    enter_rows(head, table_a, rows, np.zeros(1, np.int32), out)
     touch_pages(table_a, 0, 8)
     is_living(rows, np.zeros(1, OVERFLOW), np.zeros(2, np.uint8), 0)

@@ -21,6 +21,7 @@ from mooncake_store.core.codes import (
     INVALID_PARAMS,
     INVALID_WRITE,
     KERNEL,
+    MARK_ENDED,
     MISSING,
     NAME_BYTES_MAX,
     NO_SPACE,
@@ -58,6 +59,9 @@ from mooncake_store.core.context import (
     INT16,
     INT32,
     INT64,
+    JOURNALED,
+    MARKED,
+    MARKS,
     NOTED,
     NOTES,
     OVERFLOW_ROWS,
@@ -71,7 +75,15 @@ from mooncake_store.core.context import (
 )
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
-from mooncake_store.core.kernels.table import FREE_ROWS, find, find_or_insert, is_living, set_first
+from mooncake_store.core.kernels.table import (
+    FREE_ROWS,
+    find,
+    find_or_insert,
+    give_link,
+    is_living,
+    set_first,
+    take_link,
+)
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 
@@ -130,6 +142,13 @@ def note(context, chosen, kind):
     context[NOTED] += chosen.shape[0]
 
 
+@njit(**KERNEL, inline="always")
+def keep_marks(context, marked):
+    """Count the rows that were written to MARKS up to a place, if changes are written down."""
+    if context[JOURNALED]:
+        context[MARKED] = marked
+
+
 @njit(**KERNEL)
 def why_not(context, rows, row, now, discard_ns):
     """What to answer to the put of a key that has a row. O(replicas)."""
@@ -182,6 +201,7 @@ def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, leng
     fresh = column(context, FRESH, BYTE)
     tally = context[TALLY : TALLY + TALLY_WORDS]
     enter(context, digests, sizes, lengths, status, found, fresh)
+    marks, marked = column(context, MARKS, INT64), context[MARKED]
     claimed = 0
     retries = 0
     for i in range(digests.shape[0]):
@@ -192,11 +212,13 @@ def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, leng
             status[i] = NO_SPACE
         elif fresh[i]:
             open_row(rows, cold, row, sizes[i], now, client, tenant, wanted, tally)
+            marks[marked + claimed] = row
             claimed += 1
         else:
             status[i] = why_not(context, rows, row, now, discard_ns)
             retries += status[i] == RETRY
     column(context, TENANT_USE, INT64)[2 * tenant + 1] += claimed
+    keep_marks(context, marked + claimed)
     return retries
 
 
@@ -235,6 +257,7 @@ def start(
     for i in range(n):
         status[i] = OK
     enter(context, words, sizes, lengths, status, found, fresh)
+    marks, marked = column(context, MARKS, INT64), context[MARKED]
     started, left, retries, total = 0, 0, 0, 0
     for i in range(n):
         row = found[i]
@@ -260,7 +283,9 @@ def start(
         replicas[started].offset = offsets[i]
         replicas[started].segment = segment
         replicas[started].spare = 0
+        marks[marked + started] = row
         started += 1
+    keep_marks(context, marked + started)
     context[TALLY + BYTES] += total
     use = column(context, TENANT_USE, INT64)
     use[2 * tenant] += total
@@ -290,12 +315,7 @@ def attach(rows, cold, overflow, chosen, segments, offsets, tenant, tally, tenan
         if rows[row].segment < 0:
             set_first(rows, row, segments[i], offsets[i])
         else:
-            link = overflow[0].next
-            if link > 0:
-                overflow[0].next = overflow[link].next
-            else:
-                overflow[0].offset += 1
-                link = np.int32(overflow[0].offset)
+            link = take_link(overflow)
             overflow[link].offset = offsets[i]
             overflow[link].segment = segments[i]
             overflow[link].state = READABLE
@@ -371,6 +391,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
     kept = context[EVENTS_KEPT]
     place = (context[EVENTS_NEXT] - 1) % max(kept, 1)
     count, pinned, short, written, special = 0, 0, 0, 0, False
+    marks, marked = column(context, MARKS, INT64), context[MARKED]
     for i in range(digests.shape[0]):
         row = found[i]
         if row < 0:
@@ -406,8 +427,11 @@ def complete(context, now, client, digests, generations, checksums, status, done
             rows[row].holders = 0
             short += missing(rows, cold, row)
             written += rows[row].size
+            marks[marked + count] = row
             if rows[row].flags != 0:
                 special = True
+            else:
+                marks[marked + count] |= MARK_ENDED
             if rows[row].flags & SOFT_PIN:
                 pin_ends[row] += now  # held the ttl until now
                 pinned += 1
@@ -416,6 +440,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
                 place = place + 1 if place + 1 < kept else 0
             done[count] = row
             count += 1
+    keep_marks(context, marked + count)
     context[TALLY + UNFINISHED] -= count
     context[TALLY + OBJECTS] += count
     context[TALLY + SOFT_PINNED] += pinned
@@ -479,9 +504,7 @@ def drop_replica(rows, cold, overflow, row, segment, tenant, tally, tenant_use):
         else:
             overflow[before].next = overflow[link].next
     if link >= 0:
-        overflow[link].state = 0
-        overflow[link].next = overflow[0].next
-        overflow[0].next = link
+        give_link(overflow, link)
     rows[row].replicas -= 1
     if rows[row].state == READABLE and missing(rows, cold, row) > 0:
         tally[MISSING] += 1

@@ -1,0 +1,366 @@
+"""Making a shard of what another one wrote down: its rows, and around them everything else.
+
+    restored = restore(shard, runs, end, now)
+
+`runs` are the words of a journal in order, cut between cells. Rows and facts are taken from them as
+they come; what belongs to them (table, totals, free space, orders of eviction, groups) is made anew
+afterwards, of rows alone, so nothing can be kept of it that contradicts them.
+
+What is not the same afterwards, and why that harms nobody:
+
+- Who has leases is not written down: no object may leave before the last lease that was granted to
+  anybody has ended, and nobody gives one back early.
+- Objects stand in the order of eviction by when they were last leased, as far as snapshots saw
+  that, else by when they were put.
+- Copies that ran are given up. Where they wrote, nothing is placed until their time is over.
+
+No word may be missing from the beginning of the newest whole snapshot on: nobody would know which
+objects were removed, and whose space is another's. Rows that cannot be true all the same (space
+that is another's, a segment nobody knows) are dropped and counted.
+
+Cost: O(words + rows log rows).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_store.core import codes as c
+from mooncake_store.core import context as places
+from mooncake_store.core import journal as j
+from mooncake_store.core.facts import (
+    ClientFact,
+    ClosedFact,
+    ForgottenFact,
+    MembersFact,
+    SegmentFact,
+    TenantFact,
+    decode_fact,
+)
+from mooncake_store.core.kernels import cells as k
+from mooncake_store.core.reads import extents_of, replicas_of
+from mooncake_store.core.records import Flag, SegmentState, State
+from mooncake_store.core.state import Client, Tenant, as_column
+from mooncake_store.core.tasks import drop_replica
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from mooncake_store.core.facts import Fact
+    from mooncake_store.core.shard import Shard
+
+__all__ = ["Restored", "StreamEnd", "restore"]
+
+INT64 = np.dtype(np.int64)
+_EXTENT_COLUMNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """What is known of the end of a stream of cells, as `ring.py` has it."""
+
+    now: int
+    horizon: int
+    events_next: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came of it."""
+
+    objects: int = 0
+    nbytes: int = 0
+    unfinished: int = 0
+    dropped: int = 0
+    """Rows that could not be true."""
+
+
+def restore(
+    shard: Shard, runs: Iterable[NDArray[np.int64]], end: StreamEnd, now: int
+) -> Restored:
+    """Fill a shard that was never used with what `runs` say.
+
+    Raises ValueError, with the shard in no state to be used, for words that are no cells.
+    """
+    reader = _Reader(shard)
+    for run in runs:
+        reader.read(as_column(run, INT64))
+    shard.now = max(now, end.now)
+    rebuild = _Rebuild(shard, reader, end)
+    restored = rebuild.run()
+    shard.journal.publish()
+    return restored
+
+
+class _Reader:
+    """Takes rows and facts from the stream; later ones replace earlier ones."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._words = shard.words
+        self.segments: dict[int, SegmentFact] = {}
+        self.forgotten: list[ForgottenFact] = []
+        self.clients: dict[int, ClientFact] = {}
+        self.tenants: dict[int, TenantFact] = {}
+        self.members: dict[int, tuple[int, str]] = {}
+        self._extents: dict[int, list[NDArray[np.int64]]] = {}
+        self._done: list[NDArray[np.int64]] = []
+
+    def read(self, cells: NDArray[np.int64]) -> None:
+        """Read one run."""
+        at = 0
+        while True:
+            at = k.read_cells(self._words, cells, at)
+            if at == len(cells):
+                return
+            head = int(cells[at])
+            kind, words, note = head & 0xFF, (head >> 16) & 0xFFFF, head >> 32
+            if words < 1 or at + words > len(cells):
+                raise ValueError(f"a cell of {words} words where {len(cells) - at} are left")
+            self._read_other(kind, cells[at + 1 : at + words], note)
+            at += words
+
+    def _read_other(self, kind: int, payload: NDArray[np.int64], note: int) -> None:
+        if kind == j.EXTENTS and len(payload) % _EXTENT_COLUMNS == 0:
+            held = payload.reshape(-1, _EXTENT_COLUMNS)
+            for index in np.unique(held[:, 0]).tolist():
+                self._extents.setdefault(index, []).append(held[held[:, 0] == index])
+        elif kind == j.WRITERS:
+            self._done.append(payload.copy())
+        elif kind == j.FACT and 0 <= note <= payload.nbytes:
+            self._take(decode_fact(payload.tobytes()[:note]))
+        elif kind not in (j.SNAPSHOT_BEGINS, j.SNAPSHOT_ENDS):
+            raise ValueError(f"a cell of the unknown kind {kind}")
+
+    def _take(self, fact: Fact) -> None:
+        match fact:
+            case SegmentFact():
+                self.segments[fact.index] = fact
+            case ForgottenFact():
+                self.forgotten.append(fact)
+                self.segments.pop(fact.index, None)
+                self._extents.pop(fact.index, None)
+            case ClientFact():
+                self.clients[fact.handle] = fact
+            case ClosedFact():
+                self.clients.pop(fact.handle, None)
+            case TenantFact():
+                self.tenants[fact.number] = fact
+            case MembersFact():
+                self.members |= {row: (generation, name) for row, generation, name in fact.rows}
+
+    def extents(self, now: int) -> NDArray[np.int64]:
+        """Return the extents that somebody may still use: segment, offset, size, writer, until."""
+        some = [held for index in self.segments for held in self._extents.get(index, ())]
+        held = np.concatenate([np.empty((0, _EXTENT_COLUMNS), np.int64), *some])
+        held = held[held[:, 4] > now]
+        if self._done:
+            held = held[(held[:, 3] == 0) | ~np.isin(held[:, 3], np.concatenate(self._done))]
+        return np.unique(held, axis=0)  # snapshots tell them again
+
+
+class _Rebuild:
+    """Makes everything around the rows."""
+
+    def __init__(self, shard: Shard, reader: _Reader, end: StreamEnd) -> None:
+        self._shard = shard
+        self._reader = reader
+        self._end = end
+        self._dropped = 0
+
+    def run(self) -> Restored:
+        """Do it all, in the order in which each step needs the ones before."""
+        shard, end = self._shard, self._end
+        self._facts()
+        self._drop(self._untrue())
+        self._tie()
+        held = self._space()
+        self._table()
+        self._totals()
+        self._orders()
+        self._groups()
+        self._leases()
+        if len(held):
+            shard.space.hold(held)
+        self._end_tasks()
+        self._end_puts()
+        shard.words[places.EVENTS_NEXT] = end.events_next
+        shard.tally[c.GENERATION] = end.generation
+        return Restored(
+            objects=int(shard.tally[c.OBJECTS]),
+            nbytes=int(shard.tally[c.BYTES]),
+            unfinished=int(shard.tally[c.UNFINISHED]),
+            dropped=self._dropped,
+        )
+
+    @property
+    def _live(self) -> NDArray[np.int64]:
+        """All rows that hold something."""
+        shard = self._shard
+        return np.flatnonzero(shard.rows["state"][: shard.table.rows_high] != State.FREE)
+
+    def _drop(self, rows: NDArray[np.int64]) -> None:
+        """Forget rows that cannot be true."""
+        for row in rows.tolist():
+            k.vacate(self._shard.words, row)
+        self._dropped += len(rows)
+
+    def _facts(self) -> None:
+        shard, reader = self._shard, self._reader
+        for tenant in reader.tenants.values():
+            shard.enter_tenant(Tenant(tenant.number, tenant.name, tenant.quota_bytes))
+        for client in reader.clients.values():
+            shard.enter_client(Client(client.handle, client.uuid, client.epoch, client.host))
+        shard.handle = shard.handles_used = max(reader.clients, default=0)
+        for forgotten in reader.forgotten:
+            shard.space.remember(forgotten)
+        for segment in reader.segments.values():
+            shard.space.restore(segment, self._end.horizon)
+
+    def _untrue(self) -> NDArray[np.int64]:
+        """Rows that lie nowhere, where nobody knows of, or beyond the end of a segment."""
+        shard, live = self._shard, self._live
+        row, segment, offset = extents_of(shard, live)
+        room = np.zeros(len(shard.space.alive), np.int64)
+        for known in shard.space.all():
+            room[known.index] = known.nbytes
+        inside = (segment >= 0) & (segment < len(room)) & (offset >= 0)
+        size = shard.rows["size"][row].astype(np.int64)
+        inside &= (size > 0) & (offset + size <= room[np.where(inside, segment, 0)])
+        placed = np.bincount(row[inside], minlength=shard.table.rows_high)[live]
+        right = (placed > 0) & (placed == shard.rows["replicas"][live])
+        tenants = np.isin(shard.cold["tenant"][live], list(shard.tenant_by_number))
+        states = shard.rows["state"][live]
+        return live[~(right & tenants & (states <= State.READABLE))]
+
+    def _tie(self) -> None:
+        """Untie rows from other generations that are not there."""
+        shard, live = self._shard, self._live
+        for row in live[(shard.rows["flags"][live] & c.UPSERT) != 0].tolist():
+            other = int(shard.cold["twin"][row]) - 1
+            tied = other >= 0 and bool(int(shard.rows["flags"][other]) & c.UPSERT)
+            if tied and int(shard.cold["twin"][other]) - 1 == row:
+                continue
+            if int(shard.rows["state"][row]) == State.WRITING:
+                self._drop(np.array([row]))
+            else:
+                shard.clear_flag(row, Flag.UPSERT)
+                shard.cold["twin"][row] = 0
+
+    def _space(self) -> NDArray[np.int64]:
+        """Take the space of all rows, and of what waits, which is returned."""
+        shard = self._shard
+        held = self._reader.extents(shard.now)
+        row, segment, offset = extents_of(shard, self._live)
+        size = shard.rows["size"][row].astype(np.int64)
+        kept = np.ones(len(held), np.bool_)
+        wrong = np.zeros(len(row), np.bool_)
+        for known in shard.space.all():
+            mine, waiting = np.flatnonzero(segment == known.index), held[:, 0] == known.index
+            where = np.concatenate([offset[mine], held[waiting, 1]])
+            sizes = np.concatenate([size[mine], held[waiting, 2]])
+            taken = known.allocator.reserve(where, sizes)
+            wrong[mine] = ~taken[: len(mine)]
+            kept[waiting] = taken[len(mine) :]
+        if wrong.any():
+            bad = self._with_twins(row[wrong])
+            others = np.isin(row, bad) & ~wrong
+            shard.space.free(segment[others], offset[others])
+            self._drop(bad)
+        return held[kept]
+
+    def _with_twins(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """These rows and the other generations that they are tied to."""
+        twins = self._shard.cold["twin"][rows].astype(np.int64) - 1
+        return np.unique(np.concatenate([rows, twins[twins >= 0]]))
+
+    def _table(self) -> None:
+        shard, live = self._shard, self._live.astype(np.int32)
+        second = shard.rows["state"][live] == State.WRITING
+        second &= (shard.flags(live) & c.UPSERT) != 0
+        twice = shard.table.fill(live, live[~second])
+        if len(twice):
+            bad = self._with_twins(twice.astype(np.int64))
+            _, segment, offset = extents_of(shard, bad)
+            shard.space.free(segment, offset)
+            self._drop(bad)
+            shard.table.supply(bad.astype(np.int32))
+
+    def _totals(self) -> None:
+        shard, live = self._shard, self._live
+        rows, tally = shard.rows[live], shard.tally
+        nbytes = rows["size"] * rows["replicas"]
+        readable = rows["state"] == State.READABLE
+        soft = (rows["flags"] & c.SOFT_PIN) != 0
+        wanted = shard.cold["wanted"][live].astype(np.int64)
+        missing = np.maximum(wanted - rows["replicas"], 0)
+        tally[c.OBJECTS] = np.count_nonzero(readable)
+        tally[c.UNFINISHED] = len(live) - tally[c.OBJECTS]
+        tally[c.BYTES] = nbytes.sum()
+        tally[c.SOFT_PINNED] = np.count_nonzero(readable & soft)
+        tally[c.HARD_BYTES] = nbytes[(rows["flags"] & c.HARD_PIN) != 0].sum()
+        tally[c.MISSING] = missing[readable].sum()
+        tenant = shard.cold["tenant"][live]
+        for number in np.unique(tenant).tolist():
+            mine = tenant == number
+            shard.tenant_use[number] = nbytes[mine].sum(), np.count_nonzero(mine)
+        shard.words[places.PINS_USED] = int(soft.any())
+        shard.replicas_most = max(1, int(rows["replicas"].max(initial=0)))
+
+    def _orders(self) -> None:
+        """Enter objects into the orders of eviction, those first that were leased longest ago."""
+        shard, live = self._shard, self._live
+        live = live[shard.rows["state"][live] == State.READABLE]
+        created = shard.cold["created_s"][live].astype(np.int64) * 1_000_000_000
+        used = np.maximum(shard.rows["lease_end"][live], created)
+        order = np.lexsort((shard.rows["generation"][live], used))
+        shard.become_readable(live[order].astype(np.int32))
+        for tenant in shard.tenant_by_number.values():
+            if tenant.quota_bytes is not None:
+                shard.order_tenant(tenant.number)
+
+    def _groups(self) -> None:
+        shard, live = self._shard, self._live
+        for row in live[(shard.rows["flags"][live] & c.GROUPED) != 0].tolist():
+            generation, name = self._reader.members.get(row, (-1, ""))
+            if generation == int(shard.rows["generation"][row]) and name:
+                shard.groups.add(row, int(shard.cold["tenant"][row]), name)
+            else:
+                shard.clear_flag(row, Flag.GROUPED)
+
+    def _leases(self) -> None:
+        """Let every object be leased by nobody until the last lease has ended."""
+        shard, live = self._shard, self._live
+        live = live[shard.rows["state"][live] == State.READABLE]
+        shard.rows["holder"][live] = 0
+        shard.rows["holders"][live] = c.HOLDERS_MAX
+        if self._end.horizon > shard.now:
+            shard.rows["lease_end"][live] = self._end.horizon
+        shard.journal.lease(self._end.horizon)
+
+    def _end_tasks(self) -> None:
+        """Give up copies that ran: their workers may write for as long as a put."""
+        shard, live = self._shard, self._live
+        until = shard.now + shard.config.put_release_ns
+        copied = live[(shard.rows["flags"][live] & c.TASK) != 0].tolist()
+        for row in copied:
+            shard.clear_flag(row, Flag.TASK)
+            for segment, _, life in replicas_of(shard, row):
+                if life == State.WRITING:
+                    drop_replica(shard, row, segment, until)
+
+    def _end_puts(self) -> None:
+        """Give up puts of clients that nobody knows."""
+        shard, live = self._shard, self._live
+        writing = live[shard.rows["state"][live] == State.WRITING]
+        owners = np.unique(shard.cold["owner"][writing]).tolist()
+        unknown = [owner for owner in owners if owner not in shard.client_by_handle]
+        if unknown:
+            shard.closed[unknown] = 1
+            shard.handles_used = max(shard.handles_used, *unknown)
+            shard.janitor.client_closed()

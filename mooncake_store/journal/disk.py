@@ -1,0 +1,61 @@
+"""What a journal asks of a disk: every call that may fail or hang, in one place.
+
+Tests put in its place one that is full, broken or silent. No call is retried here, and each raises
+OSError for whatever goes wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["Disk"]
+
+
+class Disk:
+    """The disk of this host. No state, so any thread may use it."""
+
+    def create(self, path: Path) -> int:
+        """Make a file that is not there yet and return its descriptor."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(path, flags, 0o600)
+
+    def open(self, path: Path) -> int:
+        """Open a file that is there, to sync it."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def writev(self, fd: int, buffers: Sequence[memoryview]) -> int:
+        """Write buffers one behind the other; return how many bytes were taken, maybe not all."""
+        return os.writev(fd, buffers)
+
+    def fdatasync(self, fd: int) -> None:
+        """Return when what was written is on the disk."""
+        os.fdatasync(fd)
+
+    def close(self, fd: int) -> None:
+        """Close a file."""
+        os.close(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file another name, in place of what had it."""
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of what is in a folder."""
+        return os.listdir(folder)
+
+    def fsync_folder(self, folder: Path) -> None:
+        """Return when the names in a folder are on the disk."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,326 @@
+"""What a shard writes down makes the same shard again."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from mooncake_store.core import journal
+from mooncake_store.core import ring as header
+from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
+from mooncake_store.core.records import SegmentState, Status
+from mooncake_store.core.restore import StreamEnd, restore
+from mooncake_store.core.tasks import TaskKind
+from tests.core.keeping import Kept, assert_same, objects_of
+from tests.core.lab import MIB, SECOND, START, digests_of, names_of
+from tests.core.rules import Rules
+
+if TYPE_CHECKING:
+    from mooncake_store.core.shard import Shard
+
+TTL = 10 * SECOND
+
+
+class Life:
+    """A kept shard with a client and two segments."""
+
+    def __init__(self, words: int = 1 << 14, **config: object) -> None:
+        limits = ShardConfig(objects_max=1 << 16, segments_max=16, **config)  # type: ignore[arg-type]
+        self.kept = Kept(limits, words)
+        self.shard = self.kept.shard
+        self.now = START
+        self.client = self.shard.open_client(self.now, b"c" * 16, 1, "host")
+        for name in "ab":
+            uuid = name.encode() * 16
+            assert self.shard.mount(self.now, self.client, uuid, name, 16 * MIB, name)[0] == 0
+
+    def put(self, keys: list[int], nbytes: int = 1000, **options: object) -> np.ndarray:
+        """Put objects whole; returns their generations."""
+        generations = self.begin(keys, nbytes, **options)
+        sums = np.array(keys, np.uint64)
+        ended = self.shard.put_end(self.now, self.client, digests_of(keys), generations, sums)
+        assert not ended.any()
+        return generations
+
+    def begin(self, keys: list[int], nbytes: int = 1000, **options: object) -> np.ndarray:
+        """Begin objects; returns their generations."""
+        names = names_of([f"name/{key}" for key in keys])
+        given = StartOptions(**options)  # type: ignore[arg-type]
+        sizes = np.full(len(keys), nbytes, np.int64)
+        asked = self.client, 0, digests_of(keys), sizes, names, given
+        rows, _ = self.shard.put_start(self.now, *asked)
+        assert not rows["status"].any()
+        return np.ascontiguousarray(rows["generation"])
+
+    def again(self) -> Shard:
+        """Return the shard that a new process makes, after it was compared."""
+        after, restored = self.kept.again(self.now)
+        assert restored.dropped == 0
+        assert restored.objects == self.shard.objects
+        assert_same(self.shard, after)
+        return after
+
+
+def test_objects_names_pins_groups_and_replicas_come_back() -> None:
+    life = Life()
+    life.put([1, 2, 3])
+    life.put([4, 5], replicas=2)
+    life.put([6], soft_pin=SoftPin.ENABLE, soft_pin_ttl_ns=TTL)
+    life.put([7], hard_pin=True)
+    life.put([8, 9], groups=("g", ""))
+    after = life.again()
+    assert after.exists(life.now, digests_of(list(range(1, 10)))).all()
+    found = after.stat(life.now, digests_of([8])[0])
+    assert found is not None
+    assert (found.name, found.group, found.checksum) == (b"name/8", "g", 8)
+
+
+def test_what_was_removed_or_evicted_stays_away() -> None:
+    life = Life()
+    life.put(list(range(64)), 200_000)
+    life.shard.remove(life.now, digests_of([1, 2, 3]))
+    life.now += TTL
+    assert life.shard.evict(life.now, 0.3).objects
+    after = life.again()
+    assert not after.exists(life.now, digests_of([1, 2, 3])).any()
+
+
+def test_a_put_that_was_begun_is_ended_by_its_client_after_a_restart() -> None:
+    life = Life()
+    generations = life.begin([1, 2])
+    after = life.again()
+    sums = np.array([5, 6], np.uint64)
+    assert not after.put_end(life.now, life.client, digests_of([1, 2]), generations, sums).any()
+    # The first answer was lost: the same question gets the same one.
+    assert not after.put_end(life.now, life.client, digests_of([1, 2]), generations, sums).any()
+    other = after.open_client(life.now, b"o" * 16, 1, "host")
+    refused = after.put_end(life.now, other, digests_of([1]), generations[:1], sums[:1])
+    assert refused[0] == Status.ILLEGAL_CLIENT
+
+
+def test_an_upsert_that_runs_is_ended_after_a_restart() -> None:
+    life = Life()
+    life.put([1])
+    sizes = np.array([500], np.int64)
+    rows, _ = life.shard.upsert_start(life.now, life.client, 0, digests_of([1]), sizes)
+    after = life.again()
+    found = after.stat(life.now, digests_of([1])[0])
+    assert found is not None
+    assert found.size == 1000
+    generations = np.ascontiguousarray(rows["generation"])
+    sums = np.array([9], np.uint64)
+    assert not after.put_end(life.now, life.client, digests_of([1]), generations, sums).any()
+    found = after.stat(life.now, digests_of([1])[0])
+    assert found is not None
+    assert (found.size, found.name) == (500, b"name/1")
+
+
+def test_no_byte_that_a_late_writer_may_touch_is_given_out_after_a_restart() -> None:
+    life = Life(put_discard_ns=SECOND, put_release_ns=600 * SECOND)
+    life.begin([1], 12 * MIB)
+    life.begin([2], 12 * MIB)
+    life.now += 2 * SECOND
+    life.shard.evict(life.now, 0.1)  # their time is over; their space waits
+    after = life.again()
+    rows, _ = after.put_start(
+        life.now, life.client, 0, digests_of([3]), np.array([12 * MIB], np.int64)
+    )
+    assert rows["status"][0] == Status.NO_SPACE
+    life.now += 600 * SECOND
+    after.tick(life.now)
+    rows, _ = after.put_start(
+        life.now, life.client, 0, digests_of([3]), np.array([12 * MIB], np.int64)
+    )
+    assert rows["status"][0] == Status.OK
+
+
+def test_a_writer_that_gave_its_word_does_not_hold_space_after_a_restart() -> None:
+    life = Life(put_discard_ns=SECOND, put_release_ns=600 * SECOND)
+    generations = life.begin([1], 12 * MIB)
+    life.begin([2], 12 * MIB)
+    life.now += 2 * SECOND
+    life.shard.evict(life.now, 0.1)
+    life.shard.put_revoke(life.now, life.client, digests_of([1]), generations)
+    rows, _ = life.shard.put_start(
+        life.now, life.client, 0, digests_of([3]), np.array([12 * MIB], np.int64)
+    )
+    assert rows["status"][0] == Status.OK
+    life.again()
+
+
+def test_nothing_that_was_leased_leaves_before_the_last_lease_has_ended() -> None:
+    life = Life()
+    life.put([1, 2])
+    life.now += SECOND
+    rows, _ = life.shard.get(life.now, life.client, digests_of([1]), TTL)
+    assert rows["status"][0] == Status.OK
+    after = life.again()
+    assert after.remove(life.now, digests_of([1]))[0] == Status.HAS_LEASE
+    assert not after.evict(life.now, 1.0).objects
+    life.now += TTL
+    assert after.remove(life.now, digests_of([1]))[0] == Status.OK
+    assert after.evict(life.now, 1.0).objects == 1
+
+
+def test_a_renewed_lease_holds_after_a_restart() -> None:
+    life = Life()
+    generations = life.put([1])
+    life.shard.renew(life.now, life.client, digests_of([1]), generations, TTL)
+    after = life.again()
+    assert after.remove(life.now + TTL - 1, digests_of([1]))[0] == Status.HAS_LEASE
+
+
+def test_what_was_read_last_is_evicted_last_after_a_restart() -> None:
+    life = Life(high_watermark=1.0)
+    life.put([1], 1 * MIB)
+    life.now += 5 * SECOND
+    life.put([2], 1 * MIB)
+    life.now += 5 * SECOND
+    life.shard.get(life.now, life.client, digests_of([1]), SECOND)
+    life.now += 2 * SECOND
+    life.kept.sink.wants_snapshot = True  # snapshots see when things were read
+    life.shard.tick(life.now)
+    after = life.again()
+    assert after.evict(life.now, 0.5).objects == 1
+    assert after.exists(life.now, digests_of([1, 2])).tolist() == [True, False]
+
+
+def test_a_copy_that_ran_is_given_up_and_its_target_waits() -> None:
+    life = Life()
+    life.put([1], 4 * MIB)
+    found = life.shard.stat(life.now, digests_of([1])[0])
+    assert found is not None
+    source = found.replicas[0][0]
+    target = 1 - source
+    assert life.shard.submit_task(life.now, TaskKind.COPY, digests_of([1]), [target])[0] == 0
+    (task,) = life.shard.fetch_tasks(life.now, life.client)
+    after, _ = life.kept.again(life.now)
+    after.check_integrity()
+    found = after.stat(life.now, digests_of([1])[0])
+    assert found is not None
+    assert [segment for segment, _, _ in found.replicas] == [source]
+    assert after.stats().quarantined_bytes == 4 * MIB
+    assert after.finish_task(life.now, life.client, task.number, True) == Status.TASK_NOT_FOUND
+
+
+def test_segments_that_drain_leave_or_left_do_so_after_a_restart() -> None:
+    life = Life()
+    life.put([1, 2, 3])
+    life.shard.drain(life.now, 0)
+    after = life.again()
+    assert after.segments()[0].state == SegmentState.DRAINING
+    life.shard.unmount(life.now, life.client, b"a" * 16)
+    after = life.again()
+    for _ in range(3):
+        life.now += SECOND
+        after.tick(life.now)
+        life.shard.tick(life.now)
+    assert len(after.segments()) == len(life.shard.segments()) == 1
+    life.again()
+
+
+def test_memory_that_comes_back_waits_for_readers_of_its_former_life_after_a_restart() -> None:
+    life = Life()
+    life.put([1])
+    life.shard.get(life.now, life.client, digests_of([1]), TTL)
+    for name in "ab":
+        life.shard.unmount(life.now, life.client, name.encode() * 16)
+    for _ in range(3):
+        life.shard.tick(life.now)
+    after = life.again()
+    usable_from = []
+    for shard in (life.shard, after):
+        status, index = shard.mount(life.now, life.client, b"a" * 16, "a", 16 * MIB, "a")
+        assert status == Status.OK
+        segment = shard.space.get(index)
+        assert segment is not None
+        usable_from.append(segment.usable_from)
+    assert usable_from[0] == usable_from[1]
+
+
+def test_tenants_keep_their_numbers_and_quotas() -> None:
+    life = Life()
+    number = life.shard.tenant("team", 5 * MIB)
+    life.shard.tenant("other")
+    after = life.again()
+    assert after.tenant("team") == number
+    assert after.tenant_quota(number) == 5 * MIB
+    sizes = np.array([6 * MIB], np.int64)
+    rows, _ = after.put_start(life.now, life.client, number, digests_of([1]), sizes)
+    assert rows["status"][0] == Status.TENANT_QUOTA
+
+
+def test_a_client_that_was_closed_loses_its_puts_after_a_restart() -> None:
+    life = Life()
+    other = life.shard.open_client(life.now, b"o" * 16, 1, "host")
+    sizes = np.array([1000], np.int64)
+    life.shard.put_start(life.now, other, 0, digests_of([1]), sizes)
+    life.shard.close_client(life.now, other)
+    after = life.again()
+    assert after.stat(life.now, digests_of([1])[0]) is None
+
+
+def test_a_snapshot_alone_is_enough() -> None:
+    life = Life()
+    life.put(list(range(100)))
+    life.put([200, 201], groups=("g", "g"))
+    life.begin([300])
+    life.kept.sink.take()
+    life.kept.sink.wants_snapshot = True
+    life.shard.tick(life.now)
+    life.kept.sink.wants_snapshot = False
+    begun = int(life.kept.ring.header[header.SNAPSHOT])
+    life.put([400])
+    life.kept.sink.forget(begun)
+    life.again()
+
+
+def test_a_snapshot_in_slices_sees_what_changes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "SNAPSHOT_ROWS", 16)
+    life = Life()
+    life.shard.tick(life.now)  # the first one, of nothing
+    life.put(list(range(200)))
+    life.kept.sink.wants_snapshot = True
+    first = int(life.kept.ring.header[header.SNAPSHOT])
+    key = 1000
+    while int(life.kept.ring.header[header.SNAPSHOT]) == first:
+        life.shard.tick(life.now)
+        life.shard.remove(life.now, digests_of([key - 1000, key - 900]))
+        life.put([key])
+        key += 1
+    life.kept.sink.wants_snapshot = False
+    life.kept.sink.forget(int(life.kept.ring.header[header.SNAPSHOT]))
+    assert key > 1003
+    life.again()
+
+
+def test_a_batch_that_is_larger_than_the_ring_is_written_down_whole() -> None:
+    life = Life()
+    life.put(list(range(5000)), 64)
+    assert len(life.kept.sink.take()) > 1
+    life.again()
+
+
+def test_words_that_are_no_cells_are_refused() -> None:
+    life = Life()
+    life.put([1])
+    words = life.kept.sink.take()
+    end = StreamEnd(now=life.now, horizon=0, events_next=1, generation=1)
+    for wrong in (99 | 1 << 16, 2 | 9 << 16, 0, 1 | 5 << 16, 1 | 20 << 16 | -1 << 32):
+        fresh = Kept(life.shard.config).shard
+        with pytest.raises(ValueError, match="cell"):
+            restore(fresh, [*words, np.array([wrong, 0, 0], np.int64)], end, life.now)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_life_is_the_same_after_a_restart(seed: int) -> None:
+    rules = Rules(random.Random(seed))
+    for step in range(400):
+        rules.step()
+        if step % 40 == 0:
+            after, _ = rules.checked.kept.again(rules.checked.now)
+            assert_same(rules.checked.shard, after)
+    assert objects_of(rules.checked.shard) or seed
