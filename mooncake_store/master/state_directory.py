@@ -2,10 +2,12 @@
 
     state = StateDirectory.of(config)        # "auto", "none" or a path, as the setting says
     state.kept.secret                        # as it was in the run before
+    state.path                               # where others keep what is theirs, or None
     state.close()
 
-That is who the cluster is and the secret that keys are named with: clients that a restarted master
-told another one would look for their objects under other names.
+Here that is who the cluster is and the secret that keys are named with: clients that a restarted
+master told another one would look for their objects under other names. Workers and segments are
+beside it (`registers`).
 
 No other user can read what is in it, for that is a secret, or put something else in its place. A
 lock holds it that the system releases however the master ends. What is found there and not
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mooncake_store.identity import SECRET_BYTES
+from mooncake_store.master.kept_files import read_whole, unusable, write_whole
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +44,6 @@ AUTO, NONE = "auto", "none"
 VERSION = 1
 _IDENTITY, _LOCK = "identity.json", "lock"
 _BYTES_MAX = 64 << 10
-_BEGIN_ANEW = "move the directory away to begin anew, or name another one with --state"
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -60,8 +62,9 @@ class Kept(msgspec.Struct, frozen=True):
 class StateDirectory:
     """A directory that is held, or none at all: then `kept` is of this run alone."""
 
-    def __init__(self, kept: Kept, lock: int = -1) -> None:
+    def __init__(self, kept: Kept, path: Path | None = None, lock: int = -1) -> None:
         self.kept = kept
+        self.path = path
         self._lock = lock
 
     @classmethod
@@ -95,15 +98,12 @@ class StateDirectory:
                 )
             lock = _take_lock(path)
             try:
-                return cls(_read(path) or _begin(path), lock)
+                return cls(_read(path) or _begin(path), path, lock)
             except BaseException:
                 os.close(lock)
                 raise
         except OSError as error:
-            raise ConfigError(
-                f"the state directory {path} cannot be used: {error.strerror or error}",
-                advice="name another one with --state, or none",
-            ) from error
+            raise unusable(path, error) from error
 
     def close(self) -> None:
         """Let another master have the directory. Idempotent."""
@@ -133,42 +133,18 @@ def _take_lock(path: Path) -> int:
 
 def _read(path: Path) -> Kept | None:
     """Return what a former run kept, None where there was none."""
-    try:
-        with open(path / _IDENTITY, "rb") as file:
-            content = file.read(_BYTES_MAX)
-    except FileNotFoundError:
-        return None
-    try:
-        version = msgspec.json.decode(content, type=dict[str, object]).get("version")
-        if isinstance(version, int) and version > VERSION:
-            raise ConfigError(
-                f"{path / _IDENTITY} is of version {version}, this master reads up to {VERSION}",
-                advice="use the version of the master that wrote it, or name another directory",
-            )
-        kept = msgspec.json.decode(content, type=Kept)
-        if len(bytes.fromhex(kept.secret)) != SECRET_BYTES or not kept.cluster:
-            raise ValueError("a value is cut short")
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path / _IDENTITY} is damaged: {error}", advice=_BEGIN_ANEW) from error
-    return kept
+    return read_whole(
+        path / _IDENTITY, Kept, version=VERSION, bytes_max=_BYTES_MAX, check=_check_complete
+    )
+
+
+def _check_complete(kept: Kept) -> None:
+    if len(bytes.fromhex(kept.secret)) != SECRET_BYTES or not kept.cluster:
+        raise ValueError("a value is cut short")
 
 
 def _begin(path: Path) -> Kept:
-    """Write a new cluster down, whole or not at all, before anybody hears of it."""
-    kept, fresh = Kept.fresh(), path / f"{_IDENTITY}.new"
-    content = msgspec.json.format(msgspec.json.encode(kept)) + b"\n"
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(file, content)
-        os.fsync(file)
-    finally:
-        os.close(file)
-    os.replace(fresh, path / _IDENTITY)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    """Write a new cluster down before anybody hears of it."""
+    kept = Kept.fresh()
+    write_whole(path / _IDENTITY, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
     return kept
