@@ -10,8 +10,8 @@ from mooncake_store import core
 from mooncake_store.config.settings import split_quota
 from mooncake_store.core.options import Placement, ShardConfig
 from mooncake_store.core.shard import Shard
-from mooncake_store.master.cluster import SEGMENT_NUMBERS
 from mooncake_store.master.liveness import LivenessTimes
+from mooncake_store.master.registers import SEGMENT_NUMBERS
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.master.shard_service import ShardService
 from mooncake_store.master.site import ShardPlace, ShardTimes
@@ -80,7 +80,9 @@ def build_service(config: MasterConfig, place: ShardPlace, clock: Clock) -> Shar
     for quota in config.quotas:
         namespace, quota_bytes = split_quota(quota)
         shard.tenant(namespace, slice_of(quota_bytes, place.shard, place.shards)[1])
-    return ShardService(shard, place, times, clock)
+    service = ShardService(shard, place, times, clock)
+    service.site.clients.restore(service.site.now())
+    return service
 
 
 async def load_kernels() -> asyncio.Future[None]:

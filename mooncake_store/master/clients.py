@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mooncake_store.core.records import SegmentState
 from transfer_engine.errors import IllegalClientError, UnavailableError
 
 if TYPE_CHECKING:
@@ -55,6 +56,22 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self._runs)
+
+    def restore(self, now: int) -> None:
+        """Know the clients that the shard has brought along from before its process was started.
+
+        Those that own segments stay as they are; the others have the ttl, from now, to come back.
+        To be called before any connection is accepted.
+        """
+        owned: dict[int, set[int]] = {}
+        for segment in self._shard.segments():
+            if segment.state != SegmentState.GONE:
+                owned.setdefault(segment.owner, set()).add(segment.index)
+        for client in self._shard.clients.values():
+            run = ClientRun(client.uuid, client.epoch, client.handle)
+            run.segments = owned.get(client.handle, run.segments)
+            self._runs[client.uuid] = run
+            self._begin_idle_time(now, run)
 
     def enroll(self, now: int, uuid: bytes, epoch: int, host: str) -> ClientRun:
         """Return the run of this client, replacing an older one.

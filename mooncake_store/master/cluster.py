@@ -2,26 +2,31 @@
 
 The master keeps no metadata of objects; it hands every segment out to all shards, one slice each,
 and takes it back from all when its worker leaves, dies or is replaced by a newer run. A segment's
-number is the master's and equal on all shards. Numbers are handed out in turn, and one is used
-again only when every shard has forgotten it, so whoever still holds an old number holds no new
-segment by mistake.
+number is the master's and equal on all shards (`roster`), so whoever still holds an old number
+holds no new segment by mistake.
 
 Changes are made one after the other (a lock), each in a task of its own, so that a peer that goes
-away in the middle leaves nothing half done. A change costs one round trip to the shards.
+away in the middle leaves nothing half done. A change costs one round trip to the shards, and where
+the registers are kept a write of them: before the shards hear of a new segment, and after they
+heard that one is gone. So a master that is started again knows of all that shards may know, and
+agrees with them on the rest (`reconcile`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.identity import secret_of
+from mooncake_store.master.all_shards import AllShards
 from mooncake_store.master.doors import doors_of
-from mooncake_store.master.shard_link import slice_of
+from mooncake_store.master.registers import RegisterFile
+from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
@@ -30,25 +35,20 @@ from transfer_engine.errors import AuthError, InvalidArgumentError, UnavailableE
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from mooncake_store.clock import Clock
     from mooncake_store.master.liveness import Liveness
-    from mooncake_store.master.shard_link import ReplyT, RequestT, ShardLink
+    from mooncake_store.master.shard_link import ShardLink
     from transfer_engine.rpc.serving import Connection, Reply
-    from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.frame import Frame
-    from transfer_engine.wire.registry import Operation
 
-__all__ = ["Cluster", "ClusterFacts", "SEGMENT_NUMBERS"]
+__all__ = ["Cluster", "ClusterFacts"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SEGMENT_NUMBERS = 32_000
-"""Numbers of segments; rows of the core have 15 bits for them."""
-GONE_WORKERS_KEPT = 256
 NAME_CHARS_MAX = 128
 DESCRIPTOR_BYTES_MAX = 4096
 SWEEP_S = 0.05
@@ -74,24 +74,8 @@ class ClusterFacts:
     """How keys become digests: one of `identity.KINDS`."""
     secret: bytes
     """From which that of each namespace is made."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    uuid: bytes
-    epoch: int
-    name: str
-    host: str
-    state: str = "alive"
-    numbers: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Segment:
-    number: int
-    worker: _Worker
-    spec: wire.SegmentSpec
-    state: SegmentState = SegmentState.OK
+    life: int
+    """Which life of the shards' contents this is."""
 
 
 class Cluster:
@@ -101,13 +85,11 @@ class Cluster:
         self._now = clock.now_ns
         self._started_ns = clock.now_ns()
         self._facts: ClusterFacts | None = None
-        self._links: Sequence[ShardLink] = ()
+        self._shards = AllShards()
         self._liveness: Liveness | None = None
-        self._workers: dict[bytes, _Worker] = {}
-        self._segments: dict[int, _Segment] = {}
-        self._by_uuid: dict[bytes, int] = {}
-        self._leaving: set[int] = set()  # numbers that some shard may still know
-        self._last_number = -1
+        self._roster = Roster()
+        self._file = RegisterFile()
+        self._life = 0
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -122,15 +104,53 @@ class Cluster:
             wire.DRAIN_STATUS.opcode: self._drain_status,
         }
 
-    def begin(self, facts: ClusterFacts, links: Sequence[ShardLink], liveness: Liveness) -> None:
-        """Answer requests from now on: the shards are up."""
-        self._facts, self._links, self._liveness = facts, links, liveness
+    # -- life
+
+    def recall(self, file: RegisterFile) -> int | None:
+        """Begin with what the run before wrote down, if it did, and write changes there.
+
+        Returns the life that it is about. Raises ConfigError for what cannot be read or is not
+        understood.
+        """
+        self._file, registers = file, file.read()
+        if registers is None:
+            return None
+        self._roster.restore(registers)
+        self._life = registers.life
+        return registers.life
+
+    def bases(self, shard: int, shards: int) -> list[tuple[int, int]]:
+        """Return where in each segment the slice of a shard begins: (number, base)."""
+        return self._roster.bases(shard, shards)
+
+    async def begin(
+        self, facts: ClusterFacts, links: Sequence[ShardLink], liveness: Liveness
+    ) -> None:
+        """Agree with the shards, which are up, and answer requests from then on.
+
+        Workers of the run before are alive, and watched, from now. Raises UnavailableError where
+        what there is cannot be written down: others would hear of a life that the next run forgets.
+        """
+        roster = self._roster
+        if facts.life != self._life:
+            roster.forget()  # it was lent to other contents; whoever lent it mounts again
+        self._shards, self._liveness, self._life = AllShards(links), liveness, facts.life
+        await self.reconcile()
+        for worker in list(roster.workers.values()):
+            if not worker.numbers:
+                del roster.workers[worker.uuid]
+        await self._keep()
+        self._facts = facts
+        for worker in roster.workers.values():
+            specs = [roster.segments[number].spec for number in sorted(worker.numbers)]
+            self._watch(worker, specs)
 
     async def stop(self) -> None:
         """Give up what is under way. Idempotent."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._file.settle()
 
     # -- requests
 
@@ -177,6 +197,7 @@ class Cluster:
             facts.client_ttl_ms,
             facts.identity,
             secret_of(facts.secret, request.namespace) if request.namespace else b"",
+            facts.life,
         )
 
     async def _list_segments(
@@ -184,18 +205,20 @@ class Cluster:
     ) -> wire.SegmentsReply:
         if request.numbers:
             # The way of a get: answered from what is here, without asking the shards.
-            chosen = [self._segments[n] for n in request.numbers if n in self._segments]
+            known = self._roster.segments
+            chosen = [known[number] for number in request.numbers if number in known]
             return wire.SegmentsReply(tuple(self._entry(segment) for segment in chosen))
         return wire.SegmentsReply(await self._entries())
 
     async def _entries(self) -> tuple[wire.SegmentEntry, ...]:
         used: dict[int, int] = {}
-        for number, nbytes, _state in await self._slices():
+        told = await self._shards.slices()
+        for number, nbytes, _state in (found for slices in told for found in slices):
             used[number] = used.get(number, 0) + nbytes
-        segments = sorted(self._segments.values(), key=lambda s: s.number)
+        segments = sorted(self._roster.segments.values(), key=lambda s: s.number)
         return tuple(self._entry(s, used.get(s.number, 0)) for s in segments)
 
-    def _entry(self, segment: _Segment, used: int = 0) -> wire.SegmentEntry:
+    def _entry(self, segment: LentSegment, used: int = 0) -> wire.SegmentEntry:
         spec, worker = segment.spec, segment.worker
         return wire.SegmentEntry(
             segment.number,
@@ -217,7 +240,7 @@ class Cluster:
             return wire.ClusterStatus(False, "", os.getpid(), uptime_ms, (), (), ())
         facts, liveness = self._known
         return wire.ClusterStatus(
-            any(s.state == SegmentState.OK for s in self._segments.values()),
+            any(s.state == SegmentState.OK for s in self._roster.segments.values()),
             facts.version,
             os.getpid(),
             uptime_ms,
@@ -230,7 +253,7 @@ class Cluster:
                     liveness.silent_ns(worker.uuid) // MILLISECOND_NS,
                     tuple(sorted(worker.numbers)),
                 )
-                for worker in self._workers.values()
+                for worker in self._roster.workers.values()
             ),
             await self._entries(),
         )
@@ -252,141 +275,166 @@ class Cluster:
         if not task.cancelled() and task.exception() is not None:
             log.error("a change of the cluster failed: %s", task.exception())
 
-    async def _everywhere(
-        self,
-        operation: Operation[Cold[RequestT], Cold[ReplyT]],
-        request_to: Callable[[int], RequestT],
-    ) -> list[ReplyT]:
-        """Ask all shards at once, each what `request_to` says."""
-        return await asyncio.gather(
-            *(link.ask(operation, request_to(i)) for i, link in enumerate(self._links))
-        )
-
-    async def _slices(self) -> list[tuple[int, int, int]]:
-        """Return every slice that some shard has not forgotten."""
-        replies = await self._everywhere(wire.SLICES, lambda _: wire.SlicesRequest())
-        return [found for reply in replies for found in reply.slices]
-
-    async def _tell(self, number: int, state: str, deadline_ms: int = 0) -> list[wire.SliceReply]:
-        request = wire.SegmentChange(number, state, deadline_ms)
-        return await self._everywhere(wire.SEGMENT_STATE, lambda _: request)
+    async def _keep(self) -> None:
+        """Write down what there is now. Raises UnavailableError where that cannot be done."""
+        if self._file.keeps:
+            await self._file.keep(self._roster.registers(self._life))
 
     async def _mount(self, request: wire.Mount) -> wire.Mounted:
         if len(request.uuid) != 16 or not 0 < len(request.name) <= NAME_CHARS_MAX:
             return _refused(request, Status.INVALID_PARAMS)
+        workers = self._roster.workers
         async with self._lock:
-            worker = self._workers.get(request.uuid)
+            worker = workers.get(request.uuid)
             if worker is not None and worker.epoch > request.epoch:
                 return _refused(request, Status.ILLEGAL_CLIENT)
             if worker is not None and worker.epoch < request.epoch:
                 await self._replace_run(worker, request)
             if worker is None:
-                worker = _Worker(request.uuid, request.epoch, request.name, request.host)
-                self._workers[request.uuid] = worker
+                worker = LentWorker(request.uuid, request.epoch, request.name, request.host)
+                workers[request.uuid] = worker
             worker.state = "alive"
             worker.name, worker.host = request.name, request.host
-            results = [await self._mount_one(worker, spec) for spec in request.segments]
-            if request.segments and not worker.numbers:
-                del self._workers[worker.uuid]  # nothing of it was accepted
-            else:
-                self._known[1].watch(worker.uuid, worker.epoch, doors_of(request.segments))
-                numbers = ", ".join(map(str, sorted(worker.numbers)))
-                self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")
-            self._drop_old_workers()
+            try:
+                results = await self._mount_all(worker, request.segments)
+            finally:
+                if request.segments and not worker.numbers:
+                    del workers[worker.uuid]  # nothing of it was accepted
+            if worker.uuid in workers:
+                self._watch(worker, request.segments)
+            self._roster.drop_old_workers()
         return wire.Mounted(
             tuple(int(status) for status, _ in results), tuple(number for _, number in results)
         )
 
-    async def _replace_run(self, worker: _Worker, request: wire.Mount) -> None:
+    def _watch(self, worker: LentWorker, specs: Sequence[wire.SegmentSpec]) -> None:
+        """Count a worker as alive from now on."""
+        self._known[1].watch(worker.uuid, worker.epoch, doors_of(specs))
+        numbers = ", ".join(map(str, sorted(worker.numbers)))
+        self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")
+
+    async def _replace_run(self, worker: LentWorker, request: wire.Mount) -> None:
         """Let a newer run take over: segments it does not bring died with the old one."""
         log.info("worker %s: a newer run takes over", worker.name)
-        brought = {spec.uuid for spec in request.segments}
-        for number in sorted(worker.numbers):
-            if self._segments[number].spec.uuid not in brought:
-                await self._take_away(number)
+        brought, segments = {spec.uuid for spec in request.segments}, self._roster.segments
+        await self._take_away(n for n in worker.numbers if segments[n].spec.uuid not in brought)
         worker.epoch = request.epoch
 
-    async def _mount_one(self, worker: _Worker, spec: wire.SegmentSpec) -> tuple[int, int]:
-        """Return (status, number) of one segment."""
-        shards = len(self._links)
+    async def _mount_all(
+        self, worker: LentWorker, specs: Iterable[wire.SegmentSpec]
+    ) -> list[tuple[int, int]]:
+        """Return (status, number) of each segment."""
+        try:
+            admitted = [self._admit(worker, spec) for spec in specs]
+            await self._keep()
+            return [
+                found if isinstance(found, tuple) else await self._mount_one(found)
+                for found in admitted
+            ]
+        finally:
+            self._roster.withdraw()
+
+    def _admit(self, worker: LentWorker, spec: wire.SegmentSpec) -> LentSegment | tuple[int, int]:
+        """Announce a segment, or return (status, number) of one that is refused."""
         if (
             len(spec.uuid) != 16
             or not 0 < len(spec.name) <= NAME_CHARS_MAX
             or not _reachable(spec.descriptor)
             or not 0 < spec.nbytes < 1 << 62
-            or any(slice_of(spec.nbytes, i, shards)[1] <= 0 for i in range(shards))
+            or not self._shards.can_share(spec.nbytes)
         ):
             return Status.INVALID_PARAMS, -1
-        number = self._by_uuid.get(spec.uuid, -1)
-        known = self._segments.get(number)
+        known = self._roster.find(spec.uuid)
         if known is not None and known.worker is not worker:
             return Status.ILLEGAL_CLIENT, -1
         if known is not None and (known.spec.nbytes, known.spec.name) != (spec.nbytes, spec.name):
-            return Status.SEGMENT_ALREADY_EXISTS, number
-        if known is None:
-            number = self._free_number()
-            if number < 0:
-                return Status.NO_SPACE, -1
-        replies = await self._everywhere(
-            wire.MOUNT_SLICE,
-            lambda i: wire.MountSlice(
-                number,
-                spec.uuid,
-                spec.name,
-                worker.host,
-                *slice_of(spec.nbytes, i, shards),
-                worker.uuid,
-                worker.epoch,
-            ),
-        )
-        refused = next((reply.status for reply in replies if reply.status), 0)
-        if refused and known is None:
-            await self._forget_number(number)
-        if refused:
-            return refused, -1
-        silent = known is not None and known.state == SegmentState.SUSPECT
-        state = SegmentState.OK if known is None or silent else known.state
-        self._segments[number] = _Segment(number, worker, spec, state)
-        self._by_uuid[spec.uuid] = number
-        worker.numbers.add(number)
-        return Status.OK, number
+            return Status.SEGMENT_ALREADY_EXISTS, known.number
+        return self._roster.announce(worker, spec) or (Status.NO_SPACE, -1)
 
-    def _free_number(self) -> int:
-        for step in range(1, SEGMENT_NUMBERS + 1):
-            number = (self._last_number + step) % SEGMENT_NUMBERS
-            if number not in self._segments and number not in self._leaving:
-                self._last_number = number
-                return number
-        return -1
+    async def _mount_one(self, segment: LentSegment) -> tuple[int, int]:
+        """Return (status, number) of an announced segment."""
+        status = await self._shards.hand_out(segment)
+        if not status:
+            self._roster.enter(segment)
+            return Status.OK, segment.number
+        if segment.number not in self._roster.segments:
+            await self._forget_number(segment.number)
+        return status, -1
 
-    async def _take_away(self, number: int) -> int:
-        """Unmount a segment everywhere; return for how many ms readers may hold its memory."""
-        segment = self._segments.pop(number)
-        del self._by_uuid[segment.spec.uuid]
-        segment.worker.numbers.discard(number)
-        return await self._forget_number(number)
+    async def _take_away(self, numbers: Iterable[int]) -> int:
+        """Unmount segments everywhere; return for how many ms readers may hold their memory."""
+        busy_ms = 0
+        for number in sorted(numbers):
+            self._roster.remove(number)
+            busy_ms = max(busy_ms, await self._forget_number(number))
+        # Where this fails it is said, and the next run hears from the shards what is gone.
+        with contextlib.suppress(UnavailableError):
+            await self._keep()
+        return busy_ms
 
     async def _forget_number(self, number: int) -> int:
-        self._leaving.add(number)
-        replies = await self._tell(number, "gone")
+        self._roster.leaving.add(number)
+        replies = await self._shards.tell(number, "gone")
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = self._spawn(self._sweep())
         return max((reply.busy_ms for reply in replies), default=0)
 
     async def _sweep(self) -> None:
         """Free numbers that no shard knows any more."""
-        while self._leaving:
+        leaving = self._roster.leaving
+        while leaving:
             await asyncio.sleep(SWEEP_S)
-            asked = set(self._leaving)
-            self._leaving -= asked - {number for number, _, _ in await self._slices()}
+            asked = set(leaving)
+            leaving -= asked - _numbers(await self._shards.slices())
+
+    async def reconcile(self) -> None:
+        """Agree with the shards on what there is, when some of them were started again.
+
+        A segment that not all of them have is of no use any more, and of what only shards know
+        nobody here knows whose it is: both go.
+        """
+        roster = self._roster
+        async with self._lock:
+            told = await self._shards.slices()
+            strange = _numbers(told) - roster.segments.keys()
+            states: dict[int, list[int]] = {}
+            for number, _, state in (found for slices in told for found in slices):
+                if state != SegmentState.GONE:
+                    states.setdefault(number, []).append(state)
+            lost = []
+            for number, segment in sorted(roster.segments.items()):
+                there = states.get(number, [])
+                gone = len(there) < len(told) or segment.worker.state == "gone"
+                if gone or await self._shards.hand_out(segment):
+                    lost.append(number)
+                else:
+                    await self._go_on(segment, set(there))
+            if lost:
+                log.warning("segments %s are given up: not all shards have them", lost)
+            await self._take_away(lost)
+            for number in sorted(strange):
+                await self._forget_number(number)
+
+    async def _go_on(self, segment: LentSegment, states: set[int]) -> None:
+        """Take a segment over in the state that its slices are in."""
+        segment.state = SegmentState.OK
+        if SegmentState.DRAINING in states:
+            segment.state = SegmentState.DRAINING
+            await self._shards.tell(segment.number, "drain")
+        elif states == {SegmentState.DRAINED}:
+            segment.state = SegmentState.DRAINED
+        elif segment.worker.state == "suspect":
+            segment.state = SegmentState.SUSPECT
+            await self._shards.tell(segment.number, "suspect")
 
     async def _unmount(self, request: wire.Unmount) -> wire.Outcome:
-        worker = self._workers.get(request.uuid)
+        worker = self._roster.workers.get(request.uuid)
         if worker is None or worker.epoch != request.epoch:
             return wire.Outcome(int(Status.ILLEGAL_CLIENT), "this run of a worker is not mounted")
         numbers = []
-        for uuid in request.segments or [self._segments[n].spec.uuid for n in worker.numbers]:
-            number = self._by_uuid.get(uuid, -1)
+        segments = self._roster.segments
+        for uuid in request.segments or [segments[n].spec.uuid for n in worker.numbers]:
+            number = self._roster.number_of(uuid)
             if number < 0:
                 return wire.Outcome(int(Status.SEGMENT_NOT_FOUND), f"no segment {uuid.hex()}")
             if number not in worker.numbers:
@@ -395,13 +443,11 @@ class Cluster:
         message = ""
         if request.grace_ms > 0:
             message = await self._empty(numbers, request.grace_ms)
-        busy_ms = 0
         async with self._lock:
-            for number in numbers:
-                if number in self._segments:
-                    busy_ms = max(busy_ms, await self._take_away(number))
-            if not worker.numbers and self._workers.get(worker.uuid) is worker:
-                del self._workers[worker.uuid]
+            left = {number for number in numbers if number in segments}
+            busy_ms = await self._take_away(left)
+            if not worker.numbers and self._roster.workers.get(worker.uuid) is worker:
+                del self._roster.workers[worker.uuid]
                 self._known[1].forget(worker.uuid)
                 self._states.change(f"worker {worker.name}", "left")
                 self._states.forget(f"worker {worker.name}")
@@ -416,7 +462,8 @@ class Cluster:
         """
         deadline = self._now() + READERS_NS
         while True:
-            replies = [reply for number in numbers for reply in await self._tell(number, "query")]
+            told = [await self._shards.tell(number, "query") for number in numbers]
+            replies = [reply for replies in told for reply in replies]
             busy_ms = max((reply.busy_ms for reply in replies), default=0)
             swept = not any(reply.state == SegmentState.GONE for reply in replies)
             if swept or not busy_ms or self._now() >= deadline:
@@ -428,15 +475,15 @@ class Cluster:
         deadline = self._now() + grace_ms * MILLISECOND_NS
         for number in numbers:
             async with self._lock:
-                if number in self._segments:
-                    self._segments[number].state = SegmentState.DRAINING
-                    await self._tell(number, "drain", grace_ms)
+                if number in self._roster.segments:
+                    self._roster.segments[number].state = SegmentState.DRAINING
+                    await self._shards.tell(number, "drain", grace_ms)
         waiting = set(numbers)
         message = ""
         while waiting and self._now() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
             for number in list(waiting):
-                replies = await self._tell(number, "query")
+                replies = await self._shards.tell(number, "query")
                 failed = [reply.message for reply in replies if reply.drain == "failed"]
                 if all(reply.state in (0, SegmentState.GONE) for reply in replies):
                     waiting.discard(number)
@@ -446,11 +493,6 @@ class Cluster:
                     waiting.discard(number)
         return message or ("the time was over before all was moved" if waiting else "")
 
-    def _drop_old_workers(self) -> None:
-        gone = [worker for worker in self._workers.values() if worker.state == "gone"]
-        for worker in gone[: max(0, len(gone) - GONE_WORKERS_KEPT)]:
-            del self._workers[worker.uuid]
-
     # -- liveness
 
     def changed(self, uuid: bytes, epoch: int, state: str) -> None:
@@ -459,7 +501,7 @@ class Cluster:
 
     async def _follow_worker(self, uuid: bytes, epoch: int, state: str) -> None:
         async with self._lock:
-            worker = self._workers.get(uuid)
+            worker = self._roster.workers.get(uuid)
             if worker is None or worker.epoch != epoch or worker.state == "gone":
                 return
             why = f"silent for {self._known[0].client_ttl_ms} ms" if state == "gone" else ""
@@ -468,34 +510,36 @@ class Cluster:
             worker.state = state
             level = logging.INFO if state == "alive" else logging.WARNING
             self._states.change(f"worker {worker.name}", state, why, level)
+            if state == "gone":
+                await self._take_away(worker.numbers)
+                return
             for number in sorted(worker.numbers):
-                segment = self._segments[number]
-                if state == "gone":
-                    await self._take_away(number)
-                elif segment.state in (SegmentState.OK, SegmentState.SUSPECT):
+                segment = self._roster.segments[number]
+                if segment.state in (SegmentState.OK, SegmentState.SUSPECT):
                     alive = state == "alive"
                     segment.state = SegmentState.OK if alive else SegmentState.SUSPECT
-                    await self._tell(number, "ok" if alive else "suspect")
+                    await self._shards.tell(number, "ok" if alive else "suspect")
 
     # -- drains
 
     async def _drain(self, request: wire.Drain) -> wire.DrainReply:
         async with self._lock:
-            segment = self._segments.get(request.number)
+            segment = self._roster.segments.get(request.number)
             if segment is None:
                 return _no_segment(request.number)
-            replies = await self._tell(request.number, "cancel" if request.cancel else "drain")
+            change = "cancel" if request.cancel else "drain"
+            replies = await self._shards.tell(request.number, change)
             return self._drained(segment, replies)
 
     async def _drain_status(
         self, connection: Connection, request: wire.DrainStatusRequest
     ) -> wire.DrainReply:
-        segment = self._segments.get(request.number)
+        segment = self._roster.segments.get(request.number)
         if segment is None:
             return _no_segment(request.number)
-        return self._drained(segment, await self._tell(request.number, "query"))
+        return self._drained(segment, await self._shards.tell(request.number, "query"))
 
-    def _drained(self, segment: _Segment, replies: list[wire.SliceReply]) -> wire.DrainReply:
+    def _drained(self, segment: LentSegment, replies: list[wire.SliceReply]) -> wire.DrainReply:
         """Sum the drains of all shards up: the one that stands worst decides."""
         states = {reply.drain for reply in replies}
         order = ("failed", "running", "cancelled", "done")
@@ -514,6 +558,11 @@ class Cluster:
 async def _packed(operation: Any, answer: Awaitable[Any]) -> bytes:
     body: bytes = operation.reply.pack(await answer)
     return body
+
+
+def _numbers(told: Iterable[Iterable[tuple[int, int, int]]]) -> set[int]:
+    """The segments that any shard speaks of."""
+    return {number for slices in told for number, _, _ in slices}
 
 
 def _refused(request: wire.Mount, status: Status) -> wire.Mounted:

@@ -14,6 +14,7 @@ error when a shard breaks, or the liveness thread: a master without one of them 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from mooncake_store.master.building import (
 )
 from mooncake_store.master.cluster import Cluster, ClusterFacts
 from mooncake_store.master.liveness import Liveness
+from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.state_directory import StateDirectory
@@ -92,26 +94,18 @@ class Master:
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
             state = self._state = StateDirectory.of(config)
-            shards, links = await self._start_shards()
-            loop = asyncio.get_running_loop()
-            liveness = self._liveness = Liveness(
-                liveness_times(config),
-                self.epoch,
-                self._clock,
-                lambda *change: loop.call_soon_threadsafe(cluster.changed, *change),
-                self._liveness_failed,
-            )
+            life = cluster.recall(RegisterFile(state.path))
+            shards, links, kept = await self._start_shards(cluster)
+            if life is None or not kept:
+                life = secrets.randbits(64)
+            liveness = self._liveness = self._new_liveness(cluster)
             pulse = await liveness.start(
                 config.host,
                 secret=self._secret,
                 insecure=config.insecure,
                 limits=server_limits(config),
             )
-        except BaseException:
-            await self.stop(grace_s=0.5)
-            raise
-        cluster.begin(
-            ClusterFacts(
+            facts = ClusterFacts(
                 cluster=state.kept.cluster,
                 epoch=self.epoch,
                 version=__version__,
@@ -121,16 +115,31 @@ class Master:
                 client_ttl_ms=max(1, config.client_ttl_ns // MILLISECOND_NS),
                 identity=config.identity,
                 secret=bytes.fromhex(state.kept.secret),
-            ),
-            links,
-            liveness,
-        )
+                life=life,
+            )
+            await cluster.begin(facts, links, liveness)
+        except BaseException:
+            await self.stop(grace_s=0.5)
+            raise
         return Addresses(address, shards, pulse)
 
-    async def _start_shards(self) -> tuple[tuple[Address, ...], Sequence[ShardLink]]:
+    def _new_liveness(self, cluster: Cluster) -> Liveness:
+        loop = asyncio.get_running_loop()
+        return Liveness(
+            liveness_times(self.config),
+            self.epoch,
+            self._clock,
+            lambda *change: loop.call_soon_threadsafe(cluster.changed, *change),
+            self._liveness_failed,
+        )
+
+    async def _start_shards(
+        self, cluster: Cluster
+    ) -> tuple[tuple[Address, ...], Sequence[ShardLink], bool]:
+        """Return where the shards serve, how to reach them, and whether all kept their contents."""
         config = self.config
         if config.shards > 1:
-            supervisor = self._supervisor = Supervisor(config, self._secret)
+            supervisor = self._supervisor = Supervisor(config, self._secret, cluster.bases)
             self.failed = supervisor.failed
             return await supervisor.start()
         self.loading = await load_kernels()
@@ -141,7 +150,7 @@ class Master:
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()
-        return (address,), (LocalShard(service.site),)
+        return (address,), (LocalShard(service.site),), service.site.kept
 
     def _liveness_failed(self, error: Exception) -> None:
         if self.failed is not None and not self.failed.done():

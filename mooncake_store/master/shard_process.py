@@ -43,6 +43,8 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     place = ShardPlace(message["shard"], config.shards)
     loading = await load_kernels()
     service = build_service(config, place, SystemClock())
+    for number, base in message["bases"]:  # before anybody asks where in a segment objects are
+        service.site.place_slice(number, base)
     async with (
         Server(
             SHARD, service.handle, secret=message["secret"], limits=shard_limits(config)
@@ -54,7 +56,7 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
         service.start()
         fail_with(service, loading)
         loading.add_done_callback(lambda _: settle_garbage_collection())
-        parent.ready({"shard": str(shard), "admin": str(admin)})
+        parent.ready({"shard": str(shard), "admin": str(admin), "kept": service.site.kept})
         parent.watch(lambda: loop.call_soon_threadsafe(stop.set))
         ending = loop.create_task(stop.wait())
         ends: set[asyncio.Future[Any]] = {ending, service.failure}

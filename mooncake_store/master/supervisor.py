@@ -21,6 +21,8 @@ from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.aio import AsyncClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_link import ReplyT, RequestT
     from transfer_engine.wire.cold import Cold
@@ -46,19 +48,31 @@ class RemoteShard:
 
 
 class Supervisor:
-    """The shard processes of one master."""
+    """The shard processes of one master.
 
-    def __init__(self, config: MasterConfig, secret: bytes | None) -> None:
+    `bases(shard, shards)` says where in each segment that is known the slice of a shard begins.
+    """
+
+    def __init__(
+        self,
+        config: MasterConfig,
+        secret: bytes | None,
+        bases: Callable[[int, int], list[tuple[int, int]]],
+    ) -> None:
         self._config = config
         self._secret = secret
+        self._bases = bases
         self._admin_secret = secrets.token_bytes(32)
         self._children: list[Child] = []
         self._links: list[RemoteShard] = []
         self._watched: list[int] = []
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self) -> tuple[tuple[Address, ...], list[RemoteShard]]:
-        """Start all shards at once; returns their addresses and links in slot order."""
+    async def start(self) -> tuple[tuple[Address, ...], list[RemoteShard], bool]:
+        """Start all shards at once.
+
+        Returns their addresses and links in slot order, and whether all kept their contents.
+        """
         shards = self._config.shards
         for shard in range(shards):
             message = {
@@ -66,6 +80,7 @@ class Supervisor:
                 "shard": shard,
                 "secret": self._secret,
                 "admin_secret": self._admin_secret,
+                "bases": self._bases(shard, shards),
             }
             name = f"shard {shard} of {shards}"
             self._children.append(Child("mooncake_store.master.shard_process", message, name=name))
@@ -78,7 +93,8 @@ class Supervisor:
             RemoteShard(AsyncClient(answer["admin"], wire.ADMIN, secret=self._admin_secret))
             for answer in answers
         ]
-        return tuple(Address.parse(answer["shard"]) for answer in answers), self._links
+        addresses = tuple(Address.parse(answer["shard"]) for answer in answers)
+        return addresses, self._links, all(answer["kept"] for answer in answers)
 
     def _watch(self, child: Child) -> None:
         fd = os.pidfd_open(child.pid)

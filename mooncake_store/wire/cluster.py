@@ -27,7 +27,7 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
 
     cluster: str
     epoch: int
-    """Boot epoch of the master: a change means everybody mounts again."""
+    """Boot epoch of the master: a change means other addresses, and that everybody mounts again."""
     shards: tuple[str, ...]
     liveness: str
     ping_interval_ms: int
@@ -36,6 +36,8 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
     """How keys become digests: a name of `mooncake_store.identity.KINDS`."""
     secret: bytes = b""
     """What the digests of the namespace that was asked for are keyed with."""
+    life: int = 0
+    """Which life of the contents this is: of another one nothing that was known holds."""
 
 
 class SegmentSpec(msgspec.Struct, frozen=True, array_like=True):

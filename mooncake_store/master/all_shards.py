@@ -1,0 +1,72 @@
+"""The shards of a cluster as its master speaks to them: all at once, each of its own slice.
+
+What they are told holds once all have answered; an answer that does not come is the error of the
+link. Cost: one round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from mooncake_store.master.shard_link import slice_of
+from mooncake_store.wire import cluster as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mooncake_store.master.roster import LentSegment
+    from mooncake_store.master.shard_link import ReplyT, RequestT, ShardLink
+    from transfer_engine.wire.cold import Cold
+    from transfer_engine.wire.registry import Operation
+
+__all__ = ["AllShards"]
+
+
+class AllShards:
+    """The links to all shards, in slot order."""
+
+    def __init__(self, links: Sequence[ShardLink] = ()) -> None:
+        self._links = links
+
+    async def _ask(
+        self,
+        operation: Operation[Cold[RequestT], Cold[ReplyT]],
+        request_to: Callable[[int], RequestT],
+    ) -> list[ReplyT]:
+        """Ask all shards at once, each what `request_to` says."""
+        return await asyncio.gather(
+            *(link.ask(operation, request_to(i)) for i, link in enumerate(self._links))
+        )
+
+    async def slices(self) -> list[tuple[tuple[int, int, int], ...]]:
+        """Return what each shard has not forgotten: (number, used bytes, core `SegmentState`)."""
+        replies = await self._ask(wire.SLICES, lambda _: wire.SlicesRequest())
+        return [reply.slices for reply in replies]
+
+    async def tell(self, number: int, state: str, deadline_ms: int = 0) -> list[wire.SliceReply]:
+        """Tell all what became of a segment; "query" only asks."""
+        request = wire.SegmentChange(number, state, deadline_ms)
+        return await self._ask(wire.SEGMENT_STATE, lambda _: request)
+
+    async def hand_out(self, segment: LentSegment) -> int:
+        """Give every shard its slice, which changes nothing where it has it; return a status."""
+        spec, worker, shards = segment.spec, segment.worker, len(self._links)
+        replies = await self._ask(
+            wire.MOUNT_SLICE,
+            lambda i: wire.MountSlice(
+                segment.number,
+                spec.uuid,
+                spec.name,
+                worker.host,
+                *slice_of(spec.nbytes, i, shards),
+                worker.uuid,
+                worker.epoch,
+            ),
+        )
+        return next((reply.status for reply in replies if reply.status), 0)
+
+    def can_share(self, nbytes: int) -> bool:
+        """Whether a segment of this size has a slice for every shard."""
+        shards = len(self._links)
+        return all(slice_of(nbytes, i, shards)[1] > 0 for i in range(shards))
