@@ -4,7 +4,7 @@ A file or device is lent by one worker at a time: it holds a lock (flock) while 
 lay there before is not looked at. A file that does not exist yet is created with its space
 reserved; it stays when the worker ends.
 
-When the master was restarted, readers and writers of its predecessor may still be under way.
+When the master has lost its objects, readers and writers of before may still be under way.
 They keep what they have: memory and files are replaced by new ones. A device cannot be; it
 is left out until the worker is started again.
 """

@@ -15,8 +15,9 @@ Stopping takes the segments back: the master hides their replicas at once (after
 if time for that was granted) and says for how long readers may still hold leases; the memory stays
 until then, within a bound. All waits have deadlines; `stop` is idempotent.
 
-A master that was restarted knows nothing of the objects, nor of who still reads or writes
-them: the worker then lends fresh memory instead of the old.
+A master that was restarted, and has kept what it knew, finds everything where it was. One that has
+not knows nothing of the objects, nor of who still reads or writes them: the worker then lends fresh
+memory instead of the old, as another run of itself.
 
 Not done here: deciding what lies where (the shards do), and surviving a crash with the data.
 """
@@ -179,19 +180,21 @@ class Worker:
         )
 
     def _replace_segments(self) -> None:
-        """Replace all segments: a new master knows nothing of who still uses the old ones.
+        """Replace all segments: a master with other contents does not know who uses the old ones.
 
         Readers and writers of its predecessor may be under way for as long as their leases last;
         they keep the old memory, and what they write there meets no new object.
         """
         assert self._server is not None
-        log.warning("worker %s: the master was started anew; all memory is replaced", self.name)
+        log.warning("worker %s: the master has lost its objects; all memory is replaced", self.name)
         if self._copier is not None:
             self._copier.close()
         for segment in self.segments:
             if self._server.find(segment.uuid) is not None:
                 self._server.withdraw(segment, timeout_s=WITHDRAW_S)
         self._lent.replace()
+        # Else a master that knows of the old memory as well would go on expecting it here.
+        self.epoch = max(self.epoch + 1, time.time_ns())
         self._publish()
 
     def _mount_within(self, timeout_s: float) -> None:
@@ -218,7 +221,7 @@ class Worker:
 
     def _mount(self) -> None:
         found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest())
-        if self._map is not None and self._map.epoch != found.epoch and self.numbers:
+        if self._map is not None and self._map.life != found.life and self.numbers:
             self._replace_segments()
         self._map = found
         mounted: wire.Mounted = self._call(

@@ -1,156 +1,172 @@
-"""A master that is killed and started again still knows its objects: processes, disk and all."""
+"""Masters that are started again, in this process: what their workers and clients go on with.
 
-from __future__ import annotations
+A shard that kept its contents is the shard of the master before.
+"""
 
-import os
-import signal
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import secrets
 
-import numpy as np
 import pytest
 
-from mooncake_store.client.blocking import Client
-from mooncake_store.errors import ConfigError, NotFoundError
+from mooncake_store import Client, NotFoundError, config
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.master import server
+from mooncake_store.master.shard_service import ShardService
+from mooncake_store.worker.worker import Worker
 from tests.waiting import until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-KEPT = {"journal": "written", "ping_interval": "200ms"}
 MIB = 1 << 20
+VALUE = b"value" * 1000
 
 
-def value_of(key: str) -> bytes:
-    """Bytes that belong to a key and to no other."""
-    seed = int.from_bytes(key.encode()[-8:], "little")
-    return np.random.default_rng(seed).bytes(3000 + seed % 5000)
+class Masters:
+    """Masters at one address, one after the other; objects are kept beside a state directory."""
+
+    def __init__(self, port, state):
+        self._settings = {
+            "port": port, "state": str(state), "ping_interval": "100ms", "client_ttl": "3s",
+            "suspect_after_pings": 5,
+        }  # fmt: skip
+        self._build = server.build_service
+        self._running = None
+        self._shards = {}
+        self.address = f"127.0.0.1:{port}"
+        self.url = f"mooncake://{self.address}/default"
+
+    def build(self, config, place, clock):
+        """What the masters make their shard with."""
+        service = self._build(config, place, clock)
+        known = self._shards.get(config.state)
+        if known is not None:
+            service = ShardService(known, place, service.site.times, clock)
+            service.site.clients.restore(clock.now_ns())
+            service.site.kept = True
+        if config.state != "none":
+            self._shards[config.state] = service.site.shard
+        return service
+
+    def lose_objects(self):
+        """Let the next master find nothing of its shard."""
+        self._shards.clear()
+
+    def start(self, **settings):
+        """Start a master, in place of the one that runs."""
+        self.stop()
+        master = self._settings | settings
+        self._running = LocalCluster(workers=0, in_process=True, master=master).start()
+
+    def stop(self):
+        if self._running is not None:
+            self._running.close()
 
 
-@contextmanager
-def pool(shards: int = 1, **master: object) -> Iterator[tuple[LocalCluster, Client]]:
-    """A pool of two workers that keeps what its master knows."""
-    settings = {**KEPT, **master}
-    with LocalCluster(2, "64MiB", shards, master=settings) as cluster, Client(cluster.url) as client:
-        yield cluster, client
+@pytest.fixture
+def masters(free_port, tmp_path, monkeypatch):
+    """Masters that end with the test, the first of which runs."""
+    masters = Masters(free_port, tmp_path / "state")
+    monkeypatch.setattr(server, "build_service", masters.build)
+    masters.start()
+    yield masters
+    masters.stop()
 
 
-def put(client: Client, keys: list[str]) -> None:
-    """Put the objects of keys."""
-    client.put_many(keys, [value_of(key) for key in keys]).check()
+@pytest.fixture
+def worker(masters):
+    """A worker that lends 16 MiB."""
+    given = {"master": masters.address, "segments": "16MiB", "name": "w"}
+    with Worker(config.load(config.WorkerConfig, environ={}, overrides=given).value) as worker:
+        yield worker
 
 
-def assert_there(client: Client, keys: list[str]) -> None:
-    """Every object can be read, and has its bytes."""
-    found = client.get_many(keys).values
-    for key, value in zip(keys, found, strict=True):
-        assert value is not None, f"{key} is lost"
-        assert bytes(value) == value_of(key), f"{key} has other bytes"
+def met(worker, wire):
+    """Wait until a worker has mounted at the master that runs."""
+    until(lambda: worker._map.epoch == wire.map().epoch)
+    until(wire.segments)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shards", [1, 2])
-def test_all_objects_are_there_after_the_master_was_killed(shards: int) -> None:
-    keys = [f"block/{number:05d}" for number in range(3000)]
-    with pool(shards) as (cluster, client):
-        put(client, keys)
-        client.remove_many(keys[:100]).check()
-        workers = cluster.pids[1:]
-        cluster.restart_master()
-        assert_there(client, keys[100:])
-        with Client(cluster.url) as stranger:
-            assert_there(stranger, keys[100:])
-            assert not any(stranger.exists_many(keys[:100]))
-            put(stranger, keys[:100])
-        assert_there(client, keys)
-        assert cluster.pids[1:] == workers
+def test_a_worker_and_its_memory_go_on_with_a_master_that_kept_its_objects(
+    masters, worker, wire_to
+):
+    first = wire_to(masters.address)
+    life, numbers = first.map().life, worker.numbers
+    with Client(masters.url) as store:
+        assert store.put("key", VALUE).stored
+        before = first.segments()
+        masters.start()
+        wire = wire_to(masters.address)
+        met(worker, wire)
+        assert wire.map().life == life
+        assert wire.segments() == before
+        assert [segment.uuid for segment in before] == [s.uuid for s in worker.segments]
+        assert worker.numbers == numbers
+        assert wire.worker_states() == {"w": "alive"}
+        with Client(masters.url) as other:
+            assert other.get("key") == VALUE
+            assert other.put("other", b"new").stored
+        assert store.get("other") == b"new"
 
 
-@pytest.mark.slow
-def test_a_life_of_many_kills_loses_nothing() -> None:
-    with pool() as (cluster, client):
-        keys: list[str] = []
-        for life in range(4):
-            fresh = [f"life/{life}/{number:04d}" for number in range(200)]
-            put(client, fresh)
-            gone = [key for key in keys if int(key[-4:]) % 7 == life]
-            client.remove_many(gone).check()
-            keys = [key for key in keys if key not in gone] + fresh
-            cluster.restart_master()
-            assert_there(client, keys)
-            assert not any(client.exists_many(gone))
+def test_a_worker_lends_fresh_memory_to_a_master_that_has_lost_its_objects(
+    masters, worker, wire_to
+):
+    first = wire_to(masters.address)
+    life, epoch, (before,) = first.map().life, worker.epoch, first.segments()
+    with Client(masters.url) as store:
+        store.put("key", VALUE)
+    masters.lose_objects()
+    masters.start()
+    wire = wire_to(masters.address)
+    met(worker, wire)
+    (after,) = wire.segments()
+    assert wire.map().life != life
+    assert after.uuid != before.uuid
+    assert after.nbytes == before.nbytes
+    assert after.number != before.number
+    assert worker.epoch > epoch
+    with Client(masters.url) as store, pytest.raises(NotFoundError):
+        store.get("key")
 
 
-@pytest.mark.slow
-def test_an_object_that_is_being_written_is_completed_by_another_master() -> None:
-    with pool() as (cluster, client):
-        value = value_of("large")
-        with client.writer("large", len(value)) as writer:
-            writer.write(0, value[:1000])
-            cluster.restart_master()
-            writer.write(1000, value[1000:])
-        assert client.get("large") == value
+def test_a_master_expects_no_memory_that_was_lent_to_another_one_since(masters, worker, wire_to):
+    """In between another master ran at the address, for which the worker replaced its memory."""
+    with Client(masters.url) as store:
+        store.put("key", VALUE)
+    life, old = wire_to(masters.address).map().life, worker.segments[0].uuid
+    masters.start(state="none")
+    met(worker, wire_to(masters.address))
+    masters.start()
+    wire = wire_to(masters.address)
+    assert wire.map().life == life
+    met(worker, wire)
+    new = worker.segments[0].uuid
+    assert new != old
+    until(lambda: [segment.uuid for segment in wire.segments()] == [new])
+    with Client(masters.url) as store:
+        assert not store.exists("key")
+        assert store.put("key", VALUE).stored
 
 
-@pytest.mark.slow
-def test_a_master_that_was_stopped_in_good_order_goes_on_as_well(tmp_path: Path) -> None:
-    with pool() as (cluster, client):
-        put(client, ["one", "two"])
-        os.kill(cluster.pids[0], signal.SIGTERM)
-        cluster.restart_master()
-        assert_there(client, ["one", "two"])
+def test_a_worker_that_died_meanwhile_is_gone_by_the_usual_clock(masters, wire_to):
+    ghost = secrets.token_bytes(16), "s", MIB
+    wire_to(masters.address).mount(ghost, name="ghost")
+    masters.start()
+    wire = wire_to(masters.address)
+    assert [segment.name for segment in wire.segments()] == ["s"]
+    assert wire.worker_states() == {"ghost": "alive"}
+    until(lambda: wire.worker_states() == {"ghost": "gone"})
+    until(lambda: wire.segments() == ())
+    masters.start()
+    wire = wire_to(masters.address)
+    assert wire.segments() == ()
+    assert wire.worker_states() == {}
 
 
-@pytest.mark.slow
-def test_followers_keep_their_place() -> None:
-    with pool() as (cluster, client):
-        put(client, ["one", "two"])
-        news = next(client.follow())
-        assert news.reset
-        put(client, ["three"])
-        cluster.restart_master()
-        put(client, ["four"])
-        following = client.follow(since=news.position)
-        stored: list[object] = []
-        while len(stored) < 2:
-            told = next(following)
-            assert not told.reset, "a snapshot was taken although nothing was lost"
-            stored += list(told.stored)
-        assert len(stored) == 2
-
-
-@pytest.mark.slow
-def test_readers_of_before_are_waited_for() -> None:
-    with pool(default_lease_ttl="60s") as (cluster, client), Client(cluster.url) as other:
-        put(client, ["one"])
-        with client.view("one") as view:
-            cluster.restart_master()
-            with pytest.raises(Exception, match="lease"):
-                other.remove("one")
-            assert bytes(view.data) == value_of("one")
-
-
-@pytest.mark.slow
-def test_another_number_of_shards_is_refused(tmp_path: Path) -> None:
-    state = {"state": str(tmp_path / "state"), **KEPT}
-    with LocalCluster(1, "16MiB", 1, master=state):
-        pass
-    with pytest.raises(ConfigError, match="shards"):
-        LocalCluster(1, "16MiB", 2, master=state).start()
-    with LocalCluster(1, "16MiB", 1, master=state):  # nothing was touched
-        pass
-
-
-@pytest.mark.slow
-def test_memory_that_is_gone_takes_its_objects_along(tmp_path: Path) -> None:
-    state = {"state": str(tmp_path / "state"), "client_ttl": "2s", **KEPT}
-    with LocalCluster(1, "16MiB", master=state) as cluster, Client(cluster.url) as client:
-        put(client, ["one"])
-    with LocalCluster(1, "16MiB", master=state) as cluster, Client(cluster.url) as client:
-        with pytest.raises(NotFoundError):
-            client.get("one")
-        put(client, ["two"])
-        until(lambda: client.store_stats()[0].objects == 1, what="the lost object was forgotten")
-        assert_there(client, ["two"])
+def test_the_life_of_the_contents_changes_when_they_do(masters, wire_to):
+    lives = [wire_to(masters.address).map().life]
+    for lost in (False, True, False):
+        if lost:
+            masters.lose_objects()
+        masters.start()
+        lives.append(wire_to(masters.address).map().life)
+    assert lives[0] == lives[1]
+    assert lives[1] != lives[2]
+    assert lives[2] == lives[3]
