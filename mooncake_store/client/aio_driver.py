@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.directory import COPIED
+from mooncake_store.client.patience import unreachable
 from mooncake_store.client.setup import IDEMPOTENT, Setup
 from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
 from mooncake_store.errors import (
@@ -79,6 +80,7 @@ class _Peer:
                     request = self._setup.open_request()
                     body = await connection.call(OPEN, request, timeout_s=timeout_s)
                     self._setup.check_opened(bytes(body), self._shard, str(self.address))
+                    self._setup.patience.met()
                 except BaseException:
                     await connection.close()
                     raise
@@ -177,32 +179,37 @@ class AsyncDriver:
         return await asyncio.gather(*(self._one(call, step.until) for call in step.calls))
 
     async def _one(self, call: Call, until: float) -> Any:
-        """One request; asked once more where that is safe, and once at another address."""
+        """One request; asked once more where that is safe, and while the store may come back."""
         shard, operation, body = call
-        repeated = moved = False
+        repeated = False
         while True:
+            peer = self._cluster if shard == CLUSTER else self._shards[shard]
             try:
-                peer = self._cluster if shard == CLUSTER else self._shards[shard]
                 return await peer.call(operation, body, until)
             except StoreError as error:
                 lost = type(error) is PeerLostError and operation.name in IDEMPOTENT
                 if not repeated and lost:
                     repeated = True
-                elif not moved and await self._elsewhere(shard, error, until):
-                    moved = True
-                else:
+                elif not (unreachable(error) and await self._found_again(shard, peer, until)):
                     return error.again()
 
-    async def _elsewhere(self, shard: int, error: StoreError, until: float) -> bool:
-        """Whether a shard that cannot be reached has another address by now."""
-        unreachable = isinstance(error, UnavailableError) and error.operation == "connect"
-        if shard == CLUSTER or not unreachable:
+    async def _found_again(self, shard: int, peer: _Peer, until: float) -> bool:
+        """Whether a service that could not be reached is elsewhere, or may be there by now."""
+        if shard != CLUSTER:
+            try:
+                limit = time.monotonic() + self.setup.config.connect_timeout_s
+                # Another task may have met it meanwhile.
+                moved = self._shards[shard : shard + 1] != [peer]
+                if moved or await self._refresh_map(min(until, limit)):
+                    return shard < len(self._shards)
+            except StoreError as error:
+                if not isinstance(error, UnavailableError | PeerLostError):
+                    return False
+        pause_s = self.setup.patience.pause_s(until)
+        if pause_s is None:
             return False
-        try:
-            limit = time.monotonic() + self.setup.config.connect_timeout_s
-            return await self._refresh_map(min(until, limit)) and shard < len(self._shards)
-        except StoreError:
-            return False
+        await asyncio.sleep(pause_s)
+        return not self.closed
 
     # Transfers.
 

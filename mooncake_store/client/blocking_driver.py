@@ -3,8 +3,8 @@
 Calls to several shards are sent to all before an answer is awaited, each on a connection of its
 own from a pool; calls to one shard share a connection, so they arrive in order. A request that
 may be repeated is asked once more when its connection was lost; when a shard cannot be reached
-the map of the cluster is asked for again. Transfers to several owners over the network run beside
-each other; everything else is copied here.
+the map of the cluster is asked for again, and for a while also where nobody answers (`patience`).
+Transfers to several owners over the network run beside each other; everything else is copied here.
 
 Threads share it; a forked child makes connections and an identity of its own. Every wait ends
 with the deadline of the operation.
@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.directory import COPIED
+from mooncake_store.client.patience import unreachable
 from mooncake_store.client.setup import CONNECTIONS_MAX, IDEMPOTENT, Setup
 from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
 from mooncake_store.errors import (
@@ -63,6 +64,7 @@ class _ShardPool(BlockingPool):
         try:
             body = connection.call(OPEN, self._setup.open_request(), timeout_s=left_s)
             self._setup.check_opened(bytes(body), self._shard, str(self.address))
+            self._setup.patience.met()
         except BaseException:
             connection.close()
             raise
@@ -86,6 +88,7 @@ class BlockingDriver:
             secret=setup.secret,
         )
         self._shards: list[_ShardPool] = []
+        self._ending = threading.Event()
         self.closed = False
 
     def connect(self) -> None:
@@ -156,7 +159,10 @@ class BlockingDriver:
             for pool, connection, _ in taken:
                 pool.release(connection)
         for at, call in enumerate(calls):
-            if self._worth_repeating(call[1], outcome[at]):
+            failed = outcome[at]
+            if isinstance(failed, StoreError) and (
+                unreachable(failed) or self._worth_repeating(call[1], failed)
+            ):
                 outcome[at] = self._one(call, step.until)
         return outcome
 
@@ -203,33 +209,36 @@ class BlockingDriver:
                 outcome[at] = failure = error.again()
 
     def _one(self, call: Call, until: float) -> Any:
-        """One request; asked once more where that is safe, and once at another address."""
+        """One request; asked once more where that is safe, and while the store may come back."""
         shard, operation, body = call
-        repeated = moved = False
+        repeated = False
         while True:
+            pool = self._shards[shard] if shard != CLUSTER else self._cluster
             try:
-                pool = self._shards[shard] if shard != CLUSTER else self._cluster
                 return pool.call(operation, body, timeout_s=until - time.monotonic())
             except StoreError as error:
                 if not repeated and self._worth_repeating(operation, error):
                     repeated = True
-                elif not moved and self._elsewhere(shard, error, until):
-                    moved = True
-                else:
+                elif not (unreachable(error) and self._found_again(shard, pool, until)):
                     return error.again()
 
     def _worth_repeating(self, operation: Operation[Any, Any], outcome: object) -> bool:
         return type(outcome) is PeerLostError and operation.name in IDEMPOTENT
 
-    def _elsewhere(self, shard: int, error: StoreError, until: float) -> bool:
-        """Whether a shard that cannot be reached has another address by now."""
-        if shard == CLUSTER or not isinstance(error, UnavailableError) or not _connecting(error):
-            return False
-        try:
-            limit = time.monotonic() + self.setup.config.connect_timeout_s
-            return self._refresh_map(min(until, limit)) and shard < len(self._shards)
-        except StoreError:
-            return False
+    def _found_again(self, shard: int, pool: BlockingPool, until: float) -> bool:
+        """Whether a service that could not be reached is elsewhere, or may be there by now."""
+        if shard != CLUSTER:
+            try:
+                limit = time.monotonic() + self.setup.config.connect_timeout_s
+                # Another thread may have met it meanwhile.
+                moved = self._shards[shard : shard + 1] != [pool]
+                if moved or self._refresh_map(min(until, limit)):
+                    return shard < len(self._shards)
+            except StoreError as error:
+                if not isinstance(error, UnavailableError | PeerLostError):
+                    return False
+        pause_s = self.setup.patience.pause_s(until)
+        return pause_s is not None and not self._ending.wait(pause_s)
 
     # Transfers.
 
@@ -304,7 +313,7 @@ class BlockingDriver:
     def _after_fork(self) -> None:
         """Become a client of its own in a forked child; the parent's is not affected."""
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock, self._ending = threading.Lock(), threading.Event()
         self.core.leases.clear()
         self.core.directory.after_fork()
 
@@ -313,11 +322,8 @@ class BlockingDriver:
         if self.closed:
             return
         self.closed = True
+        self._ending.set()
         for pool in (*self._shards, self._cluster):
             pool.close()
         self.core.directory.forget()
         self.engine.close()
-
-
-def _connecting(error: StoreError) -> bool:
-    return error.operation in ("connect", "open")

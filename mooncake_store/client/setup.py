@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mooncake_store.client.core import Core
+from mooncake_store.client.patience import Patience
 from mooncake_store.config.settings import load_client, read_secret, split_url
 from mooncake_store.endpoint import host_name
-from mooncake_store.errors import RemoteProtocolError
+from mooncake_store.errors import RemoteProtocolError, UnavailableError
 from mooncake_store.identity import identity_of
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import MAP, MapRequest
@@ -80,7 +81,9 @@ class Setup:
         )
         self.core = Core(self.config, self.namespace, self.engine)
         self.run = Run()
+        self.patience = Patience()
         self._named: tuple[str, bytes] | None = None
+        self._life: int | None = None
 
     @property
     def identity(self) -> Identity:
@@ -108,18 +111,22 @@ class Setup:
         """Read the answer; raises when another shard than the map says is at this address."""
         opened = OPEN.reply.unpack(body)
         if (opened.shard, opened.shards) != (shard, self.core.shards):
-            raise RemoteProtocolError(
+            raise UnavailableError(
                 f"this is shard {opened.shard} of {opened.shards}, the map of the cluster says "
                 f"{shard} of {self.core.shards}",
                 peer=peer,
-                advice="connect again: the cluster may just have been started anew",
+                operation="open",
+                advice="ask again: the cluster was just started anew",
             )
         if self.core.ttl_ms == TTL_DEFAULT:
             self.core.lease_ns = opened.lease_ttl_ms * MILLISECOND_NS
         return opened
 
     def new_map(self, body: bytes, former: list[Address]) -> list[Address] | None:
-        """Where the shards are by a map of the cluster; None if that is where they were."""
+        """Where the shards are by a map of the cluster; None if that is where they were.
+
+        What is known of the contents is forgotten when these are others.
+        """
         found = MAP.reply.unpack(body)
         if not found.shards:
             raise RemoteProtocolError("the cluster has no shards", peer=str(self.address()))
@@ -127,12 +134,13 @@ class Setup:
         if named != self._named:  # else it stays the same object, which is what is compared
             self.core.identity = identity_of(*named, self.namespace)
             self._named = named
+        if self._life not in (None, found.life):
+            # Its extents, leases and segments are others.
+            self.core.leases.clear()
+            self.core.directory.forget()
+        self._life = found.life
         addresses = [Address.parse(shard) for shard in found.shards]
         if addresses == former:
             return None
-        if former:
-            # A master that was started anew: its extents, leases and segments are others.
-            self.core.leases.clear()
-            self.core.directory.forget()
         self.core.shards = len(addresses)
         return addresses

@@ -3,16 +3,20 @@
 A shard that kept its contents is the shard of the master before.
 """
 
+import asyncio
+import concurrent.futures
 import secrets
+import threading
 
 import pytest
 
-from mooncake_store import Client, NotFoundError, config
+from mooncake_store import AsyncClient, Client, NotFoundError, UnavailableError, config
+from mooncake_store.client import patience
 from mooncake_store.local_cluster import LocalCluster
 from mooncake_store.master import server
 from mooncake_store.master.shard_service import ShardService
 from mooncake_store.worker.worker import Worker
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MIB = 1 << 20
 VALUE = b"value" * 1000
@@ -170,3 +174,101 @@ def test_the_life_of_the_contents_changes_when_they_do(masters, wire_to):
     assert lives[0] == lives[1]
     assert lives[1] != lives[2]
     assert lives[2] == lives[3]
+
+
+def test_leases_go_on_with_the_objects_and_end_with_them(masters, worker):
+    with Client(masters.url, lease_ttl="60s") as store:
+        store.put("key", VALUE)
+        store.get("key")
+        for lost in (False, True):
+            if lost:
+                masters.lose_objects()
+            masters.start()
+            assert not store.exists("other")  # which meets the new master
+            hits = store.stats().lease_cache_hits
+            if lost:
+                with pytest.raises(NotFoundError):
+                    store.get("key")
+            else:
+                assert store.get("key") == VALUE
+            assert store.stats().lease_cache_hits - hits == (0 if lost else 1)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Let a client wait for as long as it takes, and tell each time that it finds nobody."""
+    monkeypatch.setattr(patience, "RETURN_S", float(PATIENCE_S))
+
+    def listen(store, told):
+        pause_s = store._setup.patience.pause_s
+
+        def noted(until):
+            told()
+            return pause_s(until)
+
+        monkeypatch.setattr(store._setup.patience, "pause_s", noted)
+
+    return listen
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.exists("key"),
+        lambda store: store.get_many(["key", "other"]).values == [VALUE, None],
+        lambda store: store.put("new", VALUE).stored,
+    ],
+    ids=["exists", "get_many", "put"],
+)
+def test_calls_wait_for_a_master_that_is_started_again(masters, worker, patient, call):
+    away = threading.Event()
+    with (
+        Client(masters.url, deadline=f"{PATIENCE_S}s") as store,
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+    ):
+        store.put("key", VALUE)
+        patient(store, away.set)
+        masters.stop()
+        for shard in store._driver._shards:  # what is sent on them may have been done
+            shard._drop_idle(shard._state)
+        answer = threads.submit(call, store)
+        assert away.wait(PATIENCE_S)
+        masters.start()
+        assert answer.result(PATIENCE_S)
+
+
+@pytest.mark.asyncio
+async def test_calls_of_an_asyncio_client_wait_as_well(masters, worker, patient):
+    away = asyncio.Event()
+    async with AsyncClient(masters.url, deadline=f"{PATIENCE_S}s") as store:
+        await store.put("key", VALUE)
+        patient(store, away.set)
+        await asyncio.to_thread(masters.stop)
+        calls = asyncio.gather(store.exists("key"), store.get("key"))
+        async with asyncio.timeout(PATIENCE_S):
+            await away.wait()
+        await asyncio.to_thread(masters.start)
+        assert await calls == [True, VALUE]
+
+
+def test_a_store_that_stays_away_is_waited_for_once(masters, monkeypatch):
+    monkeypatch.setattr(patience, "RETURN_S", 0.5)
+    with Client(masters.url) as store:
+        assert not store.exists("key")
+        pause_s, waits = store._setup.patience.pause_s, []
+
+        def noted(until):
+            pause = pause_s(until)
+            waits[-1] += pause is not None
+            return pause
+
+        monkeypatch.setattr(store._setup.patience, "pause_s", noted)
+        masters.stop()
+        for _ in range(3):
+            waits.append(0)
+            with pytest.raises(UnavailableError):
+                store.exists("key")
+        assert waits[0] > 0
+        assert waits[1:] == [0, 0]
+        masters.start()
+        assert not store.exists("key")

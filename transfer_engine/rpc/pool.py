@@ -138,7 +138,9 @@ class BlockingPool:
             try:
                 while True:
                     if self._closed:
-                        raise UnavailableError("the pool is closed", peer=str(self.address))
+                        raise UnavailableError(
+                            "the pool is closed", peer=str(self.address), operation="connect"
+                        )
                     with suppress(IndexError):
                         return state.idle.pop()
                     if state.open < self._connections_max:

@@ -1,0 +1,50 @@
+"""How long calls wait for a store that was there a moment ago and cannot be reached just now.
+
+A master that is started again is back within moments, mostly with all it held. Calls that find it
+away ask again, after pauses drawn at random so that many clients do not come at once. A store that
+stays away costs a client RETURN_S once: then calls fail at once, until it is met again. One that
+was never met is not waited for, because its address may be wrong.
+
+No I/O, and no lock: threads may share it, and what one of them loses to another is a pause.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from mooncake_store.errors import PeerLostError, UnavailableError
+
+__all__ = ["Patience", "unreachable"]
+
+RETURN_S = 2.0
+_PAUSES_S = (0.05, 0.25)
+
+
+def unreachable(outcome: object) -> bool:
+    """Whether a call failed before any of it was sent, so that it may be made again."""
+    if not isinstance(outcome, UnavailableError | PeerLostError):
+        return False
+    return outcome.operation in ("connect", "open")
+
+
+class Patience:
+    """The patience of one client with its store."""
+
+    def __init__(self) -> None:
+        self._met = False
+        self._away_since: float | None = None
+
+    def met(self) -> None:
+        """Note that the store is there."""
+        self._met, self._away_since = True, None
+
+    def pause_s(self, until: float) -> float | None:
+        """Return for how long to wait before asking again; None if that is not worth it."""
+        if not self._met:
+            return None
+        now, since = time.monotonic(), self._away_since
+        if since is None:
+            since = self._away_since = now
+        pause_s = random.uniform(*_PAUSES_S)
+        return pause_s if now + pause_s < min(until, since + RETURN_S) else None
