@@ -80,6 +80,7 @@ class LocalCluster:
             "objects_max": OBJECTS_MAX,
             "log_level": "warning",
             "state": "none",
+            "journal": "none",
             **(master or {}),
         }
         self._keeps_state = "state" not in (master or {})

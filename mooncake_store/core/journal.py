@@ -14,8 +14,8 @@ is one format and one reader. What was written before its beginning is needed no
 
 Somebody else takes the words to where they are kept (`Sink`). Without one nothing is written.
 
-Cost for an ordinary object: 13 words and its name when it is begun, 3 when it is complete, 1 when it
-goes.
+Cost for an ordinary object: 13 words and its name when it is begun, 3 when it is complete, 1 when
+it goes.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from mooncake_store.core.facts import (
 )
 from mooncake_store.core.kernels import cells as k
 from mooncake_store.core.reads import extents_of, replicas_of
-from mooncake_store.core.records import Flag, SegmentState, State
+from mooncake_store.core.records import Flag, State
 from mooncake_store.core.state import Client, Tenant, as_column
 from mooncake_store.core.tasks import drop_replica
 
@@ -81,9 +81,7 @@ class Restored:
     """Rows that could not be true."""
 
 
-def restore(
-    shard: Shard, runs: Iterable[NDArray[np.int64]], end: StreamEnd, now: int
-) -> Restored:
+def restore(shard: Shard, runs: Iterable[NDArray[np.int64]], end: StreamEnd, now: int) -> Restored:
     """Fill a shard that was never used with what `runs` say.
 
     Raises ValueError, with the shard in no state to be used, for words that are no cells.

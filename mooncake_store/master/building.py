@@ -10,6 +10,8 @@ from mooncake_store import core
 from mooncake_store.config.settings import split_quota
 from mooncake_store.core.options import Placement, ShardConfig
 from mooncake_store.core.shard import Shard
+from mooncake_store.journal.origin import Origin
+from mooncake_store.master.keeping import Keeper
 from mooncake_store.master.liveness import LivenessTimes
 from mooncake_store.master.registers import SEGMENT_NUMBERS
 from mooncake_store.master.shard_link import slice_of
@@ -30,6 +32,7 @@ __all__ = [
     "fail_with",
     "liveness_times",
     "load_kernels",
+    "open_keeper",
     "server_limits",
     "shard_config",
     "shard_limits",
@@ -73,14 +76,33 @@ def liveness_times(config: MasterConfig) -> LivenessTimes:
     )
 
 
-def build_service(config: MasterConfig, place: ShardPlace, clock: Clock) -> ShardService:
+async def open_keeper(
+    config: MasterConfig, place: ShardPlace, clock: Clock, folder: Path | None, cluster: str
+) -> Keeper | None:
+    """Return who keeps a shard in the folder of the state, None where nothing is to be kept.
+
+    What was kept before is read on a thread: seconds, where there are millions of objects.
+    """
+    if folder is None or config.journal == "none":
+        return None
+    origin = Origin(cluster, place.shard, place.shards)
+    where = folder / f"shard-{place.shard}"
+    limits = shard_config(config, place.shard)
+    return await asyncio.to_thread(
+        Keeper.open, limits, origin, where, config.journal, clock.now_ns()
+    )
+
+
+def build_service(
+    config: MasterConfig, place: ShardPlace, clock: Clock, keeper: Keeper | None = None
+) -> ShardService:
     """Return the service of one shard, on the running loop, not yet ticking."""
     times = ShardTimes(config.default_lease_ttl_ns, config.lease_ttl_max_ns, config.client_ttl_ns)
-    shard = Shard(shard_config(config, place.shard))
+    shard = Shard(shard_config(config, place.shard)) if keeper is None else keeper.shard
     for quota in config.quotas:
         namespace, quota_bytes = split_quota(quota)
         shard.tenant(namespace, slice_of(quota_bytes, place.shard, place.shards)[1])
-    service = ShardService(shard, place, times, clock)
+    service = ShardService(shard, place, times, clock, keeper)
     service.site.clients.restore(service.site.now())
     return service
 

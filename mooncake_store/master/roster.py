@@ -9,7 +9,6 @@ any more. O(1), but for what goes over all segments and says so.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from mooncake_store.core.records import SegmentState
 from mooncake_store.master.registers import (

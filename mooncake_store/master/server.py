@@ -26,6 +26,7 @@ from mooncake_store.master.building import (
     fail_with,
     liveness_times,
     load_kernels,
+    open_keeper,
     server_limits,
     shard_limits,
 )
@@ -138,12 +139,17 @@ class Master:
     ) -> tuple[tuple[Address, ...], Sequence[ShardLink], bool]:
         """Return where the shards serve, how to reach them, and whether all kept their contents."""
         config = self.config
+        assert self._state is not None
         if config.shards > 1:
-            supervisor = self._supervisor = Supervisor(config, self._secret, cluster.bases)
+            supervisor = self._supervisor = Supervisor(
+                config, self._secret, self._state, cluster.bases
+            )
             self.failed = supervisor.failed
             return await supervisor.start()
         self.loading = await load_kernels()
-        service = self._service = build_service(config, ShardPlace(), self._clock)
+        kept = self._state.path, self._state.kept.cluster
+        keeper = await open_keeper(config, ShardPlace(), self._clock, *kept)
+        service = self._service = build_service(config, ShardPlace(), self._clock, keeper)
         fail_with(service, self.loading)
         self.failed = service.failure
         server = Server(SHARD, service.handle, secret=self._secret, limits=shard_limits(config))
@@ -171,6 +177,8 @@ class Master:
             await self._cluster.stop()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        if self._service is not None:
+            await asyncio.to_thread(self._service.close)
         if self._liveness is not None:
             await self._liveness.stop()
         if self._supervisor is not None:

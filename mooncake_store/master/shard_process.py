@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mooncake_store.clock import SystemClock
 from mooncake_store.config.settings import MasterConfig
-from mooncake_store.master.building import build_service, fail_with, load_kernels, shard_limits
+from mooncake_store.master.building import (
+    build_service,
+    fail_with,
+    load_kernels,
+    open_keeper,
+    shard_limits,
+)
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.program import kernels, logs
@@ -42,7 +49,10 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     place = ShardPlace(message["shard"], config.shards)
     loading = await load_kernels()
-    service = build_service(config, place, SystemClock())
+    folder = Path(message["folder"]) if message["folder"] else None
+    clock = SystemClock()
+    keeper = await open_keeper(config, place, clock, folder, message["cluster"])
+    service = build_service(config, place, clock, keeper)
     for number, base in message["bases"]:  # before anybody asks where in a segment objects are
         service.site.place_slice(number, base)
     async with (
@@ -64,6 +74,7 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
         ending.cancel()
         service.stop()
         await asyncio.gather(clients.stop(grace_s=2.0), master.stop(grace_s=0.5))
+        await asyncio.to_thread(service.close)
     if service.failure.done():
         service.failure.result()
 

@@ -81,6 +81,11 @@ class ShardService:
         self.site.puts.give_up()
         self.site.followers.give_up()
 
+    def close(self) -> None:
+        """Have all that the shard has written down brought to files, on this thread. Idempotent."""
+        if self.site.keeper is not None:
+            self.site.keeper.close()
+
     def _tick(self) -> None:
         now = self.site.now()
         try:

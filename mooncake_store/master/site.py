@@ -73,7 +73,7 @@ class Site:
         # Event numbers begin anew with every life of what a shard holds; this tells lives apart.
         self.stream = secrets.randbits(64) if keeper is None else keeper.stream
         self.stopped = False
-        self.kept = False
+        self.kept = keeper is not None and keeper.kept
         """Whether it holds what it held before its process was started."""
         self.bases = np.zeros(shard.config.segments_max, np.int64)
         self._shifted = False

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_link import ReplyT, RequestT
+    from mooncake_store.master.state_directory import StateDirectory
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
@@ -57,10 +58,12 @@ class Supervisor:
         self,
         config: MasterConfig,
         secret: bytes | None,
+        state: StateDirectory,
         bases: Callable[[int, int], list[tuple[int, int]]],
     ) -> None:
         self._config = config
         self._secret = secret
+        self._state = state
         self._bases = bases
         self._admin_secret = secrets.token_bytes(32)
         self._children: list[Child] = []
@@ -81,6 +84,8 @@ class Supervisor:
                 "secret": self._secret,
                 "admin_secret": self._admin_secret,
                 "bases": self._bases(shard, shards),
+                "folder": str(self._state.path or ""),
+                "cluster": self._state.kept.cluster,
             }
             name = f"shard {shard} of {shards}"
             self._children.append(Child("mooncake_store.master.shard_process", message, name=name))

@@ -81,7 +81,7 @@ class Kept:
 
 
 def assert_same(before: Shard, after: Shard) -> None:
-    """Compare two shards in all that a client could find out, but for leases and copies that ran."""
+    """Compare two shards in all that clients can find out, but for leases and copies that ran."""
     after.check_integrity()
     assert objects_of(after) == objects_of(before)
     assert clients_of(after) == clients_of(before)
