@@ -42,8 +42,13 @@ def publish_until(shard, condition):
 
 def assert_it_recovers(shard):
     """What it wrote down in the end is whole and believed."""
-    shard.keep()
-    assert marks(shard) == {"VALID"}
+
+    def kept():
+        # The files are void before the writer says so.
+        shard.keep()
+        return marks(shard) == {"VALID"}
+
+    until(kept)
     assert not at(shard.ring, VOID)
     shard.publish(100)
     shard.close()

@@ -207,7 +207,8 @@ def test_what_is_not_a_ring_is_refused(folder):
 
 def test_one_of_another_user_is_refused(folder, monkeypatch):
     left(folder)
-    monkeypatch.setattr(os, "geteuid", lambda stranger=os.geteuid() + 1: stranger)
+    stranger = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: stranger)
     assert f"belongs to user {os.getuid()}" in found(folder)
 
 

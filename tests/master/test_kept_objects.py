@@ -114,6 +114,7 @@ def test_followers_keep_their_place() -> None:
         assert news.reset
         put(client, ["three"])
         cluster.restart_master()
+        assert client.exists("three")
         put(client, ["four"])
         following = client.follow(since=news.position)
         stored: list[object] = []
