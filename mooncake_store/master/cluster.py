@@ -393,7 +393,8 @@ class Cluster:
         A segment that not all of them have is of no use any more, and of what only shards know
         nobody here knows whose it is: both go.
         """
-        roster = self._roster
+        roster, liveness = self._roster, self._liveness
+        assert liveness is not None
         async with self._lock:
             told = await self._shards.slices()
             strange = _numbers(told) - roster.segments.keys()
@@ -411,7 +412,10 @@ class Cluster:
                     await self._go_on(segment, set(there))
             if lost:
                 log.warning("segments %s are given up: not all shards have them", lost)
+            owners = {roster.segments[number].worker.uuid for number in lost}
             await self._take_away(lost)
+            for uuid in owners:
+                liveness.call_back(uuid)  # or it would take its memory for lent
             for number in sorted(strange):
                 await self._forget_number(number)
 

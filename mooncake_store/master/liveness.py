@@ -61,6 +61,8 @@ class _Watched:
     """Where it listened when it came."""
     doubted: bool = False
     """Whether these are being looked at because a connection of it closed."""
+    called_back: bool = False
+    """Whether it is to mount again, which it hears with the answer to its next ping."""
 
 
 class Liveness:
@@ -102,6 +104,13 @@ class Liveness:
         if doors and loop is not None:
             with contextlib.suppress(RuntimeError):  # its loop ended meanwhile
                 loop.call_soon_threadsafe(lambda: self._look(self._meet(watched, doors)))
+
+    def call_back(self, uuid: bytes) -> None:
+        """Let a worker mount again: until it does its pings are answered as a stranger's."""
+        with self._lock:
+            watched = self._watched.get(uuid)
+            if watched is not None:
+                watched.called_back = True
 
     def forget(self, uuid: bytes) -> None:
         """Watch a worker no more: it left."""
@@ -177,16 +186,17 @@ class Liveness:
         with self._lock:
             watched = self._watched.get(ping.uuid)
             known = watched is not None and watched.epoch == ping.epoch
-            returned = False
+            returned = called_back = False
             if watched is not None and known:
                 watched.seen_ns = self._now()
                 returned, watched.state = watched.state != "alive", "alive"
+                called_back = watched.called_back
                 if connection.context is None:
                     connection.context = ping.uuid
                     connection.on_close(lambda: self._closed(ping.uuid, ping.epoch))
         if returned:
             self._report(ping.uuid, ping.epoch, "alive")
-        return PING.reply.pack(Pong(known, self._master_epoch))
+        return PING.reply.pack(Pong(known and not called_back, self._master_epoch))
 
     async def _check(self) -> None:
         await asyncio.sleep(self._times.ping_interval_ns / CHECKS_PER_INTERVAL / 1e9)

@@ -122,10 +122,10 @@ class Roster:
             del self.workers[worker.uuid]
 
     def bases(self, shard: int, shards: int) -> list[tuple[int, int]]:
-        """Return where in each segment the slice of a shard begins: (number, base). O(segments)."""
+        """Return where in segments the slices of a shard may begin: (number, base). O(segments)."""
         return [
             (number, slice_of(segment.spec.nbytes, shard, shards)[0])
-            for number, segment in self.segments.items()
+            for number, segment in {**self.segments, **self._announced}.items()
         ]
 
     def registers(self, life: int) -> Registers:

@@ -20,7 +20,7 @@ from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from mooncake_store.core.space import Segment
     from mooncake_store.master.site import Site
@@ -83,6 +83,25 @@ class LocalShard:
         body: bytes = operation.reply.pack(answer)
         return body
 
+    def place(self, bases: Iterable[tuple[int, int]]) -> None:
+        """Say where in their segments the slices begin that the shard has brought along.
+
+        Before anybody is served: where that is not known of a slice, what is put there would land
+        on somebody else's, so the slice goes.
+        """
+        known = dict(bases)
+        for segment in self._shard.segments():
+            if segment.index in known:
+                self._site.place_slice(segment.index, known[segment.index])
+            elif segment.state != State.GONE:
+                self._end(segment)
+
+    def _end(self, segment: Segment) -> Status:
+        now = self._site.now()
+        status = self._shard.unmount(now, segment.owner, segment.uuid, force=True)
+        self._site.clients.unmounted(now, segment.index)
+        return status
+
     def _all(self, request: wire.SlicesRequest) -> wire.SlicesReply:
         """Return every slice the shard has not forgotten."""
         return wire.SlicesReply(
@@ -122,8 +141,7 @@ class LocalShard:
         if request.state in ("ok", "suspect"):
             self._shard.set_suspect(now, number, request.state == "suspect")
         elif request.state == "gone" and found is not None and found.state != State.GONE:
-            status = self._shard.unmount(now, found.owner, found.uuid, force=True)
-            self._site.clients.unmounted(now, number)
+            status = self._end(found)
         elif request.state == "drain":
             status = self._drain(now, found, request.deadline_ms)
         elif request.state == "cancel":

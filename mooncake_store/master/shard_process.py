@@ -53,13 +53,13 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     clock = SystemClock()
     keeper = await open_keeper(config, place, clock, folder, message["cluster"])
     service = build_service(config, place, clock, keeper)
-    for number, base in message["bases"]:  # before anybody asks where in a segment objects are
-        service.site.place_slice(number, base)
+    link = LocalShard(service.site)
+    link.place(message["bases"])
     async with (
         Server(
             SHARD, service.handle, secret=message["secret"], limits=shard_limits(config)
         ) as clients,
-        Server(ADMIN, LocalShard(service.site).handle, secret=message["admin_secret"]) as master,
+        Server(ADMIN, link.handle, secret=message["admin_secret"]) as master,
     ):
         shard = await clients.listen(config.host, 0, insecure=config.insecure)
         admin = await master.listen("127.0.0.1", 0)

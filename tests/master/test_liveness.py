@@ -5,16 +5,18 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.doors import ATTEMPTS
 from mooncake_store.master.liveness import Liveness, LivenessTimes
-from mooncake_store.wire.cluster import MAP, MapRequest
+from mooncake_store.wire.cluster import MAP, PING, MapRequest, Ping
 from tests.clocks import ManualClock
 from tests.master.wires import PingWire, numbered
 from tests.waiting import PATIENCE_S, until
+from transfer_engine.wire.frame import Frame
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -78,6 +80,26 @@ def test_forgotten_workers_are_not_reported(watch):
     pass_time(clock, liveness, 20)
     assert reports == []
     assert liveness.silent_ns(UUID) == 0
+
+
+def test_a_worker_that_is_called_back_is_a_stranger_until_it_has_mounted(watch):
+    clock, liveness, reports = watch
+    connection = SimpleNamespace(
+        session=SimpleNamespace(read_only=False), context=None, on_close=lambda call: None
+    )
+
+    def known():
+        frame = Frame(PING.opcode, 0, 1, 0, PING.request.pack(Ping(UUID, 1)))
+        return PING.reply.unpack(liveness._handle(connection, frame)).known
+
+    assert known()
+    liveness.call_back(UUID)
+    for _ in range(20):
+        pass_time(clock, liveness, 1)
+        assert not known()
+    assert reports == []  # it is alive for all that
+    liveness.watch(UUID, 1)
+    assert known()
 
 
 def wait_for_state(cluster, name, state):

@@ -49,9 +49,13 @@ class Watch:
 
     def __init__(self):
         self.watched = {}
+        self.called_back = set()
 
     def watch(self, uuid, epoch, doors=()):
         self.watched[uuid] = epoch
+
+    def call_back(self, uuid):
+        self.called_back.add(uuid)
 
     def forget(self, uuid):
         self.watched.pop(uuid, None)
@@ -174,14 +178,22 @@ async def test_what_all_shards_have_is_taken_over_as_it_was(tmp_path, shards):
         assert (await second.mount("x", "a")).statuses == (Status.ILLEGAL_CLIENT,)
 
 
-async def test_where_slices_begin_is_known_before_a_shard_is_asked(tmp_path, shards):
+async def test_a_shard_knows_where_its_slices_begin_before_it_serves_anybody(tmp_path, shards):
     async with Run(tmp_path, shards) as first:
-        (number,) = (await first.mount("w", "a")).numbers
+        numbers = (await first.mount("w", "a", "b")).numbers
     second = Run(tmp_path, shards)
     second.cluster.recall(RegisterFile(tmp_path))
-    for shard in range(2):
-        base, _ = slice_of(8 * MIB, shard, 2)
-        assert second.cluster.bases(shard, 2) == [(number, base)]
+    for at, (site, link) in enumerate(zip(second.sites, second.links, strict=True)):
+        site.clients.restore(site.now())
+        base, _ = slice_of(8 * MIB, at, 2)
+        bases = second.cluster.bases(at, 2)
+        assert bases == [(number, base) for number in numbers]
+        link.place(bases)
+        assert [int(site.bases[number]) for number in numbers] == [base] * 2
+        assert known(shards[at]) == ["a", "b"]
+        # What is put on a slice without a place would land on another's.
+        link.place(bases[1:])
+        assert known(shards[at]) == ["b"]
 
 
 async def test_what_one_shard_has_lost_goes_from_all(tmp_path, shards):
@@ -348,6 +360,7 @@ async def test_a_shard_that_comes_back_hears_what_it_missed(tmp_path, shards):
         assert await run.names() == ["b"]
         assert [known(shard) for shard in shards] == [["b"], ["b"]]
         assert states(shards) == [SegmentState.SUSPECT] * 2
+        assert run.liveness.called_back == {uuid_of("u")}
         assert (await run.mount("x", "d")).statuses == (0,)
         assert await run.names() == ["b", "d"]
 

@@ -28,7 +28,7 @@ class Masters:
     def __init__(self, port, state):
         self._settings = {
             "port": port, "state": str(state), "ping_interval": "100ms", "client_ttl": "3s",
-            "suspect_after_pings": 5,
+            "suspect_after_pings": 20,
         }  # fmt: skip
         self._build = server.build_service
         self._running = None
@@ -99,10 +99,10 @@ def test_a_worker_and_its_memory_go_on_with_a_master_that_kept_its_objects(
         wire = wire_to(masters.address)
         met(worker, wire)
         assert wire.map().life == life
-        assert wire.segments() == before
+        until(lambda: wire.segments() == before)
         assert [segment.uuid for segment in before] == [s.uuid for s in worker.segments]
         assert worker.numbers == numbers
-        assert wire.worker_states() == {"w": "alive"}
+        until(lambda: wire.worker_states() == {"w": "alive"})
         with Client(masters.url) as other:
             assert other.get("key") == VALUE
             assert other.put("other", b"new").stored
@@ -154,8 +154,7 @@ def test_a_worker_that_died_meanwhile_is_gone_by_the_usual_clock(masters, wire_t
     wire_to(masters.address).mount(ghost, name="ghost")
     masters.start()
     wire = wire_to(masters.address)
-    assert [segment.name for segment in wire.segments()] == ["s"]
-    assert wire.worker_states() == {"ghost": "alive"}
+    assert set(wire.worker_states()) == {"ghost"}  # it is expected back
     until(lambda: wire.worker_states() == {"ghost": "gone"})
     until(lambda: wire.segments() == ())
     masters.start()
