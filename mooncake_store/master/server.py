@@ -142,7 +142,7 @@ class Master:
         assert self._state is not None
         if config.shards > 1:
             supervisor = self._supervisor = Supervisor(
-                config, self._secret, self._state, cluster.bases
+                config, self._secret, self._state, cluster.bases, cluster.reconcile
             )
             self.failed = supervisor.failed
             return await supervisor.start()

@@ -1,13 +1,14 @@
 """One shard as a process: `python -m mooncake_store.master.shard_process`, started by a master.
 
-Settings come over the channel to the parent; without one it ends at once. It serves clients on
-the master's host and the master on loopback, and ends when its master does.
+Settings come over the channel to the parent; without one it ends at once. It serves clients and the
+master on sockets that it inherits from the master, and ends when that does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,12 +62,12 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
         ) as clients,
         Server(ADMIN, link.handle, secret=message["admin_secret"]) as master,
     ):
-        shard = await clients.listen(config.host, 0, insecure=config.insecure)
-        admin = await master.listen("127.0.0.1", 0)
+        await clients.serve([socket.socket(fileno=fd) for fd in message["clients"]])
+        await master.serve([socket.socket(fileno=fd) for fd in message["admin"]])
         service.start()
         fail_with(service, loading)
         loading.add_done_callback(lambda _: settle_garbage_collection())
-        parent.ready({"shard": str(shard), "admin": str(admin), "kept": service.site.kept})
+        parent.ready({"kept": service.site.kept, "keeps": service.site.keeps})
         parent.watch(lambda: loop.call_soon_threadsafe(stop.set))
         ending = loop.create_task(stop.wait())
         ends: set[asyncio.Future[Any]] = {ending, service.failure}

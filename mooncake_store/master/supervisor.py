@@ -1,27 +1,36 @@
-"""Shard processes: started together, watched, and stopped with their master.
+"""Shard processes: started together, watched, started again, and stopped with their master.
 
-Each gets its settings and a secret made for this start through the channel of `children`, and
-tells where it serves clients and where it takes the master's orders (`ADMIN`, on loopback). A
-shard that ends by itself breaks the cluster: `failed` then carries the sentence that says so.
+Each gets its settings and a secret made for this start through the channel of `children`, and takes
+the master's orders (`ADMIN`, on loopback). It listens on sockets that are the master's, so one that
+is started again has the address it had, and who connects meanwhile waits until it is back.
+
+A shard that ends by itself and keeps its objects is started again, and the master agrees with it on
+what there is. One that keeps nothing, has lost what it kept, or ends again and again breaks the
+cluster: `failed` then carries the sentence that says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
+from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from mooncake_store.program.children import Child
 from mooncake_store.wire import cluster as wire
-from transfer_engine.errors import UnavailableError
+from transfer_engine.errors import StoreError, UnavailableError
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.aio import AsyncClient
+from transfer_engine.rpc.server import bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import socket
+    from collections.abc import Awaitable, Callable
 
     from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.shard_link import ReplyT, RequestT
@@ -31,7 +40,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Supervisor"]
 
+log = logging.getLogger(__name__)
+
 ADMIN_S = 5.0
+STARTS_MAX = 5
+"""How often one shard is started again within STARTS_S."""
+STARTS_S = 60.0
+AGREE_S = 1.0
+AGREEMENTS_MAX = 5
+STOP_S = 0.5
 
 
 class RemoteShard:
@@ -48,10 +65,28 @@ class RemoteShard:
         return operation.reply.unpack(await self.client.call(operation, body, timeout_s=ADMIN_S))
 
 
+@dataclass(slots=True)
+class _Shard:
+    """One shard: its sockets, and the process that serves them now."""
+
+    number: int
+    name: str
+    clients: list[socket.socket]
+    admin: list[socket.socket]
+    link: RemoteShard
+    child: Child | None = None
+    keeps: bool = False
+    starting: bool = False
+    """Whether it is being started again."""
+    starts: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_MAX))
+    """When it was."""
+
+
 class Supervisor:
     """The shard processes of one master.
 
-    `bases(shard, shards)` says where in each segment that is known the slice of a shard begins.
+    `bases(shard, shards)` says where in each segment that is known the slice of a shard begins;
+    `agree()` agrees with all shards on what there is, when one was started again.
     """
 
     def __init__(
@@ -60,15 +95,18 @@ class Supervisor:
         secret: bytes | None,
         state: StateDirectory,
         bases: Callable[[int, int], list[tuple[int, int]]],
+        agree: Callable[[], Awaitable[None]],
     ) -> None:
         self._config = config
         self._secret = secret
         self._state = state
         self._bases = bases
+        self._agree = agree
         self._admin_secret = secrets.token_bytes(32)
-        self._children: list[Child] = []
-        self._links: list[RemoteShard] = []
+        self._shards: list[_Shard] = []
         self._watched: list[int] = []
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._stopped = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> tuple[tuple[Address, ...], list[RemoteShard], bool]:
@@ -76,46 +114,112 @@ class Supervisor:
 
         Returns their addresses and links in slot order, and whether all kept their contents.
         """
-        shards = self._config.shards
-        for shard in range(shards):
-            message = {
-                "config": msgspec.to_builtins(self._config),
-                "shard": shard,
-                "secret": self._secret,
-                "admin_secret": self._admin_secret,
-                "bases": self._bases(shard, shards),
-                "folder": str(self._state.path or ""),
-                "cluster": self._state.kept.cluster,
-            }
-            name = f"shard {shard} of {shards}"
-            self._children.append(Child("mooncake_store.master.shard_process", message, name=name))
-        answers = await asyncio.gather(
-            *(asyncio.to_thread(child.wait_ready) for child in self._children)
+        for number in range(self._config.shards):
+            self._shards.append(self._bind(number))
+        kept = await asyncio.gather(*(self._run(shard) for shard in self._shards))
+        addresses = tuple(_address(shard.clients) for shard in self._shards)
+        return addresses, [shard.link for shard in self._shards], all(kept)
+
+    def _bind(self, number: int) -> _Shard:
+        config, secret = self._config, self._admin_secret
+        clients = bound(config.host, 0, secret=self._secret, insecure=config.insecure)
+        admin = bound("127.0.0.1", 0, secret=secret, insecure=False)
+        link = RemoteShard(AsyncClient(_address(admin), wire.ADMIN, secret=secret))
+        return _Shard(number, f"shard {number} of {config.shards}", clients, admin, link)
+
+    async def _run(self, shard: _Shard) -> bool:
+        """Start the process of a shard; return whether it has the contents it had before."""
+        clients, admin = ([each.fileno() for each in s] for s in (shard.clients, shard.admin))
+        message = {
+            "config": msgspec.to_builtins(self._config),
+            "shard": shard.number,
+            "secret": self._secret,
+            "admin_secret": self._admin_secret,
+            "bases": self._bases(shard.number, self._config.shards),
+            "folder": str(self._state.path or ""),
+            "cluster": self._state.kept.cluster,
+            "clients": clients,
+            "admin": admin,
+        }
+        child = shard.child = Child(
+            "mooncake_store.master.shard_process", message, name=shard.name, fds=clients + admin
         )
-        for child in self._children:
-            self._watch(child)
-        self._links = [
-            RemoteShard(AsyncClient(answer["admin"], wire.ADMIN, secret=self._admin_secret))
-            for answer in answers
-        ]
-        addresses = tuple(Address.parse(answer["shard"]) for answer in answers)
-        return addresses, self._links, all(answer["kept"] for answer in answers)
+        answer = await asyncio.to_thread(child.wait_ready)
+        shard.keeps = answer["keeps"]
+        if not self._stopped:
+            fd = os.pidfd_open(child.pid)
+            self._watched.append(fd)
+            asyncio.get_running_loop().add_reader(fd, self._ended, fd, shard, child)
+        return bool(answer["kept"])
 
-    def _watch(self, child: Child) -> None:
-        fd = os.pidfd_open(child.pid)
-        self._watched.append(fd)
-        asyncio.get_running_loop().add_reader(fd, self._ended, fd, child)
-
-    def _ended(self, fd: int, child: Child) -> None:
+    def _ended(self, fd: int, shard: _Shard, child: Child) -> None:
         self._unwatch(fd)
+        code = child.process.wait()
+        child.release()
+        error = UnavailableError(
+            f"{child.name} (process {child.pid}) ended with code {code}",
+            advice="see what it wrote to standard error; the master must be restarted",
+        )
+        if self.failed.done():
+            return
+        if not shard.keeps:
+            self._fail(shard, error)
+            return
+        shard.starting = True
+        task = asyncio.get_running_loop().create_task(self._start_again(shard, error))
+        self._restarts.add(task)
+        task.add_done_callback(lambda done: self._started(done, shard))
+
+    def _fail(self, shard: _Shard, error: BaseException) -> None:
+        """Give the cluster up; who still comes to the shard is refused instead of waiting."""
+        for each in (*shard.clients, *shard.admin):
+            each.close()
         if not self.failed.done():
-            code = child.process.wait()
-            self.failed.set_exception(
-                UnavailableError(
-                    f"{child.name} (process {child.pid}) ended with code {code}",
+            self.failed.set_exception(error)
+
+    def _started(self, task: asyncio.Task[None], shard: _Shard) -> None:
+        self._restarts.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(shard, error)
+
+    async def _start_again(self, shard: _Shard, error: StoreError) -> None:
+        """Start a shard until it serves what it held; raises what it fails with for good."""
+        now = asyncio.get_running_loop().time
+        while len(shard.starts) < STARTS_MAX or now() - shard.starts[0] > STARTS_S:
+            log.error("%s; it is started again", error.what)
+            shard.starts.append(now())
+            try:
+                kept = await self._run(shard)
+            except StoreError as failure:
+                error = failure.again()
+                if shard.child is not None:
+                    await asyncio.to_thread(shard.child.stop, STOP_S)
+                continue
+            if not kept:
+                raise UnavailableError(
+                    f"{shard.name} was started again and has lost its objects",
                     advice="see what it wrote to standard error; the master must be restarted",
                 )
-            )
+            shard.starting = False
+            await self._agree_anew()
+            return
+        raise error
+
+    async def _agree_anew(self) -> None:
+        """Let the master agree with all shards, once none of them is being started any more."""
+        for attempt in range(AGREEMENTS_MAX):
+            if any(shard.starting for shard in self._shards):
+                return  # the last of them does
+            try:
+                await self._agree()
+            except StoreError as error:
+                log.warning("what shards there are do not answer their master yet: %s", error)
+                if attempt + 1 == AGREEMENTS_MAX:
+                    raise
+                await asyncio.sleep(AGREE_S)
+            else:
+                return
 
     def _unwatch(self, fd: int) -> None:
         asyncio.get_running_loop().remove_reader(fd)
@@ -124,11 +228,22 @@ class Supervisor:
 
     async def stop(self, grace_s: float) -> None:
         """End all shards, those that do not end in time by force. Idempotent."""
+        self._stopped = True
         for fd in list(self._watched):
             self._unwatch(fd)
-        for link in self._links:
-            await link.client.close()
-        children, self._children = self._children, []
+        for task in list(self._restarts):
+            task.cancel()
+        shards, self._shards = self._shards, []
+        for shard in shards:
+            await shard.link.client.close()
+            for each in (*shard.clients, *shard.admin):
+                each.close()
+        children = [shard.child for shard in shards if shard.child is not None]
         for child in children:
             child.release()
         await asyncio.gather(*(asyncio.to_thread(child.stop, grace_s) for child in children))
+
+
+def _address(sockets: list[socket.socket]) -> Address:
+    host, port = sockets[0].getsockname()[:2]
+    return Address(host, port)

@@ -31,7 +31,7 @@ import msgspec
 from transfer_engine.errors import ConfigError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["START_S", "Child", "Parent"]
 
@@ -47,14 +47,19 @@ _ORPHAN_GRACE_S = 5.0
 
 
 class Child:
-    """A child process as its parent sees it; `stop` and `kill` are idempotent."""
+    """A child process as its parent sees it; `stop` and `kill` are idempotent.
 
-    def __init__(self, module: str, message: dict[str, Any], *, name: str) -> None:
+    It inherits the descriptors `fds`, under the same numbers.
+    """
+
+    def __init__(
+        self, module: str, message: dict[str, Any], *, name: str, fds: Sequence[int] = ()
+    ) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                [sys.executable, "-m", module], stdin=theirs.fileno()
+                [sys.executable, "-m", module], stdin=theirs.fileno(), pass_fds=fds
             )
         except BaseException:
             ours.close()

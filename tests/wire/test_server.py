@@ -20,11 +20,11 @@ from transfer_engine.errors import (
 )
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import ECHO, REGISTRY, SLEEP, handle
-from transfer_engine.rpc.server import Server, run
+from transfer_engine.rpc.server import Server, bound, run
 from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.wire.faults import decode_error
 from transfer_engine.wire.frame import FrameDecoder, encode_frame, frame_bytes
-from transfer_engine.wire.handshake import HANDSHAKE_LIMITS
+from transfer_engine.wire.handshake import HANDSHAKE_LIMITS, ClientHandshake, Identity
 
 SMALL = ECHO.request.pack(payload=b"x" * 100)
 
@@ -304,3 +304,27 @@ def test_the_server_runs_on_plain_asyncio_too():
             return await asyncio.to_thread(call)
 
     assert asyncio.run(main()) == SMALL
+
+
+def test_who_comes_while_nobody_serves_is_served_by_the_next():
+    """Bound sockets outlive their server, as those of a process that is started again do."""
+    sockets = bound("127.0.0.1", 0, secret=None, insecure=False)
+    port = sockets[0].getsockname()[1]
+
+    async def served(call):
+        async with Server(REGISTRY, handle) as server:
+            address = await server.serve([each.dup() for each in sockets])
+            assert (address.host, address.port) == ("127.0.0.1", port)
+            return await asyncio.to_thread(call, address)
+
+    def echo(address):
+        with BlockingConnection.connect(address, REGISTRY) as client:
+            return client.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+
+    assert run(served(echo)) == SMALL
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as early:
+        early.sendall(ClientHandshake(Identity("echo")).start())
+        assert run(served(lambda _: early.recv(1)))
+        assert run(served(echo)) == SMALL
+    for each in sockets:
+        each.close()

@@ -26,11 +26,11 @@ from transfer_engine.wire.frame import VERSIONS, VersionRange
 from transfer_engine.wire.handshake import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from transfer_engine.wire.registry import Registry
 
-__all__ = ["Server", "run"]
+__all__ = ["Server", "bound", "run"]
 
 T = TypeVar("T")
 
@@ -86,21 +86,23 @@ class Server:
     async def listen(self, host: str, port: int, *, insecure: bool = False) -> Address:
         """Listen on TCP and return the address, with the port the system chose for 0.
 
-        Raises ConfigError when the port is taken, and for an address that other machines can
-        reach while there is no secret to keep them out, unless `insecure` says that this is meant.
+        Raises ConfigError as `bound` does.
         """
-        check_private(host, secret=self._service.secret, insecure=insecure)
-        try:
-            sockets = _bind(host, port)
-        except OSError as error:
-            raise _cannot_listen(f"{host}:{port}", error) from error
-        bound = sockets[0].getsockname()
+        return await self.serve(bound(host, port, secret=self._service.secret, insecure=insecure))
+
+    async def serve(self, sockets: Sequence[socket.socket]) -> Address:
+        """Listen on sockets that are bound; return the address of the first one.
+
+        They may be another process's as well, and outlive this one: who connects meanwhile waits
+        for the next that serves them.
+        """
+        where = sockets[0].getsockname()
         for one in sockets:
             listener = await self.loop.create_server(
                 lambda: Connection(self._service), sock=one, backlog=_BACKLOG
             )
             self._listeners.append(listener)
-        return Address(bound[0], bound[1])
+        return Address(where[0], where[1])
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Accept no more, answer what was read, close; after `grace_s` cut the rest off."""
@@ -138,8 +140,21 @@ class Server:
             self._empty.set()
 
 
+def bound(host: str, port: int, *, secret: bytes | None, insecure: bool) -> list[socket.socket]:
+    """Return sockets that listen on every address of a host, the first one first.
+
+    Raises ConfigError when the port is taken, and for an address that other machines can reach
+    while there is no secret to keep them out, unless `insecure` says that this is meant.
+    """
+    check_private(host, secret=secret, insecure=insecure)
+    try:
+        return _bind(host, port)
+    except OSError as error:
+        raise _cannot_listen(f"{host}:{port}", error) from error
+
+
 def _bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on every address of a host, the first one first.
+    """Bind and listen.
 
     Not left to the loop: uvloop resolves names, and numbers too, on threads of libuv. A child
     forked afterwards has not got them, waits for them when it exits, and crashes.
