@@ -25,15 +25,16 @@ MARK_ENDED = 1 << 32
 OK, NO_SPACE, INVALID_KEY, INVALID_PARAMS = 0, -200, -400, -600
 ILLEGAL_CLIENT, INVALID_WRITE, NOT_READY, NOT_FOUND = -601, -700, -703, -704
 ALREADY_EXISTS, HAS_LEASE, LEASE_EXPIRED, BUSY = -705, -706, -707, -708
-SUPERSEDED, OTHER_NAME = -750, -751
+SUPERSEDED, OTHER_NAME, ABSENT = -750, -751, -752
 RETRY, SWAP = 1, 2
 """Internal: clear the row away and ask again; a second generation is complete."""
 
 OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, SINK = 0, 1, 2, 3, 4, 5, 6
 MISSING = 7
 """Replicas that readable objects have fewer than they were put for; begun copies count as there."""
-HITS, MISSES, READ_BYTES, WRITTEN_BYTES = 8, 9, 10, 11
-"""Counters that only grow: keys gets found and did not find, bytes of the former, bytes put."""
+HITS, MISSES, READ_BYTES, WRITTEN_BYTES, AWAY = 8, 9, 10, 11, 12
+"""Counters that only grow: keys gets found and did not find, bytes of the former, bytes put, and of
+the keys not found those that lie on absent segments."""
 TALLY_WORDS = 16
 
 HOLDERS_MAX = 255

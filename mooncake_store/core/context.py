@@ -33,7 +33,7 @@ NOTED, FREED, MARKED = 23, 54, 19
 JOURNALED, CELLS_END, CHANGED = 15, 14, 55
 # Columns: two words each, address and number of entries.
 ROWS, COLD_ROWS, OVERFLOW_ROWS, TABLE_A, TABLE_B, FREE_STACK = 24, 26, 28, 30, 32, 34
-ALIVE, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 38, 40, 42, 44
+ALIVE, DEAD, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 84, 38, 40, 42, 44
 NAME_WORDS, NAME_HEADS = 46, 48
 # Holders of leases that several have, see `kernels/leases.py`.
 SHARED = 56
@@ -45,7 +45,7 @@ NOTES, FREED_EXTENTS = 50, 52
 MARKS, CELLS, RING_HEADER, ROW_WORDS, COLD_WORDS = 58, 60, 62, 80, 82
 # Scratch of a kernel call: rows found, whether a row is new, statuses.
 FOUND, FRESH, STATUS = 8, 10, 12
-WORDS = 84
+WORDS = 86
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
 BYTE = np.dtype(np.uint8)

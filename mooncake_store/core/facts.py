@@ -25,6 +25,8 @@ class SegmentFact(msgspec.Struct, frozen=True, array_like=True, tag="segment"):
     usable_from: int
     gone_at: int
     busy_until: int
+    returns_as: int
+    """What it is again when it is absent no more."""
 
 
 class ForgottenFact(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):

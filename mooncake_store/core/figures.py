@@ -20,10 +20,11 @@ class ShardStats:
     objects: int
     writing: int
     bytes_used: int
-    """Bytes of all replicas, as asked for."""
+    """Bytes of all replicas, as asked for; those on absent segments as well."""
     bytes_allocated: int
     """Bytes that are not free: replicas as the allocator rounds them, and quarantine."""
     bytes_total: int
+    """Bytes of the segments that are there: absent ones are not, nor what is allocated on them."""
     quarantined_bytes: int
     leased_bytes: int
     """As the last sweep over all rows saw them, a few seconds ago where there are millions."""
@@ -49,6 +50,8 @@ class ShardStats:
     hits: int
     """Keys that gets found, of all time; those read under a lease that is held ask nobody."""
     misses: int
+    misses_absent: int
+    """Those of the misses that lie on absent segments: hits again once their workers are back."""
     read_bytes: int
     """Bytes of what was found."""
     written_bytes: int
@@ -82,6 +85,7 @@ def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
         pinnable_bytes=max(0, min(room, int(config.hard_pin_share * total) - hard)),
         hits=int(tally[c.HITS]),
         misses=int(tally[c.MISSES]),
+        misses_absent=int(tally[c.AWAY]),
         read_bytes=int(tally[c.READ_BYTES]),
         written_bytes=int(tally[c.WRITTEN_BYTES]),
     )

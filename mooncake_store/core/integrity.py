@@ -9,6 +9,7 @@ import numpy as np
 from mooncake_store.core import codes as k
 from mooncake_store.core.reads import extents_of
 from mooncake_store.core.records import Flag, SegmentState, State
+from mooncake_store.core.space import UNREADABLE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,6 +84,9 @@ def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
     known = np.isin(segment, [s.index for s in state.space.all()])
     assert known.all(), f"forgotten segments own space: {np.unique(segment[~known])}"
     for segment_ in state.space.all():
+        hidden = segment_.state in UNREADABLE, segment_.state == SegmentState.GONE
+        told = not state.space.alive[segment_.index], bool(state.space.dead[segment_.index])
+        assert told == hidden, f"segment {segment_.name}: readers are told that it is {told}"
         segment_.allocator.check_integrity()
         mine = np.flatnonzero(segment == segment_.index)
         mine = mine[np.argsort(offset[mine], kind="stable")]

@@ -130,7 +130,7 @@ class Janitor:
             self._closed_before = set(np.flatnonzero(state.closed[1:]) + 1)
             self._sweeping = {s.index for s in state.space.all() if s.state == SegmentState.GONE}
         late = state.now - state.config.put_release_ns
-        columns = state.rows, state.overflow, state.cold, state.space.alive, state.closed
+        columns = state.rows, state.overflow, state.cold, state.space.dead, state.closed
         start = self._cursor
         found, self._cursor = state.scan(partial(k.sweep, *columns), start, rows, late)
         if len(found):
@@ -196,7 +196,7 @@ class Janitor:
 
     def _drop_dead_replicas(self, row: int) -> None:
         state = self._state
-        dead = {s for s, _, _ in replicas_of(state, row) if not state.space.alive[s]}
+        dead = {s for s, _, _ in replicas_of(state, row) if state.space.dead[s]}
         if int(state.rows["flags"][row]) & Flag.TASK:
             self._tasks.abandon(row, dead, "a replica of the object was lost")
         until = int(state.rows["lease_end"][row])
@@ -260,7 +260,7 @@ class Janitor:
         """End a job, and let its segment go on as the outcome says."""
         self._end(job, outcome, message)
         segment = self._state.space.get(job.segment)
-        if segment is None or segment.state != SegmentState.DRAINING:
+        if segment is None or segment.life != SegmentState.DRAINING:
             return
         leaving = segment.gone_at != NEVER
         if outcome == DrainState.DONE:
@@ -285,6 +285,9 @@ class Janitor:
                 continue
             job.running.discard(number)
         state = self._state
+        segment = state.space.get(job.segment)
+        if segment is None or segment.state == SegmentState.ABSENT:
+            return  # it goes on when the worker is back
         wanted = state.space.mask(lambda s: s.index == job.segment)
 
         def in_span(span: NDArray[np.int64], out: NDArray[np.int32]) -> int:

@@ -307,4 +307,5 @@ def _fact_of(segment: Segment) -> SegmentFact:
         segment.usable_from,
         segment.gone_at,
         segment.busy_until,
+        int(segment.returns_as),
     )

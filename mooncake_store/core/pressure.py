@@ -22,6 +22,7 @@ from mooncake_store.core import context as places
 from mooncake_store.core import windows
 from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.records import Flag, SegmentState
+from mooncake_store.core.space import UNREADABLE
 
 if TYPE_CHECKING:
     from eviction.base import EvictionPolicy, Pick
@@ -68,11 +69,12 @@ def evict(
         return EvictReport()
     target = _share(ratio, used)
     least = _share(ratio / 2 if floor is None else floor, used)
-    first = _pass(state, state.policy, target, None, limit)
+    where = _present(state)
+    first = _pass(state, state.policy, target, where, limit)
     state.space.release_quarantine(state.now)
     if first.bytes >= least or not state.config.evict_soft_pinned:
         return first
-    return first + _pass(state, state.soft_policy, least - first.bytes, None, limit)
+    return first + _pass(state, state.soft_policy, least - first.bytes, where, limit)
 
 
 def _share(ratio: float, used: int) -> int:
@@ -90,7 +92,7 @@ def relieve(state: ShardState) -> EvictReport:
     full = []
     target = 0
     for segment in state.space.all():
-        if segment.used > segment.full_at and segment.state != SegmentState.GONE:
+        if segment.used > segment.full_at and segment.state not in UNREADABLE:
             full.append(segment)
             excess = segment.used / segment.nbytes - config.high_watermark + config.eviction_ratio
             target += _share(min(1.0, max(config.eviction_ratio, excess)), segment.used)
@@ -102,9 +104,10 @@ def relieve(state: ShardState) -> EvictReport:
     over = state.space.excess_bytes()
     if 2 * first.bytes >= target or over <= 0:
         return first
-    second = _pass(state, state.policy, over, None, VICTIMS_MAX)
+    present = _present(state)
+    second = _pass(state, state.policy, over, present, VICTIMS_MAX)
     if config.evict_soft_pinned:
-        second += _pass(state, state.soft_policy, over - second.bytes, None, VICTIMS_MAX)
+        second += _pass(state, state.soft_policy, over - second.bytes, present, VICTIMS_MAX)
     return first + second
 
 
@@ -120,6 +123,15 @@ def _on_segments(state: ShardState, segments: list[Segment]) -> Filter | None:
         return out
 
     return on_these
+
+
+def _present(state: ShardState) -> Filter | None:
+    """Return a filter for objects that do not lie on absent segments alone; None if that is all.
+
+    To evict those makes room for nobody: where they lie nothing is put.
+    """
+    segments = [s for s in state.space.all() if s.state != SegmentState.ABSENT]
+    return _on_segments(state, segments)
 
 
 def _reclaim_late_puts(state: ShardState) -> None:
@@ -197,7 +209,7 @@ def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
     """Evict the coldest objects of one tenant, which has a quota.
 
     Pinned ones stay: soft pins have one order for all tenants, and a walk over it for the sake of
-    one would hold up the others.
+    one would hold up the others. What lies on absent segments may leave: it counts as the others.
     """
     report = _pass(state, state.quota_orders[tenant], needed, None, VICTIMS_MAX)
     if report.bytes < needed:

@@ -11,7 +11,6 @@ from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import pressure
 from mooncake_store.core.kernels import writes as k
-from mooncake_store.core.kernels.reads import readable
 from mooncake_store.core.names import as_lengths
 from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
 from mooncake_store.core.records import (
@@ -115,6 +114,7 @@ def upsert_start(
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     wish = options.replicas, 0
     _claim(state, who, words, sizes, lengths, wish, status, found)
+    status[status == c.RETRY] = c.ALREADY_EXISTS  # complete, if not to be read now
     if names is not None:
         state.names.refuse_others(found, status, names)
     beside = np.flatnonzero(status == c.ALREADY_EXISTS)
@@ -174,26 +174,26 @@ def _claim(
 
 
 def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int16]) -> None:
-    """Clear away unfinished writers of these keys, and objects without a living replica."""
+    """Clear away unfinished writers of these keys; whom a task holds is busy."""
     found = state.table.find(words)
     asked = np.flatnonzero((found >= 0) & (status == Status.OK))
     rows = found[asked]
     if len(rows) == 0:
         return
-    living = np.empty(len(rows), np.bool_)
-    readable(state.words, rows, living)
+    complete = state.rows["state"][rows] == c.READABLE
     flags = state.flags(rows)
     busy = (flags & Flag.TASK) != 0
-    living |= busy
     status[asked[busy]] = Status.BUSY
-    running = rows[living & ~busy & ((flags & Flag.UPSERT) != 0)]
+    running = rows[complete & ~busy & ((flags & Flag.UPSERT) != 0)]
     twins = state.cold["twin"][running] - 1
-    _overtake(state, np.concatenate([rows[~living], twins]))
+    _overtake(state, np.concatenate([rows[~complete], twins]))
 
 
 def _overtake(state: ShardState, rows: NDArray[np.int32]) -> None:
     """Clear away what is in the way of new puts; a writer among it may come and hear of that."""
-    writers = writers_of(state.cold["owner"][rows], state.rows["generation"][rows])
+    tied = rows[(state.flags(rows) & Flag.UPSERT) != 0]
+    along = np.concatenate([rows, state.cold["twin"][tied] - 1])
+    writers = writers_of(state.cold["owner"][along], state.rows["generation"][along])
     state.dispose(rows)
     for writer in writers.tolist():
         if writer in state.space.late:

@@ -23,6 +23,8 @@ from mooncake_store.core.records import (
 from mooncake_store.core.state import UINT32, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 __all__ = ["ObjectStat", "exists", "find_prefix", "get", "list_objects", "release", "renew", "stat"]
@@ -49,6 +51,8 @@ class ObjectStat:
     name: bytes
     created_ns: int
     hits: int
+    absent: bool
+    """Whether it cannot be read because what is left of it lies on absent segments."""
 
 
 def get(
@@ -189,6 +193,7 @@ def stat(state: ShardState, digest: NDArray[np.uint64]) -> ObjectStat | None:
     life = State(int(record["state"]))
     flags = Flag(int(record["flags"]))
     pinned = life == State.READABLE and Flag.SOFT_PIN in flags
+    replicas = tuple(replicas_of(state, row))
     return ObjectStat(
         size=int(record["size"]),
         state=life,
@@ -199,11 +204,19 @@ def stat(state: ShardState, digest: NDArray[np.uint64]) -> ObjectStat | None:
         hard_pin=Flag.HARD_PIN in flags,
         group=state.groups.name(row),
         tenant=int(state.cold["tenant"][row]),
-        replicas=tuple(replicas_of(state, row)),
+        replicas=replicas,
         name=state.names.get(row),
         created_ns=int(state.cold["created_s"][row]) * 1_000_000_000,
         hits=int(record["hits"]) & c.HITS_MASK,
+        absent=life == State.READABLE and _is_absent(state, replicas),
     )
+
+
+def _is_absent(state: ShardState, replicas: Iterable[tuple[int, int, State]]) -> bool:
+    """Whether none of these replicas can be read, and one could if its segment were back."""
+    segments = [segment for segment, _, life in replicas if life == State.READABLE]
+    alive, dead = state.space.alive[segments], state.space.dead[segments]
+    return not alive.any() and not dead.all()
 
 
 def offsets_in(rows: Any) -> Any:

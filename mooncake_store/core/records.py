@@ -47,7 +47,11 @@ class Flag(IntFlag):
 
 
 class SegmentState(IntEnum):
-    """Life of a segment; only OK takes new objects, and GONE replicas are unreadable."""
+    """Life of a segment; only OK takes new objects.
+
+    Replicas on one that is GONE are lost. Those on one that is ABSENT are kept, and cannot be read
+    until its worker is back.
+    """
 
     FREE = 0
     OK = 1
@@ -55,6 +59,7 @@ class SegmentState(IntEnum):
     DRAINING = 3
     DRAINED = 4
     GONE = 5
+    ABSENT = 6
 
 
 class Status(IntEnum):
@@ -85,6 +90,7 @@ class Status(IntEnum):
     REPLICA_IS_GONE = -712
     SUPERSEDED = -750  # ours: a later put of the key took this one's place; the drop-in API says 0
     OTHER_NAME = -751  # ours: an object of another name has this digest; the drop-in API says -600
+    ABSENT = -752  # ours: it lies on workers that are absent for now; the drop-in API says -704
     TASK_NOT_FOUND = -1400
     TASK_LIMIT = -1401
     JOB_NOT_FOUND = -1402

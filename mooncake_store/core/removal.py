@@ -69,11 +69,11 @@ def _remove_replica(
 ) -> Status:
     if state.rows["state"][row] != State.READABLE:
         return Status.NOT_FOUND  # the same key came earlier in the batch
-    living = {s for s, _, _ in replicas_of(state, row) if state.space.alive[s]}
-    if segment not in living:
+    held = {s for s, _, _ in replicas_of(state, row) if not state.space.dead[s]}
+    if segment not in held:
         return Status.REPLICA_NOT_FOUND
     flags = int(state.rows["flags"][row])
-    if living == {segment} or flags & (c.TASK | c.UPSERT):
+    if held == {segment} or flags & (c.TASK | c.UPSERT):
         return Status(int(remove(state, digest, client=client)[0]))
     asked = state.rows, state.shared, row, client, state.now
     if leases.is_leased_to_others(*asked):

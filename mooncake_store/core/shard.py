@@ -154,7 +154,7 @@ class Shard(ShardState):
         host: str = "",
         number: int | None = None,
     ) -> tuple[Status, int]:
-        """Add a segment; mounting the same uuid again changes nothing but its owner's handle.
+        """Add a segment; mounting the same uuid again only says who owns it, and that it is there.
 
         `number` is for masters that number the segments of several shards alike; it must be free.
         """
@@ -170,6 +170,7 @@ class Shard(ShardState):
                 return Status.ILLEGAL_CLIENT, known.index
             known.owner = client
             self.space.touch(known)
+            self.space.set_absent(known, False)
             if known.state == SegmentState.SUSPECT:
                 self.space.set_state(known, SegmentState.OK)
             return Status.OK, known.index
@@ -207,6 +208,16 @@ class Shard(ShardState):
         known = self.space.get(segment)
         if known is not None and known.state in (SegmentState.OK, SegmentState.SUSPECT):
             self.space.set_state(known, SegmentState.SUSPECT if suspect else SegmentState.OK)
+
+    @operation
+    def set_absent(self, segment: int, absent: bool) -> None:
+        """Hide what lies on a segment, and keep it, while its owner may come back with its memory.
+
+        Nothing is put or copied there meanwhile, and nothing copied from there. A drain waits.
+        """
+        known = self.space.get(segment)
+        if known is not None:
+            self.space.set_absent(known, absent)
 
     def segments(self) -> list[Segment]:
         """Return all segments, gone ones that are still being swept included."""

@@ -47,7 +47,9 @@ LATE_KEPT = 65_536
 """Late writers that are known, at most; the space of those before waits for its whole time."""
 NEVER = 1 << 62
 KEEPING = (SegmentState.OK, SegmentState.SUSPECT)
-"""States of segments on which objects stay."""
+"""States of segments on which objects can be put and stay."""
+UNREADABLE = (SegmentState.ABSENT, SegmentState.GONE)
+"""States of segments whose replicas cannot be read."""
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ class Segment:
     full_at: int
     """Bytes at the high watermark: what is above is evicted again."""
     state: SegmentState = SegmentState.OK
+    returns_as: SegmentState = SegmentState.OK
+    """What an ABSENT one will be once its worker is back."""
     usable_from: int = 0
     """Leases on an earlier life of the same memory end here."""
     gone_at: int = NEVER
@@ -71,6 +75,11 @@ class Segment:
     busy_until: int = 0
     """When the last late writer or reader of a GONE segment's memory is out of time."""
     quarantined: int = 0
+
+    @property
+    def life(self) -> SegmentState:
+        """Its state; of an absent one that which it will have once its worker is back."""
+        return self.returns_as if self.state == SegmentState.ABSENT else self.state
 
     @property
     def used(self) -> int:
@@ -155,6 +164,7 @@ class Space:
         self._readers: dict[int, int] = {}  # number of one -> when its last lease ends
         most = config.segments_max
         self.alive = context.bind(places.ALIVE, np.zeros(most, np.uint8))
+        self.dead = context.bind(places.DEAD, np.zeros(most, np.uint8))
         self.lease_until = context.bind(places.LEASE_UNTIL, np.zeros(most, np.int64))
         self._counts = np.zeros(most, np.int64)
         self.quarantine = Wheel(4)  # segment, offset, size, late writer or 0
@@ -202,7 +212,7 @@ class Space:
         self._segments[index] = segment
         self._by_uuid[uuid] = segment
         self.touch(segment)
-        self.alive[index] = 1
+        self.alive[index], self.dead[index] = 1, 0
         self.lease_until[index] = segment.usable_from
         self._cycle = None
         self.changes += 1
@@ -216,7 +226,11 @@ class Space:
             segment.usable_from, segment.gone_at = fact.usable_from, fact.gone_at
             segment.busy_until = fact.busy_until
             self.lease_until[fact.index] = horizon
-            self.set_state(segment, SegmentState(fact.state))
+            segment.returns_as = SegmentState(fact.returns_as)
+            if fact.state == SegmentState.ABSENT:
+                self._enter_state(segment, SegmentState.ABSENT)
+            else:
+                self.set_state(segment, SegmentState(fact.state))
 
     def touch(self, segment: Segment) -> None:
         """Have what is known of a segment written down with the operation that runs."""
@@ -249,15 +263,34 @@ class Space:
         return self._readers.get(index, 0)
 
     def set_state(self, segment: Segment, state: SegmentState) -> None:
-        """Change a segment's state; GONE hides its replicas at once."""
+        """Change a segment's state, or what an absent one will be once it is back; GONE is the end.
+
+        GONE hides its replicas at once.
+        """
+        if segment.state == SegmentState.ABSENT and state != SegmentState.GONE:
+            segment.returns_as = state
+            self.touch(segment)
+            return
+        self._enter_state(segment, state)
+        if state == SegmentState.GONE and self._by_uuid.get(segment.uuid) is segment:
+            del self._by_uuid[segment.uuid]
+
+    def set_absent(self, segment: Segment, absent: bool) -> None:
+        """Hide a segment's replicas and keep them, or show them again."""
+        if absent and segment.state not in UNREADABLE:
+            suspect = segment.state == SegmentState.SUSPECT
+            segment.returns_as = SegmentState.OK if suspect else segment.state
+            self._enter_state(segment, SegmentState.ABSENT)
+        elif not absent and segment.state == SegmentState.ABSENT:
+            self._enter_state(segment, segment.returns_as)
+
+    def _enter_state(self, segment: Segment, state: SegmentState) -> None:
         self.changes += segment.state != state
         segment.state = state
         self.touch(segment)
         self._cycle = None
-        if state == SegmentState.GONE:
-            self.alive[segment.index] = 0
-            if self._by_uuid.get(segment.uuid) is segment:
-                del self._by_uuid[segment.uuid]
+        self.alive[segment.index] = state not in UNREADABLE
+        self.dead[segment.index] = state == SegmentState.GONE
 
     def forget(self, segment: Segment) -> None:
         """Drop a GONE segment that no row refers to any more.
@@ -428,12 +461,12 @@ class Space:
 
     def total_bytes(self) -> int:
         """Bytes of all segments whose replicas can be read."""
-        return sum(s.nbytes for s in self._segments.values() if s.state != SegmentState.GONE)
+        return sum(s.nbytes for s in self._segments.values() if s.state not in UNREADABLE)
 
     def largest_bytes(self, nth: int) -> int:
         """Size of the nth largest segment that may ever take an object, SIZE_MAX without any.
 
-        One that is suspect or drains counts: it may come back while a put waits. Without any
+        One that is suspect, absent or drains counts: it may be back while a put waits. Without any
         segment a put waits for the first, whose size nobody knows.
         """
         some = [s for s in self._segments.values() if s.state != SegmentState.GONE]
@@ -442,7 +475,8 @@ class Space:
     def watermark_bytes(self) -> int:
         """Bytes that objects can keep: above the high watermark what was just put is evicted again.
 
-        Segments that drain will take nothing any more; one that is suspect may come back.
+        Segments that drain will take nothing any more; one that is suspect may soon be back. One
+        that is absent may stay away, and who counts on its room puts what finds none.
         """
         return sum(s.full_at for s in self._segments.values() if s.state in KEEPING)
 
@@ -454,7 +488,7 @@ class Space:
     def used_bytes(self) -> int:
         """Bytes of them that are not free."""
         self.return_freed()
-        return sum(s.used for s in self._segments.values() if s.state != SegmentState.GONE)
+        return sum(s.used for s in self._segments.values() if s.state not in UNREADABLE)
 
     def mask(self, keep: Callable[[Segment], bool]) -> NDArray[np.uint8]:
         """Return one byte per segment number: whether `keep` says so."""

@@ -184,7 +184,7 @@ class Tasks:
         segment = self._state.space.get(index)
         return (
             segment is not None
-            and segment.state not in (SegmentState.SUSPECT, SegmentState.GONE)
+            and segment.state in (SegmentState.OK, SegmentState.DRAINING, SegmentState.DRAINED)
             and segment.owner in self._state.client_by_handle
         )
 
@@ -238,9 +238,9 @@ class Tasks:
         """
         held = {s for s, _, _ in replicas_of(self._state, task.row)}
         if not self._alive(task.source) or task.source not in held:
-            return "the source replica is gone"
+            return "the source replica is gone, or its worker absent"
         if not any(self._alive(int(replica["segment"])) for replica in task.replicas):
-            return "the segments of the new replicas are gone"
+            return "the segments of the new replicas are gone, or absent"
         return ""
 
     def _new(

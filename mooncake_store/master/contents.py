@@ -92,6 +92,7 @@ class Contents:
                 for segment, offset, state in found.replicas
             ),
             created_s=found.created_ns // SECOND_NS + self._site.epoch_s(),
+            absent=found.absent,
         )
 
     @answers(wire.STATS)

@@ -57,6 +57,8 @@ class Mount(msgspec.Struct, frozen=True, array_like=True, tag="mount"):
     name: str
     host: str
     segments: tuple[SegmentSpec, ...]
+    keeps: bool = False
+    """Whether its memory outlives the process, so that a later run can bring the same bytes."""
 
 
 class Mounted(msgspec.Struct, frozen=True, array_like=True, tag="mounted"):
@@ -114,7 +116,7 @@ class StatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="status?")
 
 
 class WorkerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A worker and its liveness: "alive", "suspect" or "gone"."""
+    """A worker and its liveness: "alive", "suspect", "absent" or "gone"."""
 
     name: str
     host: str
@@ -187,8 +189,8 @@ class MountSlice(msgspec.Struct, frozen=True, array_like=True, tag="slice"):
 class SegmentChange(msgspec.Struct, frozen=True, array_like=True, tag="state"):
     """Tells a shard what became of a segment.
 
-    `state` is "suspect", "ok", "gone", "drain" (until `deadline_ms` from now), "cancel" or
-    "query" (nothing changes).
+    `state` is "suspect", "absent", "ok", "gone", "drain" (until `deadline_ms` from now), "cancel"
+    or "query" (nothing changes).
     """
 
     number: int

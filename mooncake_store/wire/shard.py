@@ -85,6 +85,8 @@ class StatReply(msgspec.Struct, frozen=True, array_like=True, tag="stat"):
     replicas: tuple[tuple[int, int, int], ...] = ()
     """(segment, offset, state) each."""
     created_s: int = 0
+    absent: bool = False
+    """Whether it cannot be read because the workers that hold it are absent."""
 
 
 class RemoveMatching(msgspec.Struct, frozen=True, array_like=True, tag="remove?"):
@@ -151,6 +153,8 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     read_bytes: int = 0
     written_bytes: int = 0
     """Bytes of completed puts."""
+    misses_absent: int = 0
+    """Those of the misses that lie on absent workers: hits again once these are back."""
     journal: str = "none"
     """How changes are kept: none, written, synced, or what is wrong with keeping them."""
     journal_bytes: int = 0

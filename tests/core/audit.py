@@ -21,7 +21,7 @@ def audit(checked: Checked, keys: Sequence[int], tenants: Sequence[int]) -> None
     checked.follow_late()
     for key in keys:
         found, item = checked.stat(key), model.objects.get(key)
-        if item is None or (not model.readable(key) and not _placed(checked, item)):
+        if item is None or not (item.current or _placed(checked, item)):
             expect(
                 found is None or found.state != State.READABLE,
                 f"{key} is unknown to the model: {found}",
@@ -45,10 +45,11 @@ def _placed(checked: Checked, item: Object) -> bool:
 
 def _compare(checked: Checked, item: Object, found: Any) -> None:
     model, version = checked.model, item.current
-    if version is None or not model.alive(version):
+    if version is None:
         expect(found.state == State.WRITING, f"{item.key} is readable too early: {found}")
         return
-    expect(found.state == State.READABLE, f"{item.key} is not readable: {found}")
+    expect(found.state == State.READABLE, f"{item.key} is not complete: {found}")
+    expect(found.absent == model.absent(item), f"{item.key} is absent or not: {found}")
     told = (found.size, found.generation, found.checksum, found.hard_pin, found.tenant)
     known = (version.size, version.generation, version.checksum, item.hard_pin, item.tenant)
     expect(told == known, f"stat of {item.key} tells {told}, not {known}")

@@ -17,13 +17,13 @@ import numpy as np
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.state import as_words
 from tests.core import audit
-from tests.core.checked_tasks import TaskCalls
+from tests.core.checked_segments import SegmentCalls
 from tests.core.keeping import Kept
 from tests.core.lab import START, digests_of, names_of
-from tests.core.model import NO_ROOM, OK, Reference
-from tests.core.nouns import Object, Segment, Tenant, Version
+from tests.core.model import NO_ROOM, OK, UNREADABLE, Reference
+from tests.core.nouns import Object, Tenant, Version
 from tests.core.renamed import expect_rename, renamed
-from tests.core.space import Extent, Space, expect
+from tests.core.space import Extent, expect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WRONG_WRITER = {Status.INVALID_WRITE, Status.ILLEGAL_CLIENT}
 
 
-class Checked(TaskCalls):
+class Checked(SegmentCalls):
     """Calls both, compares, and keeps the last calls for the failure report."""
 
     def __init__(self, config: ShardConfig, slack: int) -> None:
@@ -56,6 +56,21 @@ class Checked(TaskCalls):
 
     def stat(self, key: int) -> Any:
         return self.shard.stat(self.now, digests_of([key])[0])
+
+    def kept(self, item: Object) -> bool:
+        """Whether the core still has what the model calls absent."""
+        found, version = self.stat(item.key), item.current
+        assert version is not None
+        return bool(found and found.absent and found.generation == version.generation)
+
+    def went(self) -> list[int]:
+        """Keys of complete objects that the core let go by itself."""
+        model = self.model
+        keys = [key for key in model.objects if model.readable(key)]
+        there = dict(zip(keys, self.probe(keys), strict=True))
+        away = [key for key, item in model.objects.items() if model.absent(item)]
+        there |= {key: self.kept(model.objects[key]) for key in away}
+        return [key for key in model.objects if not there.get(key, True)]
 
     def still_writing(self, key: int) -> bool:
         """Whether the core still knows the unfinished put that the model knows."""
@@ -124,52 +139,6 @@ class Checked(TaskCalls):
         self.model.close_client(client, fenced=fenced)
         self.follow_tasks()
 
-    def mount(self, client: int, number: int, nbytes: int, host: str) -> None:
-        self.note("mount", client, number, nbytes, host)
-        uuid = number.to_bytes(16, "big")
-        status, index = self.shard.mount(self.now, client, uuid, f"s{number}", nbytes, host)
-        present = [
-            at
-            for at, segment in self.model.segments.items()
-            if segment.uuid == uuid and segment.state != SegmentState.GONE
-        ]
-        if present:
-            expect(index == present[0], f"mounting again gave {index}, not {present[0]}")
-            known = self.model.segments[index]
-            if known.owner != client and known.owner in self.model.clients:
-                expect(status == Status.ILLEGAL_CLIENT, f"mount by a stranger: {status!r}")
-                return
-            expect(status == OK, f"mounting again answered {status!r}")
-            known.owner = client
-            if known.state == SegmentState.SUSPECT:
-                known.state = SegmentState.OK
-            return
-        expect(status == OK, f"mount answered {status!r}")
-        self.model.mount(index, Segment(uuid, f"s{number}", host, client, Space(nbytes)))
-
-    def unmount(self, client: int, index: int, force: bool) -> None:
-        self.note("unmount", client, index, force)
-        segment = self.model.segments[index]
-        status = self.shard.unmount(self.now, client, segment.uuid, force)
-        if segment.state == SegmentState.GONE:
-            expect(status == Status.SEGMENT_NOT_FOUND, f"unmount of a gone segment: {status}")
-        elif client != segment.owner and not force:
-            expect(status == Status.ILLEGAL_CLIENT, f"unmount by a stranger: {status}")
-        else:
-            expect(status == OK, f"unmount: {status}")
-            self.model.segments[index].state = SegmentState.GONE
-            self.follow_tasks()
-            self.model.lose_dead()
-            self.follow_upserts()
-            self.model.follow_reclaimed(self._may_be_there(set()))
-
-    def suspect(self, index: int, suspect: bool) -> None:
-        self.note("set_suspect", index, suspect)
-        self.shard.set_suspect(self.now, index, suspect)
-        segment = self.model.segments[index]
-        if segment.state in (SegmentState.OK, SegmentState.SUSPECT):
-            segment.state = SegmentState.SUSPECT if suspect else SegmentState.OK
-
     # Put
 
     def put_start(
@@ -203,10 +172,8 @@ class Checked(TaskCalls):
         stolen = set()
         if not upsert:
             stolen = {key for key in granted if model.readable(key)}
-        known = [key for key in model.objects if model.readable(key)]
-        there = dict(zip(known, self.probe(known), strict=True))
-        gone = [key for key in known if key in stolen or not there[key]]
-        model.follow_evicted(gone, "put_start")
+            self._follow_renewed(keys, statuses)
+        model.follow_evicted(stolen | set(self.went()), "put_start")
         self.follow_upserts()
         self._follow_preempted(keys, statuses)
         model.follow_reclaimed(self._may_be_there(granted))
@@ -214,6 +181,16 @@ class Checked(TaskCalls):
         for key, size, status in zip(keys, sizes, statuses, strict=True):
             if status in NO_ROOM:
                 model.check_refused(tenants(key), key, size, options, status)
+
+    def _follow_renewed(self, keys: Sequence[int], statuses: Sequence[Status]) -> None:
+        """What was absent made way for a put, which may have found no room then."""
+        for key, status in zip(keys, statuses, strict=True):
+            item = self.model.objects.get(key)
+            if item is None or not self.model.absent(item) or status not in NO_ROOM | {OK}:
+                continue
+            if item.writing is not None:
+                self.model.forget_writing(item, fenced=False, overtaken=True)
+            self.model.forget_current(item)
 
     def _follow_preempted(self, keys: Sequence[int], statuses: Sequence[Status]) -> None:
         """Writers that were in the way are gone; they may be gone even if there was no room."""
@@ -470,7 +447,7 @@ class Checked(TaskCalls):
         before = dict(model.objects)
         pinned = {key for key, item in before.items() if model.soft_pinned(item)}
         report = self.shard.evict(self.now, ratio, floor)
-        victims = model.reconcile(self.probe, "evict")
+        victims = model.follow_evicted(self.went(), "evict")
         self.follow_upserts()
         model.follow_reclaimed(self._may_be_there(set()))
         expect(
@@ -514,7 +491,7 @@ class Checked(TaskCalls):
         crowded = any(
             info.used > model.config.high_watermark * info.nbytes
             for info in self.shard.segments()
-            if info.state != SegmentState.GONE
+            if info.state not in UNREADABLE
         )
         self.shard.tick(self.now)
         model.end_soft_pins()
@@ -523,7 +500,7 @@ class Checked(TaskCalls):
                 segment.state, segment.deadline = SegmentState.GONE, None
         model.lose_dead()
         self.follow_tasks()
-        victims = model.reconcile(self.probe, "tick")
+        victims = model.follow_evicted(self.went(), "tick")
         self.follow_upserts()
         expect(crowded or not victims, f"tick evicted {len(victims)} though nothing was crowded")
         for item in list(model.objects.values()):

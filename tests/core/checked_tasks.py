@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.tasks import TaskKind, TaskState
 from tests.core.lab import SECOND, digest_of, digests_of
-from tests.core.model import OK
+from tests.core.model import OK, UNREADABLE
 from tests.core.nouns import Task, Version
 from tests.core.space import Extent, expect
 
@@ -35,13 +35,12 @@ class TaskCalls:
         elif client != task.client:
             expect(status == Status.ILLEGAL_CLIENT, f"end by a stranger: {status!r}")
         else:
-            arrived = any(
-                self.model.segments[extent.segment].state != SegmentState.GONE
-                for extent in task.targets
-            )
-            if arrived or not ok:
-                expect(status == OK, f"end of task {number}: {status!r}")
-            self.model.copy_ends(number, ok=ok)
+            places = [task.source, *(extent.segment for extent in task.targets)]
+            there, *targets = (self.model.segments[at].state not in UNREADABLE for at in places)
+            arrived = there and any(targets)
+            wanted = OK if arrived or not ok else Status.REPLICA_IS_GONE
+            expect(status == wanted, f"end of task {number}: {status!r}, not {wanted!r}")
+            self.model.copy_ends(number, ok=ok and arrived)
 
     def submit(
         self, key: int, targets: list[int], source: int | None = None, move: bool = False

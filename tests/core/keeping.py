@@ -129,7 +129,7 @@ def clients_of(shard: Shard) -> set[tuple[Any, ...]]:
 
 def segments_of(shard: Shard) -> set[tuple[Any, ...]]:
     return {
-        (s.index, s.uuid, s.name, s.host, s.nbytes, s.owner, s.state, s.usable_from, s.gone_at)
+        (s.index, s.uuid, s.name, s.host, s.nbytes, s.owner, s.state, s.usable_from, s.gone_at, s.returns_as)
         for s in shard.space.all()
     }
 

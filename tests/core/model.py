@@ -20,12 +20,13 @@ from tests.core.nouns import Object, Quarantined, Segment, Task, Tenant, Version
 from tests.core.space import Mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from mooncake_store.core.options import ShardConfig, StartOptions
     from tests.core.space import Extent, Space
 
 OK = Status.OK
+UNREADABLE = {SegmentState.ABSENT, SegmentState.GONE}
 PLACED = {Status.OK}
 NEVER_ROOM = {Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS, Status.PINS_FULL}
 NO_ROOM = NEVER_ROOM | {Status.NO_SPACE, Status.TENANT_QUOTA}
@@ -105,12 +106,16 @@ class Reference:
         return [
             extent
             for extent in version.extents
-            if extent.readable and self.segments[extent.segment].state != SegmentState.GONE
+            if extent.readable and self.segments[extent.segment].state not in UNREADABLE
         ]
 
     def readable(self, key: int) -> Object | None:
         item = self.objects.get(key)
         return item if item is not None and self.alive(item.current) else None
+
+    def absent(self, item: Object) -> bool:
+        """Whether a complete object cannot be read, and can be again if a worker comes back."""
+        return item.current is not None and not self.alive(item.current)
 
     def evictable(self, item: Object) -> bool:
         return (
@@ -223,12 +228,6 @@ class Reference:
 
     # Eviction, followed
 
-    def reconcile(self, probe: Callable[[list[int]], Sequence[bool]], why: str) -> list[Object]:
-        """Follow what the core evicted: each victim must have been allowed to leave."""
-        keys = [key for key in self.objects if self.readable(key)]
-        gone = [key for key, there in zip(keys, probe(keys), strict=True) if not there]
-        return self.follow_evicted(gone, why)
-
     def follow_evicted(self, gone: Iterable[int], why: str) -> list[Object]:
         victims = [self.objects[key] for key in gone]
         for item in victims:
@@ -238,8 +237,11 @@ class Reference:
         for item in victims:
             if not self.evictable(item):
                 raise Mismatch(f"{why}: key {item.key} was evicted though {self.shield(item)}")
+            if self.absent(item) and not item.group and self.tenants[item.tenant].quota is None:
+                raise Mismatch(f"{why}: key {item.key} was evicted and took nobody's room")
             for mate in self.unit(item):
-                if mate.key not in leaving and self.readable(mate.key):
+                stayed = self.readable(mate.key) or self.absent(mate)
+                if mate.key not in leaving and stayed:
                     raise Mismatch(
                         f"{why}: group {item.group!r} was torn: {item.key} left, {mate.key} stayed"
                     )
@@ -295,9 +297,12 @@ class Reference:
         if item is None:
             return PLACED | NO_ROOM
         if item.task is not None:
-            return {Status.BUSY} if upsert else {Status.ALREADY_EXISTS}
+            return {Status.BUSY} if upsert or self.absent(item) else {Status.ALREADY_EXISTS}
         if upsert:
             return PLACED | NO_ROOM
+        if self.absent(item):
+            free = item.writing is None or self.expired(item.writing)
+            return PLACED | NO_ROOM if free else {Status.ALREADY_EXISTS}
         if item.current is None and item.writing is not None:
             if self.expired(item.writing):
                 return PLACED | NO_ROOM
@@ -404,6 +409,8 @@ class Reference:
         if self.readable(key):
             return OK
         item = self.objects.get(key)
+        if item is not None and self.absent(item):
+            return Status.ABSENT
         if item is not None and item.writing is not None and self.placed_somewhere(item.writing):
             return Status.NOT_READY
         return Status.NOT_FOUND
@@ -424,7 +431,7 @@ class Reference:
         return OK, item.holds.renew(client, self.now, min(ttl, self.config.lease_ttl_max_ns))
 
     def release(self, client: int, key: int, generation: int) -> Status:
-        item = self.readable(key)
+        item = self.objects.get(key)
         if item is None or item.current is None or item.current.generation != generation:
             return Status.NOT_FOUND
         item.holds.release(client, self.now)
@@ -439,9 +446,8 @@ class Reference:
         if item.task is not None:
             return {Status.BUSY}
         if force:
-            if not self.readable(key) and not (
-                item.writing and self.placed_somewhere(item.writing)
-            ):
+            known = self.readable(key) or self.absent(item)
+            if not known and not (item.writing and self.placed_somewhere(item.writing)):
                 return {OK, Status.NOT_FOUND}
             return {OK}
         if item.writing is not None:
@@ -504,6 +510,8 @@ class Reference:
         if item.current is None:
             return {Status.REPLICA_NOT_FOUND, Status.NOT_FOUND}
         held = {extent.segment for extent in self.alive(item.current)}
+        if not held:
+            return {Status.NOT_FOUND}
         answers = set()
         if source is not None and source not in held:
             answers.add(Status.REPLICA_NOT_FOUND)

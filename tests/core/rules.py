@@ -96,6 +96,7 @@ class Rules:
             self.mend: 1,
             self.restart_client: 1,
             self.change_segment: 2,
+            self.fall_silent: 2,
             self.audit: 2,
         }
 
@@ -389,6 +390,15 @@ class Rules:
             self.checked.unmount(self._some_client(), there[0], force=False)
         else:
             self.checked.unmount(self.clients[1], there[0], force=True)
+
+    def fall_silent(self) -> None:
+        """A worker is absent from now on, or is back."""
+        segments = self.model.segments.items()
+        away = [index for index, known in segments if known.state == SegmentState.ABSENT]
+        there = [index for index, known in segments if known.state != SegmentState.GONE]
+        if there:
+            back = bool(away) and self.rng.random() < 0.6
+            self.checked.absent(self.rng.choice(away if back else there), not back)
 
     def audit(self) -> None:
         self.checked.audit(self.known, (0, 1))

@@ -110,7 +110,7 @@ def some_life(seed):
     assert_same(shard, after)
     about = About(digests[70])
     said += [np.array([place]) for run in kept.sink.take() for place, _ in about.read(run)]
-    return said + an_eviction_without_groups(seed)
+    return said + an_eviction_without_groups(seed) + an_absence(seed)
 
 
 def an_eviction_without_groups(seed):
@@ -125,6 +125,34 @@ def an_eviction_without_groups(seed):
     report = shard.evict(1, 0.3)
     shard.check_integrity()
     return [rows, replicas, ended, np.array([report.objects, report.bytes])]
+
+
+def an_absence(seed):
+    """Look for what lies on a segment that is absent, put some of it anew; return the answers."""
+    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, seed=seed))
+    client = shard.open_client(0, b"w" * 16, 1, "host")
+    for name in "ab":
+        shard.mount(0, client, name.encode() * 16, name, 1 << 20, name)
+    digests = np.arange(80, dtype=np.uint64).reshape(40, 2)
+    sizes = np.full(40, 5000)
+    for keys, options in (
+        (slice(20), StartOptions(preferred=("b",))),
+        (slice(20, 40), StartOptions(replicas=2)),
+    ):
+        rows, _ = shard.put_start(0, client, 0, digests[keys], sizes[keys], None, options)
+        generations = np.ascontiguousarray(rows["generation"])
+        shard.put_end(0, client, digests[keys], generations, np.zeros(20, np.uint64))
+    said = []
+    for absent in (True, False):
+        shard.set_absent(1, 1, absent)
+        said += [*shard.get(1, client, digests, 10**9), shard.exists(1, digests)]
+        if absent:
+            said += [*shard.put_start(1, client, 0, digests[:9], sizes[:9])]
+            shard.tick(1)
+        shard.check_integrity()
+    said.append(np.array([shard.stats().misses, shard.stats().misses_absent]))
+    assert said[-1].tolist() == [20 + 9, 20]
+    return said
 
 
 def some_requests(shard, client, now, digests, sizes, options):

@@ -110,6 +110,13 @@ def upserting() -> Scene:
     return made
 
 
+def absent() -> Scene:
+    made = readable()
+    source = int(made.lab.get([KEY])[1]["segment"][0])
+    made.lab.shard.set_absent(made.lab.now, source, True)
+    return made
+
+
 STATES: dict[str, Callable[[], Scene]] = {
     "missing": missing,
     "writing": writing,
@@ -120,6 +127,7 @@ STATES: dict[str, Callable[[], Scene]] = {
     "copying": copying,
     "moving": moving,
     "upserting": upserting,
+    "absent": absent,
 }
 
 
@@ -204,15 +212,15 @@ ILLEGAL, EXISTS = S.ILLEGAL_CLIENT, S.ALREADY_EXISTS
 # One line per operation, one answer per state, in the order of STATES. For exists the answer is
 # 0 or 1, for evict whether the object left, for remove_all and its like how many were taken.
 TABLE: dict[Callable[[Scene], int], tuple[int, ...]] = {
-    exists: (0, 0, 0, 1, 1, 1, 1, 1, 1),
-    get: (S.NOT_FOUND, S.NOT_READY, S.NOT_READY, OK, OK, OK, OK, OK, OK),
-    query: (S.NOT_FOUND, S.NOT_READY, S.NOT_READY, OK, OK, OK, OK, OK, OK),
-    put_start: (OK, EXISTS, OK, EXISTS, EXISTS, EXISTS, EXISTS, EXISTS, EXISTS),
-    put_end: (S.NOT_FOUND, OK, OK, OK, OK, OK, OK, OK, OK),
-    put_end_by_another: (S.NOT_FOUND, *[ILLEGAL] * 8),
-    put_revoke: (S.NOT_FOUND, OK, OK, *[S.INVALID_WRITE] * 5, OK),
-    put_revoke_by_another: (S.NOT_FOUND, *[ILLEGAL] * 8),
-    upsert_start: (OK, OK, OK, OK, OK, OK, S.BUSY, S.BUSY, OK),
+    exists: (0, 0, 0, 1, 1, 1, 1, 1, 1, 0),
+    get: (S.NOT_FOUND, S.NOT_READY, S.NOT_READY, OK, OK, OK, OK, OK, OK, S.ABSENT),
+    query: (S.NOT_FOUND, S.NOT_READY, S.NOT_READY, OK, OK, OK, OK, OK, OK, S.ABSENT),
+    put_start: (OK, EXISTS, OK, EXISTS, EXISTS, EXISTS, EXISTS, EXISTS, EXISTS, OK),
+    put_end: (S.NOT_FOUND, OK, OK, OK, OK, OK, OK, OK, OK, OK),
+    put_end_by_another: (S.NOT_FOUND, *[ILLEGAL] * 9),
+    put_revoke: (S.NOT_FOUND, OK, OK, *[S.INVALID_WRITE] * 5, OK, S.INVALID_WRITE),
+    put_revoke_by_another: (S.NOT_FOUND, *[ILLEGAL] * 9),
+    upsert_start: (OK, OK, OK, OK, OK, OK, S.BUSY, S.BUSY, OK, OK),
     remove: (
         S.NOT_FOUND,
         S.NOT_READY,
@@ -223,12 +231,13 @@ TABLE: dict[Callable[[Scene], int], tuple[int, ...]] = {
         S.BUSY,
         S.BUSY,
         S.NOT_READY,
+        OK,
     ),
-    force_remove: (S.NOT_FOUND, OK, OK, OK, OK, OK, S.BUSY, S.BUSY, OK),
-    remove_all: (0, 0, 1, 1, 0, 1, 0, 0, 0),
-    remove_by_prefix: (0, 0, 1, 1, 0, 1, 0, 0, 0),
-    force_remove_all: (0, 0, 1, 1, 1, 1, 0, 0, 0),
-    evict: (1, 0, 1, 1, 0, 1, 0, 0, 0),
+    force_remove: (S.NOT_FOUND, OK, OK, OK, OK, OK, S.BUSY, S.BUSY, OK, OK),
+    remove_all: (0, 0, 1, 1, 0, 1, 0, 0, 0, 1),
+    remove_by_prefix: (0, 0, 1, 1, 0, 1, 0, 0, 0, 1),
+    force_remove_all: (0, 0, 1, 1, 1, 1, 0, 0, 0, 1),
+    evict: (1, 0, 1, 1, 0, 1, 0, 0, 0, 0),
     copy: (
         S.NOT_FOUND,
         S.REPLICA_NOT_FOUND,
@@ -239,6 +248,7 @@ TABLE: dict[Callable[[Scene], int], tuple[int, ...]] = {
         S.BUSY,
         S.BUSY,
         S.BUSY,
+        S.NOT_FOUND,
     ),
     move: (
         S.NOT_FOUND,
@@ -250,6 +260,7 @@ TABLE: dict[Callable[[Scene], int], tuple[int, ...]] = {
         S.BUSY,
         S.BUSY,
         S.BUSY,
+        S.NOT_FOUND,
     ),
 }
 

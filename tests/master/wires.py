@@ -57,14 +57,15 @@ class ClusterWire:
     def worker_states(self):
         return {worker.name: worker.state for worker in self.status().workers}
 
-    def mount(self, *segments, uuid=None, epoch=1, name="w", host="h", tcp_port=0):
+    def mount(self, *segments, uuid=None, epoch=1, name="w", host="h", tcp_port=0, keeps=False):
         """Mount segments given as (uuid, name, bytes), without any memory behind them."""
         specs = tuple(
             cluster_wire.SegmentSpec(u, n, b, descriptor(u, n, b, tcp_port) if tcp_port else b"")
             for u, n, b in segments
         )
         uuid = uuid or secrets.token_bytes(16)
-        return self.ask(cluster_wire.MOUNT, cluster_wire.Mount(uuid, epoch, name, host, specs))
+        request = cluster_wire.Mount(uuid, epoch, name, host, specs, keeps)
+        return self.ask(cluster_wire.MOUNT, request)
 
     def unmount(self, uuid, epoch, *segments, grace_ms=0):
         return self.ask(cluster_wire.UNMOUNT, cluster_wire.Unmount(uuid, epoch, segments, grace_ms))

@@ -1,13 +1,15 @@
 """Kernels that answer readers: gets with leases, probes and listing.
 
 Layouts are those of `records.py`, places in `context` those of `context.py`. `alive[s]` is 1 while
-replicas on segment s may be read. All kernels are O(n + replicas).
+replicas on segment s may be read, `dead[s]` once they are lost. All kernels are O(n + replicas).
 """
 
 import numpy as np
 
 from kernel_cache import njit
 from mooncake_store.core.codes import (
+    ABSENT,
+    AWAY,
     HITS,
     HITS_BITS,
     HITS_MASK,
@@ -23,6 +25,7 @@ from mooncake_store.core.codes import (
 from mooncake_store.core.context import (
     ALIVE,
     BYTE,
+    DEAD,
     FOUND,
     HITS_WINDOW_NS,
     INT32,
@@ -71,6 +74,18 @@ def living_replicas(rows, overflow, alive, row, replicas, first):
     return m
 
 
+@njit(**KERNEL)
+def why_unreadable(context, rows, overflow, row):
+    """What to answer to the get of a complete object without a living replica. O(replicas)."""
+    dead = column(context, DEAD, BYTE)
+    kept = rows[row].segment >= 0 and dead[rows[row].segment] == 0
+    link = rows[row].more
+    while not kept and link >= 0:
+        kept = overflow[link].state == READABLE and dead[overflow[link].segment] == 0
+        link = overflow[link].next
+    return ABSENT if kept else NOT_FOUND
+
+
 @njit(**KERNEL, inline="always")
 def count_hit(rows, row, window):
     """Count a get in the current window."""
@@ -99,7 +114,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
     window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
-    m, hits, misses, nbytes = 0, 0, 0, 0
+    m, hits, misses, away, nbytes = 0, 0, 0, 0, 0
     count = context[NOTED]
     for i in range(digests.shape[0]):
         row = found[i]
@@ -110,6 +125,8 @@ def get(context, client, now, ttl, digests, answers, replicas):
                 status = NOT_READY
             else:
                 m = living_replicas(rows, overflow, alive, row, replicas, first)
+                if m == first:
+                    status = why_unreadable(context, rows, overflow, row)
         answers[i].replicas = m - first
         if m == first:
             answers[i].size = 0
@@ -118,6 +135,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
             answers[i].generation = 0
             answers[i].status = status
             misses += 1
+            away += status == ABSENT
             continue
         hits += 1
         nbytes += rows[row].size
@@ -141,6 +159,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
         header[HORIZON] = max(header[HORIZON], now + ttl)
         context[TALLY + HITS] += hits
         context[TALLY + MISSES] += misses
+        context[TALLY + AWAY] += away
         context[TALLY + READ_BYTES] += nbytes
     return m
 

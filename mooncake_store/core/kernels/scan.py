@@ -1,7 +1,7 @@
 """Kernels that judge rows: what may be evicted, what needs attention, what lies where.
 
-Layouts are those of `records.py`, places in `context` those of `context.py`. `alive[s]` is 1 while
-replicas on segment s may be read. All kernels are O(n + replicas).
+Layouts are those of `records.py`, places in `context` those of `context.py`. `dead[s]` is 1 once
+replicas on segment s are lost. All kernels are O(n + replicas).
 """
 
 import numpy as np
@@ -76,7 +76,7 @@ def row_bytes(context, ids, out):
 
 
 @njit(**KERNEL)
-def sweep(rows, overflow, cold, alive, closed, span, out):
+def sweep(rows, overflow, cold, dead, closed, span, out):
     """Find rows that need attention in rows span[0]..span[1]; returns how many.
 
     Late writers (span[2] = start before which a put is late), writers whose client is closed, and
@@ -89,10 +89,10 @@ def sweep(rows, overflow, cold, alive, closed, span, out):
         wanted = False
         if rows[row].state == WRITING:
             wanted = rows[row].lease_end <= span[2] or closed[cold[row].owner] != 0
-        wanted = wanted or (rows[row].segment >= 0 and not alive[rows[row].segment])
+        wanted = wanted or (rows[row].segment >= 0 and dead[rows[row].segment] != 0)
         link = rows[row].more
         while not wanted and link >= 0:
-            wanted = not alive[overflow[link].segment]
+            wanted = dead[overflow[link].segment] != 0
             link = overflow[link].next
         if wanted:
             out[count] = row

@@ -150,15 +150,24 @@ def keep_marks(context, marked):
 
 
 @njit(**KERNEL)
-def why_not(context, rows, row, now, discard_ns):
-    """What to answer to the put of a key that has a row. O(replicas)."""
-    if rows[row].state != READABLE:
-        return RETRY if now - rows[row].lease_end >= discard_ns else ALREADY_EXISTS
-    alive = column(context, ALIVE, BYTE)
-    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
-    if is_living(rows, overflow, alive, row):
-        return ALREADY_EXISTS
-    return BUSY if rows[row].flags & TASK else RETRY  # a task's writer is stopped by the janitor
+def why_not(context, rows, cold, row, now, discard_ns):
+    """What to answer to the put of a key that has a row. O(replicas).
+
+    A complete object that cannot be read now is no reason not to store it anew, unless somebody
+    does so already.
+    """
+    unfinished = row
+    if rows[row].state == READABLE:
+        alive = column(context, ALIVE, BYTE)
+        overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+        if is_living(rows, overflow, alive, row):
+            return ALREADY_EXISTS
+        if rows[row].flags & TASK:
+            return BUSY  # the janitor stops a task's writer
+        if not rows[row].flags & UPSERT:
+            return RETRY
+        unfinished = cold[row].twin - 1
+    return RETRY if now - rows[unfinished].lease_end >= discard_ns else ALREADY_EXISTS
 
 
 @njit(**KERNEL)
@@ -193,8 +202,8 @@ def enter(context, digests, sizes, lengths, status, found, fresh):
 def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, lengths, status, found):
     """Start puts: missing keys get a row in state WRITING, others an answer that says why not.
 
-    status[i] != 0 on entry means refused already. RETRY marks a row whose writer is late, or whose
-    replicas are all gone. Returns how many of those there are.
+    status[i] != 0 on entry means refused already. RETRY marks a row whose writer is late, or that
+    cannot be read now. Returns how many of those there are.
     """
     rows = column(context, ROWS, ROW)
     cold = column(context, COLD_ROWS, COLD)
@@ -215,7 +224,7 @@ def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, leng
             marks[marked + claimed] = row
             claimed += 1
         else:
-            status[i] = why_not(context, rows, row, now, discard_ns)
+            status[i] = why_not(context, rows, cold, row, now, discard_ns)
             retries += status[i] == RETRY
     column(context, TENANT_USE, INT64)[2 * tenant + 1] += claimed
     keep_marks(context, marked + claimed)
@@ -265,7 +274,7 @@ def start(
             if row < 0:
                 status[i] = NO_SPACE
             elif not fresh[i]:
-                status[i] = why_not(context, rows, row, now, context[DISCARD_NS])
+                status[i] = why_not(context, rows, cold, row, now, context[DISCARD_NS])
                 retries += status[i] == RETRY
         answers[i].status = status[i]
         if status[i] != OK:
