@@ -166,8 +166,18 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
     ] = 600 * SECOND_NS
     client_ttl_ns: Annotated[
         DurationNs,
-        Meta(description="Silence after which a worker is gone and its replicas unreadable."),
+        Meta(description="Silence after which a worker is absent and its replicas unreadable."),
     ] = 10 * SECOND_NS
+    worker_grace_ns: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=365 * 24 * HOUR_NS,
+            description="For how long what an absent worker holds is kept, to be read again if it "
+            "returns with its memory. 0: what it holds is lost at once.",
+            extra={"unit": "ns"},
+        ),
+    ] = 10 * MINUTE_NS
     ping_interval_ns: Annotated[
         DurationNs,
         Meta(description="How often workers report that they are alive."),
@@ -286,7 +296,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         if self.suspect_after_pings * self.ping_interval_ns >= self.client_ttl_ns:
             raise Contradiction(
                 "master.client_ttl must be longer than suspect_after_pings times ping_interval, "
-                "or a worker is declared gone before it is suspect",
+                "or a worker is declared absent before it is suspect",
                 "client_ttl",
                 "suspect_after_pings",
                 "ping_interval",

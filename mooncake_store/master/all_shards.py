@@ -9,18 +9,38 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from mooncake_store.core.records import SegmentState
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.wire import cluster as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mooncake_store.master.roster import LentSegment
     from mooncake_store.master.shard_link import ReplyT, RequestT, ShardLink
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["AllShards"]
+__all__ = ["AllShards", "refusal", "state_of"]
+
+_UNFINISHED_FIRST = (
+    SegmentState.ABSENT,
+    SegmentState.SUSPECT,
+    SegmentState.DRAINING,
+    SegmentState.OK,
+    SegmentState.DRAINED,
+)
+
+
+def state_of(replies: Iterable[wire.SliceReply], before: SegmentState) -> SegmentState:
+    """Return what a segment is by its slices: the least finished business speaks for it."""
+    found = {SegmentState(reply.state) for reply in replies if reply.state}
+    return next((state for state in _UNFINISHED_FIRST if state in found), before)
+
+
+def refusal(replies: Iterable[wire.SliceReply]) -> int:
+    """Return the status of the first shard that refused, 0 where none did."""
+    return next((reply.status for reply in replies if reply.status), 0)
 
 
 class AllShards:
@@ -49,10 +69,10 @@ class AllShards:
         request = wire.SegmentChange(number, state, deadline_ms)
         return await self._ask(wire.SEGMENT_STATE, lambda _: request)
 
-    async def hand_out(self, segment: LentSegment) -> int:
-        """Give every shard its slice, which changes nothing where it has it; return a status."""
+    async def hand_out(self, segment: LentSegment) -> list[wire.SliceReply]:
+        """Give every shard its slice, which changes nothing where it has it."""
         spec, worker, shards = segment.spec, segment.worker, len(self._links)
-        replies = await self._ask(
+        return await self._ask(
             wire.MOUNT_SLICE,
             lambda i: wire.MountSlice(
                 segment.number,
@@ -64,7 +84,6 @@ class AllShards:
                 worker.epoch,
             ),
         )
-        return next((reply.status for reply in replies if reply.status), 0)
 
     def can_share(self, nbytes: int) -> bool:
         """Whether a segment of this size has a slice for every shard."""

@@ -73,6 +73,7 @@ def liveness_times(config: MasterConfig) -> LivenessTimes:
         config.ping_interval_ns,
         config.suspect_after_pings * config.ping_interval_ns,
         config.client_ttl_ns,
+        config.worker_grace_ns,
     )
 
 

@@ -1,9 +1,10 @@
 """The cluster service: which segments there are, whose they are, and how clients reach the shards.
 
 The master keeps no metadata of objects; it hands every segment out to all shards, one slice each,
-and takes it back from all when its worker leaves, dies or is replaced by a newer run. A segment's
-number is the master's and equal on all shards (`roster`), so whoever still holds an old number
-holds no new segment by mistake.
+and takes it back from all when its worker leaves, dies or is replaced by a newer run. While a
+worker is absent its segments keep their numbers, and the shards what lies there. A segment's number
+is the master's and equal on all shards (`roster`), so whoever still holds an old number holds no
+new segment by mistake.
 
 Changes are made one after the other (a lock), each in a task of its own, so that a peer that goes
 away in the middle leaves nothing half done. A change costs one round trip to the shards, and where
@@ -23,15 +24,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.identity import secret_of
-from mooncake_store.master.all_shards import AllShards
-from mooncake_store.master.doors import doors_of
+from mooncake_store.master.all_shards import AllShards, refusal, state_of
+from mooncake_store.master.doors import doors_of, reachable
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
-from transfer_engine.base import SegmentDescriptor
-from transfer_engine.errors import AuthError, InvalidArgumentError, UnavailableError
+from transfer_engine.errors import AuthError, UnavailableError
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NAME_CHARS_MAX = 128
-DESCRIPTOR_BYTES_MAX = 4096
 SWEEP_S = 0.05
 READERS_NS = 2 * SECOND_NS
 """A shard sweeps three million rows in that time, on a machine that is not busy."""
@@ -290,6 +289,8 @@ class Cluster:
                 return _refused(request, Status.ILLEGAL_CLIENT)
             if worker is not None and worker.epoch < request.epoch:
                 await self._replace_run(worker, request)
+            elif worker is not None and worker.state != "alive":
+                await self._resume_run(worker, request)
             if worker is None:
                 worker = LentWorker(request.uuid, request.epoch, request.name, request.host)
                 workers[request.uuid] = worker
@@ -301,6 +302,7 @@ class Cluster:
                 if request.segments and not worker.numbers:
                     del workers[worker.uuid]  # nothing of it was accepted
             if worker.uuid in workers:
+                worker.keeps = request.keeps
                 self._watch(worker, request.segments)
             self._roster.drop_old_workers()
         return wire.Mounted(
@@ -309,7 +311,8 @@ class Cluster:
 
     def _watch(self, worker: LentWorker, specs: Sequence[wire.SegmentSpec]) -> None:
         """Count a worker as alive from now on."""
-        self._known[1].watch(worker.uuid, worker.epoch, doors_of(specs))
+        doors = doors_of(specs)
+        self._known[1].watch(worker.uuid, worker.epoch, doors, keeps=worker.keeps)
         numbers = ", ".join(map(str, sorted(worker.numbers)))
         self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")
 
@@ -319,6 +322,13 @@ class Cluster:
         brought, segments = {spec.uuid for spec in request.segments}, self._roster.segments
         await self._take_away(n for n in worker.numbers if segments[n].spec.uuid not in brought)
         worker.epoch = request.epoch
+
+    async def _resume_run(self, worker: LentWorker, request: wire.Mount) -> None:
+        """Let a run go on that was silent: what it does not bring once more is there as well."""
+        brought, segments = {spec.uuid for spec in request.segments}, self._roster.segments
+        for number in sorted(worker.numbers):
+            if segments[number].spec.uuid not in brought:
+                await self._turn(number, "ok")
 
     async def _mount_all(
         self, worker: LentWorker, specs: Iterable[wire.SegmentSpec]
@@ -339,7 +349,7 @@ class Cluster:
         if (
             len(spec.uuid) != 16
             or not 0 < len(spec.name) <= NAME_CHARS_MAX
-            or not _reachable(spec.descriptor)
+            or not reachable(spec.descriptor)
             or not 0 < spec.nbytes < 1 << 62
             or not self._shards.can_share(spec.nbytes)
         ):
@@ -353,8 +363,10 @@ class Cluster:
 
     async def _mount_one(self, segment: LentSegment) -> tuple[int, int]:
         """Return (status, number) of an announced segment."""
-        status = await self._shards.hand_out(segment)
+        replies = await self._shards.hand_out(segment)
+        status = refusal(replies)
         if not status:
+            segment.state = state_of(replies, SegmentState.OK)
             self._roster.enter(segment)
             return Status.OK, segment.number
         if segment.number not in self._roster.segments:
@@ -407,7 +419,7 @@ class Cluster:
             for number, segment in sorted(roster.segments.items()):
                 there = states.get(number, [])
                 gone = len(there) < len(told) or segment.worker.state == "gone"
-                if gone or await self._shards.hand_out(segment):
+                if gone or refusal(await self._shards.hand_out(segment)):
                     lost.append(number)
                 else:
                     await self._go_on(segment, set(there))
@@ -428,9 +440,8 @@ class Cluster:
             await self._shards.tell(segment.number, "drain")
         elif states == {SegmentState.DRAINED}:
             segment.state = SegmentState.DRAINED
-        elif segment.worker.state == "suspect":
-            segment.state = SegmentState.SUSPECT
-            await self._shards.tell(segment.number, "suspect")
+        elif segment.worker.state in ("suspect", "absent"):
+            await self._turn(segment.number, segment.worker.state)
 
     async def _unmount(self, request: wire.Unmount) -> wire.Outcome:
         worker = self._roster.workers.get(request.uuid)
@@ -481,8 +492,7 @@ class Cluster:
         for number in numbers:
             async with self._lock:
                 if number in self._roster.segments:
-                    self._roster.segments[number].state = SegmentState.DRAINING
-                    await self._shards.tell(number, "drain", grace_ms)
+                    await self._turn(number, "drain", grace_ms)
         waiting = set(numbers)
         message = ""
         while waiting and self._now() < deadline:
@@ -509,21 +519,35 @@ class Cluster:
             worker = self._roster.workers.get(uuid)
             if worker is None or worker.epoch != epoch or worker.state == "gone":
                 return
-            why = f"silent for {self._known[0].client_ttl_ms} ms" if state == "gone" else ""
-            if state == "ended":
-                state, why = "gone", "its process ended"
-            worker.state = state
+            last = state in ("gone", "ended")
+            if self._known[1].state(uuid, epoch) != ("" if last else state):
+                return  # it was heard of meanwhile, by a ping that is told as well or a mount
+            why = self._why(worker, state)
+            worker.state = "gone" if last else state
             level = logging.INFO if state == "alive" else logging.WARNING
-            self._states.change(f"worker {worker.name}", state, why, level)
-            if state == "gone":
+            self._states.change(f"worker {worker.name}", worker.state, why, level)
+            if last:
                 await self._take_away(worker.numbers)
                 return
             for number in sorted(worker.numbers):
-                segment = self._roster.segments[number]
-                if segment.state in (SegmentState.OK, SegmentState.SUSPECT):
-                    alive = state == "alive"
-                    segment.state = SegmentState.OK if alive else SegmentState.SUSPECT
-                    await self._shards.tell(number, "ok" if alive else "suspect")
+                await self._turn(number, "ok" if state == "alive" else state)
+
+    def _why(self, worker: LentWorker, state: str) -> str:
+        """Say for the log what made a worker become what it is."""
+        facts, liveness = self._known
+        silence = f"silent for {facts.client_ttl_ms} ms"
+        if state == "absent":
+            silent_ms = liveness.silent_ns(worker.uuid) // MILLISECOND_NS
+            return silence if silent_ms >= facts.client_ttl_ms else "its process ended"
+        if state == "gone":
+            return "it did not come back in time" if worker.state == "absent" else silence
+        return "its process ended" if state == "ended" else ""
+
+    async def _turn(self, number: int, state: str, deadline_ms: int = 0) -> None:
+        """Tell all shards what becomes of a segment, and note what it is then."""
+        segment = self._roster.segments[number]
+        replies = await self._shards.tell(number, state, deadline_ms)
+        segment.state = state_of(replies, segment.state)
 
     # -- drains
 
@@ -549,12 +573,7 @@ class Cluster:
         states = {reply.drain for reply in replies}
         order = ("failed", "running", "cancelled", "done")
         state = next((state for state in order if state in states), "none")
-        # The shards know best; the one with the least finished business speaks for the segment.
-        found = [SegmentState(reply.state) for reply in replies if reply.state]
-        for candidate in (SegmentState.DRAINING, SegmentState.OK, SegmentState.DRAINED):
-            if candidate in found and segment.state != SegmentState.SUSPECT:
-                segment.state = candidate
-                break
+        segment.state = state_of(replies, segment.state)
         status = next((reply.status for reply in replies if reply.status), 0)
         message = next((reply.message for reply in replies if reply.message), "")
         return wire.DrainReply(status, state, sum(reply.moved for reply in replies), message)
@@ -579,16 +598,3 @@ def _no_segment(number: int) -> wire.DrainReply:
     return wire.DrainReply(
         int(Status.SEGMENT_NOT_FOUND), message=f"no segment has the number {number}"
     )
-
-
-def _reachable(descriptor: bytes) -> bool:
-    """Whether clients can make sense of this. Without a descriptor nobody is meant to."""
-    if not descriptor:
-        return True
-    if len(descriptor) > DESCRIPTOR_BYTES_MAX:
-        return False
-    try:
-        SegmentDescriptor.decode(descriptor)
-    except InvalidArgumentError:
-        return False
-    return True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.wire.cluster import SegmentSpec
 
-__all__ = ["Door", "answering", "doors_of", "refused"]
+__all__ = ["Door", "answering", "doors_of", "reachable", "refused"]
 
 Door = tuple[str, int]
 
@@ -30,6 +30,7 @@ ATTEMPTS = 8
 PAUSE_S = 0.1
 DOORS_MAX = 4
 """More addresses of one worker are not looked at."""
+DESCRIPTOR_BYTES_MAX = 4096
 
 
 def doors_of(specs: Iterable[SegmentSpec]) -> tuple[Door, ...]:
@@ -43,6 +44,19 @@ def doors_of(specs: Iterable[SegmentSpec]) -> tuple[Door, ...]:
         if descriptor.tcp_port:
             doors[descriptor.tcp_host, descriptor.tcp_port] = None
     return tuple(doors)[:DOORS_MAX]
+
+
+def reachable(descriptor: bytes) -> bool:
+    """Whether clients can make sense of this. Without a descriptor nobody is meant to."""
+    if not descriptor:
+        return True
+    if len(descriptor) > DESCRIPTOR_BYTES_MAX:
+        return False
+    try:
+        SegmentDescriptor.decode(descriptor)
+    except StoreError:
+        return False
+    return True
 
 
 async def _knock(door: Door) -> str:

@@ -1,11 +1,14 @@
 """Who is alive: a listener and a loop of their own, on their own thread.
 
 A worker that was silent for some pings is suspect (its segments take no new objects), after
-`client_ttl` it is gone (its segments are unmounted). Answering here never waits for data work:
-while the master's loop is busy with a long request, pings are answered and counted.
+`client_ttl` it is absent (what lies there cannot be read, and is kept), and after `worker_grace`
+more it is gone (its segments are unmounted). Until then any ping of its run makes it alive again.
+Answering here never waits for data work: while the master's loop is busy with a long request, pings
+are answered and counted.
 
-A worker whose connection closed, and whose address refuses although it answered before, has ended:
-it is gone at once (`doors`). All else that can be behind a closed connection waits for silence.
+A worker whose connection closed, and whose address refuses although it answered before, has ended
+(`doors`): it is absent at once if its memory outlives its process, else gone. All else that can be
+behind a closed connection waits for silence.
 
 Nor does a master that stood still blame its workers: when the check comes late by more than an
 interval, everybody's last sign of life is moved forward by the time lost (invariant 8).
@@ -49,7 +52,9 @@ class LivenessTimes:
 
     ping_interval_ns: int
     suspect_ns: int
-    gone_ns: int
+    absent_ns: int
+    grace_ns: int
+    """For how long the memory of an absent worker is kept."""
 
 
 @dataclass(slots=True)
@@ -59,6 +64,8 @@ class _Watched:
     state: str = "alive"
     doors: tuple[Door, ...] = ()
     """Where it listened when it came."""
+    keeps: bool = False
+    """Whether its memory outlives its process."""
     doubted: bool = False
     """Whether these are being looked at because a connection of it closed."""
     called_back: bool = False
@@ -68,7 +75,8 @@ class _Watched:
 class Liveness:
     """Watches workers from a thread; `report(uuid, epoch, state)` is called on that thread.
 
-    States are "alive", "suspect", and, each the last of its run, "gone" and "ended".
+    States are "alive", "suspect", "absent", and, each the last of its run, "gone" and "ended": gone
+    with its process.
     When the thread cannot go on, `failed(error)` is called on the loop that started it.
     """
 
@@ -95,9 +103,14 @@ class Liveness:
 
     # -- from any thread
 
-    def watch(self, uuid: bytes, epoch: int, doors: tuple[Door, ...] = ()) -> None:
-        """Count a run of a worker as alive from now on; it listens at `doors`."""
-        watched = _Watched(epoch, self._now())
+    def watch(
+        self, uuid: bytes, epoch: int, doors: tuple[Door, ...] = (), *, keeps: bool = False
+    ) -> None:
+        """Count a run of a worker as alive from now on; it listens at `doors`.
+
+        `keeps` says that its memory outlives its process.
+        """
+        watched = _Watched(epoch, self._now(), keeps=keeps)
         with self._lock:
             self._watched[uuid] = watched
         loop = self._loop
@@ -116,6 +129,12 @@ class Liveness:
         """Watch a worker no more: it left."""
         with self._lock:
             self._watched.pop(uuid, None)
+
+    def state(self, uuid: bytes, epoch: int) -> str:
+        """Return the state of a run as it is by now; "" for one that is watched no more."""
+        with self._lock:
+            watched = self._watched.get(uuid)
+            return watched.state if watched is not None and watched.epoch == epoch else ""
 
     def silent_ns(self, uuid: bytes) -> int:
         """Return for how long a worker has been silent."""
@@ -229,12 +248,16 @@ class Liveness:
             ended = await refused(watched.doors)
         finally:
             watched.doubted = False
+        state = "absent" if watched.keeps and self._times.grace_ns else "ended"
         with self._lock:
-            silent = self._watched.get(uuid) is watched and watched.seen_ns == seen_ns
-            if ended and silent:
+            if not ended or self._watched.get(uuid) is not watched or watched.seen_ns != seen_ns:
+                return
+            if watched.state == state:
+                return
+            watched.state = state
+            if state == "ended":
                 del self._watched[uuid]
-        if ended and silent:
-            self._report(uuid, watched.epoch, "ended")
+        self._report(uuid, watched.epoch, state)
 
     def check(self) -> None:
         """Look at everybody once."""
@@ -247,9 +270,12 @@ class Liveness:
                 if late > times.ping_interval_ns:
                     watched.seen_ns = min(now, watched.seen_ns + late)
                 silent = now - watched.seen_ns
-                if silent >= times.gone_ns:
+                if silent >= times.absent_ns + times.grace_ns:
                     del self._watched[uuid]
                     changes.append((uuid, watched.epoch, "gone"))
+                elif silent >= times.absent_ns and watched.state != "absent":
+                    watched.state = "absent"
+                    changes.append((uuid, watched.epoch, "absent"))
                 elif silent >= times.suspect_ns and watched.state == "alive":
                     watched.state = "suspect"
                     changes.append((uuid, watched.epoch, "suspect"))

@@ -49,6 +49,8 @@ class KeptWorker(msgspec.Struct, frozen=True):
     epoch: int
     name: str
     host: str
+    keeps: bool = False
+    """Whether its memory outlives its process."""
 
 
 class KeptSegment(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ GONE_WORKERS_KEPT = 256
 
 @dataclass(slots=True)
 class LentWorker:
-    """A run of a worker; `state` is "alive", "suspect" or "gone"."""
+    """A run of a worker; `state` is "alive", "suspect", "absent" or "gone"."""
 
     uuid: bytes
     epoch: int
@@ -36,6 +36,8 @@ class LentWorker:
     host: str
     state: str = "alive"
     numbers: set[int] = field(default_factory=set)
+    keeps: bool = False
+    """Whether its memory outlives its process."""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class Roster:
             VERSION,
             life,
             self._last_number,
-            tuple(KeptWorker(w.uuid, w.epoch, w.name, w.host) for w in owners.values()),
+            tuple(KeptWorker(w.uuid, w.epoch, w.name, w.host, w.keeps) for w in owners.values()),
             tuple(
                 KeptSegment(
                     segment.number,
@@ -154,7 +156,8 @@ class Roster:
         """Begin with what the run before knew."""
         self._last_number = registers.last_number
         for kept in registers.workers:
-            self.workers[kept.uuid] = LentWorker(kept.uuid, kept.epoch, kept.name, kept.host)
+            worker = LentWorker(kept.uuid, kept.epoch, kept.name, kept.host, keeps=kept.keeps)
+            self.workers[kept.uuid] = worker
         for known in registers.segments:
             spec = wire.SegmentSpec(known.uuid, known.name, known.nbytes, known.descriptor)
             self.enter(LentSegment(known.number, self.workers[known.worker], spec))

@@ -138,7 +138,8 @@ class LocalShard:
         now, number = self._site.now(), request.number
         found = self._find(number)
         status = Status.OK
-        if request.state in ("ok", "suspect"):
+        if request.state in ("ok", "suspect", "absent"):
+            self._shard.set_absent(now, number, request.state == "absent")
             self._shard.set_suspect(now, number, request.state == "suspect")
         elif request.state == "gone" and found is not None and found.state != State.GONE:
             status = self._end(found)

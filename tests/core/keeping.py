@@ -129,7 +129,8 @@ def clients_of(shard: Shard) -> set[tuple[Any, ...]]:
 
 def segments_of(shard: Shard) -> set[tuple[Any, ...]]:
     return {
-        (s.index, s.uuid, s.name, s.host, s.nbytes, s.owner, s.state, s.usable_from, s.gone_at, s.returns_as)
+        (s.index, s.uuid, s.name, s.host, s.nbytes, s.owner, s.state, s.returns_as)
+        + (s.usable_from, s.gone_at)
         for s in shard.space.all()
     }
 

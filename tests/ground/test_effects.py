@@ -484,6 +484,7 @@ OBSERVED = {
     "master.put_discard": Observation({"put_discard": "10s"}, replaced_after_20_s),
     "master.put_release": Observation({"put_release": "60s"}, room_after_100_s),
     "master.client_ttl": Observation({"client_ttl": "20s"}, states_of_a_silent_worker),
+    "master.worker_grace": Observation({"worker_grace": "5s"}, states_of_a_silent_worker),
     "master.ping_interval": Observation({"ping_interval": "500ms"}, lambda g: cluster_map(g)[1]),
     "master.suspect_after_pings": Observation(
         {"suspect_after_pings": 5}, states_of_a_silent_worker

@@ -1,5 +1,6 @@
 """Who is alive: decisions by a clock of the test, and real processes that die, stop and return."""
 
+import asyncio
 import secrets
 import signal
 import socket
@@ -25,11 +26,11 @@ UUID = b"u" * 16
 
 @pytest.fixture
 def watch():
-    """Liveness on a clock of our own (ping 1 s, suspect 3 s, gone 10 s), and its reports."""
+    """Liveness on a clock of our own: ping 1 s, suspect 3 s, absent 10 s, gone 20 s after that."""
     clock = ManualClock(now_ns=50 * SECOND)
     reports = []
     liveness = Liveness(
-        LivenessTimes(SECOND, 3 * SECOND, 10 * SECOND),
+        LivenessTimes(SECOND, 3 * SECOND, 10 * SECOND, 20 * SECOND),
         7,
         clock,
         lambda *r: reports.append(r),
@@ -47,14 +48,19 @@ def pass_time(clock, liveness, seconds, step_s=0.5):
         liveness.check()
 
 
-def test_silence_makes_suspect_then_gone_and_each_is_reported_once(watch):
+def test_silence_makes_suspect_then_absent_then_gone_and_each_is_reported_once(watch):
     clock, liveness, reports = watch
     pass_time(clock, liveness, 2.5)
     assert reports == []
     pass_time(clock, liveness, 4)
     assert reports == [(UUID, 1, "suspect")]
     pass_time(clock, liveness, 20)
-    assert reports == [(UUID, 1, "suspect"), (UUID, 1, "gone")]
+    assert reports == [(UUID, 1, "suspect"), (UUID, 1, "absent")]
+    pass_time(clock, liveness, 2)
+    assert liveness.state(UUID, 1) == "absent"
+    pass_time(clock, liveness, 20)
+    assert reports == [(UUID, 1, state) for state in ("suspect", "absent", "gone")]
+    assert liveness.state(UUID, 1) == ""
 
 
 def test_a_master_that_stood_still_blames_nobody(watch):
@@ -71,7 +77,7 @@ def test_a_master_that_stood_still_blames_nobody(watch):
 def test_small_delays_do_not_keep_the_dead_alive(watch):
     clock, liveness, reports = watch
     pass_time(clock, liveness, 20, step_s=1.4)
-    assert reports[-1] == (UUID, 1, "gone")
+    assert reports[-1] == (UUID, 1, "absent")
 
 
 def test_forgotten_workers_are_not_reported(watch):
@@ -102,13 +108,66 @@ def test_a_worker_that_is_called_back_is_a_stranger_until_it_has_mounted(watch):
     assert known()
 
 
+def ping(liveness, uuid=UUID, epoch=1):
+    """Have a sign of life answered, as on a connection of its own; whether it was known."""
+    session = SimpleNamespace(read_only=False)
+    connection = SimpleNamespace(session=session, context=None, on_close=lambda call: None)
+    frame = SimpleNamespace(body=PING.request.pack(Ping(uuid, epoch)))
+    return PING.reply.unpack(liveness._handle(connection, frame)).known
+
+
+def test_a_sign_of_life_of_the_same_run_ends_an_absence(watch):
+    clock, liveness, reports = watch
+    pass_time(clock, liveness, 15)
+    assert not ping(liveness, epoch=2)
+    assert reports[-1] == (UUID, 1, "absent")
+    assert ping(liveness)
+    assert reports[-1] == (UUID, 1, "alive")
+    assert liveness.silent_ns(UUID) == 0
+    pass_time(clock, liveness, 15)
+    assert [state for _, _, state in reports] == ["suspect", "absent", "alive", "suspect", "absent"]
+    pass_time(clock, liveness, 20)
+    assert reports[-1] == (UUID, 1, "gone")
+    assert not ping(liveness)
+
+
+def test_a_master_that_stood_still_does_not_end_an_absence_early(watch):
+    clock, liveness, reports = watch
+    pass_time(clock, liveness, 15)
+    clock.advance(3600 * SECOND)
+    liveness.check()
+    pass_time(clock, liveness, 14)
+    assert reports[-1] == (UUID, 1, "absent")
+    pass_time(clock, liveness, 2)
+    assert reports[-1] == (UUID, 1, "gone")
+
+
+@pytest.mark.parametrize(("keeps", "becomes"), [(True, "absent"), (False, "ended")])
+def test_a_process_that_ended_is_waited_for_if_its_memory_outlives_it(
+    watch, monkeypatch, keeps, becomes
+):
+    async def refused(doors):
+        return True
+
+    monkeypatch.setattr("mooncake_store.master.liveness.refused", refused)
+    clock, liveness, reports = watch
+    liveness.watch(UUID, 2, keeps=keeps)
+    asyncio.run(liveness._doubt(UUID, liveness._watched[UUID]))
+    assert reports == [(UUID, 2, becomes)]
+    pass_time(clock, liveness, 29)
+    assert liveness.state(UUID, 2) == ("absent" if keeps else "")
+    pass_time(clock, liveness, 2)
+    assert reports[-1] == (UUID, 2, "gone" if keeps else "ended")
+
+
 def wait_for_state(cluster, name, state):
     until(lambda: cluster.worker_states().get(name) == state, what=f"{name} is {state}")
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_is_suspect_then_gone_with_its_objects(start_cluster, wire_to):
-    running = start_cluster(2, in_process=False, master={"client_ttl": "6s"})
+def test_without_a_grace_a_stopped_worker_is_gone_with_its_objects(start_cluster, wire_to):
+    quick = {"client_ttl": "6s", "worker_grace": "0s"}
+    running = start_cluster(2, in_process=False, master=quick)
     cluster = wire_to(running)
     shard = cluster.shard()
     names = numbered(b"k", 400)
@@ -147,6 +206,101 @@ def test_a_killed_worker_is_gone_at_once_with_its_objects(start_cluster, wire_to
     until(lambda: [not there for there in shard.exists(names)] == lost)
     assert cluster.worker_states()["worker-0"] == "alive"
     shard.close()
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_absent_and_then_back_with_its_objects(start_cluster, wire_to):
+    running = start_cluster(2, in_process=False)
+    cluster = wire_to(running)
+    shard = cluster.shard()
+    names = numbered(b"k", 400)
+    _, replicas = shard.put(names, 1000)
+    before = {s.number: (s.uuid, s.worker) for s in cluster.segments()}
+    number = next(number for number, (_, worker) in before.items() if worker == "worker-1")
+    away = (replicas["segment"] == number).tolist()
+    assert {True, False} == set(away)
+    running.stop_worker(1)
+    wait_for_state(cluster, "worker-1", "absent")
+    until(lambda: cluster.segments(number)[0].state == SegmentState.ABSENT)
+    assert [not there for there in shard.exists(names)] == away
+    told = shard.get(names, ttl_ms=1000)[0]["status"].tolist()
+    assert told == [Status.ABSENT if hidden else 0 for hidden in away]
+    assert shard.stat(names[away.index(True)]).absent
+    stats = shard.stats()
+    assert (stats.misses_absent, stats.lost_objects) == (sum(away), 0)
+    assert stats.bytes_total == 64 * MIB
+    running.resume_worker(1)
+    wait_for_state(cluster, "worker-1", "alive")
+    until(lambda: shard.exists(names) == [1] * 400)
+    assert {s.number: (s.uuid, s.worker) for s in cluster.segments()} == before
+    assert shard.get(names)[1].tolist() == replicas.tolist()
+    assert shard.stats().lost_objects == 0
+    shard.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", ["ping", "mount", "mount of one segment", "mount by a newer run"])
+def test_a_sign_of_life_brings_an_absent_worker_back_as_it_was(start_cluster, wire_to, sign):
+    cluster = wire_to(start_cluster(0))
+    worker = secrets.token_bytes(16)
+    segments = [(secrets.token_bytes(16), name, MIB) for name in ("one", "two")]
+    mounted = cluster.mount(*segments, uuid=worker)
+    shard = cluster.shard()
+    names = numbered(b"k", 100)
+    shard.put(names, 1000)
+    wait_for_state(cluster, "w", "absent")  # nobody pings for it
+    until(lambda: not any(shard.exists(names)))
+    until(lambda: {s.state for s in cluster.segments()} == {SegmentState.ABSENT})
+    if sign == "ping":
+        pings = PingWire(cluster.map().liveness)
+        assert pings.ping(worker).known
+        pings.close()
+    elif sign == "mount of one segment":
+        assert cluster.mount(segments[0], uuid=worker).numbers == mounted.numbers[:1]
+    else:
+        epoch = 2 if sign == "mount by a newer run" else 1
+        assert cluster.mount(*segments, uuid=worker, epoch=epoch) == mounted
+    until(lambda: shard.exists(names) == [1] * 100)
+    until(lambda: SegmentState.ABSENT not in {s.state for s in cluster.segments()})
+    assert [s.number for s in cluster.segments()] == sorted(mounted.numbers)
+    assert shard.stats().lost_objects == 0
+
+
+def test_what_an_absent_worker_holds_is_lost_after_the_grace(start_cluster, wire_to):
+    cluster = wire_to(start_cluster(0, master={"worker_grace": "200ms"}))
+    cluster.mount((secrets.token_bytes(16), "s", MIB))
+    shard = cluster.shard()
+    names = numbered(b"k", 100)
+    shard.put(names, 1000)
+    wait_for_state(cluster, "w", "gone")
+    until(lambda: shard.stats().lost_objects == 100)
+    assert not any(shard.exists(names))
+    assert cluster.segments() == ()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_next_run_finds_what_it_brings_the_memory_of(start_cluster, wire_to, keeps):
+    cluster = wire_to(start_cluster(0, master={"client_ttl": "1h"}))
+    worker, segment = secrets.token_bytes(16), (secrets.token_bytes(16), "s", MIB)
+    names = numbered(b"k", 100)
+    shard = cluster.shard()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.settimeout(PATIENCE_S)
+        where = {"uuid": worker, "tcp_port": door.getsockname()[1], "keeps": keeps}
+        mounted = cluster.mount(segment, **where)
+        shard.put(names, 1000)
+        pings = PingWire(cluster.map().liveness)
+        door.accept()[0].close()
+        for _ in range(20):  # answered by the loop that looks at the door
+            assert pings.ping(worker).known
+    pings.close()
+    wait_for_state(cluster, "w", "absent" if keeps else "gone")
+    until(lambda: not any(shard.exists(names)))
+    again = cluster.mount(segment, **where, epoch=2)
+    assert again.statuses == (0,)
+    assert shard.exists(names) == [int(keeps)] * 100
+    assert (again.numbers == mounted.numbers) == keeps
+    assert cluster.worker_states() == {"w": "alive"}
 
 
 def test_a_connection_that_closes_is_no_death(start_cluster, wire_to):
@@ -189,7 +343,7 @@ def test_a_stopped_worker_that_returns_in_time_keeps_its_objects(start_cluster, 
 
 @pytest.mark.slow
 def test_a_stopped_worker_that_returns_too_late_mounts_again(start_cluster, wire_to):
-    running = start_cluster(1, in_process=False)
+    running = start_cluster(1, in_process=False, master={"worker_grace": "100ms"})
     cluster = wire_to(running)
     shard = cluster.shard()
     shard.put([b"lost"], 1000)
@@ -218,7 +372,7 @@ def test_a_stopped_master_declares_nobody_dead(start_cluster, wire_to):
 
     def heard_anew():
         (worker,) = cluster.status().workers
-        assert worker.state != "gone"
+        assert worker.state not in ("absent", "gone")
         # A ping that came after the stop, and time to act on the silence before it.
         passed_ms = (time.monotonic() - resumed) * 1000
         return passed_ms > 500 and worker.silent_ms < passed_ms and worker.state == "alive"

@@ -66,7 +66,7 @@ def test_a_worker_that_cannot_go_on_is_not_alive(start_cluster, wire_to, where, 
 
         thread._turn = broken
         reset(*worker._server.tcp_address)
-        until(lambda: cluster.worker_states() in ({"w": "suspect"}, {"w": "gone"}, {}))
+        until(lambda: cluster.worker_states() in ({"w": "suspect"}, {"w": "absent"}))
         assert "cannot go on" in caplog.text
         thread._turn = healthy
         until(lambda: cluster.worker_states() == {"w": "alive"})
