@@ -126,7 +126,7 @@ def _drawn(found: ClusterStatus) -> Any:
     for segment in found.segments:
         owner = workers.get(segment.worker)
         state = SegmentState(segment.state).name.lower()
-        if owner is not None and owner.state != "alive":
+        if owner is not None and owner.state not in ("alive", state):
             state = f"{state}, worker {owner.state}"
         rows.append(
             (

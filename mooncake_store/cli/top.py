@@ -88,12 +88,14 @@ def _rates(
             "read_bytes_per_s": rate(old.read_bytes, new.read_bytes),
             "written_bytes_per_s": rate(old.written_bytes, new.written_bytes),
             "hit_rate": _share(new.hits - old.hits, new.misses - old.misses),
+            "absent_per_s": rate(old.misses_absent, new.misses_absent),
             "evicted_per_s": rate(old.evicted_objects, new.evicted_objects),
             "cpu": rate(old.cpu_s, new.cpu_s),
             "rss_bytes": new.rss_bytes,
             "objects": new.objects,
             "writing": new.writing,
-            "bytes_used": new.bytes_used,
+            # Objects on absent segments take none of the room that `bytes_total` counts.
+            "bytes_used": min(new.bytes_used, new.bytes_allocated),
             "bytes_total": new.bytes_total,
             "clients": new.clients,
             "replicas_missing": new.replicas_missing,
@@ -154,6 +156,9 @@ def _drawn(value: dict[str, Any], width: int) -> Any:
     missing = sum(shard["replicas_missing"] for shard in value["shards"])
     if missing:
         told.append(f"missing replicas: {missing:,}")
+    absent = sum(shard["absent_per_s"] for shard in value["shards"])
+    if absent:
+        told.append(f"asked for, on absent workers: {_short(absent)} keys/s")
     shown = columns | wide if width >= WIDE else columns
     return Group(printable(value["url"]), table(shown, rows), *told)
 

@@ -1,10 +1,14 @@
 """From a status number to an error that says key, operation and next step; and back.
 
 Statuses are the numbers of `core.records.Status`, of `transfer_engine.errors`, and BUFFER_SMALL.
-No I/O, no state; O(1).
+No I/O, no state; O(1) per error.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mooncake_store.core.records import Status
 from mooncake_store.errors import (
@@ -27,7 +31,10 @@ from mooncake_store.errors import (
     UnavailableError,
 )
 
-__all__ = ["BUFFER_SMALL", "NOT_RENAMED", "OUT_OF_RANGE", "error_of"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["BUFFER_SMALL", "NOT_RENAMED", "OUT_OF_RANGE", "error_of", "explain_absent"]
 
 BUFFER_SMALL = -10
 """The object does not fit into the buffer it was to be read into."""
@@ -57,6 +64,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     Status.INVALID_WRITE: (IllegalClientError, "the object is complete already"),
     Status.NOT_READY: (ReplicaNotReadyError, "the object is still being written"),
     Status.NOT_FOUND: (NotFoundError, "no readable object has this key"),
+    Status.ABSENT: (NotFoundError, "the workers that hold the object are absent"),
     Status.ALREADY_EXISTS: (AlreadyExistsError, "the key names an object already"),
     Status.OTHER_NAME: (InvalidArgumentError, "an object of another name has the digest of this"),
     Status.HAS_LEASE: (HasLeaseError, "the object is being read"),
@@ -79,6 +87,8 @@ _ADVICE: dict[int, str] = {
     "hard_pin_share of the master; waiting does not help",
     Status.TOO_FEW_SEGMENTS: "put it with a smaller replicas_min, or start another worker; waiting "
     "does not help",
+    Status.ABSENT: "recompute it and put it again, or wait: it is kept for a while (worker_grace "
+    "of the master), and is as before if they come back",
     Status.OTHER_NAME: "choose another key; where the master names keys with a secret (identity "
     "keyed, its default) nobody can make two of them meet",
     Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
@@ -107,3 +117,17 @@ def error_of(
         peer=peer,
         advice=_ADVICE.get(status),
     )
+
+
+def explain_absent(
+    statuses: NDArray[Any], errors: dict[int, StoreError | str], operation: str
+) -> None:
+    """Make what lies on absent workers not found, as it is for who asks, and keep why as an error.
+
+    `statuses` has one per key, `errors` what is known beyond it. O(keys).
+    """
+    absent = np.flatnonzero(statuses == Status.ABSENT)
+    if len(absent):
+        statuses[absent] = Status.NOT_FOUND
+        error = error_of(Status.ABSENT, key=None, operation=operation)
+        errors.update(dict.fromkeys(absent.tolist(), error))

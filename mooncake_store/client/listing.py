@@ -116,7 +116,7 @@ class Listing:
         return ObjectStat(
             _text(reply.name) if reply.name else keys.label(0),
             reply.size,
-            State(reply.state).name.lower(),
+            "absent" if reply.absent else State(reply.state).name.lower(),
             reply.generation,
             reply.checksum,
             reply.lease_ms / 1e3,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mooncake_store.client.failures import explain_absent
 from mooncake_store.client.results import Infos, QueryResult, SegmentName
 from mooncake_store.client.transfers import learn_segments, records
 from mooncake_store.core.records import GET_ROW, REPLICA
@@ -51,7 +52,9 @@ def query(asked: KeyRequests) -> Steps[QueryResult]:
     places = found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, REPLICA)])
     named = yield from _names(core, places, asked.until)
     infos = Infos(rows, last, places, named)
-    return QueryResult(keys, np.array(rows["status"]), asked.errors, infos)
+    statuses = np.array(rows["status"])
+    explain_absent(statuses, asked.errors, "query")
+    return QueryResult(keys, statuses, asked.errors, infos)
 
 
 def _names(core: Core, places: NDArray[Any], until: float) -> Steps[dict[int, SegmentName]]:

@@ -33,7 +33,7 @@ import numpy as np
 from mooncake_store.client.buffers import new_bytes_many
 from mooncake_store.client.core import every
 from mooncake_store.client.directory import COPIED
-from mooncake_store.client.failures import BUFFER_SMALL, OUT_OF_RANGE
+from mooncake_store.client.failures import BUFFER_SMALL, OUT_OF_RANGE, explain_absent
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.results import GetResult
 from mooncake_store.client.steps import Move, Moves
@@ -228,6 +228,7 @@ class Reading(KeyTransfers):
         """What became of the keys."""
         statuses, sizes = self.status.astype(np.int16), self.cols[k.SIZE]
         if statuses.any():
+            explain_absent(statuses, self.errors, self.plan.operation)
             sizes = np.where(statuses == 0, sizes, 0)
             if values:
                 for at in np.flatnonzero(statuses).tolist():

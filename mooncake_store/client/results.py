@@ -316,7 +316,7 @@ class ObjectStat:
     key: str | bytes
     size: int
     state: str
-    """"writing" or "readable"."""
+    """"writing", "readable", or "absent": complete, and kept by workers that are absent for now."""
     generation: int
     checksum: int
     lease_s: float

@@ -59,13 +59,15 @@ _REFUSALS = {
     -1010: (409, "UNAVAILABLE_IN_CURRENT_STATUS"),
     -1402: (404, "JOB_NOT_FOUND"),
 }
-# OK, SUSPECT (it may come back), DRAINING, DRAINED, and one that is being taken away.
+# OK, SUSPECT (it may come back), DRAINING, DRAINED, one that is being taken away, and ABSENT, for
+# which the original has no state.
 _STATES = {
     SegmentState.OK: (1, "OK"),
     SegmentState.SUSPECT: (1, "OK"),
     SegmentState.DRAINING: (2, "DRAINING"),
     SegmentState.DRAINED: (3, "DRAINED"),
     SegmentState.GONE: (5, "UNMOUNTING"),
+    SegmentState.ABSENT: (0, "UNDEFINED"),
 }
 
 

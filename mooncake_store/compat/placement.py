@@ -40,7 +40,7 @@ _NO_TASK = (0, 0)
 _FILE_NOT_FOUND = -1100
 _TAKING = (SegmentState.OK, SegmentState.SUSPECT)
 """States of segments that objects may be copied to."""
-_MOUNTED = (*_TAKING, SegmentState.DRAINING, SegmentState.DRAINED)
+_MOUNTED = (*_TAKING, SegmentState.DRAINING, SegmentState.DRAINED, SegmentState.ABSENT)
 
 
 class PlacementCalls(Base):

@@ -7,8 +7,11 @@ import re
 
 import numpy as np
 
+from mooncake_store import Client
 from mooncake_store.cli import put
 from mooncake_store.cli.shared.tree import run
+from mooncake_store.core.records import SegmentState
+from tests.waiting import until
 
 
 def test_put_get_and_rm(mooncake, tmp_path):
@@ -171,3 +174,27 @@ def test_a_store_that_is_not_there(monkeypatch, capsys, free_port):
         assert run(words) == 4
         assert str(free_port) in capsys.readouterr().err
     assert run(["ls", "--url", "http://127.0.0.1"]) == 3
+
+
+def test_what_an_absent_worker_holds_is_told_of(own_cluster, monkeypatch, capfd):
+    quick = {"ping_interval": "100ms", "client_ttl": "1s", "suspect_after_pings": 3}
+    cluster = own_cluster(workers=1, in_process=True, master=quick)
+    monkeypatch.setenv("MOONCAKE_CLIENT_URL", cluster.url)
+    (worker,) = cluster._workers
+    with Client(cluster.url) as store:
+        store.put("key", b"value")
+        with monkeypatch.context() as silenced:
+            silenced.setattr(worker, "_say_alive", lambda: None)
+            until(lambda: store.status().segments[0].state == SegmentState.ABSENT)
+            capfd.readouterr()
+            assert run(["status"]) == 4
+            said = " ".join(capfd.readouterr().out.split())
+            assert "absent" in said
+            assert "worker absent" not in said
+            assert run(["stat", "key"]) == 0
+            assert re.search(r"state\s+absent", capfd.readouterr().out)
+            assert run(["get", "key"]) == run(["exists", "key"]) == 5
+            assert "the workers that hold the object are absent" in capfd.readouterr().err
+        until(lambda: store.exists("key"))
+    assert run(["get", "key"]) == 0
+    assert capfd.readouterr().out == "value"

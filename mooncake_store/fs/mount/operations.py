@@ -216,7 +216,8 @@ class PoolOperations(mfusepy.Operations):  # type: ignore[misc]  # not typed to 
         """Size and free space of the pool, or of the namespace where that has a quota."""
         shards = self._fs.client.store_stats()
         total = sum(shard.bytes_total for shard in shards)
-        used = sum(shard.bytes_used for shard in shards)
+        # Objects on absent segments take none of this room.
+        used = sum(min(shard.bytes_used, shard.bytes_allocated) for shard in shards)
         quota = sum(shard.tenant_quota for shard in shards)
         if quota:
             total, used = min(total, quota), sum(shard.tenant_bytes for shard in shards)
