@@ -21,6 +21,7 @@ from transfer_engine import (
 from transfer_engine.base import CANCELLED, COMPLETED
 from transfer_engine.errors import (
     AlreadyExistsError,
+    AuthError,
     BusyError,
     ConfigError,
     InvalidArgumentError,
@@ -86,6 +87,28 @@ def test_a_named_segment_survives_its_process(tmp_path):
         Segment.create(10, path=path)
     with pytest.raises(NotFoundError):
         Segment.attach(tmp_path / "none", uuid=b"u" * 16)
+
+
+def test_a_named_segment_has_all_its_pages_and_only_the_first_bytes_may_be_wanted(tmp_path):
+    path = tmp_path / "segment"
+    Segment.create(3 << 20, path=path).close()
+    assert path.stat().st_blocks * 512 >= 3 << 20
+    with Segment.attach(path, uuid=b"u" * 16, size=1 << 20) as segment:
+        assert segment.size == 1 << 20
+    with pytest.raises(InvalidArgumentError, match="the file holds 3145728 bytes"):
+        Segment.attach(path, uuid=b"u" * 16, size=4 << 20)
+
+
+def test_a_named_segment_in_which_others_have_a_hand_is_refused(tmp_path):
+    path = tmp_path / "segment"
+    Segment.create(8192, path=path).close()
+    os.link(path, tmp_path / "another name")
+    with pytest.raises(AuthError, match="2 names"):
+        Segment.attach(path, uuid=b"u" * 16)
+    (tmp_path / "another name").unlink()
+    os.symlink(path, tmp_path / "link")
+    with pytest.raises(ConfigError, match="symbolic links"):
+        Segment.attach(tmp_path / "link", uuid=b"u" * 16)
 
 
 def test_prefaulting_changes_no_byte():

@@ -2,7 +2,9 @@
 
 Shared memory is a file without a name (memfd) whose descriptor can be passed to another process,
 sealed against resizing so that no holder can pull pages from under another (a truncated mapping
-kills its reader with SIGBUS). A path gives it a name, on tmpfs, so that it outlives its process.
+kills its reader with SIGBUS). A path gives it a name, best on tmpfs or hugetlbfs, so that it
+outlives its process. Such a file cannot be sealed; its pages are all provided when it is made,
+which is O(bytes) in memory and quick on a disk.
 
 First touch decides how fast a fresh segment is: the kernel clears every page on first use, and
 with 4 KiB pages that is several times slower than copying. `hugepages="auto"` asks for
@@ -22,6 +24,7 @@ import fcntl
 import functools
 import mmap
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -30,9 +33,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from transfer_engine.errors import (
+    AuthError,
     ConfigError,
     InvalidArgumentError,
     NoSpaceError,
+    NotFoundError,
     TransferError,
 )
 from transfer_engine.os_errors import open_error
@@ -43,10 +48,12 @@ __all__ = [
     "Mapping",
     "Prefaulter",
     "create_file",
+    "find_file",
     "flush",
     "host_identity",
     "load_kernels",
     "map_file",
+    "reserve",
 ]
 
 HugePages: TypeAlias = Literal["auto", "never", "require"]
@@ -54,6 +61,8 @@ HugePages: TypeAlias = Literal["auto", "never", "require"]
 _THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _HUGETLB_FREE = "/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages"
 _HUGE_PAGE_BYTES = 2 << 20
+_TMPFS, _HUGETLBFS = 0x01021994, 0x958458F6
+_STATFS_BYTES = 256  # more than any kernel answers with
 _MADV_POPULATE_WRITE = 23
 _MS_SYNC = 4
 _MPOL_PREFERRED = 1
@@ -120,27 +129,76 @@ def create_file(
 ) -> tuple[int, str]:
     """Create a file to share as memory and return its descriptor and the kind of its pages.
 
-    The kind is "thp", "hugetlb" or "small". Raises ConfigError when huge pages are required and
-    the kernel cannot give them, InvalidArgumentError for an impossible size, NoSpaceError and what
-    else the operating system has against a path.
+    The kind is "thp", "hugetlb" or "small", and "file" for a path that is not in memory. Raises
+    ConfigError when huge pages are required and the kernel cannot give them, InvalidArgumentError
+    for an impossible size, NoSpaceError and what else the operating system has against a path.
     """
     if size <= 0:
         raise InvalidArgumentError(f"a segment of {size} bytes was asked for; it must be positive")
     if hugepages not in ("auto", "never", "require"):
         raise ConfigError(f"hugepages={hugepages!r}: choose 'auto', 'never' or 'require'")
-    thp = thp_policy() in ("always", "within_size", "advise") and hugepages != "never"
-    kind = "thp" if thp else "small"
-    if hugepages == "require" and not thp:
-        if path is not None:
-            raise ConfigError(
-                f"hugepages='require' with path={os.fspath(path)!r}: the kernel gives tmpfs no "
-                f"huge pages ({_THP} is {thp_policy()!r})",
-                advice=f"write 'advise' to {_THP}, or use no path and set vm.nr_hugepages",
-            )
-        return _create_hugetlb(size, name), "hugetlb"
     if path is not None:
-        return _create_named(size, os.fspath(path)), kind
-    return _create_nameless(size, name), kind
+        return _create_named(size, os.fspath(path), hugepages)
+    thp = thp_policy() in ("always", "within_size", "advise") and hugepages != "never"
+    if hugepages == "require" and not thp:
+        return _create_hugetlb(size, name), "hugetlb"
+    return _create_nameless(size, name), "thp" if thp else "small"
+
+
+def find_file(path: str | os.PathLike[str]) -> tuple[int, str]:
+    """Open a file that a former process created, as `create_file` returns it.
+
+    Raises NotFoundError, and AuthError for one that others have a hand in: it belongs to another
+    user, or has a second name.
+    """
+    named = os.fspath(path)
+    try:
+        fd = os.open(named, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"no segment file {named!r}", advice="create the segment anew"
+        ) from None
+    except OSError as error:
+        raise open_error(named, error) from error
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or found.st_nlink > 1:
+        os.close(fd)
+        raise AuthError(
+            f"{named} belongs to user {found.st_uid} and has {found.st_nlink} names",
+            operation="open",
+            advice=f"only a file of user {os.geteuid()} with one name is used as memory",
+        )
+    return fd, _kind_of(fd)
+
+
+def reserve(fd: int, name: str) -> None:
+    """Have every page of a named file provided now: one without room kills whoever touches it.
+
+    O(bytes) in memory, quick on a disk; no other thread of this process waits for it.
+    """
+    try:
+        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
+    except OSError as error:
+        raise open_error(name, error) from error
+
+
+def _kind_of(fd: int) -> str:
+    """Return the kind of the pages of a named file."""
+    system = _file_system(fd)
+    if system == _HUGETLBFS:
+        return "hugetlb"
+    if system != _TMPFS:
+        return "file"
+    # So a tmpfs tells that its mount gives this file huge pages.
+    return "thp" if os.fstat(fd).st_blksize >= _HUGE_PAGE_BYTES else "small"
+
+
+def _file_system(fd: int) -> int:
+    """Return the number the kernel has for the file system of a file; 0 if it does not tell."""
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc().fstatfs(ctypes.c_int(fd), answer) != 0:
+        return 0
+    return int.from_bytes(answer.raw[:8], sys.byteorder) & 0xFFFF_FFFF
 
 
 def _create_nameless(size: int, name: str, flags: int = 0) -> int:
@@ -158,14 +216,16 @@ def _create_nameless(size: int, name: str, flags: int = 0) -> int:
     return fd
 
 
-def _create_named(size: int, path: str) -> int:
-    """Create a file of zeros that others can find. What has no room is refused, not reserved."""
+def _create_named(size: int, path: str, hugepages: HugePages) -> tuple[int, str]:
+    """Create a file of zeros that others can find. What has no room is refused at once."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise open_error(path, error) from error
     try:
         found = os.fstatvfs(fd)
+        if _kind_of(fd) == "hugetlb":
+            size = -(-size // found.f_bsize) * found.f_bsize  # it has whole pages only
         free = found.f_bavail * found.f_frsize
         # A tmpfs without a limit has no blocks. A page that finds no room kills who touches it.
         if found.f_blocks and free < size:
@@ -175,11 +235,18 @@ def _create_named(size: int, path: str) -> int:
                 advice="free some, ask for less, or raise the limit (mount -o remount,size=...)",
             )
         os.ftruncate(fd, size)
+        kind = _kind_of(fd)  # only now it is known whether huge pages fit into it
+        if hugepages == "require" and kind not in ("thp", "hugetlb"):
+            raise ConfigError(
+                f"hugepages='require': the file system of {path!r} gives no huge pages",
+                advice="name a folder of hugetlbfs or of a tmpfs that is mounted with "
+                "huge=within_size, or use no path",
+            )
     except BaseException:
         os.close(fd)
         os.unlink(path)
         raise
-    return fd
+    return fd, kind
 
 
 def _create_hugetlb(size: int, name: str) -> int:

@@ -24,7 +24,15 @@ from transfer_engine.base import NAME
 from transfer_engine.errors import InvalidArgumentError, NotFoundError
 from transfer_engine.os_errors import open_error
 from transfer_engine.segments.geometry import measure
-from transfer_engine.segments.mapping import Mapping, Prefaulter, create_file, flush, map_file
+from transfer_engine.segments.mapping import (
+    Mapping,
+    Prefaulter,
+    create_file,
+    find_file,
+    flush,
+    map_file,
+    reserve,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -81,7 +89,8 @@ class Segment(OpenSegment):
     """Named memory, identified everywhere by its uuid; make one with create, attach or wrap.
 
     Attributes are constant: `name`, `uuid` (16 bytes), `size` in bytes, `page_kind` ("thp",
-    "hugetlb", "small", "file" or "dax" for mapped ones, "caller" for wrapped buffers), `writable`.
+    "hugetlb", "small", "file" for those on a disk, "dax", "caller" for wrapped buffers) and
+    `writable`.
     """
 
     def __init__(
@@ -106,15 +115,18 @@ class Segment(OpenSegment):
         hugepages: HugePages = "auto",
         numa_node: int | None = None,
     ) -> Segment:
-        """Create zeroed shared memory, anonymous or, with a path on tmpfs, named and lasting.
+        """Create zeroed shared memory, anonymous or, with a path, named and lasting.
 
-        A path must not exist yet. Raises ConfigError when what was required cannot be had.
+        A path must not exist yet; its pages are provided before this returns, so that none is
+        missing later. Raises ConfigError when what was required cannot be had.
         """
         check_name(name)
         check_uuid(uuid)
         fd, page_kind = create_file(size, name=name, path=path, hugepages=hugepages)
         try:
             mapping = map_file(fd, size, writable=True, page_kind=page_kind, numa_node=numa_node)
+            if path is not None:  # now that its node is chosen
+                reserve(fd, os.fspath(path))
         except BaseException:
             os.close(fd)
             if path is not None:
@@ -123,23 +135,30 @@ class Segment(OpenSegment):
         return cls(mapping, name=name, uuid=uuid, fd=fd, page_kind=page_kind)
 
     @classmethod
-    def attach(cls, path: str | os.PathLike[str], *, uuid: bytes, name: str = "segment") -> Segment:
-        """Map a named segment that a former process left behind; its bytes are as they were."""
+    def attach(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        uuid: bytes,
+        name: str = "segment",
+        size: int | None = None,
+    ) -> Segment:
+        """Map a named segment that a former process left behind; its bytes are as they were.
+
+        All of it or the first `size` bytes; InvalidArgumentError says that it has become shorter.
+        AuthError refuses a file that is not of this user alone.
+        """
         check_name(name)
+        check_uuid(uuid)
+        fd, page_kind = find_file(path)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            raise NotFoundError(
-                f"no segment file {os.fspath(path)!r}", advice="create the segment anew"
-            ) from None
-        except OSError as error:
-            raise open_error(os.fspath(path), error) from error
-        try:
-            mapping = map_file(fd, os.fstat(fd).st_size, writable=True)
+            held = os.fstat(fd).st_size
+            size = held if size is None else size
+            mapping = map_file(fd, size, writable=True, page_kind=page_kind)
         except BaseException:
             os.close(fd)
             raise
-        return cls(mapping, name=name, uuid=uuid, fd=fd, page_kind="small")
+        return cls(mapping, name=name, uuid=uuid, fd=fd, page_kind=page_kind)
 
     @classmethod
     def map(
@@ -231,7 +250,7 @@ class Segment(OpenSegment):
     def flush(self, offset: int = 0, length: int | None = None) -> None:
         """Make bytes of a mapped segment durable, whoever of this host wrote them before.
 
-        Only for segments made by `map`; raises InvalidArgumentError for others.
+        Only for segments on disks and DAX devices; raises InvalidArgumentError for others.
         """
         if self.page_kind not in ("file", "dax"):
             raise InvalidArgumentError(f"segment {self.name!r} is memory: nothing keeps it")
