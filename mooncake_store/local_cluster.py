@@ -88,6 +88,7 @@ class LocalCluster:
         self._state: tempfile.TemporaryDirectory[str] | None = None
         self._worker_settings = {
             "segments": str(self._segment_bytes),
+            "memory": "anonymous",  # else those that are killed leave it behind
             "log_level": "warning",
             **(worker or {}),
         }
@@ -122,7 +123,7 @@ class LocalCluster:
         if self._address:
             return self
         # Of all workers at once: each of them alone would find the room of the others free.
-        lent = _load(config.WorkerConfig, self._worker_settings)
+        lent = _load(config.WorkerConfig, {"name": "worker-0", **self._worker_settings})
         check_room(lent, workers=self._workers_wanted)
         try:
             if self._in_process:
@@ -222,7 +223,10 @@ class LocalCluster:
         self._worker(index).signal(signal.SIGCONT)
 
     def restart_worker(self, index: int) -> None:
-        """Kill a worker and start another one in its place, with fresh memory."""
+        """Kill a worker and start another one in its place.
+
+        Its memory is fresh, unless the settings of workers name a folder that keeps it.
+        """
         self._worker(index).kill()
         self._workers[index] = child = self._new_worker(index)
         child.wait_ready()

@@ -19,6 +19,8 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from mooncake_store.client import Client
 from mooncake_store.compat.codes import log
 from mooncake_store.compat.config import PROTOCOLS, parse_flag, parse_size, split_hostname
@@ -141,6 +143,9 @@ def _worker(wanted: Wanted, client: Client, host: str, port: int) -> Worker:
             "files": (f"{wanted.file}:{nbytes}",) if wanted.file else (),
         },
     ).value
+    if settings.memory == "auto":
+        # It has a name, and ends with its program, which nobody expects to leave memory behind.
+        settings = msgspec.structs.replace(settings, memory="anonymous")
     secret = read_secret(settings.secret_file) if settings.secret_file else None
     worker = Worker(settings, secret=secret)
     worker.start(timeout_s=client.config.deadline_s)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from msgspec import Meta
 
 from eviction.registry import STORE_POLICIES, check_store_policy
+from mooncake_store.config.checks import check_list, check_memory, check_quotas
 from mooncake_store.config.loading import (
     CLIENT_ARGUMENT,
     COMMAND_LINE,
@@ -68,9 +69,6 @@ __all__ = [
 ]
 
 S = TypeVar("S", bound=Settings)
-
-QUOTAS_MAX = 64
-"""Namespaces with a quota: a shard tells the eviction order of each of every use of an object."""
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -308,7 +306,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
                 "eviction_ratio",
                 "high_watermark",
             )
-        _check_quotas(self.table, self.quotas, self.shards)
+        check_quotas(self.table, self.quotas, self.shards)
         _check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
 
@@ -320,7 +318,10 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
     master: Annotated[str, Meta(description="Address of the master.")] = "127.0.0.1:50051"
     name: Annotated[
         str,
-        Meta(description="Name in listings and logs. Empty: host name and process number."),
+        Meta(
+            description="Name in listings and logs, by which a worker that is started again finds "
+            "its memory too (`memory`). Empty: host name and process number, and nothing is found."
+        ),
     ] = ""
     host: Annotated[str, Meta(description="Address to serve data on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port to serve data on; 0 picks a free one.")] = 0
@@ -335,6 +336,15 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             "for all of what exists."
         ),
     ] = ()
+    memory: Annotated[
+        str,
+        Meta(
+            description="Where memory lies, and whether it is there again when a worker that was "
+            "killed is started again: auto (in /dev/shm for a worker with a name, unless huge "
+            "pages are required), anonymous (it ends with the process) or a folder, best on tmpfs "
+            "or hugetlbfs."
+        ),
+    ] = "auto"
     hugepages: Annotated[
         Literal["auto", "never", "require"],
         Meta(description="Back segments by huge pages: where available, not at all, or else fail."),
@@ -372,11 +382,12 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         """
         _check_address(self.table, "master", self.master)
         if not self.files:
-            _check_list(self.table, "segments", self.segments_bytes, distinct=False)
+            check_list(self.table, "segments", self.segments_bytes, distinct=False)
         for name, items in (("files", self.files), ("rails", self.rails)):
             if items:
-                _check_list(self.table, name, items)
-        _check_list(self.table, "transports", self.transports)
+                check_list(self.table, name, items)
+        check_list(self.table, "transports", self.transports)
+        check_memory(self.table, self.memory)
         if self.rails and "tcp" not in self.transports:
             raise Contradiction(
                 f"{self.table}.rails are addresses for tcp, which {self.table}.transports leaves "
@@ -470,7 +481,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             raise Contradiction(f"client.url: {error.what}", "url") from None
         if 0 < self.segment_bytes < MIB:
             raise Contradiction("client.segment must be 0 or at least 1MiB", "segment")
-        _check_list(self.table, "transports", self.transports)
+        check_list(self.table, "transports", self.transports)
         _check_order(self, "connect_timeout", "deadline", "", strict=False)
 
 
@@ -550,38 +561,6 @@ def _check_address(
         split(address)
     except ConfigError as error:
         raise Contradiction(f"{table}.{name}: {error.what}", name) from None
-
-
-def _check_list(table: str, name: str, items: tuple[object, ...], *, distinct: bool = True) -> None:
-    if not items:
-        raise Contradiction(f"{table}.{name} must name at least one", name)
-    repeated = sorted({str(item) for item in items if items.count(item) > 1})
-    if distinct and repeated:
-        raise Contradiction(f"{table}.{name} names {repeated[0]} more than once", name)
-
-
-def _check_quotas(table: str, quotas: tuple[str, ...], shards: int) -> None:
-    if len(quotas) > QUOTAS_MAX:
-        raise Contradiction(
-            f"{table}.quotas names {len(quotas)} namespaces, and {QUOTAS_MAX} is the most: leave "
-            "those without a quota out",
-            "quotas",
-        )
-    names = []
-    for quota in quotas:
-        try:
-            name, quota_bytes = split_quota(quota)
-        except ConfigError as error:
-            raise Contradiction(f"{table}.quotas: {error.what}", "quotas") from None
-        if quota_bytes < shards * MIB:
-            raise Contradiction(
-                f"{table}.quotas: {quota!r} is less than 1MiB for each of {shards} shards",
-                "quotas",
-                "shards",
-            )
-        names.append(name)
-    if names:
-        _check_list(table, "quotas", tuple(names))
 
 
 def _check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:

@@ -5,9 +5,10 @@
 The kernel promises memory that it has not got and, when it is touched, kills somebody for it. So
 what is to be lent is compared with what the machine has available, with the limits of the control
 groups this process is in (version 1 and 2, every level), and, for files on tmpfs, with the room of
-their mount. Segments are memory without a name (memfd), which the size of /dev/shm does not bound.
-Huge pages that were set aside (hugetlb) are compared with those that are free, and with nothing
-else: they are taken already.
+their mount. Memory without a name (memfd) is not bound by the size of /dev/shm; that of a worker
+that keeps it in files is, but for what the run before left, which is taken up or gives way. Huge
+pages that were set aside (hugetlb) are compared with those that are free, and with nothing else:
+they are taken already.
 
 What it cannot see: memory that others have asked for and not touched yet. Several workers that
 start at once may each find the same room. Page cache counts as room, as in MemAvailable, and swap
@@ -24,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.units import KIB, VALUE_MAX, format_size
+from mooncake_store.worker.keeping import kept_bytes, memory_folder
 from mooncake_store.worker.segments import parse_place
 from transfer_engine.errors import ConfigError
 
@@ -38,6 +40,15 @@ _HUGE_PAGE_BYTES = 2048 * KIB
 _HUGE_PAGES = "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
 _THP = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 _THP_SHARED = ("[always]", "[within_size]", "[advise]")
+_LEND_LESS = (
+    "lend less (worker.segments, client.segment, --segment), or set overcommit (--overcommit) if "
+    "that memory will be free by the time it is filled; who touches what is not there is killed"
+)
+_ROOM_OF_FOLDER = (
+    "the memory of a worker with a name lies there, so that it outlives the process: say --memory "
+    "anonymous to do without, name a folder with more room (--memory), or give this one more (a "
+    "container has 64MiB unless it says --shm-size)"
+)
 
 
 class Room(NamedTuple):
@@ -110,19 +121,19 @@ class Machine:
         """Return whether the kernel gives huge pages to shared memory without setting any aside."""
         return any(word in self._read(_THP) for word in _THP_SHARED)
 
-    def tmpfs_of(self, path: str) -> str | None:
-        """Return the mount point of the tmpfs where `path` would be, or None if it is elsewhere."""
+    def mount_of(self, path: str) -> tuple[str, str]:
+        """Return the kind of file system where `path` would be, and where that is mounted."""
         found = [m for m in self._mounts() if PurePosixPath(path).is_relative_to(m.point)]
         # Of mounts at one place the last one is seen.
         best = max(enumerate(found), key=lambda each: (len(each[1].point), each[0]), default=None)
-        return best[1].point if best is not None and best[1].kind == "tmpfs" else None
+        return ("", "") if best is None else (best[1].kind, best[1].point)
 
-    def room_of_mount(self, point: str) -> Room | None:
+    def room_of_mount(self, kind: str, point: str) -> Room | None:
         """Return what fits on a mount, or None if nothing bounds it."""
         found = os.statvfs(self._place(point))
         if not found.f_blocks:
             return None
-        return Room(found.f_bavail * found.f_frsize, f"free on the tmpfs {point}")
+        return Room(found.f_bavail * found.f_frsize, f"free on the {kind} {point}")
 
     def _groups(self, mount: _Mount, path: str, version: _Version) -> Iterator[Room]:
         """Yield the room in a control group and in each that contains it, as far as it is seen."""
@@ -182,30 +193,46 @@ def check_room(config: WorkerConfig, *, workers: int = 1, machine: Machine | Non
         return
     machine = MACHINE if machine is None else machine
     memory_bytes = workers * sum(config.segments_bytes)
-    if config.hugepages == "require" and not machine.has_shared_huge_pages():
+    folder = memory_folder(config)
+    if folder is not None:
+        memory_bytes = max(0, memory_bytes - kept_bytes(folder, config.name))
+        memory_bytes = _check_folder(machine, folder, memory_bytes)
+    elif config.hugepages == "require" and not machine.has_shared_huge_pages():
         _compare(memory_bytes, [machine.huge_pages()])
         memory_bytes = 0
     mounts: Counter[str] = Counter()
     for path, nbytes in map(parse_place, config.files):
-        point = None if os.path.exists(path) else machine.tmpfs_of(path)
-        if point is not None and nbytes is not None:
+        kind, point = machine.mount_of(path)
+        if kind == "tmpfs" and nbytes is not None and not os.path.exists(path):
             mounts[point] += nbytes
     for point, nbytes in mounts.items():
-        room = machine.room_of_mount(point)
+        room = machine.room_of_mount("tmpfs", point)
         _compare(nbytes, [] if room is None else [room])
     wanted = memory_bytes + mounts.total()
     if wanted:
         _compare(wanted, list(machine.memory()))
 
 
-def _compare(wanted_bytes: int, rooms: list[Room]) -> None:
+def _check_folder(machine: Machine, folder: str, nbytes: int) -> int:
+    """Refuse memory in files for which a folder has no room; return what it takes of the machine's.
+
+    A disk refuses by itself when the files are made, and what lies there takes no memory for good.
+    """
+    kind, point = machine.mount_of(os.path.realpath(folder))
+    if kind not in ("tmpfs", "hugetlbfs"):
+        return 0
+    room = machine.room_of_mount(kind, point)
+    if room is None and kind == "hugetlbfs":
+        room = machine.huge_pages()
+    _compare(nbytes, [] if room is None else [room], _ROOM_OF_FOLDER)
+    return nbytes if kind == "tmpfs" else 0
+
+
+def _compare(wanted_bytes: int, rooms: list[Room], advice: str = _LEND_LESS) -> None:
     small = sorted(room for room in rooms if room.nbytes < wanted_bytes)
     if not small:
         return
     reasons = "; ".join(f"room for {format_size(nbytes)} ({where})" for nbytes, where in small)
     raise ConfigError(
-        f"{format_size(wanted_bytes)} are to be lent, and there is only {reasons}",
-        advice="lend less (worker.segments, client.segment, --segment), or set overcommit "
-        "(--overcommit) if that memory will be free by the time it is filled; who touches what "
-        "is not there is killed",
+        f"{format_size(wanted_bytes)} are to be lent, and there is only {reasons}", advice=advice
     )

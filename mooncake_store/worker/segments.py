@@ -1,8 +1,11 @@
 """The segments of a worker, made from its settings: memory, files, block and DAX devices.
 
-A file or device is lent by one worker at a time: it holds a lock (flock) while it lends it. What
-lay there before is not looked at. A file that does not exist yet is created with its space
-reserved; it stays when the worker ends.
+A file or device is lent by one worker at a time: it holds a lock (flock) while it lends it. A file
+that does not exist yet is created with its space reserved; it stays when the worker ends.
+
+Memory is anonymous and ends with its process, or lies in files of a folder (`keeping`): then a run
+finds the memory, files and devices of the one before it that was killed, as they were, under the
+same uuids. Nothing else of what lay somewhere before is looked at.
 
 When the master has lost its objects, readers and writers of before may still be under way.
 They keep what they have: memory and files are replaced by new ones. A device cannot be; it
@@ -17,7 +20,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from mooncake_store.units import parse_size
+from mooncake_store.units import format_size, parse_size
+from mooncake_store.worker.keeping import Keeper, Kept, Wanted, identity_of, memory_folder
 from transfer_engine.errors import ConfigError
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.memory import Segment
@@ -53,34 +57,96 @@ def parse_place(text: str) -> Place:
 
 
 class WorkerSegments:
-    """Makes, replaces and closes the segments of one worker."""
+    """Makes, takes up, replaces and closes the segments of one worker."""
 
     def __init__(self, config: WorkerConfig, name: str) -> None:
         self._config = config
         self._name = name
         self._places = [parse_place(text) for text in config.files]
         self._locks: list[int] = []
+        self._keeper: Keeper | None = None
+        self._found: list[Segment] = []
+        self.folder = memory_folder(config)
+        """Where memory outlives its process; None: it does not."""
+        self.new = False
+        """Whether all that is lent was made by this run."""
         self.segments: list[Segment | FileSegment] = []
 
-    def make(self) -> None:
-        """Make all segments. After an error `close` gives back what was made before it."""
-        config, self.segments = self._config, []
-        count = len(config.segments_bytes) + len(self._places)
-        names = iter([self._name] if count == 1 else [f"{self._name}-{n}" for n in range(count)])
-        for nbytes in config.segments_bytes:
-            memory = Segment.create(
-                nbytes,
-                name=next(names),
-                hugepages=config.hugepages,
-                numa_node=None if config.numa < 0 else config.numa,
-            )
-            self.segments.append(memory)
-            memory.prefault()
-        for place in self._places:
-            self.segments.append(self._open(place, next(names)))
+    def hold(self, cluster: str, life: int) -> tuple[bytes, int]:
+        """Take the place of the run before; return the uuid and epoch to go on with.
 
-    def _open(self, place: Place, name: str) -> Segment | FileSegment:
-        path, nbytes = place
+        To be called before `make` where there is a folder. Raises ConfigError as `Keeper.hold`.
+        """
+        assert self.folder is not None
+        self._keeper = keeper = Keeper.hold(self.folder, self._name, cluster, life)
+        return keeper.uuid, keeper.epoch
+
+    def make(self) -> None:
+        """Make all segments, or take up those of the run before.
+
+        After an error `close` gives back what was made before it.
+        """
+        self.segments, self._found = [], []
+        keeper, wanted = self._keeper, self._wanted()
+        former = [None if keeper is None else keeper.former(each) for each in wanted]
+        taken = [kept for kept in former if kept is not None]
+        self.new = not taken
+        if keeper is not None:
+            keeper.begin(taken)
+        for each, kept in zip(wanted, former, strict=True):
+            self.segments.append(self._open(each, kept))
+        if keeper is not None:
+            keeper.keep(
+                Kept(
+                    segment.uuid.hex(), segment.name, segment.size, each.path, each.made,
+                    identity_of(keeper.place(each.path)),
+                )
+                for each, segment in zip(wanted, self.segments, strict=True)
+            )  # fmt: skip
+
+    def _wanted(self) -> list[Wanted]:
+        config, keeper, sizes = self._config, self._keeper, self._config.segments_bytes
+        count = len(sizes) + len(self._places)
+        names = [self._name] if count == 1 else [f"{self._name}-{n}" for n in range(count)]
+        made = f"huge pages {config.hugepages}, node {config.numa}"
+        memory = [
+            Wanted(names[n], nbytes, "" if keeper is None else keeper.data_name(n), made)
+            for n, nbytes in enumerate(sizes)
+        ]
+        lent = [
+            Wanted(name, nbytes, path)
+            for name, (path, nbytes) in zip(names[len(sizes) :], self._places, strict=True)
+        ]
+        return memory + lent
+
+    def _open(self, wanted: Wanted, kept: Kept | None) -> Segment | FileSegment:
+        uuid = None if kept is None else bytes.fromhex(kept.uuid)
+        if not wanted.made:
+            return self._lend(wanted, uuid)
+        assert wanted.nbytes is not None
+        path = None if self._keeper is None else self._keeper.place(wanted.path)
+        if path is not None and uuid is not None:
+            found = Segment.attach(path, uuid=uuid, name=wanted.name, size=wanted.nbytes)
+            self._found.append(found)
+            log.info("%s is found again, with %s", wanted.name, format_size(wanted.nbytes))
+            return found
+        memory = Segment.create(
+            wanted.nbytes,
+            name=wanted.name,
+            path=path,
+            hugepages=self._config.hugepages,
+            numa_node=None if self._config.numa < 0 else self._config.numa,
+        )
+        _touch(memory)
+        return memory
+
+    def populate(self) -> None:
+        """Map what was found again in the background; nobody has to wait for it."""
+        for memory in self._found:
+            _touch(memory)
+
+    def _lend(self, wanted: Wanted, uuid: bytes | None) -> Segment | FileSegment:
+        name, nbytes, path = wanted.name, wanted.nbytes, wanted.path
         if not os.path.exists(path):
             if nbytes is None:
                 raise ConfigError(
@@ -92,8 +158,8 @@ class WorkerSegments:
             return made
         self._claim(path)
         if stat.S_ISCHR(os.stat(path).st_mode):
-            return Segment.map(path, nbytes, name=name)
-        return FileSegment.open(path, size=nbytes, name=name)
+            return Segment.map(path, nbytes, name=name, uuid=uuid)
+        return FileSegment.open(path, size=nbytes, name=name, uuid=uuid)
 
     def _claim(self, path: str) -> None:
         try:
@@ -109,9 +175,14 @@ class WorkerSegments:
             ) from error
         self._locks.append(fd)
 
-    def replace(self) -> None:
-        """Replace what can be replaced; nobody who still holds the old reaches the new."""
-        self.close()
+    def replace(self, cluster: str, life: int, epoch: int) -> None:
+        """Replace what can be replaced, for another life of the master and a run of that epoch.
+
+        Nobody who still holds the old reaches the new.
+        """
+        self._give_up()
+        if self._keeper is not None:
+            self._keeper.renew(cluster, life, epoch)
         kept = []
         for place in self._places:
             if not os.path.isfile(place.path):
@@ -127,9 +198,24 @@ class WorkerSegments:
         self._places = kept
         self.make()
 
+    def leave(self) -> None:
+        """Leave no memory to a next run; what is lent stays so until `close`. Idempotent."""
+        if self._keeper is not None:
+            self._keeper.leave()
+
     def close(self) -> None:
-        """Give all up. Files stay. Idempotent."""
+        """Give all up. Files stay, those of memory too unless `leave` was called. Idempotent."""
+        self._give_up()
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _give_up(self) -> None:
         for segment in self.segments:
             segment.close()
         while self._locks:
             os.close(self._locks.pop())
+
+
+def _touch(memory: Segment) -> None:
+    if memory.page_kind != "file":  # a disk would have to write all of it
+        memory.prefault()

@@ -19,7 +19,12 @@ A master that was restarted, and has kept what it knew, finds everything where i
 not knows nothing of the objects, nor of who still reads or writes them: the worker then lends fresh
 memory instead of the old, as another run of itself.
 
-Not done here: deciding what lies where (the shards do), and surviving a crash with the data.
+A worker with a name keeps its memory in files (`keeping`). Killed and started again it is the same
+worker in a newer run, with the same segments: it asks the master who it is before it takes them up,
+and objects are where they were as soon as it has mounted. A worker that stops leaves nothing.
+
+Not done here: deciding what lies where, and for how long a silent worker is waited for (the master
+does).
 """
 
 from __future__ import annotations
@@ -58,6 +63,7 @@ from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.transports.server import TransferServer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from mooncake_store.config.settings import WorkerConfig
@@ -85,8 +91,8 @@ _REFUSALS: dict[int, type[StoreError]] = {
 class Worker:
     """Lends segments to a pool, from `start` to `stop`.
 
-    `uuid` and `epoch` name this run; `name` is for people. `start` waits up to `timeout_s` for the
-    master.
+    `uuid` and `epoch` name this run, once it has started; `name` is for people, and leads to what
+    the run before kept. `start` waits up to `timeout_s` for the master.
     """
 
     def __init__(self, config: WorkerConfig, *, secret: bytes | None = None) -> None:
@@ -129,22 +135,27 @@ class Worker:
     # -- life
 
     def start(self, *, timeout_s: float = 30.0) -> None:
-        """Create, publish and mount the segments, or nothing at all.
+        """Create or take up, publish and mount the segments, or nothing at all.
 
-        Raises ConfigError for more memory than there is, before it touches any, and what kept it
-        from the master when that lasted longer than `timeout_s`; a master that answers, but still
-        compiles its kernels, has START_S more.
+        Raises ConfigError for more memory than there is, before it touches any, and for memory that
+        is not for this run, and what kept it from the master when that lasted longer than
+        `timeout_s`; a master that answers, but still compiles its kernels, has START_S more.
         """
         check_room(self.config)
         try:
             self._serve()
+            if self._lent.folder is not None:
+                self._patiently(self._take_place, timeout_s)
             self._lent.make()
             self._publish()
-            self._mount_within(timeout_s)
+            self._patiently(self._mount, timeout_s)
             self._say_alive()
         except BaseException:
+            if self._lent.new:  # else a former run's objects are in it
+                self._lent.leave()
             self._release()
             raise
+        self._lent.populate()
         self._pause_s = self._interval_s
         for name, turn in (("tasks", self._work), ("ping", self._ping)):
             thread = LastingThread(f"mooncake-{name}", turn)
@@ -179,7 +190,12 @@ class Worker:
             tuple(self.segments), descriptors, identity, self._describe, self._secret
         )
 
-    def _replace_segments(self) -> None:
+    def _take_place(self) -> None:
+        """Become the worker of this name, in the cluster that there is."""
+        self._map = found = self._call(wire.MAP, wire.MapRequest())
+        self.uuid, self.epoch = self._lent.hold(found.cluster, found.life)
+
+    def _replace_segments(self, found: wire.ClusterMap) -> None:
         """Replace all segments: a master with other contents does not know who uses the old ones.
 
         Readers and writers of its predecessor may be under way for as long as their leases last;
@@ -192,16 +208,17 @@ class Worker:
         for segment in self.segments:
             if self._server.find(segment.uuid) is not None:
                 self._server.withdraw(segment, timeout_s=WITHDRAW_S)
-        self._lent.replace()
         # Else a master that knows of the old memory as well would go on expecting it here.
         self.epoch = max(self.epoch + 1, time.time_ns())
+        self._lent.replace(found.cluster, found.life, self.epoch)
         self._publish()
 
-    def _mount_within(self, timeout_s: float) -> None:
+    def _patiently(self, attempt: Callable[[], None], timeout_s: float) -> None:
+        """Do what needs the master, again while it is out of reach."""
         started = time.monotonic()
         while True:
             try:
-                self._mount()
+                attempt()
             except _OUT_OF_REACH as error:
                 self._states.change(f"master {self.config.master}", "unreachable", error.what)
                 left_s = started + timeout_s - time.monotonic()
@@ -221,11 +238,22 @@ class Worker:
 
     def _mount(self) -> None:
         found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest())
-        if self._map is not None and self._map.life != found.life and self.numbers:
-            self._replace_segments()
+        known = self._map
+        # Memory that may have been taken up is as bound to the master's objects as mounted one.
+        used = bool(self.numbers) or self._lent.folder is not None
+        if known is not None and known.life != found.life and used:
+            self._replace_segments(found)
         self._map = found
         mounted: wire.Mounted = self._call(
-            wire.MOUNT, wire.Mount(self.uuid, self.epoch, self.name, self.host, self._specs)
+            wire.MOUNT,
+            wire.Mount(
+                self.uuid,
+                self.epoch,
+                self.name,
+                self.host,
+                self._specs,
+                keeps=self._lent.folder is not None,
+            ),
         )
         refused = next((status for status in mounted.statuses if status), 0)
         if refused:
@@ -271,6 +299,8 @@ class Worker:
         self._leaving = True
         if self._mounting.acquire(timeout=CALL_S):  # what began before has ended
             self._mounting.release()
+        # Before the master lets go: its memory is nobody's from then on.
+        self._lent.leave()
         segments = tuple(segment.uuid for segment in self.segments)
         request = wire.Unmount(self.uuid, self.epoch, segments, int(drain_s * 1000))
         try:

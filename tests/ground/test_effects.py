@@ -322,7 +322,7 @@ def beside_a_typo(program):
 def lent(given):
     """What others see of a worker, or why there is none."""
     with master({}) as (cluster, wire):
-        own = {"master": cluster.address, "segments": "1MiB", "name": "w"}
+        own = {"master": cluster.address, "segments": "1MiB", "name": "w", "memory": "anonymous"}
         worker = Worker(load(WorkerConfig, environ={}, overrides=own | given).value)
         try:
             worker.start()
@@ -515,6 +515,7 @@ OBSERVED = {
     "worker.port": Observation(FREE, lent, {"port": PORT + 1}),
     "worker.segments": Observation({"segments": "2MiB"}, lent),
     "worker.files": Observation({"files": f"{LENT_FILE}:1MiB"}, lent),
+    "worker.memory": Observation({"memory": "/nowhere"}, lent),
     "worker.hugepages": Observation({"hugepages": "require"}, without_shared_huge_pages),
     "worker.overcommit": Observation({"overcommit": True}, without_memory(lent)),
     "worker.numa": Observation({"numa": 4095}, lent),

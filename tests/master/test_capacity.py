@@ -1,6 +1,7 @@
 """Memory that is not there is not lent: on machines made of files, and with the real program."""
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from mooncake_store.config.settings import WorkerConfig
 from mooncake_store.errors import ConfigError
 from mooncake_store.worker import capacity
 from mooncake_store.worker.capacity import Machine, check_room
+from mooncake_store.worker.memory_files import base_of
 from mooncake_store.worker.worker import Worker
 from serving.system import ServingSystem, SystemSettings
 
@@ -209,3 +211,38 @@ def test_the_program_refuses_before_it_looks_for_a_master():
     assert "error: 2048PiB are to be lent, and there is only room for " in done.stderr
     assert "MemAvailable" in done.stderr
     assert "--overcommit" in done.stderr
+
+
+def test_memory_that_outlives_its_worker_must_fit_the_tmpfs_where_it_lies(machine, tmp_path):
+    (tmp_path / "shm").mkdir()
+    found = machine("1GiB", mounts="40 22 0:50 / /shm rw - tmpfs shm rw,size=64m")
+    kept = {"name": "w", "memory": "/shm"}
+    said = refusal(found, 2048 << 50, **kept)
+    assert "free on the tmpfs /shm" in said
+    assert "--memory anonymous" in said
+    assert "--shm-size" in said
+    assert "MemAvailable" in refusal(found, 2 * GIB, **kept)
+    fits(found, GIB, **kept)
+    fits(found, 64 * GIB, name="w", memory="/on a disk")
+
+
+def test_what_the_run_before_left_is_room(machine, tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    found = machine("0GiB", mounts=f"40 22 0:50 / {folder} rw - tmpfs shm rw,size=64m")
+    (tmp_path / str(folder).lstrip("/")).mkdir(parents=True)
+    kept = {"name": "w", "memory": str(folder)}
+    assert "MemAvailable" in refusal(found, MIB, **kept)
+    with open(folder / f"{base_of('w')}-0.mem", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 2 * MIB)
+    fits(found, 2 * MIB, **kept)
+    assert "MemAvailable" in refusal(found, 3 * MIB, **kept)
+
+
+def test_memory_on_hugetlbfs_takes_pages_that_were_set_aside(machine, tmp_path):
+    (tmp_path / "huge").mkdir()
+    mounts = "41 22 0:51 / /huge rw - hugetlbfs none rw,pagesize=2M"
+    found = machine("0GiB", mounts=mounts)
+    kept = {"name": "w", "memory": "/huge"}
+    fits(found, MIB, **kept)  # what the mount is bounded by is that of a disk in this test
+    assert "free on the hugetlbfs /huge" in refusal(found, 2048 << 50, **kept)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mooncake_store import ids
-from mooncake_store.config.settings import WorkerConfig, load
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.worker.worker import Worker
+from tests.master.test_worker import settings
 from tests.master.wires import ClusterWire, PingWire, digests, numbered
 from tests.waiting import until
 from transfer_engine.base import SegmentDescriptor
@@ -215,7 +215,7 @@ def test_a_drain_moves_objects_to_another_worker_and_can_be_cancelled(start_clus
     assert cluster.drain(99).status == Status.SEGMENT_NOT_FOUND
     assert cluster.drain_status(99).status == Status.SEGMENT_NOT_FOUND
     given = {"master": running.address, "segments": "64MiB", "name": "second"}
-    with Worker(load(WorkerConfig, environ={}, overrides=given).value) as second:
+    with Worker(settings(**given)) as second:
         assert cluster.drain(segment.number).state == "running"
         until(lambda: cluster.drain_status(segment.number).state == "done")
         assert cluster.drain_status(segment.number).moved == 200

@@ -15,6 +15,7 @@ from mooncake_store.master.doors import ATTEMPTS
 from mooncake_store.master.liveness import Liveness, LivenessTimes
 from mooncake_store.wire.cluster import MAP, PING, MapRequest, Ping
 from tests.clocks import ManualClock
+from tests.master.test_programs import WORKER
 from tests.master.wires import PingWire, numbered
 from tests.waiting import PATIENCE_S, until
 from transfer_engine.wire.frame import Frame
@@ -415,7 +416,7 @@ def test_workers_find_a_master_that_was_started_anew(start_program, wire_to, tmp
     first = start_program(*arguments, **settings)
     first.wait_for_line('"ready": true')
     worker = start_program(
-        "-m", "mooncake_store", "worker", "--name", "w", "--segment", "16MiB",
+        *WORKER, "--name", "w", "--segment", "16MiB",
         "--master", f"127.0.0.1:{free_port}",
     )  # fmt: skip
     worker.wait_for_line("mooncake worker w lends 16MiB")

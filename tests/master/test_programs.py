@@ -15,7 +15,8 @@ from tests.master.wires import numbered
 from tests.waiting import until
 
 MASTER = ("-m", "mooncake_store", "master")
-WORKER = ("-m", "mooncake_store", "worker")
+# Whatever name they get and however they end, they leave nothing behind.
+WORKER = ("-m", "mooncake_store", "worker", "--memory", "anonymous")
 LIBC = ctypes.CDLL(None)
 
 

@@ -1,0 +1,59 @@
+"""Checks of single settings that their type does not make; those of `settings.py` compare several.
+
+Each raises Contradiction, which names the settings for the loader. O(length of the value).
+"""
+
+from __future__ import annotations
+
+from mooncake_store.config.setting import Contradiction
+from mooncake_store.endpoint import split_quota
+from mooncake_store.units import MIB
+from transfer_engine.errors import ConfigError
+
+__all__ = ["check_list", "check_memory", "check_quotas"]
+
+QUOTAS_MAX = 64
+"""Namespaces with a quota: a shard tells the eviction order of each of every use of an object."""
+
+
+def check_list(table: str, name: str, items: tuple[object, ...], *, distinct: bool = True) -> None:
+    """Refuse a list of nothing, and, unless they may be equal, one that names something twice."""
+    if not items:
+        raise Contradiction(f"{table}.{name} must name at least one", name)
+    repeated = sorted({str(item) for item in items if items.count(item) > 1})
+    if distinct and repeated:
+        raise Contradiction(f"{table}.{name} names {repeated[0]} more than once", name)
+
+
+def check_memory(table: str, memory: str) -> None:
+    """Refuse what is neither a way to have memory nor a folder."""
+    if memory not in ("auto", "anonymous") and not memory.startswith("/"):
+        raise Contradiction(
+            f"{table}.memory must be auto, anonymous or the whole path of a folder, not {memory!r}",
+            "memory",
+        )
+
+
+def check_quotas(table: str, quotas: tuple[str, ...], shards: int) -> None:
+    """Refuse too many quotas, two of one namespace, and less than each shard can divide."""
+    if len(quotas) > QUOTAS_MAX:
+        raise Contradiction(
+            f"{table}.quotas names {len(quotas)} namespaces, and {QUOTAS_MAX} is the most: leave "
+            "those without a quota out",
+            "quotas",
+        )
+    names = []
+    for quota in quotas:
+        try:
+            name, quota_bytes = split_quota(quota)
+        except ConfigError as error:
+            raise Contradiction(f"{table}.quotas: {error.what}", "quotas") from None
+        if quota_bytes < shards * MIB:
+            raise Contradiction(
+                f"{table}.quotas: {quota!r} is less than 1MiB for each of {shards} shards",
+                "quotas",
+                "shards",
+            )
+        names.append(name)
+    if names:
+        check_list(table, "quotas", tuple(names))
