@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mooncake_store.endpoint import PORT_DEFAULT
 from mooncake_store.errors import StoreError
 from mooncake_store.units import GIB, format_size
+from mooncake_store.worker.memory_files import RECORD, by_worker
 from transfer_engine.topology.scan import discover
 
 if TYPE_CHECKING:
@@ -339,6 +340,7 @@ def _pages(host: Host) -> Iterator[Finding]:
             reserved.append(f"{free} of {total} free of {name.removeprefix('hugepages-')}")
     yield Finding("reserved huge pages", OK, ", ".join(reserved) or "none; they are optional")
     yield _shm(host)
+    yield from _left_memory(host)
 
 
 def _shm(host: Host) -> Finding:
@@ -356,6 +358,35 @@ def _shm(host: Host) -> Finding:
         WARNING, f"{told}: room for named segments only up to this",
         "docker run --shm-size=16g, or mount -o remount,size=50% /dev/shm",
     )  # fmt: skip
+
+
+def _left_memory(host: Host) -> Iterator[Finding]:
+    """Name the memory of workers whose process has let go of it, as the kernel lists locks."""
+    locked = {
+        words[5].rpartition(":")[2]
+        for words in map(str.split, host.read("proc/locks").splitlines())
+        if len(words) > 5 and words[1] == "FLOCK"
+    }
+    left, nbytes = 0, 0
+    for base, names in by_worker(host.listed("dev/shm")).items():
+        files = {name: _status(host.root / "dev/shm" / name) for name in names}
+        record = files.get(base + RECORD)
+        if record is None or str(record.st_ino) not in locked:
+            left += 1
+            nbytes += sum(each.st_blocks * 512 for each in files.values() if each is not None)
+    if left:
+        yield Finding(
+            "memory of workers", NOTE,
+            f"{left} that were killed left {format_size(nbytes)} in /dev/shm to their next run",
+            "if there will be none, `mooncake worker --clean` gives it back",
+        )  # fmt: skip
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None  # it was removed meanwhile
 
 
 def _rdma(host: Host, found: Topology) -> Iterator[Finding]:

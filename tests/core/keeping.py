@@ -128,9 +128,9 @@ def clients_of(shard: Shard) -> set[tuple[Any, ...]]:
 
 
 def segments_of(shard: Shard) -> set[tuple[Any, ...]]:
-    return {
-        (s.index, s.uuid, s.name, s.host, s.nbytes, s.owner, s.state, s.returns_as)
-        + (s.usable_from, s.gone_at)
+    states = {(s.index, s.state, s.returns_as) for s in shard.space.all()}
+    return states | {
+        (s.index, s.uuid, s.name, s.host, s.nbytes, s.owner, s.usable_from, s.gone_at)
         for s in shard.space.all()
     }
 

@@ -113,6 +113,21 @@ def test_a_machine_that_tells_nothing_is_examined_all_the_same(tmp_path):
     assert found["network"].severity is Severity.NOTE
 
 
+def test_memory_that_killed_workers_left_is_named_and_what_is_held_is_not(machine):
+    assert "memory of workers" not in look(machine)
+    shm = machine / "dev/shm"
+    for worker in ("dead", "alive"):
+        (shm / f"mooncake-1000-{worker}-0.mem").write_bytes(bytes(1 << 20))
+        (shm / f"mooncake-1000-{worker}.worker").write_text("{}")
+    (shm / "of others").touch()
+    held = (shm / "mooncake-1000-alive.worker").stat().st_ino
+    write(machine, "proc/locks", f"1: FLOCK  ADVISORY  WRITE 4711 00:19:{held} 0 EOF")
+    found = look(machine)["memory of workers"]
+    assert found.severity is Severity.NOTE
+    assert found.found.startswith("1 that were killed left ")
+    assert "mooncake worker --clean" in found.advice
+
+
 def test_a_device_this_user_may_not_open_is_a_problem(machine, monkeypatch):
     write(machine, "dev/infiniband/uverbs0", "")
     monkeypatch.setattr("os.access", lambda path, mode: "uverbs" not in str(path))

@@ -232,7 +232,11 @@ def test_settings_that_exclude_each_other_are_refused_with_their_origins(tmp_pat
         ),
         (WorkerConfig, {"master": "node7"}, "worker.master: 'node7' is not an address; write host"),
         (WorkerConfig, {"segments": ""}, "worker.segments must name at least one"),
-        (WorkerConfig, {"memory": "shm"}, "worker.memory must be auto, anonymous or the whole path"),
+        (
+            WorkerConfig,
+            {"memory": "shm"},
+            "worker.memory must be auto, anonymous or the whole",
+        ),
         (WorkerConfig, {"transports": "shm,tcp,tcp"}, "worker.transports names tcp more than once"),
         (ClientConfig, {"url": "http://x"}, "client.url: 'http://x' is not a store URL; write "),
         (ClientConfig, {"segment": 16}, "client.segment must be 0 or at least 1MiB"),

@@ -107,7 +107,7 @@ def test_a_new_master_gets_a_new_file(lend, tmp_path):
     old = lending.segments[0]
     inode, uuid = path.stat().st_ino, old.uuid
     with open(path, "rb") as before:
-        lending.replace("cluster", 2)
+        lending.replace("cluster", 2, 2)
         assert (path.stat().st_ino, lending.segments[0].uuid) != (inode, uuid)
         assert os.fstat(before.fileno()).st_nlink == 0
 
@@ -118,7 +118,7 @@ def test_a_device_is_left_out_when_the_master_is_new(lend, tmp_path, caplog):
     lending.make()
     lending._places.append(Place("/dev/full", MIB))
     with caplog.at_level(logging.WARNING):
-        lending.replace("cluster", 2)
+        lending.replace("cluster", 2, 2)
     assert [segment.size for segment in lending.segments] == [MIB]
     assert "/dev/full is not lent any more" in caplog.text
 
