@@ -59,15 +59,41 @@ def refuse_size(sizes: NDArray[np.int64], index: int) -> ValueError:
 
 def sorted_ranges(
     offsets: Any, sizes: Any
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Offsets and sizes in ascending order of offset, and that order; checks both."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | slice]:
+    """Offsets and sizes in ascending order of offset, and that order; checks both.
+
+    Equal offsets stay in the order given. O(n) for what is in order already, else O(n log n).
+    """
     offsets, sizes = as_int64(offsets), as_int64(sizes)
     if offsets.size != sizes.size:
         raise ValueError(f"{offsets.size} offsets but {sizes.size} sizes")
     if sizes.size and sizes.min() <= 0:
         raise refuse_size(sizes, int(sizes.argmin()))
-    order = np.argsort(offsets, kind="stable")
+    if (offsets[1:] >= offsets[:-1]).all():
+        return _behaved(offsets), _behaved(sizes), slice(None)
+    order = _order_of(offsets)
     return offsets[order], sizes[order], order
+
+
+def _behaved(column: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The column, or a copy of one that is read-only: for that, kernels would be compiled anew."""
+    return column if column.flags.behaved else column.copy()
+
+
+def _order_of(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The order that sorts offsets, equal ones as they come. O(n log n).
+
+    An offset and its index mostly fit into one word: sorting words compares what lies side by side,
+    while sorting indexes goes through memory for each comparison.
+    """
+    shift = (offsets.size - 1).bit_length()
+    if offsets.min() < 0 or int(offsets.max()).bit_length() + shift > 63:
+        return as_int64(np.argsort(offsets, kind="stable"))
+    words: NDArray[np.int64] = np.left_shift(offsets, shift)
+    words |= np.arange(offsets.size)
+    words.sort()
+    words &= (1 << shift) - 1
+    return words
 
 
 class OffsetAllocator(Allocator):
@@ -133,11 +159,19 @@ class OffsetAllocator(Allocator):
     def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Re-create extents of exactly these bytes. O(batch log batch + nodes walked)."""
         offsets, sizes, order = sorted_ranges(offsets, sizes)
-        done = np.empty(order.size, np.bool_)
-        kernels.reserve_batch(self._state, offsets, sizes, done)
+        done = self.place(offsets, sizes)
         result = np.empty_like(done)
         result[order] = done
         return result
+
+    def place(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Do what `reserve` does with what comes in ascending order. O(batch + nodes walked).
+
+        For the layer above, which has checked that sizes are positive.
+        """
+        done = np.empty(offsets.size, np.bool_)
+        kernels.reserve_batch(self._state, offsets, sizes, done)
+        return done
 
     def largest_free(self) -> int:
         """Bytes of the largest extent to be had at once, to within one bin (3 %). O(1)."""

@@ -164,6 +164,22 @@ def hash_remove(head, span, link, bucket, node):
     link[at, NEXT] = link[node, NEXT]
 
 
+@njit(**HELPER)
+def hash_widen(head, bucket, entries):
+    """Give a table without entries as many buckets as it is about to need. O(entries).
+
+    Who fills a pool at once would otherwise look at each entry twice: where it is entered, and
+    where its bucket is split.
+    """
+    buckets = min(entries, head[BUCKET_MAX])
+    if head[HASHED] > 0 or buckets <= head[BUCKETS]:
+        return
+    for index in range(head[BUCKETS], buckets):
+        bucket[index] = NIL
+    head[BUCKETS] = buckets
+    head[BUCKET_MASK] = (2 << log2_floor(buckets - 1)) - 1
+
+
 # --- bins: holes by the aligned bytes they can hold -----------------------------------------------
 
 
@@ -500,6 +516,7 @@ def reserve_batch(state, offsets, sizes, done):
     could overlap a neighbour that has yet to be reserved.
     """
     head, span, link, bucket = state
+    hash_widen(head, bucket, offsets.size)
     for index in range(offsets.size):
         start, size = offsets[index], sizes[index]
         done[index] = False
