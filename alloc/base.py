@@ -63,8 +63,11 @@ class Allocator(ABC):
     def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Re-create objects at given places, in any order; False where one overlaps.
 
-        For rebuilding from an object table: call it once with the whole table. Takes exactly the
-        bytes it is told, at any offset. Costs a walk over the pool, unlike everything else.
+        For rebuilding from an object table: call it once with the whole table, so that what lay
+        together can be told. Of ranges that overlap, the one that begins first is kept, and of
+        those that begin at the same byte the first given. Takes the bytes it is told, at any
+        offset; it rounds a size up, as `allocate` does, only where no other range of the table is
+        in the way. Costs a walk over the pool, unlike everything else.
 
         Raises ValueError, and reserves nothing, when a size is not positive.
         """

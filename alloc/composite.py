@@ -2,9 +2,10 @@
 
 A KV-cache pool mostly stores blocks of two or three sizes that depend on the model, which slabs
 suit perfectly, and beside them sizes that never come back, for which a slab would be waste. So
-a size starts as extents and becomes a class when it has been asked for 16 times lately; and only
-if eight objects of it fit into 1/64 of the pool, because a few large objects gain nothing from
-slabs and a small pool cannot afford the slack.
+a size starts as extents and becomes a class when it has been asked for 16 times lately, or when
+objects of it lie as in a slab in a table that `reserve` gets; and only if eight objects of it fit
+into 1/64 of the pool, because a few large objects gain nothing from slabs and a small pool cannot
+afford the slack.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ No class can hold memory for ever, because nothing belongs to a class:
 
 A pool smaller than 64 slabs' worth of a size serves that size as extents.
 
+`reserve` finds slabs again in the table of objects that it is told to re-create in an empty pool.
+
 `SlabAllocator` makes a class of every size at its first use; `composite.CompositeAllocator` is
 the same code with patience. Allocation and freeing are O(1) an object, plus O(slots / 32) when a
 slab is opened and O(slots) when one is dissolved.
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from alloc.base import Allocator, AllocatorStats
+from alloc.kernels import rebuild
 from alloc.kernels import slabs as kernels
 from alloc.kernels.extents import NIL
 from alloc.memory import reserve_array
@@ -151,11 +154,15 @@ class SlabAllocator(Allocator):
         start, stride, slots = slab[index, : kernels.S_SLOTS + 1].tolist()
         if self._extents.nodes_left() < 2 * slots + 2:
             return
-        live = np.empty(slots, np.int64)
-        count = kernels.dissolve(self._state, index, live)
+        live = self._close(index)
         self._extents.free(np.array([start]))
-        done = self._extents.reserve(live[:count], np.full(count, stride))
-        assert done.all(), f"lost {count - done.sum()} objects of the slab at {start}"
+        done = self._extents.place(live, np.full(live.size, stride))
+        assert done.all(), f"lost {live.size - done.sum()} objects of the slab at {start}"
+
+    def _close(self, index: int) -> NDArray[np.int64]:
+        """Forget a slab but not its extent; where its live objects are, in ascending order."""
+        live = np.empty(self._state[1][index, kernels.S_SLOTS], np.int64)
+        return live[: kernels.dissolve(self._state, index, live)]
 
     def free(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether an object started at each offset; it is freed. O(batch)."""
@@ -176,29 +183,53 @@ class SlabAllocator(Allocator):
         return freed
 
     def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Re-create objects as extents, dissolving slabs in the way. See `Allocator.reserve`."""
+        """Re-create objects, in an empty pool in slabs where they lay in slabs; see `Allocator`.
+
+        In a pool that is not empty they become extents, and slabs in the way are dissolved.
+        """
         offsets, sizes, order = sorted_ranges(offsets, sizes)
-        done = self._extents.reserve(offsets, sizes)
-        if not done.all() and self._head[kernels.SLABS]:
-            failed = np.flatnonzero(~done)
-            for index in self._slabs_between(offsets[failed], sizes[failed]):
+        if self._extents.allocated_bytes:
+            # Before anything is reserved: of two ranges that overlap, the first must get its bytes.
+            for index in self._slabs_between(offsets, sizes):
                 self._dissolve(index)
-            done[failed] = self._extents.reserve(offsets[failed], sizes[failed])
+            done = self._extents.place(offsets, sizes)
+        else:
+            done = self._rebuild(offsets, sizes)
         result = np.empty_like(done)
         result[order] = done
         return result
 
+    def _rebuild(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Fill an empty pool with ranges that come in ascending order; which got their bytes."""
+        done = np.empty(offsets.size, np.bool_)
+        starts, lengths, opened = (np.empty(offsets.size, np.int64) for _ in range(3))
+        count = rebuild.rebuild_batch(self._state, offsets, sizes, done, starts, lengths, opened)
+        starts, lengths, opened = starts[:count], lengths[:count], opened[:count]
+        placed = self._extents.place(starts, lengths)
+        if not placed.all():
+            # The table of nodes is full, and what has no extent is nowhere.
+            for index in opened[~placed & (opened != NIL)].tolist():
+                self._close(index)
+            taken = np.flatnonzero(done)
+            done[taken] = placed[np.searchsorted(starts, offsets[taken], side="right") - 1]
+        return done
+
     def _slabs_between(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[int]:
         """Slabs that share a byte with any of these ranges, which come in ascending order."""
+        inside = (offsets >= 0) & (sizes <= self.capacity) & (offsets <= self.capacity - sizes)
+        if not self._head[kernels.SLABS] or not inside.any():
+            return []
+        offsets, sizes = offsets[inside], sizes[inside]
         slab = self._state[1][: self._head[kernels.SLAB_TOP]]
         used = np.flatnonzero(slab[:, kernels.S_SLOTS])
         start = slab[used, kernels.S_START]
-        end = start + slab[used, kernels.S_STRIDE] * slab[used, kernels.S_SLOTS]
+        length = slab[used, kernels.S_STRIDE] * slab[used, kernels.S_SLOTS]
+        end = start + -(-length // self.granule) * self.granule
         # Ranges may overlap each other, so the furthest end so far decides, not the last one.
-        reach = np.maximum.accumulate(offsets + np.minimum(sizes, self.capacity))
+        reach = np.maximum.accumulate(offsets + sizes)
         before = np.searchsorted(offsets, end) - 1
-        inside = (before >= 0) & (reach[before] > start)
-        return [int(index) for index in used[inside]]
+        found = (before >= 0) & (reach[before] > start)
+        return [int(index) for index in used[found]]
 
     def stats(self) -> AllocatorStats:
         """Current figures, in O(1)."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from hypothesis.stateful import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from alloc.base import Allocator
 
 CAPACITY = 1 << 20
@@ -52,6 +55,35 @@ def fill(allocator: Allocator, size: int, batch: int = 64) -> list[int]:
         offsets += got[got >= 0].tolist()
         if (got < 0).any():
             return offsets
+
+
+def damaged_table(rng: random.Random, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Offsets and sizes of runs with gaps, as in slabs, and of ranges that cannot all be."""
+    table: list[tuple[int, int]] = []
+    for _ in range(rng.randrange(1, 10)):
+        size, grain = rng.choice(sizes), rng.choice([1, 8, 64, 256])
+        step = -(-size // grain) * grain
+        start = rng.randrange(0, CAPACITY, rng.choice([1, 64, 64]))
+        share = rng.choice([0.1, 0.4, 0.7, 1.0])
+        slots = range(rng.randrange(1, 300))
+        table += [(start + at * step, size) for at in slots if at == 0 or rng.random() < share]
+    strays = rng.choices(table, k=5 + len(table) // 10)
+    table += strays[:5]
+    table += [(offset + rng.randrange(80), rng.choice([size, 9, 5000])) for offset, size in strays]
+    table += [(CAPACITY - 32, 64), (CAPACITY, 9), (0, CAPACITY + 1), (100, 1 << 62)]
+    if rng.random() < 0.5:
+        table += [(-1, 64), (-(1 << 62), 9), (1 << 62, 9)]
+    rng.shuffle(table)
+    return [offset for offset, _ in table], [size for _, size in table]
+
+
+def first_come(offsets: list[int], sizes: list[int]) -> list[bool]:
+    """Which ranges an empty pool takes: in order of address, all that overlap none before them."""
+    taken, end = [False] * len(offsets), 0
+    for at in sorted(range(len(offsets)), key=offsets.__getitem__):
+        if offsets[at] >= end and offsets[at] + sizes[at] <= CAPACITY:
+            taken[at], end = True, offsets[at] + sizes[at]
+    return taken
 
 
 class Model(RuleBasedStateMachine):
@@ -120,6 +152,14 @@ class Model(RuleBasedStateMachine):
         # Rounding may own bytes behind an object, so a free-looking range may be refused too.
         elif inside and not self.objects:
             pytest.fail(f"an empty pool refused {size} bytes at {offset}")
+
+    @rule(seed=st.integers(0, 1 << 30))
+    def rebuild(self, seed: int) -> None:
+        """A fresh allocator takes over all objects, told in any order."""
+        self.allocator = self.contract.make(self.allocator.capacity, self.allocator.alignment)
+        offsets = random.Random(seed).sample(sorted(self.objects), len(self.objects))
+        sizes = [self.objects[offset] for offset in offsets]
+        assert self.allocator.reserve(ints(*offsets), ints(*sizes)).all()
 
     @rule()
     def free_everything(self) -> None:
@@ -299,6 +339,30 @@ class AllocatorContract(ABC):
             ints(5000, -1, 100, 150, CAPACITY - 10, 300), ints(50, 5, 100, 10, 11, 1 << 62)
         )
         assert done.tolist() == [True, False, True, False, False, False]
+
+    @pytest.mark.parametrize("seed", range(40))
+    @pytest.mark.parametrize("alignment", [1, 256])
+    def test_of_ranges_that_overlap_the_first_is_kept(self, alignment: int, seed: int) -> None:
+        rng = random.Random(seed)
+        offsets, sizes = damaged_table(rng, [1, 8, 15, 49, 64, 100, 1000, 4096, 8200])
+        allocator = self.make(CAPACITY, alignment)
+        taken = allocator.reserve(ints(*offsets), ints(*sizes)).tolist()
+        assert taken == first_come(offsets, sizes)
+        allocator.check_integrity()
+        assert allocator.stats().allocations == sum(taken)
+        kept = {offset: size for offset, size, ok in zip(offsets, sizes, taken, strict=True) if ok}
+        assert sum(kept.values()) <= allocator.stats().allocated_bytes <= CAPACITY
+        wanted = rng.choices([49, 64, 1000, 4096], k=500)
+        got = allocator.allocate(ints(*wanted)).tolist()
+        others = {offset: size for offset, size in zip(got, wanted, strict=True) if offset >= 0}
+        for (start, size), (behind, _) in pairwise(sorted([*kept.items(), *others.items()])):
+            assert start + size <= behind
+        gone = rng.sample(sorted(kept), len(kept))
+        freed = allocator.free(ints(*gone, *gone))
+        assert freed.tolist() == [True] * len(gone) + [False] * len(gone)
+        allocator.check_integrity()
+        assert allocator.free(ints(*others)).all()
+        assert allocator.stats().largest_free == CAPACITY
 
     def test_one_size_leaves_nothing_behind_for_another(self) -> None:
         allocator = self.make(CAPACITY)

@@ -290,13 +290,20 @@ def class_of(head, cls, stride):
 
 
 @njit(**HELPER)
+def stride_of(head, size):
+    """Bytes of the slot that an object of `size` bytes gets. O(1)."""
+    stride = max((size + head[ALIGN] - 1) & -head[ALIGN], STRIDE_MIN)
+    if stride > EXACT_MAX:
+        stride = (stride + head[GRANULE] - 1) & -head[GRANULE]
+    return stride
+
+
+@njit(**HELPER)
 def owner_of(head, cls, size):
     """Class that serves a size, else EXTENT, or NIL for a size larger than the pool. O(1)."""
     if size > head[CAPACITY]:
         return NIL
-    stride = max((size + head[ALIGN] - 1) & -head[ALIGN], STRIDE_MIN)
-    if stride > EXACT_MAX:
-        stride = (stride + head[GRANULE] - 1) & -head[GRANULE]
+    stride = stride_of(head, size)
     if stride * head[SLOTS_MIN] > head[SLAB_BYTES_MAX]:
         return EXTENT
     owner = class_of(head, cls, stride)
@@ -310,6 +317,13 @@ def slab_least(head, stride):
 
 
 @njit(**HELPER)
+def slab_most(head, stride):
+    """Slots of the largest slab of a class, never fewer than of the smallest. O(1)."""
+    most = min(max(SLAB_SLOTS, SLAB_BYTES // stride), head[SLAB_BYTES_MAX] // stride, SLOTS_MAX)
+    return max(most, slab_least(head, stride))
+
+
+@njit(**HELPER)
 def slab_size(head, cls, owner, wanted):
     """Bytes of the next slab of a class that lacks `wanted` slots, and the least of use. O(1).
 
@@ -318,8 +332,7 @@ def slab_size(head, cls, owner, wanted):
     """
     stride = cls[owner, C_STRIDE]
     least = slab_least(head, stride)
-    most = min(max(SLAB_SLOTS, SLAB_BYTES // stride), head[SLAB_BYTES_MAX] // stride, SLOTS_MAX)
-    slots = max(least, min(most, max(cls[owner, C_SLOTS] >> 3, wanted)))
+    slots = max(least, min(slab_most(head, stride), max(cls[owner, C_SLOTS] >> 3, wanted)))
     return slots * stride, least * stride
 
 
@@ -480,8 +493,8 @@ def dissolve(state, index, live):
     return count
 
 
-def warmup() -> None:
-    """Call every kernel once with the types used in production, so that the cache holds it."""
+def small_state():
+    """The state of an empty pool of 4 KiB, of the types used in production."""
     head = np.zeros(HEAD_WORDS, np.int64)
     head[[SLAB_SPARE, SLAB_MAX, BITS_TOP, BITS_MAX, CAPACITY, ALIGN, GRANULE]] = (
         NIL, 4, 1, 64, 4096, 1, 64,
@@ -490,7 +503,12 @@ def warmup() -> None:
     cls = np.zeros((CLASS_SETS * CLASS_WAYS, 6), np.int64)
     cls[:, C_PARTIAL] = NIL
     page = np.zeros(66, np.int32)
-    state = (head, np.zeros((4, 8), np.int64), np.zeros(64, np.uint32), page, cls)
+    return head, np.zeros((4, 8), np.int64), np.zeros(64, np.uint32), page, cls
+
+
+def warmup() -> None:
+    """Call every kernel once with the types used in production, so that the cache holds it."""
+    state = small_state()
     column = [np.full(1, 64, np.int64) for _ in range(5)]
     sizes, offsets, owners, starts, least = column
     take_batch(state, sizes, offsets, False, owners, 4096)

@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 
 from alloc import Allocator, create_allocator
-from alloc.kernels import extents, slabs
+from alloc.kernels import extents, rebuild, slabs
 from alloc.testing import ints
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-MODULES = (extents, slabs)
+MODULES = (extents, slabs, rebuild)
 
 
 def trace(allocator: Allocator) -> list[int]:
-    """A course of calls that opens, empties and dissolves slabs, and splits hash buckets."""
+    """A course of calls that finds, opens, empties and dissolves slabs, and splits hash buckets."""
     rng = random.Random(11)
-    live: list[int] = []
-    seen: list[int] = []
+    table = np.array([at for at in range(0, 1 << 16, 64) if rng.random() < 0.7])
+    table.flags.writeable = False
+    seen = allocator.reserve(table, np.full(table.size, 64)).tolist()
+    live: list[int] = table.tolist()
     for step in range(60):
         size = rng.choice([15, 64, 700, 3000])
         sizes = [size] * 30 + [rng.randrange(1, 30_000) for _ in range(3)]

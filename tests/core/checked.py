@@ -37,8 +37,8 @@ class Checked(SegmentCalls):
     """Calls both, compares, and keeps the last calls for the failure report."""
 
     def __init__(self, config: ShardConfig, slack: int) -> None:
-        self.kept = Kept(config)
-        self.shard = self.kept.shard
+        self.keeping = Kept(config)
+        self.shard = self.keeping.shard
         self.model = Reference(config, slack)
         self.now = START
         self.log: deque[str] = deque(maxlen=40)

@@ -321,6 +321,6 @@ def test_any_life_is_the_same_after_a_restart(seed: int) -> None:
     for step in range(400):
         rules.step()
         if step % 40 == 0:
-            after, _ = rules.checked.kept.again(rules.checked.now)
+            after, _ = rules.checked.keeping.again(rules.checked.now)
             assert_same(rules.checked.shard, after)
     assert objects_of(rules.checked.shard) or seed
