@@ -121,6 +121,7 @@ def check_slabs(state: State, extents_state: State) -> None:
         granule = int(head[slabs.GRANULE])
         assert size == -(-slots * stride // granule) * granule, f"slab {index} is no extent"
         assert size >= 1 << int(head[slabs.PAGE_SHIFT]), f"slab {index} is below a page"
+        assert start % granule == 0, f"slab {index} begins at {start}, beside the granule"
         _check_slab(state, index)
         live, live_bytes, held = (
             live + slots - free,

@@ -143,6 +143,61 @@ def test_a_sparse_run_keeps_no_memory_from_other_sizes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_dense_run_is_a_slab_though_a_sparse_one_goes_on_from_it(kind: str) -> None:
+    allocator = create_allocator(kind, 1024 * MIB)
+    dense, sparse = np.arange(0, 100), np.arange(100, 2000, 8)
+    offsets = np.concatenate([dense, sparse]) * 4096
+    assert allocator.reserve(offsets, np.full(offsets.size, 4096)).all()
+    assert slabs_of(allocator) > 0
+    assert singles_of(allocator) < sparse.size
+    allocator.check_integrity()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gap_between_dense_runs_is_left_to_other_sizes(kind: str) -> None:
+    allocator = create_allocator(kind, 16 * MIB)
+    slots = np.arange(16 * MIB // 4096)
+    offsets = slots[slots % 40 < 24] * 4096
+    assert allocator.reserve(offsets, np.full(offsets.size, 4096)).all()
+    assert slabs_of(allocator) > 0
+    assert (allocator.allocate(np.full(slots.size // 40, 16 * 4096)) >= 0).all()
+
+
+def test_a_few_neighbours_keep_no_room_for_more_of_them() -> None:
+    allocator = create_allocator("composite", 16 * MIB)
+    offsets = np.arange(3) * 4096
+    assert allocator.reserve(offsets, np.full(3, 4096)).all()
+    assert slabs_of(allocator) == 0
+    # With no room behind, a slab could only be made of far more slots before: 69 for five objects.
+    allocator = create_allocator("composite", 16 * MIB)
+    offsets = MIB + np.append(np.arange(5) * 1001, 5056)
+    assert allocator.reserve(offsets, ints(*[1001] * 5, 64)).all()
+    assert slabs_of(allocator) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_whose_first_slab_cannot_begin_where_it_does_is_a_slab_soon_after(kind: str) -> None:
+    allocator = create_allocator(kind, 16 * MIB)
+    # Every eighth slot of 1000 bytes lies at a multiple of 64, and the one at 0 is taken.
+    offsets = np.arange(3, 203) * 1000
+    table = np.append(0, offsets), np.append(3000, np.full(200, 1000))
+    assert allocator.reserve(*table).all()
+    assert slabs_of(allocator) > 0
+    assert singles_of(allocator) < 10
+    allocator.check_integrity()
+
+
+def test_a_slab_does_not_begin_in_the_room_that_another_was_given() -> None:
+    allocator = create_allocator("composite", 16 * MIB)
+    # Five objects get a slab of eight slots; the next run could begin five slots before its first.
+    first, second = np.arange(5) * 1000, 10_136 + np.arange(20) * 1016
+    offsets = np.concatenate([first, second])
+    assert allocator.reserve(offsets, np.repeat([1000, 1016], [5, 20])).all()
+    assert slabs_of(allocator) == 2
+    allocator.check_integrity()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [64, 4096, 64 * 1024])
 def test_one_range_is_an_extent_and_leaves_one_hole(kind: str, size: int) -> None:
     allocator = create_allocator(kind, 16 * MIB)
