@@ -233,8 +233,9 @@ class _Rebuild:
         placed = np.bincount(row[inside], minlength=shard.table.rows_high)[live]
         right = (placed > 0) & (placed == shard.rows["replicas"][live])
         tenants = np.isin(shard.cold["tenant"][live], list(shard.tenant_by_number))
-        states = shard.rows["state"][live]
-        return live[~(right & tenants & (states <= State.READABLE))]
+        right &= tenants & (shard.rows["state"][live] <= State.READABLE)
+        untrue: NDArray[np.int64] = live[~right]
+        return untrue
 
     def _tie(self) -> None:
         """Untie rows from other generations that are not there."""

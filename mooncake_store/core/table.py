@@ -88,7 +88,7 @@ class Table:
         count = k.enter_rows(head, self.tables[0], self._rows, entered, twice)
         free = np.ones(high, np.bool_)
         free[used] = False
-        self.supply(np.flatnonzero(free)[::-1])
+        self.supply(np.flatnonzero(free)[::-1].astype(np.int32))
         return twice[:count]
 
     def supply(self, rows: NDArray[np.int32]) -> None:

@@ -179,6 +179,5 @@ def journal_names(names: Iterable[str]) -> list[str]:
 
 
 def _sound(data: memoryview, offset: int, size: int) -> bool:
-    (check,) = _CHECK.unpack_from(data, offset + size)
-    found: int = xxhash.xxh3_64_intdigest(data[offset : offset + size])
-    return found == check
+    check: int = _CHECK.unpack_from(data, offset + size)[0]
+    return xxhash.xxh3_64_intdigest(data[offset : offset + size]) == check

@@ -213,7 +213,7 @@ class _Reader:
             if len(payload) < block.words:
                 self._note(name, offset, "a block is cut off")
                 return
-            if xxhash.xxh3_64_intdigest(payload) != block.payload_check:
+            if xxhash.xxh3_64_intdigest(payload.data) != block.payload_check:
                 self._note(name, offset, "the words of a block are damaged")
             else:
                 self._take(name, offset, block, payload, begins=begins)
