@@ -25,8 +25,17 @@ class Disk:
         return os.open(path, flags, 0o600)
 
     def open(self, path: Path) -> int:
-        """Open a file that is there, to sync it."""
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        """Open a file that is there, to change what is in it and to sync it."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def read_end(self, fd: int, nbytes: int) -> tuple[int, bytes]:
+        """Return the last bytes of a file, at most so many, and where they stand."""
+        at = max(0, os.fstat(fd).st_size - nbytes)
+        return at, os.pread(fd, nbytes, at)
+
+    def overwrite(self, fd: int, data: bytes, at: int) -> None:
+        """Write over what stands somewhere in a file: takes no further space."""
+        os.pwrite(fd, data, at)
 
     def writev(self, fd: int, buffers: Sequence[memoryview]) -> int:
         """Write buffers one behind the other; return how many bytes were taken, maybe not all."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from mooncake_store.journal.layout import (
+    BLOCK_HEADER_BYTES,
     VALID_NAME,
     VERSION,
     VOID_NAME,
@@ -26,6 +27,7 @@ from mooncake_store.journal.layout import (
     file_name,
     journal_names,
     number_of,
+    read_block,
 )
 from mooncake_store.journal.origin import signed
 
@@ -67,14 +69,25 @@ class JournalFiles:
         return self._size >= self._file_bytes
 
     def adopt(self, end: int) -> None:
-        """Take over the files of a former run, none of which goes beyond `end`, and sync them."""
+        """Take over the files of a former run, none of which goes beyond `end`, and sync them.
+
+        That nothing is missing behind them is not true any more: without the file of this run they
+        would be believed as they are.
+        """
         for path in self._paths():
             fd = self._disk.open(path)
             try:
+                self._retract_end(fd)
                 self._disk.fdatasync(fd)
             finally:
                 self._disk.close(fd)
             self._ended.append((path, end))
+
+    def _retract_end(self, fd: int) -> None:
+        at, data = self._disk.read_end(fd, BLOCK_HEADER_BYTES)
+        block = read_block(memoryview(data), 0, None)
+        if block is not None and block.closing:
+            self._disk.overwrite(fd, block._replace(closing=False).pack(), at)
 
     def begin(self, position: int) -> None:
         """Begin a file at a position; the one before, which has to be synced, ends there."""

@@ -83,6 +83,8 @@ class Contents:
     """Why nothing may be believed; empty where it may."""
     complete: bool
     """Whether nothing that was written down is missing, as far as anybody can tell."""
+    ended: bool
+    """Whether nothing is missing behind `end`: a ring says so, or a run that ended in order."""
     end: int
     """The position behind the last word, also of what may not be believed; 0 without any."""
     facts: Facts | None
@@ -115,7 +117,8 @@ def read_journal(folder: Path, origin: Origin, ring: Ring | None) -> Contents:
     else:
         reader.look_at_the_beginning()
     same_boot = ring is not None or reader.boot == origin.boot
-    whole = not reader.damages and (taken or reader.closed or not same_boot)
+    ended = taken or reader.closed
+    whole = not reader.damages and (ended or not same_boot)
     return Contents(
         [] if void else reader.runs,
         [] if void else reader.positions,
@@ -123,6 +126,7 @@ def read_journal(folder: Path, origin: Origin, ring: Ring | None) -> Contents:
         reader.unread,
         void,
         whole and not void,
+        ended,
         reader.end,
         reader.facts(ring),
         origin.boot if ring is not None else reader.boot,

@@ -254,9 +254,15 @@ def _unusable(contents: Contents) -> str:
         return contents.void
     if not contents.same_boot:
         return "this host was started anew, and with it went the memory that objects lay in"
-    if not contents.complete:
-        where = contents.damages[-1] if contents.damages else contents.torn
-        return "the journal is not whole" + (f": {where}" if where else "")
+    needed = [damage for damage in contents.damages if damage.end > contents.facts.snapshot]
+    if needed:
+        worst = needed[-1]
+        return (
+            f"the journal is not whole: {worst.reason}, at {worst.offset} of {worst.file or 'it'}, "
+            f"positions {worst.first} to {worst.end}"
+        )
+    if not contents.ended:
+        return "the end of the journal is missing, with the memory that it was in"
     return ""
 
 
