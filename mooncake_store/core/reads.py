@@ -241,20 +241,8 @@ def replicas_of(state: ShardState, row: int) -> list[tuple[int, int, State]]:
 
 def extents_of(state: ShardState, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
     """The row, segment and offset of every replica, living or not, of these rows, as columns."""
-    first = state.rows[rows]
-    placed = first["segment"] >= 0
-    found = [(rows[placed], first["segment"][placed], offsets_in(first[placed]))]
-    links = first["more"]
-    for _ in range(len(state.space.all()) + 1):
-        rows, links = rows[links >= 0], links[links >= 0]
-        if not len(rows):
-            break
-        further = state.overflow[links]
-        found.append((rows, further["segment"], further["offset"]))
-        links = further["next"]
-    else:
-        raise AssertionError("the further replicas of a row form a ring")
-    row, segment, offset = (
-        np.concatenate(column).astype(np.int64) for column in zip(*found, strict=True)
-    )
-    return row, segment, offset
+    most = len(rows) + int(state.overflow["offset"][0])  # all further replicas there are
+    out = np.empty((3, most), np.int64)
+    count = k.extents(state.words, np.ascontiguousarray(rows, np.int64), out)
+    assert count >= 0, "the further replicas of a row form a ring"
+    return out[0, :count], out[1, :count], out[2, :count]

@@ -259,8 +259,11 @@ class _Rebuild:
         size = shard.rows["size"][row].astype(np.int64)
         kept = np.ones(len(held), np.bool_)
         wrong = np.zeros(len(row), np.bool_)
+        order = segment.astype(np.int16).argsort(kind="stable")
+        ends = np.searchsorted(segment[order], np.arange(len(shard.space.alive) + 1))
         for known in shard.space.all():
-            mine, waiting = np.flatnonzero(segment == known.index), held[:, 0] == known.index
+            mine = order[ends[known.index] : ends[known.index + 1]]
+            waiting = held[:, 0] == known.index
             where = np.concatenate([offset[mine], held[waiting, 1]])
             sizes = np.concatenate([size[mine], held[waiting, 2]])
             taken = known.allocator.reserve(where, sizes)
@@ -292,24 +295,24 @@ class _Rebuild:
 
     def _totals(self) -> None:
         shard, live = self._shard, self._live
-        rows, tally = shard.rows[live], shard.tally
-        nbytes = rows["size"] * rows["replicas"]
-        readable = rows["state"] == State.READABLE
-        soft = (rows["flags"] & c.SOFT_PIN) != 0
-        wanted = shard.cold["wanted"][live].astype(np.int64)
-        missing = np.maximum(wanted - rows["replicas"], 0)
+        tally, replicas = shard.tally, shard.rows["replicas"][live].astype(np.int64)
+        nbytes = shard.rows["size"][live] * replicas
+        readable = shard.rows["state"][live] == State.READABLE
+        flags = shard.rows["flags"][live]
+        soft = (flags & c.SOFT_PIN) != 0
+        missing = np.maximum(shard.cold["wanted"][live] - replicas, 0)
         tally[c.OBJECTS] = np.count_nonzero(readable)
         tally[c.UNFINISHED] = len(live) - tally[c.OBJECTS]
         tally[c.BYTES] = nbytes.sum()
         tally[c.SOFT_PINNED] = np.count_nonzero(readable & soft)
-        tally[c.HARD_BYTES] = nbytes[(rows["flags"] & c.HARD_PIN) != 0].sum()
+        tally[c.HARD_BYTES] = nbytes[(flags & c.HARD_PIN) != 0].sum()
         tally[c.MISSING] = missing[readable].sum()
         tenant = shard.cold["tenant"][live]
         for number in np.unique(tenant).tolist():
             mine = tenant == number
             shard.tenant_use[number] = nbytes[mine].sum(), np.count_nonzero(mine)
         shard.words[places.PINS_USED] = int(soft.any())
-        shard.replicas_most = max(1, int(rows["replicas"].max(initial=0)))
+        shard.replicas_most = max(1, int(replicas.max(initial=0)))
 
     def _orders(self) -> None:
         """Enter objects into the orders of eviction, those first that were leased longest ago."""

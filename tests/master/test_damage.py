@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,7 +65,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[int
         keeper = opened(folder)
         assert keeper.kept == (run > 0)
         now = live(keeper.shard, now, random.Random(run), 80)
-        until(lambda: _is_kept(keeper, now))
+        until(partial(_is_kept, keeper, now))
         keeper.close()
     keeper = opened(folder)
     objects = objects_of(keeper.shard)

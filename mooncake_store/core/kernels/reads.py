@@ -196,3 +196,33 @@ def listing(rows, overflow, alive, cold, span, out):
                 out[count] = row
                 count += 1
     return count
+
+
+@njit(**KERNEL)
+def extents(context, chosen, out):
+    """List row, segment and offset of every replica of chosen rows, living or not, as columns.
+
+    Returns how many; -1 when there are more than `out` has room for.
+    """
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    m = 0
+    for i in range(chosen.shape[0]):
+        row = chosen[i]
+        if rows[row].segment >= 0:
+            if m == out.shape[1]:
+                return -1
+            out[0, m] = row
+            out[1, m] = rows[row].segment
+            out[2, m] = first_offset(rows, row)
+            m += 1
+        link = rows[row].more
+        while link >= 0:
+            if m == out.shape[1]:
+                return -1
+            out[0, m] = row
+            out[1, m] = overflow[link].segment
+            out[2, m] = overflow[link].offset
+            m += 1
+            link = overflow[link].next
+    return m
