@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 Level: TypeAlias = Literal["written", "synced"]
 
 IDLE_S = 1.0
-GATHER_S = 0.002
+GATHER_S = 0.02
 RETRY_S = 10.0
 GIVE_UP_S = 1.0
 """How long a shard waits for a disk to take the one renaming that it still has to do."""

@@ -108,6 +108,8 @@ class AnswerTable:
                 return _later(entry, told, keeper)
         else:
             told = entry.handle(peer, request)
+        if keeper is not None:
+            keeper.check_kept()
         reply = entry.pack(**told) if entry.by_name else entry.pack(told)
         if keeper is not None and keeper.syncs:
             return _when_kept(keeper, reply)
@@ -116,6 +118,8 @@ class AnswerTable:
 
 async def _later(entry: _Entry, told: Awaitable[Answer], keeper: Keeper | None) -> bytes:
     answer = await told
+    if keeper is not None:
+        keeper.check_kept()
     reply = entry.pack(**answer) if entry.by_name else entry.pack(answer)
     if keeper is not None and keeper.syncs:
         await keeper.synced()

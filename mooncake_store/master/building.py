@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,10 @@ from mooncake_store.master.registers import SEGMENT_NUMBERS
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.master.shard_service import ShardService
 from mooncake_store.master.site import ShardPlace, ShardTimes
+from mooncake_store.master.state_directory import AUTO
 from mooncake_store.program import kernels
 from mooncake_store.wire.shard import REMOVE
+from transfer_engine.errors import NoSpaceError
 from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX
 from transfer_engine.wire.frame import frame_bytes
@@ -37,6 +40,8 @@ __all__ = [
     "shard_config",
     "shard_limits",
 ]
+
+log = logging.getLogger(__name__)
 
 _CORE = Path(core.__path__[0])
 # Whoever removes a batch often has more to remove, and nothing else to do meanwhile.
@@ -89,9 +94,15 @@ async def open_keeper(
     origin = Origin(cluster, place.shard, place.shards)
     where = folder / f"shard-{place.shard}"
     limits = shard_config(config, place.shard)
-    return await asyncio.to_thread(
-        Keeper.open, limits, origin, where, config.journal, clock.now_ns()
-    )
+    try:
+        return await asyncio.to_thread(
+            Keeper.open, limits, origin, where, config.journal, clock.now_ns()
+        )
+    except NoSpaceError as error:
+        if config.state != AUTO:
+            raise
+        log.warning("nothing of the objects is kept for the next run: %s", error)
+        return None
 
 
 def build_service(

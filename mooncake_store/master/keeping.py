@@ -73,6 +73,7 @@ class Keeper:
         """Whether this shard goes on where the one before it ended."""
         self.syncs = level == "synced"
         self._ring = ring
+        self._origin = origin
         self._lock = lock
         self._waiting: dict[asyncio.Future[None], int] = {}  # with the positions they wait for
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -159,7 +160,14 @@ class Keeper:
             if position + len(run) > facts.snapshot
         ]
         end = StreamEnd(facts.now, facts.horizon, facts.events_next, facts.generation)
-        self.restored = restore(self.shard, runs, end, now)
+        try:
+            self.restored = restore(self.shard, runs, end, now)
+        except ValueError as error:
+            self._writer.close(STOP_S)
+            raise ConfigError(
+                f"the journal of shard {self._origin.shard} cannot be understood: {error}",
+                advice="use the version that wrote it, or move it away to begin anew",
+            ) from error
 
     @property
     def stream(self) -> int:
@@ -179,10 +187,18 @@ class Keeper:
     def check(self) -> None:
         """Raise UnavailableError while no change may be made, because none could be kept."""
         if self._writer.refusing or self.shard.journal.behind:
-            raise UnavailableError(
-                f"what is changed cannot be kept: {self._writer.told}",
-                advice="mend the disk of the state directory; what is there can be read meanwhile",
-            )
+            raise self._refusal()
+
+    def check_kept(self) -> None:
+        """Raise UnavailableError where the change that was just made is not kept."""
+        if self.shard.journal.behind:
+            raise self._refusal()
+
+    def _refusal(self) -> UnavailableError:
+        return UnavailableError(
+            f"what is changed cannot be kept: {self._writer.told}",
+            advice="mend the disk of the state directory; what is there can be read meanwhile",
+        )
 
     async def synced(self) -> None:
         """Return when all that was published so far is on the disk, or nothing is kept at all."""
