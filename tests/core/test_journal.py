@@ -324,3 +324,53 @@ def test_any_life_is_the_same_after_a_restart(seed: int) -> None:
             after, _ = rules.checked.keeping.again(rules.checked.now)
             assert_same(rules.checked.shard, after)
     assert objects_of(rules.checked.shard) or seed
+
+
+def test_who_owns_a_segment_is_known_after_a_restart() -> None:
+    life = Life()
+    life.shard.close_client(life.now, life.client)
+    other = life.shard.open_client(life.now, b"o" * 16, 1, "host")
+    assert life.shard.mount(life.now, other, b"a" * 16, "a", 16 * MIB, "a")[0] == Status.OK
+    after = life.again()
+    owner = after.segments()[0].owner
+    assert after.client_by_handle[owner].uuid == b"o" * 16
+
+
+def test_a_segment_that_is_to_leave_when_it_is_empty_does_so_after_a_restart() -> None:
+    life = Life()
+    life.shard.drain(life.now, 0)
+    deadline = life.now + 5 * SECOND
+    assert not life.shard.unmount_gracefully(life.now, life.client, b"a" * 16, deadline)
+    after = life.again()
+    assert after.segments()[0].gone_at == deadline
+
+
+def test_what_an_absent_segment_was_is_known_after_a_restart() -> None:
+    life = Life()
+    life.put(list(range(300)), 64)
+    life.shard.set_absent(life.now, 0, True)
+    life.shard.drain(life.now, 0)
+    after = life.again()
+    assert not after.exists(life.now, digests_of(list(range(300)))).all()
+    for shard in (life.shard, after):
+        shard.set_absent(life.now, 0, False)
+        assert shard.segments()[0].state == SegmentState.DRAINING
+        assert shard.exists(life.now, digests_of(list(range(300)))).all()
+
+
+def test_a_second_generation_that_goes_on_alone_is_ended_after_a_restart() -> None:
+    life = Life()
+    life.put([1])
+    found = life.shard.stat(life.now, digests_of([1])[0])
+    assert found is not None
+    first = "ab"[found.replicas[0][0]]
+    only_other = StartOptions(excluded=(first,))
+    sizes = np.array([500], np.int64)
+    asked = life.client, 0, digests_of([1]), sizes, None, only_other
+    rows, _ = life.shard.upsert_start(life.now, *asked)
+    life.shard.unmount(life.now, life.client, first.encode() * 16)
+    life.shard.tick(life.now)
+    after = life.again()
+    generations, sums = np.ascontiguousarray(rows["generation"]), np.array([9], np.uint64)
+    assert not after.put_end(life.now, life.client, digests_of([1]), generations, sums).any()
+    assert after.exists(life.now, digests_of([1])).all()
