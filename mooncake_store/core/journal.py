@@ -28,32 +28,26 @@ from kernel_cache.columns import reserve
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import ring as header
-from mooncake_store.core.facts import (
-    ClientFact,
-    MembersFact,
-    SegmentFact,
-    TenantFact,
-    encode_fact,
-)
+from mooncake_store.core.facts import encode_fact
 from mooncake_store.core.kernels import cells as k
 from mooncake_store.core.records import KEYS_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
+    from mooncake_store.core.context import Context
     from mooncake_store.core.facts import Fact
     from mooncake_store.core.ring import Ring
-    from mooncake_store.core.space import Segment
-    from mooncake_store.core.state import ShardState
 
-__all__ = ["Journal", "Sink"]
+__all__ = ["Journal", "Sink", "Told"]
 
 EXTENTS, WRITERS, FACT, SNAPSHOT_BEGINS, SNAPSHOT_ENDS = range(k.TOLD, k.TOLD + 5)
 """Kinds of cells: extents that wait in the quarantine, as (segment, offset, size, writer, until);
 writers that are done with theirs; a fact, with its bytes where a row's number would be."""
 
 EXTENTS_PER_CELL = 64
-MEMBERS_PER_CELL = 16
 SNAPSHOT_ROWS = 4096
 """Rows of one slice: some 0.2 ms."""
 SNAPSHOT_WORDS_MIN = 8 << 20
@@ -76,10 +70,36 @@ class Sink(Protocol):
         """Wait until the ring has room for so many words; False where it gets none."""
 
 
-class Journal:
-    """How one shard writes down its changes."""
+class Told(Protocol):
+    """What is written down, for when a journal asks."""
 
-    def __init__(self, state: ShardState, ring: Ring, sink: Sink | None) -> None:
+    now: int
+    context: Context
+
+    @property
+    def rows_high(self) -> int:
+        """No row from here on was ever used."""
+
+    def changed_segments(self) -> Iterable[Fact]:
+        """Tell of the segments that changed since this was asked last."""
+
+    def has_members(self) -> bool:
+        """Whether any row is a member of a group."""
+
+    def members(self, rows: list[int]) -> Iterable[Fact]:
+        """Tell of which groups rows are members."""
+
+    def all_but_rows(self) -> Iterable[Fact]:
+        """Tell all that is no row."""
+
+    def waiting_extents(self) -> NDArray[np.int64]:
+        """Return what `tell_extents` takes, of all that wait."""
+
+
+class Journal:
+    """How one shard of at most so many objects writes down its changes."""
+
+    def __init__(self, state: Told, objects_max: int, ring: Ring, sink: Sink | None) -> None:
         assert sink is None or len(ring.cells) >= RING_WORDS_MIN, "the ring is too small"
         self.ring = ring
         self.behind = False
@@ -87,15 +107,15 @@ class Journal:
         but by reads. It is written as soon as there is room."""
         self._state = state
         self._sink = sink
-        self._words = state.words
-        self._numbers = state.numbers
+        self._words = state.context.words
+        self._numbers = state.context.numbers
         self._header = ring.header.data
         self._told: list[NDArray[np.int64]] = []
         self._told_words = 0
         self._looked = 0  # marks that were looked at for members of groups
         bind = state.context.bind
         # All rows at once may go, and a batch may have come before.
-        self._marks = bind(places.MARKS, reserve(state.config.objects_max + KEYS_MAX, np.int64))
+        self._marks = bind(places.MARKS, reserve(objects_max + KEYS_MAX, np.int64))
         bind(places.CELLS, ring.cells)
         bind(places.RING_HEADER, ring.header)
         self._words[places.JOURNALED] = sink is not None
@@ -160,14 +180,14 @@ class Journal:
 
     def publish(self) -> None:
         """Write down all that changed, and let it count; what finds no room waits for the next."""
-        state, numbers = self._state, self._numbers
+        numbers = self._numbers
+        segments = self._state.changed_segments() if numbers[places.CHANGED] else ()
         if self._sink is None:
-            state.space.touched.clear()
             numbers[places.CHANGED] = 0
             return
-        if state.space.touched:
-            self._tell_segments()
-        if numbers[places.MARKED] > self._looked and len(state.groups):
+        for fact in segments:
+            self.tell(fact)
+        if numbers[places.MARKED] > self._looked and self._state.has_members():
             self._tell_members()
         self.behind = not self._write()
         if not self.behind:
@@ -224,24 +244,12 @@ class Journal:
         return len(self.ring.cells) - used
 
     def _tell_members(self) -> None:
-        state, marked = self._state, self._numbers[places.MARKED]
+        marked = self._numbers[places.MARKED]
         rows = np.empty(marked - self._looked, np.int32)
         count = k.grouped_rows(self._words, self._looked, rows)
         self._looked = marked
-        members = tuple(
-            (row, int(state.rows["generation"][row]), state.groups.name(row))
-            for row in np.unique(rows[:count]).tolist()
-        )
-        for first in range(0, len(members), MEMBERS_PER_CELL):
-            self.tell(MembersFact(members[first : first + MEMBERS_PER_CELL]))
-
-    def _tell_segments(self) -> None:
-        space = self._state.space
-        touched, space.touched = sorted(space.touched), set()
-        for index in touched:
-            segment = space.get(index)
-            if segment is not None:  # else it was forgotten since, and told so
-                self.tell(_fact_of(segment))
+        for fact in self._state.members(np.unique(rows[:count]).tolist()):
+            self.tell(fact)
 
     # -- snapshots
 
@@ -253,12 +261,12 @@ class Journal:
             self._begin()
         if self._cursor < 0 or self.behind:
             return
-        state = self._state
-        stop = min(self._cursor + SNAPSHOT_ROWS, state.table.rows_high)
+        rows_high = self._state.rows_high
+        stop = min(self._cursor + SNAPSHOT_ROWS, rows_high)
         self.expect_marks(SNAPSHOT_ROWS)
         k.mark_used(self._words, self._cursor, stop)
         self._cursor = stop
-        if stop >= state.table.rows_high:
+        if stop >= rows_high:
             self._end()
 
     def _due(self) -> bool:
@@ -269,21 +277,14 @@ class Journal:
         return written > max(SNAPSHOT_WORDS_MIN, 2 * self._snapshot_words)
 
     def _begin(self) -> None:
-        state = self._state
         self.publish()
         if self.behind:
             return
         self._begun, self._cursor = self._numbers[places.CELLS_END], 0
         self._tell(SNAPSHOT_BEGINS, np.empty(0, np.int64))
-        for tenant in state.tenant_by_number.values():
-            self.tell(TenantFact(tenant.number, tenant.name, tenant.quota_bytes))
-        for client in state.client_by_handle.values():
-            self.tell(ClientFact(client.handle, client.uuid, client.epoch, client.host))
-        for segment in state.space.all():
-            self.tell(_fact_of(segment))
-        for forgotten in state.space.forgotten():
-            self.tell(forgotten)
-        self.tell_extents(state.space.quarantine.timed())
+        for fact in self._state.all_but_rows():
+            self.tell(fact)
+        self.tell_extents(self._state.waiting_extents())
 
     def _end(self) -> None:
         self._tell(SNAPSHOT_ENDS, np.empty(0, np.int64))
@@ -293,19 +294,3 @@ class Journal:
         self._header[header.SNAPSHOT] = self._begun
         self._since, self._cursor = self._numbers[places.CELLS_END], -1
         self._snapshot_words = self._since - self._begun
-
-
-def _fact_of(segment: Segment) -> SegmentFact:
-    return SegmentFact(
-        segment.index,
-        segment.uuid,
-        segment.name,
-        segment.host,
-        segment.nbytes,
-        segment.owner,
-        int(segment.state),
-        segment.usable_from,
-        segment.gone_at,
-        segment.busy_until,
-        int(segment.returns_as),
-    )

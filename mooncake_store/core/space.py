@@ -86,6 +86,23 @@ class Segment:
         """Bytes that are not free: objects and quarantine, rounded as the allocator rounds."""
         return self.allocator.allocated_bytes
 
+    @property
+    def fact(self) -> SegmentFact:
+        """What is written down of it."""
+        return SegmentFact(
+            self.index,
+            self.uuid,
+            self.name,
+            self.host,
+            self.nbytes,
+            self.owner,
+            int(self.state),
+            self.usable_from,
+            self.gone_at,
+            self.busy_until,
+            int(self.returns_as),
+        )
+
 
 @dataclass(slots=True)
 class Late:
@@ -152,8 +169,7 @@ class Space:
         self._config = config
         self._rng = rng
         self._journal = journal
-        self.touched: set[int] = set()
-        """Segments of which something changed that is still to be written down."""
+        self._touched: set[int] = set()  # segments to be written down
         self._segments: dict[int, Segment] = {}
         self._by_uuid: dict[bytes, Segment] = {}
         self._cycle: list[Segment] | None = None
@@ -234,8 +250,16 @@ class Space:
 
     def touch(self, segment: Segment) -> None:
         """Have what is known of a segment written down with the operation that runs."""
-        self.touched.add(segment.index)
+        self._touched.add(segment.index)
         self._numbers[places.CHANGED] = 1
+
+    def changed(self) -> list[SegmentFact]:
+        """Return what became of the segments that were touched since the last call."""
+        if not self._touched:
+            return []
+        touched, self._touched = sorted(self._touched), set()
+        # One that is missing was forgotten since, and `remember` told it.
+        return [self._segments[index].fact for index in touched if index in self._segments]
 
     def _busy_until(self, uuid: bytes) -> int:
         """Return when readers and late writers of earlier lives of a memory are out of time."""

@@ -20,6 +20,7 @@ from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core.context import Context
 from mooncake_store.core.events import Events
+from mooncake_store.core.facts import ClientFact, MembersFact, TenantFact
 from mooncake_store.core.groups import Groups
 from mooncake_store.core.journal import Journal
 from mooncake_store.core.kernels import leases
@@ -32,11 +33,12 @@ from mooncake_store.core.table import Table
 from mooncake_store.core.wheel import Wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from eviction.base import EvictionPolicy
+    from mooncake_store.core.facts import Fact, SegmentFact
     from mooncake_store.core.journal import Sink
     from mooncake_store.core.options import ShardConfig
 
@@ -56,6 +58,7 @@ INT64, UINT32, UINT64 = np.dtype(np.int64), np.dtype(np.uint32), np.dtype(np.uin
 
 CLIENTS_MAX = 1 << 16
 TENANTS_MAX = 1 << 16
+MEMBERS_PER_FACT = 16
 NOTES_KEPT = 4096
 """Uses, arrivals and departures that wait, about, to be told to the policies together."""
 ROW_MASK = (1 << NOTE_SHIFT) - 1
@@ -117,7 +120,7 @@ class ShardState:
         self.words = self.context.words
         self.numbers = self.context.numbers
         bind = self.context.bind
-        self.journal = Journal(self, ring, sink)
+        self.journal = Journal(self, rows_max, ring, sink)
         self.rows = bind(places.ROWS, reserve(rows_max, ROW))
         bind(places.ROW_WORDS, self.rows.view(np.int64))
         self.table = Table(self.rows, self.context)
@@ -166,6 +169,45 @@ class ShardState:
     def enter_tenant(self, tenant: Tenant) -> None:
         """Know a tenant from now on."""
         self.tenants[tenant.name] = self.tenant_by_number[tenant.number] = tenant
+
+    # -- what the journal asks
+
+    @property
+    def rows_high(self) -> int:
+        """No row from here on was ever used."""
+        return self.table.rows_high
+
+    def changed_segments(self) -> list[SegmentFact]:
+        """Tell of the segments that changed since this was asked last."""
+        return self.space.changed()
+
+    def has_members(self) -> bool:
+        """Whether any row is a member of a group."""
+        return len(self.groups) > 0
+
+    def members(self, rows: list[int]) -> Iterator[MembersFact]:
+        """Tell of which groups rows are members."""
+        members = tuple(
+            (row, int(self.rows["generation"][row]), self.groups.name(row)) for row in rows
+        )
+        for first in range(0, len(members), MEMBERS_PER_FACT):
+            yield MembersFact(members[first : first + MEMBERS_PER_FACT])
+
+    def all_but_rows(self) -> Iterator[Fact]:
+        """Tell all that is no row."""
+        for tenant in self.tenant_by_number.values():
+            yield TenantFact(tenant.number, tenant.name, tenant.quota_bytes)
+        for client in self.client_by_handle.values():
+            yield ClientFact(client.handle, client.uuid, client.epoch, client.host)
+        for segment in self.space.all():
+            yield segment.fact
+        yield from self.space.forgotten()
+
+    def waiting_extents(self) -> NDArray[np.int64]:
+        """Return extents that wait in the quarantine, as `Journal.tell_extents` takes them."""
+        return self.space.quarantine.timed()
+
+    # -- rows
 
     def digests(self, rows: NDArray[Any]) -> NDArray[np.uint64]:
         """Return the digests of rows, (n, 2)."""
