@@ -65,7 +65,7 @@ from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.leases import leased_to_others
 from mooncake_store.core.kernels.names import drop
 from mooncake_store.core.kernels.reads import first_offset
-from mooncake_store.core.kernels.table import delete, find
+from mooncake_store.core.kernels.table import delete, find, give_link
 from mooncake_store.core.kernels.writes import keep_marks, missing, note, record
 from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
@@ -236,11 +236,7 @@ def unlink(context, now, writer_done, silently, rows, cold, doomed, keep, out):
             segments[m] = overflow[link].segment
             offsets[m] = overflow[link].offset
             m += 1
-            after = overflow[link].next
-            overflow[link].state = 0
-            overflow[link].next = overflow[0].next
-            overflow[0].next = link
-            link = after
+            link = give_link(overflow, link)
         if not keep:
             for j in range(first, m):
                 sizes[j] = size

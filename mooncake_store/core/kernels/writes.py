@@ -432,15 +432,11 @@ def complete(context, now, client, digests, generations, checksums, status, done
             status[i] = OK
             rows[row].state = READABLE
             rows[row].checksum = checksums[i]
-            rows[row].lease_end = 0
-            rows[row].holders = 0
+            rows[row].lease_end = rows[row].holders = 0
             short += missing(rows, cold, row)
             written += rows[row].size
-            marks[marked + count] = row
-            if rows[row].flags != 0:
-                special = True
-            else:
-                marks[marked + count] |= MARK_ENDED
+            special = special or rows[row].flags != 0
+            marks[marked + count] = row if rows[row].flags else row | MARK_ENDED
             if rows[row].flags & SOFT_PIN:
                 pin_ends[row] += now  # held the ttl until now
                 pinned += 1
@@ -455,8 +451,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
     context[TALLY + SOFT_PINNED] += pinned
     context[TALLY + MISSING] += short
     context[TALLY + WRITTEN_BYTES] += written
-    if kept > 0:
-        context[EVENTS_NEXT] += count
+    context[EVENTS_NEXT] += count if kept > 0 else 0
     if not special:
         note(context, done[:count], NOTE_INSERT)
     return count, special
