@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ TTL = 10 * SECOND
 class Life:
     """A kept shard with a client and two segments."""
 
-    def __init__(self, words: int = 1 << 14, **config: object) -> None:
-        limits = ShardConfig(objects_max=1 << 16, segments_max=16, **config)  # type: ignore[arg-type]
+    def __init__(self, words: int = 1 << 14, **config: Any) -> None:
+        limits = ShardConfig(objects_max=1 << 16, segments_max=16, **config)
         self.kept = Kept(limits, words)
         self.shard = self.kept.shard
         self.now = START
