@@ -286,3 +286,46 @@ def grouped_rows(context, first, out):
             out[found] = row
             found += 1
     return found
+
+
+@njit(**KERNEL)
+def next_about(cells, first, low, high, rows):
+    """Find the next cell about an object from place `first` on, len(cells) if there is none.
+
+    It is one that names its digest, or its row: `rows`, as many as may hold generations of it at
+    once, has those found so far, -1 where there is none. Rows that another object takes are
+    dropped. Ends as well at what is no cell.
+    """
+    at = first
+    while at < cells.shape[0]:
+        kind, words, row = cells[at] & 0xFF, (cells[at] >> 16) & 0xFFFF, cells[at] >> 32
+        if words < 1 or at + words > cells.shape[0]:
+            return cells.shape[0]
+        if kind < TOLD:
+            place = -1
+            for j in range(rows.shape[0]):
+                if rows[j] == row:
+                    place = j
+            if kind == ROW_CELL and words > PIN:
+                same = cells[at + 1] == low and cells[at + 2] == high
+                if not same and place >= 0:
+                    rows[place] = -1
+                    place = -1
+                if same and place < 0:
+                    for j in range(rows.shape[0]):
+                        if rows[j] < 0:
+                            place = j
+                    rows[max(place, 0)] = row
+                if same:
+                    return at
+            elif place >= 0:
+                return at
+        at += words
+    return at
+
+
+def warmup() -> None:
+    """Compile what no shard does; the rest is compiled with a whole shard (`core/warmup.py`)."""
+    words = np.zeros(1, np.int64)
+    words.flags.writeable = False
+    next_about(words, 0, 0, 0, np.full(2, -1, np.int64))
