@@ -67,6 +67,11 @@ class Damage(NamedTuple):
     """...to here are lost; none where both are the same."""
     reason: str
 
+    def __str__(self) -> str:
+        where = f"{self.file} at byte {self.offset}: " if self.file else ""
+        lost = f", positions {self.first} to {self.end} are lost" if self.end > self.first else ""
+        return f"{where}{self.reason}{lost}"
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -94,9 +99,30 @@ class Contents:
     same_boot: bool
     """Whether that is this one, so that what was lent may still be read and written."""
 
+    @property
+    def unusable(self) -> str:
+        """Why a shard uses nothing of it, "" where it does, or where there is nothing."""
+        if self.facts is None:
+            return ""
+        if self.void:
+            return self.void
+        if not self.same_boot:
+            return "this host was started anew, and with it went the memory that objects lay in"
+        needed = [damage for damage in self.damages if damage.end > self.facts.snapshot]
+        if needed:
+            return f"the journal is not whole: {needed[-1]}"
+        if not self.ended:
+            return "the end of the journal is missing, with the memory that it was in"
+        return ""
 
-def read_journal(folder: Path, origin: Origin, ring: Ring | None) -> Contents:
+
+def read_journal(
+    folder: Path, origin: Origin, ring: Ring | None, *, live: Ring | None = None
+) -> Contents:
     """Read what is in the folder of a shard and in the ring of this boot, where there is one.
+
+    `live` is the ring itself where `ring` is a copy of it that was made just before, because the
+    shard goes on: what files hold beyond the copy was written meanwhile, and is read as well.
 
     Raises ConfigError for files that are not this shard's, of a later version, or not readable.
     """
@@ -107,7 +133,7 @@ def read_journal(folder: Path, origin: Origin, ring: Ring | None) -> Contents:
     reader = _Reader(origin)
     for name in journal_names(names):
         reader.read_file(folder / name)
-    taken = ring is not None and reader.take_ring(ring)
+    taken = ring is not None and reader.take_ring(ring, ring if live is None else live)
     void = ""
     if ring is not None and ring.header[VOID]:
         void = "the last run could not write it to files, or had not written all of it yet"
@@ -290,7 +316,7 @@ class _Reader:
 
     # -- the ring
 
-    def take_ring(self, ring: Ring) -> bool:
+    def take_ring(self, ring: Ring, live: Ring) -> bool:
         """Add what the ring has and the files have not; return whether it goes on where they end.
 
         It is copied: a ring is used again. What lies before WRITTEN may be overwritten already.
@@ -298,7 +324,7 @@ class _Reader:
         head, written = int(ring.header[HEAD]), int(ring.header[WRITTEN])
         if self.begin is None:
             self.begin = self.end = written
-        if self.end > head:
+        if self.end > int(live.header[HEAD]):
             self._tell("the ring", 0, f"it ends at {head}, and the files go on to {self.end}")
             return False
         if self.end < written:
@@ -314,7 +340,7 @@ class _Reader:
             tail.setflags(write=False)
             self.runs.append(tail)
             self.positions.append(self.end)
-        self.end = head
+        self.end = max(head, self.end)
         self._snapshot = max(self._snapshot, int(ring.header[SNAPSHOT]))
         return True
 

@@ -139,6 +139,20 @@ class RingFile:
         assert self._ring is not None, f"{self.path} is closed"
         return self._ring
 
+    def copied(self) -> Ring:
+        """Return the words as they are, while the shard that they belong to goes on.
+
+        Nothing between WRITTEN and HEAD of the copy is missing or torn.
+        """
+        ring = self.ring
+        header = ring.header.copy()
+        header[HEAD] = ring.header[HEAD]  # not older than the rest
+        cells = ring.cells.copy()
+        # What is being overwritten meanwhile lies before this.
+        header[WRITTEN] = ring.header[WRITTEN]
+        header[HEAD] = max(header[HEAD], header[WRITTEN])
+        return Ring(header, cells, ring.events)
+
     def unlink(self) -> None:
         """Remove the file: no later run finds it. What is mapped stays usable."""
         with contextlib.suppress(FileNotFoundError):

@@ -124,7 +124,7 @@ class Keeper:
         began = time.monotonic()
         found, why = RingFile.find(folder, origin)
         contents = read_journal(folder, origin, None if found is None else found.ring)
-        lost = _unusable(contents)
+        lost = contents.unusable
         kept = not lost and contents.facts is not None
         if lost:
             log.error("shard %d begins with nothing: %s (%s)", origin.shard, lost, why or folder)
@@ -260,26 +260,6 @@ class _Outlet:
         return self._writer.make_room(words, ROOM_S) or self._writer.give_up(
             "the disk of the state directory takes nothing"
         )
-
-
-def _unusable(contents: Contents) -> str:
-    """Say why nothing of a journal is used, "" where it is, or where there is none."""
-    if contents.facts is None:
-        return ""
-    if contents.void:
-        return contents.void
-    if not contents.same_boot:
-        return "this host was started anew, and with it went the memory that objects lay in"
-    needed = [damage for damage in contents.damages if damage.end > contents.facts.snapshot]
-    if needed:
-        worst = needed[-1]
-        return (
-            f"the journal is not whole: {worst.reason}, at {worst.offset} of {worst.file or 'it'}, "
-            f"positions {worst.first} to {worst.end}"
-        )
-    if not contents.ended:
-        return "the end of the journal is missing, with the memory that it was in"
-    return ""
 
 
 def _take_lock(folder: Path) -> int:

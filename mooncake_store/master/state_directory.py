@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.config.settings import MasterConfig
 
-__all__ = ["AUTO", "NONE", "Kept", "StateDirectory"]
+__all__ = ["AUTO", "NONE", "Kept", "StateDirectory", "default_path", "read_kept"]
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,7 @@ class StateDirectory:
         if config.state != AUTO:
             return cls._hold(Path(config.state).expanduser())
         try:
-            home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
-            path = home / "mooncake" / f"master-{config.port}"
+            path = default_path(config.port)
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, RuntimeError) as error:  # a user without a home
             log.warning(
@@ -98,7 +97,7 @@ class StateDirectory:
                 )
             lock = _take_lock(path)
             try:
-                return cls(_read(path) or _begin(path), path, lock)
+                return cls(read_kept(path) or _begin(path), path, lock)
             except BaseException:
                 os.close(lock)
                 raise
@@ -131,8 +130,20 @@ def _take_lock(path: Path) -> int:
     return lock
 
 
-def _read(path: Path) -> Kept | None:
-    """Return what a former run kept, None where there was none."""
+def default_path(port: int) -> Path:
+    """Return where the master on a port keeps its state unless it is told.
+
+    Raises RuntimeError for a user without a home.
+    """
+    home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    return home / "mooncake" / f"master-{port}"
+
+
+def read_kept(path: Path) -> Kept | None:
+    """Return who the cluster of a directory is, None where no master has used it.
+
+    Raises ConfigError for what is not understood, OSError for what cannot be read.
+    """
     return read_whole(
         path / _IDENTITY, Kept, version=VERSION, bytes_max=_BYTES_MAX, check=_check_complete
     )

@@ -1,0 +1,114 @@
+"""The journals in a master's state directory, for somebody who only looks.
+
+    journals = KeptJournals.of(path)
+    journals.kept.cluster, journals.shards
+    journals.look(0).contents           # what shard 0 wrote down until now
+
+Nothing is locked, changed or waited for, so it does not matter whether the master runs: files are
+read as they are, and the memory beside them is copied first, so that what a shard writes meanwhile
+looks neither lost nor damaged. O(bytes).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mooncake_store.journal.layout import journal_names
+from mooncake_store.journal.origin import Origin
+from mooncake_store.journal.reading import read_journal
+from mooncake_store.journal.ring_file import RingFile
+from mooncake_store.master.kept_files import unusable
+from mooncake_store.master.state_directory import read_kept
+from transfer_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
+    from mooncake_store.journal.reading import Contents
+    from mooncake_store.master.state_directory import Kept
+
+__all__ = ["KeptJournals", "Seen"]
+
+TRIES = 5
+"""How often one look may meet a file that is just being deleted, or a ring in the middle of a step;
+a master deletes files some minutes apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one shard has kept."""
+
+    folder: Path
+    contents: Contents
+    files: int
+    nbytes: int
+    """Of the files, without the ring."""
+    ring: Path | None
+    """The memory of this boot that its words were read from as well."""
+    no_ring: str
+    """Why there is none."""
+
+
+class KeptJournals:
+    """The journals of all shards of one master."""
+
+    def __init__(self, path: Path, kept: Kept, shards: int) -> None:
+        self.path = path
+        self.kept = kept
+        self.shards = shards
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return those in a state directory; raises ConfigError where none is kept."""
+        try:
+            names = os.listdir(path)
+            kept = read_kept(path)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"there is no state directory {path}",
+                advice="name the one of the master with --state, or the port it has with --port",
+            ) from None
+        except OSError as error:
+            raise unusable(path, error) from error
+        shards = sum(re.fullmatch("shard-[0-9]+", name) is not None for name in names)
+        if kept is None or not shards:
+            raise ConfigError(
+                f"{path} has no journal of a master",
+                advice="name the directory that its --state names; with --journal none there is no"
+                " journal",
+            )
+        return cls(path, kept, shards)
+
+    def look(self, shard: int) -> Seen:
+        """Read what a shard has kept. Raises ConfigError for what is not readable, or another's."""
+        folder = self.path / f"shard-{shard}"
+        origin = Origin(self.kept.cluster, shard, self.shards)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return _look(folder, origin)
+            except ConfigError as error:
+                if tries == TRIES or not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+
+
+def _look(folder: Path, origin: Origin) -> Seen:
+    for _ in range(TRIES):
+        found, why = RingFile.find(folder, origin)
+        if found is not None or "contradict" not in why:
+            break
+    ring = None if found is None else found.copied()
+    live = None if found is None else found.ring
+    contents = read_journal(folder, origin, ring, live=live)
+    files, nbytes = 0, 0
+    for name in journal_names(os.listdir(folder)):
+        with suppress(FileNotFoundError):
+            nbytes += (folder / name).stat().st_size
+            files += 1
+    return Seen(folder, contents, files, nbytes, None if found is None else found.path, why)
