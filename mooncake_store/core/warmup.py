@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from mooncake_store.core.cell_text import About
 from mooncake_store.core.names import Names
 from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.restore import StreamEnd, restore
 from mooncake_store.core.ring import GENERATION, HEAD, Ring
 from mooncake_store.core.shard import Shard
+from mooncake_store.core.state import INT64, as_column
 from mooncake_store.core.tasks import TaskKind
 
 __all__ = ["warmup"]
@@ -77,4 +79,6 @@ def warmup() -> None:
     shard.drain(1 << 41, 0)
     shard.tick(1 << 42)
     end = StreamEnd(1 << 42, 0, 1, int(ring.header[GENERATION]))
-    restore(Shard(config), [ring.cells[1 : ring.header[HEAD]]], end, 1 << 42)
+    words = as_column(ring.cells[1 : ring.header[HEAD]], INT64)
+    restore(Shard(config), [words], end, 1 << 42)
+    list(About(digests[0]).read(words))

@@ -322,10 +322,3 @@ def next_about(cells, first, low, high, rows):
                 return at
         at += words
     return at
-
-
-def warmup() -> None:
-    """Compile what no shard does; the rest is compiled with a whole shard (`core/warmup.py`)."""
-    words = np.zeros(1, np.int64)
-    words.flags.writeable = False
-    next_about(words, 0, 0, 0, np.full(2, -1, np.int64))

@@ -436,7 +436,7 @@ def complete(context, now, client, digests, generations, checksums, status, done
             short += missing(rows, cold, row)
             written += rows[row].size
             special = special or rows[row].flags != 0
-            marks[marked + count] = row if rows[row].flags else row | MARK_ENDED
+            marks[marked + count] = row if rows[row].flags else np.int64(row) | MARK_ENDED
             if rows[row].flags & SOFT_PIN:
                 pin_ends[row] += now  # held the ttl until now
                 pinned += 1
