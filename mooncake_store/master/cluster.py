@@ -293,16 +293,16 @@ class Cluster:
                 await self._resume_run(worker, request)
             if worker is None:
                 worker = LentWorker(request.uuid, request.epoch, request.name, request.host)
-                workers[request.uuid] = worker
-            worker.state = "alive"
-            worker.name, worker.host = request.name, request.host
+            worker.name, worker.host, worker.keeps = request.name, request.host, request.keeps
             try:
                 results = await self._mount_all(worker, request.segments)
+                worker.state = "alive"  # not before: who sees it alive counts on its memory
             finally:
-                if request.segments and not worker.numbers:
-                    del workers[worker.uuid]  # nothing of it was accepted
+                if worker.numbers or not request.segments:
+                    workers[worker.uuid] = worker
+                else:
+                    workers.pop(worker.uuid, None)  # nothing of it was accepted
             if worker.uuid in workers:
-                worker.keeps = request.keeps
                 self._watch(worker, request.segments)
             self._roster.drop_old_workers()
         return wire.Mounted(

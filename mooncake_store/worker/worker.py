@@ -354,7 +354,9 @@ class Worker:
                 )
             return operation.reply.unpack(body)
         with self._lock:
-            if self._cluster is None or self._cluster.closed or self._cluster.stale():
+            if self._cluster is not None and not self._cluster.closed and self._cluster.stale():
+                self._cluster.close()
+            if self._cluster is None or self._cluster.closed:
                 self._cluster = self._connect(self.config.master, wire.CLUSTER)
             body = self._cluster.call(
                 operation, operation.request.pack(request), timeout_s=timeout_s

@@ -45,14 +45,26 @@ def uuid_of(name):
 
 
 class Watch:
-    """Liveness that is told whom to watch, and says nothing."""
+    """Liveness that is told whom to watch, and sees what a test says."""
 
     def __init__(self):
         self.watched = {}
+        self.keeping = set()
         self.called_back = set()
+        self._states = {}
 
-    def watch(self, uuid, epoch, doors=()):
+    def watch(self, uuid, epoch, doors=(), *, keeps=False):
         self.watched[uuid] = epoch
+        self._states[uuid, epoch] = "alive"
+        if keeps:
+            self.keeping.add(uuid)
+
+    def see(self, uuid, epoch, state):
+        """See what became of a run."""
+        self._states[uuid, epoch] = "" if state in ("gone", "ended") else state
+
+    def state(self, uuid, epoch):
+        return self._states.get((uuid, epoch), "")
 
     def call_back(self, uuid):
         self.called_back.add(uuid)
@@ -115,11 +127,16 @@ class Run:
             answer = await answer
         return operation.reply.unpack(answer)
 
-    async def mount(self, worker, *segments, epoch=1):
+    async def mount(self, worker, *segments, epoch=1, keeps=False):
         """Mount segments of 8 MiB."""
         specs = tuple(wire.SegmentSpec(uuid_of(name), name, 8 * MIB, b"") for name in segments)
-        request = wire.Mount(uuid_of(worker), epoch, worker, "host", specs)
+        request = wire.Mount(uuid_of(worker), epoch, worker, "host", specs, keeps)
         return await self.ask(wire.MOUNT, request)
+
+    def see(self, worker, state):
+        """Hear of the first run of a worker what liveness sees of it."""
+        self.liveness.see(uuid_of(worker), 1, state)
+        self.cluster.changed(uuid_of(worker), 1, state)
 
     async def segments(self):
         return (await self.ask(wire.SEGMENTS, wire.SegmentsRequest())).segments
@@ -265,22 +282,24 @@ async def test_a_worker_that_left_or_died_is_not_expected_back(tmp_path, shards)
         for name in ("left", "died", "stays"):
             await first.mount(name, f"of {name}")
         await first.ask(wire.UNMOUNT, wire.Unmount(uuid_of("left"), 1, ()))
-        first.cluster.changed(uuid_of("died"), 1, "gone")
+        first.see("died", "gone")
         await until_async(lambda: known(shards[0]) == ["of stays"])
     async with Run(tmp_path, shards) as second:
         assert await second.names() == ["of stays"]
         assert await second.workers() == {"stays": "alive"}
 
 
-async def test_a_suspect_worker_has_its_time_again(tmp_path, shards):
+@pytest.mark.parametrize("state", ["suspect", "absent"])
+async def test_a_worker_that_was_silent_has_its_time_again(tmp_path, shards, state):
     async with Run(tmp_path, shards) as first:
-        await first.mount("w", "a")
-        first.cluster.changed(uuid_of("w"), 1, "suspect")
-        await until_async(lambda: states(shards) == [SegmentState.SUSPECT] * 2)
+        await first.mount("w", "a", keeps=True)
+        first.see("w", state)
+        await until_async(lambda: states(shards) == [SegmentState[state.upper()]] * 2)
     async with Run(tmp_path, shards) as second:
         assert await second.workers() == {"w": "alive"}
         assert [s.state for s in await second.segments()] == [SegmentState.OK]
         assert states(shards) == [SegmentState.OK] * 2
+        assert second.liveness.keeping == {uuid_of("w")}
 
 
 async def test_a_drain_goes_on_without_the_jobs_that_ended_with_the_processes(tmp_path, shards):
@@ -347,10 +366,10 @@ async def test_a_shard_that_comes_back_hears_what_it_missed(tmp_path, shards):
     async with Run(tmp_path, shards) as run:
         for worker, segment in ("wa", "vb", "uc"):
             await run.mount(worker, segment)
-        run.cluster.changed(uuid_of("v"), 1, "suspect")
+        run.see("v", "suspect")
         await until_async(lambda: SegmentState.SUSPECT in states(shards[1:]))
         run.links[1].down = True
-        run.cluster.changed(uuid_of("w"), 1, "gone")
+        run.see("w", "gone")
         await until_async(lambda: known(shards[0]) == ["b", "c"])
         with pytest.raises(PeerLostError):
             await run.mount("x", "d")

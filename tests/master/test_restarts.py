@@ -1,11 +1,12 @@
-"""Masters that are started again, in this process: what their workers and clients go on with.
+"""Masters that are stopped and started again, in this process: who goes on with what.
 
-A shard that kept its contents is the shard of the master before.
+What becomes of the objects when a master is killed is in `test_kept_objects`.
 """
 
 import asyncio
 import concurrent.futures
 import secrets
+import shutil
 import threading
 
 import pytest
@@ -13,44 +14,30 @@ import pytest
 from mooncake_store import AsyncClient, Client, NotFoundError, UnavailableError, config
 from mooncake_store.client import patience
 from mooncake_store.local_cluster import LocalCluster
-from mooncake_store.master import server
-from mooncake_store.master.shard_service import ShardService
 from mooncake_store.worker.worker import Worker
 from tests.waiting import PATIENCE_S, until
 
 MIB = 1 << 20
-VALUE = b"value" * 1000
+VALUE = b"value" * 1024  # a multiple of 64 bytes, in which space is given out and not restored
 
 
 class Masters:
-    """Masters at one address, one after the other; objects are kept beside a state directory."""
+    """Masters at one address, one after the other; with their state directory they keep objects."""
 
     def __init__(self, port, state):
         self._settings = {
-            "port": port, "state": str(state), "ping_interval": "100ms", "client_ttl": "3s",
-            "suspect_after_pings": 20,
+            "port": port, "state": str(state), "journal": "written", "ping_interval": "100ms",
+            "client_ttl": "3s", "suspect_after_pings": 20,
         }  # fmt: skip
-        self._build = server.build_service
+        self._state = state
         self._running = None
-        self._shards = {}
         self.address = f"127.0.0.1:{port}"
         self.url = f"mooncake://{self.address}/default"
 
-    def build(self, config, place, clock):
-        """What the masters make their shard with."""
-        service = self._build(config, place, clock)
-        known = self._shards.get(config.state)
-        if known is not None:
-            service = ShardService(known, place, service.site.times, clock)
-            service.site.clients.restore(clock.now_ns())
-            service.site.kept = True
-        if config.state != "none":
-            self._shards[config.state] = service.site.shard
-        return service
-
     def lose_objects(self):
-        """Let the next master find nothing of its shard."""
-        self._shards.clear()
+        """Stop the master, and let the next one find nothing of its shard."""
+        self.stop()
+        shutil.rmtree(self._state / "shard-0")
 
     def start(self, **settings):
         """Start a master, in place of the one that runs."""
@@ -64,10 +51,9 @@ class Masters:
 
 
 @pytest.fixture
-def masters(free_port, tmp_path, monkeypatch):
+def masters(free_port, tmp_path):
     """Masters that end with the test, the first of which runs."""
     masters = Masters(free_port, tmp_path / "state")
-    monkeypatch.setattr(server, "build_service", masters.build)
     masters.start()
     yield masters
     masters.stop()
@@ -76,7 +62,9 @@ def masters(free_port, tmp_path, monkeypatch):
 @pytest.fixture
 def worker(masters):
     """A worker that lends 16 MiB."""
-    given = {"master": masters.address, "segments": "16MiB", "name": "w"}
+    given = {
+        "master": masters.address, "segments": "16MiB", "name": "w", "memory": "anonymous",
+    }  # fmt: skip
     with Worker(config.load(config.WorkerConfig, environ={}, overrides=given).value) as worker:
         yield worker
 
@@ -152,7 +140,7 @@ def test_a_master_expects_no_memory_that_was_lent_to_another_one_since(masters, 
 def test_a_worker_that_died_meanwhile_is_gone_by_the_usual_clock(masters, wire_to):
     ghost = secrets.token_bytes(16), "s", MIB
     wire_to(masters.address).mount(ghost, name="ghost")
-    masters.start()
+    masters.start(worker_grace="500ms")
     wire = wire_to(masters.address)
     assert set(wire.worker_states()) == {"ghost"}  # it is expected back
     until(lambda: wire.worker_states() == {"ghost": "gone"})

@@ -45,7 +45,9 @@ def test_a_shard_that_ends_is_started_again_at_its_address(start_cluster, wire_t
     running = start_cluster(workers=0, shards=2, master=PATIENT)
     wire = wire_to(running)
     before = wire.map()
-    given = {"master": running.address, "segments": "16MiB", "name": "w"}
+    given = {
+        "master": running.address, "segments": "16MiB", "name": "w", "memory": "anonymous",
+    }  # fmt: skip
     settings = config.load(config.WorkerConfig, environ={}, overrides=given).value
     with Worker(settings) as worker, Client(running.url) as store:
         keys = [f"key-{number}" for number in range(50)]
