@@ -91,7 +91,9 @@ class Copier:
 
     def _shard(self, address: str) -> BlockingConnection:
         connection = self._connections.get(address)
-        if connection is None or connection.closed or connection.stale():
+        if connection is not None and not connection.closed and connection.stale():
+            connection.close()
+        if connection is None or connection.closed:
             connection = BlockingConnection.connect(
                 address, shard_wire.SHARD, secret=self._secret, timeout_s=CALL_S
             )
