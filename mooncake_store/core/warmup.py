@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from mooncake_store.core.cell_text import About
+from mooncake_store.core.kernels.cells import words_marked
 from mooncake_store.core.names import Names
 from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.restore import StreamEnd, restore
@@ -81,4 +82,5 @@ def warmup() -> None:
     end = StreamEnd(1 << 42, 0, 1, int(ring.header[GENERATION]))
     words = as_column(ring.cells[1 : ring.header[HEAD]], INT64)
     restore(Shard(config), [words], end, 1 << 42)
+    words_marked(shard.words)
     list(About(digests[0]).read(words))

@@ -442,4 +442,6 @@ def warmup() -> None:
     take_rows(head, free_rows, 4, out)
     enter_rows(head, table_a, rows, np.zeros(1, np.int32), out)
     touch_pages(table_a, 0, 8)
-    is_living(rows, np.zeros(1, OVERFLOW), np.zeros(2, np.uint8), 0)
+    overflow = np.zeros(2, OVERFLOW)
+    is_living(rows, overflow, np.zeros(2, np.uint8), 0)
+    give_link(overflow, take_link(overflow))
