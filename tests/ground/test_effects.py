@@ -241,6 +241,12 @@ def names_of_two_runs(given):
     return secrets[0] == secrets[1]
 
 
+def journal_of_a_shard(given):
+    """Whether a shard says that it keeps its objects."""
+    with master(given) as (_, wire):
+        return wire.shard().stats().journal == "none"
+
+
 class Parent:
     """What a program started by a `LocalCluster` is told by."""
 
@@ -497,6 +503,9 @@ OBSERVED = {
     "master.eviction_policy": Observation({"eviction_policy": "fifo"}, evicted_first),
     "master.evict_soft_pinned": Observation({"evict_soft_pinned": False}, pinned_under_pressure),
     "master.state": Observation({"state": STATE}, names_of_two_runs),
+    "master.journal": Observation(
+        {"journal": "none"}, journal_of_a_shard, {"state": STATE, "journal": "written"}
+    ),
     "master.identity": Observation({"identity": "xxh3"}, kind_of_names),
     "master.quotas": Observation({"quotas": "a=2MiB"}, room_of_a_namespace),
     "master.allocator": Observation({"allocator": "offset"}, offsets),
