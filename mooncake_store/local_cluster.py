@@ -244,9 +244,10 @@ class LocalCluster:
         self._master_process().kill()
 
     def restart_master(self) -> None:
-        """Kill the master and start another one at its address, with nothing in its store.
+        """Kill the master and start another one at its address.
 
-        It names keys as the one before it did, unless the cluster was given another `state`.
+        It names keys as the one before it did, unless the cluster was given another `state`, and
+        knows its objects if the cluster was given a `journal`, such as "written".
         """
         port = int(self.address.rpartition(":")[2])
         self._master_process().kill()

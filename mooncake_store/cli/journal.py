@@ -61,7 +61,7 @@ def show(
     """Show what happened to a key, oldest first, as far as the journal goes back.
 
     What was written before the newest whole snapshot is deleted at some time. Positions count words
-    of 8 bytes. Nothing is changed.
+    of 8 bytes; places are the number of a segment and an offset in it. Nothing is changed.
     """
     from mooncake_store import ids
     from mooncake_store.identity import identity_of, secret_of
