@@ -46,6 +46,7 @@ class Board:
         table = np.memmap(versions, np.int64, "r+", shape=(2, LIVE))
         self.acknowledged, self.since_ns = table
         self._complaints = directory / "complaints"
+        self._over = directory / "over"
 
     def acknowledge(self, key: int, version: int) -> None:
         """Note that this version of a live key was stored by now."""
@@ -62,6 +63,15 @@ class Board:
         if version >= known or self.acknowledged[key] != known:
             return 0.0
         return max(0.0, (began_ns - int(self.since_ns[key])) / 1e9)
+
+    @property
+    def over(self) -> bool:
+        """Whether everybody is to come to an end now."""
+        return self._over.exists()
+
+    def end(self) -> None:
+        """Let everybody come to an end."""
+        self._over.touch()
 
     def complain(self, text: str) -> None:
         """Leave a complaint that outlives this process."""

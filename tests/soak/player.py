@@ -30,16 +30,37 @@ MISDESCRIBED = re.compile(r"-\d[\d.]* ?m?s\b|\b0 ?B (are|wait)|not a client|misu
 """What no message may say: negative times, and what nothing waits for."""
 
 
-class Player:
+class Tally:
+    """What happened to one client: outcomes by kind, an error of each kind, and what they say."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.counts: Counter[str] = Counter()
+        self.samples: dict[str, str] = {}
+
+    def count_error(self, what: str, error: StoreError) -> str:
+        """Count an error, keep the first of its kind, judge what it says; return its kind."""
+        kind = f"{what} {type(error).__name__}"
+        self.counts[kind] += 1
+        self.samples.setdefault(kind, str(error))
+        if MISDESCRIBED.search(str(error)):
+            self.board.complain(f"{kind} says {error}")
+        return kind
+
+    def wrong(self, what: str, name: str, data: np.ndarray) -> None:
+        """Note bytes that nobody put under this key."""
+        self.counts["WRONG BYTES"] += 1
+        self.board.complain(f"{what} {name}: wrong bytes, beginning {bytes(data[:32])!r}")
+
+
+class Player(Tally):
     """One client: random operations until the time is over."""
 
     def __init__(self, url: str, number: int, seed: int, directory: Path) -> None:
+        super().__init__(Board(directory))
         self.random = random.Random(seed)
         self.number = number
-        self.board = Board(directory)
         self.client = connected(url)
-        self.counts: Counter[str] = Counter()
-        self.samples: dict[str, str] = {}
         self.busy_since: dict[str, float] = {}
         self.worst_s = 0.0
         # Puts of a player that was killed may still become readable: never use their numbers.
@@ -52,7 +73,7 @@ class Player:
         actions = [self.put] * 4 + [self.get] * 5 + [self.exists, self.remove, self.get_one]
         actions += [self.upsert] * 4 + [self.get_live] * 5 + [self.view] * 3
         actions += [self.race, self.get_raced, self.get_and_remove]
-        while time.monotonic() < end:
+        while time.monotonic() < end and not self.board.over:
             count = self.random.choice((1, 1, 4, 16, 32))
             action = self.random.choice(actions)
             started = time.monotonic()
@@ -192,11 +213,6 @@ class Player:
 
     # -- what became of it
 
-    def wrong(self, what: str, name: str, data: np.ndarray) -> None:
-        """Note bytes that nobody put under this key."""
-        self.counts["WRONG BYTES"] += 1
-        self.board.complain(f"{what} {name}: wrong bytes, beginning {bytes(data[:32])!r}")
-
     def note(self, what: str, names: list[str], result: object) -> None:
         """Count outcomes by error."""
         failed = result.failed.tolist()
@@ -207,12 +223,8 @@ class Player:
             self.failed(what, names[at], result.error(at))
 
     def failed(self, what: str, name: str, error: StoreError) -> None:
-        """Count an error, keep the first of its kind, and judge what it says."""
-        kind = f"{what} {type(error).__name__}"
-        self.counts[kind] += 1
-        self.samples.setdefault(kind, str(error))
-        if MISDESCRIBED.search(str(error)):
-            self.board.complain(f"{kind} says {error}")
+        """Count an error and judge it; a key is not busy for ever."""
+        self.count_error(what, error)
         if type(error).__name__ != "BusyError":
             self.busy_since.pop(name, None)
             return

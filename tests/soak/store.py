@@ -228,6 +228,13 @@ def soak(minutes: float, seed: int, directory: Path) -> list[str]:
         torment.run(seconds, watch)
         reports, complaints = players.reports()
     print("  " + ", ".join(f"{what} {count}" for what, count in sorted(torment.done.items())))
+    total, slow = summed(reports)
+    return complaints + slow + board.complaints() + judge(total) + sizes.complaints()
+
+
+def summed(reports: list[dict[str, object]]) -> tuple[Counter[str], list[str]]:
+    """Print what clients report; returns all their counts, and complaints of slow calls."""
+    complaints = []
     total: Counter[str] = Counter()
     samples: dict[str, str] = {}
     for report in reports:
@@ -240,7 +247,7 @@ def soak(minutes: float, seed: int, directory: Path) -> list[str]:
         samples |= report["samples"]
     for what, count in sorted(total.items()):
         print(f"  {what:36} {count:8}  {samples.get(what, '')[:200]}")
-    return complaints + board.complaints() + judge(total) + sizes.complaints()
+    return total, complaints
 
 
 def judge(total: Counter[str]) -> list[str]:
