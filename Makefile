@@ -5,7 +5,7 @@ MINUTES ?= 10
 # Many images set it: each of the hundreds of processes below would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store clean
+.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-serving soak-serving overload
 
@@ -58,6 +58,10 @@ soak: setup      ## the shard core against its model, 100,000 steps of SEED
 
 soak-store: setup ## a running store under load, kills and stops, for MINUTES (10)
 	@$(PY) -m tests.soak.store --minutes $(MINUTES) --seed $(SEED)
+
+chaos: MINUTES := $(if $(filter file,$(origin MINUTES)),15,$(MINUTES))
+chaos: setup     ## a store that keeps its objects: all its processes killed, for MINUTES (15)
+	@$(PY) -m tests.soak.chaos --minutes $(MINUTES) --seed $(SEED)
 
 soak-serving: setup-test ## workers of a serving system, killed 20 times under load
 	@$(PY) -m tests.soak.serving --kills 20 --seed $(SEED)
