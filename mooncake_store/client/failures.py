@@ -84,7 +84,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
 
 _ADVICE: dict[int, str] = {
     Status.PINS_FULL: "unpin or remove hard-pinned objects, put without hard_pin, or raise "
-    "hard_pin_share of the master; waiting does not help",
+    "hard_pin_share of the master; waiting helps only while workers are absent",
     Status.TOO_FEW_SEGMENTS: "put it with a smaller replicas_min, or start another worker; waiting "
     "does not help",
     Status.ABSENT: "recompute it and put it again, or wait: it is kept for a while (worker_grace "
@@ -94,6 +94,9 @@ _ADVICE: dict[int, str] = {
     Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
     "raise its quota in the setting quotas of the master",
 }
+
+_PUTS = ("put", "commit")
+_GIVEN_UP = ("the put was given up, or the key removed, before it was complete", "put it again")
 
 
 def error_of(
@@ -107,6 +110,9 @@ def error_of(
 ) -> StoreError:
     """Return the error a status stands for; `detail` says more than the number can."""
     kind, what = _KINDS.get(status, (StoreError, f"the store answered {status}"))
+    advice = _ADVICE.get(status)
+    if status == Status.NOT_FOUND and operation in _PUTS:
+        what, advice = _GIVEN_UP
     if detail:
         what = f"{what}: {detail}"
     return kind(
@@ -115,7 +121,7 @@ def error_of(
         operation=operation,
         elapsed_s=elapsed_s,
         peer=peer,
-        advice=_ADVICE.get(status),
+        advice=advice,
     )
 
 

@@ -395,6 +395,8 @@ class Reference:
         assert newest is not None
         if newest.generation > generation and not revoke:
             return {Status.SUPERSEDED}
+        if not revoke:
+            return {Status.NOT_FOUND}  # what this put was to replace is still there
         owners = {version.owner for version in (item.writing, item.current) if version}
         answers = set()
         if client in owners:

@@ -395,6 +395,16 @@ def test_force_remove_during_an_upsert_takes_both_generations() -> None:
     assert lab.shard.stats().quarantined_bytes == 0
 
 
+def test_a_writer_whose_upsert_was_given_up_is_told_so_whoever_put_what_is_still_there() -> None:
+    made = upserting()
+    before = made.lab.get([KEY])[0]["generation"][0]
+    made.lab.shard.close_client(made.lab.now, made.owner)
+    again = made.lab.open(11)
+    assert made.lab.end([KEY], [made.generation], client=again) == [S.NOT_FOUND]
+    assert made.lab.end([KEY], [made.generation], client=made.stranger) == [S.NOT_FOUND]
+    assert made.lab.get([KEY])[0]["generation"][0] == before
+
+
 def overtaken() -> Scene:
     """The owner's upsert lost its place to the stranger's, which is complete."""
     made = upserting()

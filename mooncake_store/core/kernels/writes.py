@@ -422,10 +422,10 @@ def complete(context, now, client, digests, generations, checksums, status, done
                 continue
         if passed(rows, cold, row, generations[i]):
             status[i] = SUPERSEDED
+        elif rows[row].generation != generations[i]:
+            status[i] = NOT_FOUND  # given up meanwhile; the key names an object from before
         elif cold[row].owner != client:
             status[i] = ILLEGAL_CLIENT
-        elif rows[row].generation != generations[i]:
-            status[i] = INVALID_WRITE
         elif rows[row].state == READABLE:
             status[i] = OK
         else:
