@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.errors import NotFoundError, StoreError
+from mooncake_store.errors import HasLeaseError, NotFoundError, StoreError
 from tests.soak.board import Board
 from tests.soak.player import Tally, connected
 
@@ -172,6 +172,9 @@ class Ledger(Tally):
                 self.removed[key] = None
                 self.counts["ledger remove ok"] += 1
                 continue
+            if isinstance(result.error(at), HasLeaseError):  # the lease was there before
+                self.unsure.pop(key)
+                self.there[key] = None
             # Not found proves no loss: the client may have asked again after a lost answer.
             self.count_error("ledger remove", result.error(at))
 
