@@ -20,9 +20,11 @@ import logging
 import signal
 import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store import config
+from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.program.children import START_S, Child
 from mooncake_store.program.orderly_exit import end_at_exit, ended
 from mooncake_store.units import parse_size
@@ -194,6 +196,8 @@ class LocalCluster:
             master.stop(STOP_S)
         state, self._state = self._state, None
         if state is not None:
+            for folder in Path(state.name).glob("shard-*"):
+                remove_rings(folder)  # a master that was killed left its own
             state.cleanup()
         self._address = ""
 

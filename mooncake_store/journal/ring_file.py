@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.journal.origin import Origin
 
-__all__ = ["CELLS", "RingFile"]
+__all__ = ["CELLS", "RingFile", "remove_rings"]
 
 CELLS = 1 << 20
 """Words: 8 MiB, what a shard may be ahead of its files."""
@@ -178,8 +178,18 @@ def _places(folder: Path, origin: Origin) -> list[Path]:
     write into the same memory.
     """
     whose = f"{origin.cluster_word & (1 << 64) - 1:016x}-{origin.shard}"
-    where = xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder)))
-    return [SHARED_MEMORY / f"mooncake-{whose}-{where}.ring", folder / NAME_IN_FOLDER]
+    return [SHARED_MEMORY / f"mooncake-{whose}-{_place_of(folder)}", folder / NAME_IN_FOLDER]
+
+
+def _place_of(folder: Path) -> str:
+    return xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder))) + ".ring"
+
+
+def remove_rings(folder: Path) -> None:
+    """Remove what any run that used a folder left in memory; none may use it now."""
+    for path in SHARED_MEMORY.glob(f"mooncake-*-{_place_of(folder)}"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _cells_offset(events: int) -> int:

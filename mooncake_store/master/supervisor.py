@@ -49,6 +49,8 @@ STARTS_S = 60.0
 AGREE_S = 1.0
 AGREEMENTS_MAX = 5
 STOP_S = 0.5
+END_S = 4.0
+"""What a shard has, at least, to end in good order; it takes some ten milliseconds."""
 
 
 class RemoteShard:
@@ -241,6 +243,8 @@ class Supervisor:
         children = [shard.child for shard in shards if shard.child is not None]
         for child in children:
             child.release()
+        # What was written down is brought to files first.
+        grace_s = max(grace_s, END_S)
         await asyncio.gather(*(asyncio.to_thread(child.stop, grace_s) for child in children))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,6 @@ from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 KEPT = {"journal": "written", "ping_interval": "200ms"}
 MIB = 1 << 20
@@ -160,3 +160,14 @@ def test_memory_that_is_gone_takes_its_objects_along(tmp_path: Path) -> None:
         put(client, ["two"])
         until(lambda: client.store_stats()[0].objects == 1, what="the lost object was forgotten")
         assert_there(client, ["two"])
+
+
+@pytest.mark.slow
+def test_a_cluster_that_ends_leaves_no_memory_behind() -> None:
+    shared = Path("/dev/shm")
+    before = set(shared.glob("mooncake-*.ring"))
+    with pool(2) as (cluster, client):
+        put(client, ["one"])
+        assert set(shared.glob("mooncake-*.ring")) - before
+        cluster.kill_master()
+    until(lambda: not set(shared.glob("mooncake-*.ring")) - before, what="memory is given back")
