@@ -454,6 +454,8 @@ def _code(error: StoreError) -> int:
 
 def _what_holds_space(figures: ShardFigures) -> str:
     """What keeps a shard from having room."""
+    if not figures.bytes_total:
+        return "no worker lends any now, those that are absent included"
     leased = f"{format_size(figures.leased_bytes)} are leased to readers"
     if figures.leased_most:
         most, host = format_size(figures.leased_most), figures.leased_host or "an unnamed host"
