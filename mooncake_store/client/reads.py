@@ -184,6 +184,7 @@ class Reading(KeyTransfers):
         self._addresses: Column = np.zeros(n, np.int64)
         self._refreshed: set[int] = set()
         self._asked_again: set[int] = set()
+        self._vanished: set[int] = set()
         self._expired = 0
         # A lease that is not entered in the table is given back by who asked for it.
         self.uncounted = False
@@ -421,16 +422,25 @@ class Reading(KeyTransfers):
             # A store that does not answer must not keep the other replicas from being tried.
             with suppress(StoreError):
                 yield from learn_segments(core, {target.number}, self.until)
-            if core.directory.known.get(target.number) not in (target, None):
+            known = core.directory.known.get(target.number)
+            if known is None:
+                self._vanished.update(index.tolist())
+            elif known is not target:
                 # Its owner is another process now: the same replica deserves another try.
                 self.cols[k.TRIED, index] = 0
 
     def _find_others(self, failed: Column) -> Steps[None]:
-        """Give failed keys another replica; those planned from the lease table ask anew."""
+        """Give failed keys another replica.
+
+        Those planned from the lease table ask anew, and once those whose segment nobody has any
+        more: a master that was started anew may have lost the objects with it.
+        """
         core, status = self.core, self.status
         core.counters.failovers += len(failed)
         out_of_time = time.monotonic() >= self.until
-        stale = failed[self.cols[k.FIRST, failed] < 0]
+        vanished = np.isin(failed, list(self._vanished - self._asked_again))
+        self._asked_again |= self._vanished
+        stale = failed[(self.cols[k.FIRST, failed] < 0) | vanished]
         if len(stale):
             # Also when there is no time to ask: the next get must not follow the same plan.
             core.leases.drop(self.keys.words, stale, time.monotonic_ns())
