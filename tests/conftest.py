@@ -7,12 +7,14 @@ kernel may compile it.
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.program import kernels
 from tests.waiting import PATIENCE_S
 
@@ -153,19 +156,30 @@ class Program:
 
 
 def programs():
-    """Yield a function that starts programs; they are killed when the generator goes on."""
+    """Yield a function that starts programs; they are killed when the generator goes on.
+
+    They keep their state in a folder of their own, of which nothing is left.
+    """
     running = []
+    with tempfile.TemporaryDirectory(prefix="mooncake-state-") as state:
+        usual = {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "XDG_STATE_HOME": state}
 
-    def start(*arguments, **environment):
-        if arguments[0] in ("-m", "-c"):
-            arguments = (sys.executable, *arguments)
-        env = os.environ | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"} | environment
-        running.append(Program([str(argument) for argument in arguments], env))
-        return running[-1]
+        def start(*arguments, **environment):
+            if arguments[0] in ("-m", "-c"):
+                arguments = (sys.executable, *arguments)
+            env = os.environ | usual | environment
+            running.append(Program([str(argument) for argument in arguments], env))
+            return running[-1]
 
-    yield start
-    for program in running:
-        program.kill()
+        yield start
+        folders = list(Path(state).glob("mooncake/*/shard-*"))
+        for program in running:
+            program.kill()
+            for option, value in itertools.pairwise(program.arguments):
+                if option == "--state":
+                    folders += Path(value).glob("shard-*")
+        for folder in folders:
+            remove_rings(folder)
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ ROOM_S = 2.0
 SYNC_S = 5.0
 """How long a change waits for the disk before it is told that nobody knows."""
 STOP_S = 5.0
+SETTLE_S, SETTLE_STEP_S = 2.0, 0.02
 _WORD = (1 << 64) - 1
 
 
@@ -140,7 +141,9 @@ class Keeper:
             )
             ring.ring.header[words.STREAM] = signed(secrets.randbits(64))
         keeper = cls(limits, ring, folder, origin, level, lock, believed=kept)
-        if kept:
+        if not kept:
+            keeper._settle()
+        else:
             keeper._restore(contents, now)
             log.info(
                 "shard %d knows %d objects of %d bytes again after %.2f s",
@@ -168,6 +171,19 @@ class Keeper:
                 f"the journal of shard {self._origin.shard} cannot be understood: {error}",
                 advice="use the version that wrote it, or move it away to begin anew",
             ) from error
+
+    def _settle(self) -> None:
+        """Have a whole snapshot in the files where one is still to come, or nothing is believed.
+
+        For moments when the shard answers nobody.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        while self._writer.state == "renewing" and time.monotonic() < deadline:
+            if self._writer.wants_snapshot:
+                self.shard.journal.step()
+                self.shard.journal.publish()
+            else:
+                self._writer.wait_kept(SETTLE_STEP_S)
 
     @property
     def stream(self) -> int:
@@ -236,6 +252,7 @@ class Keeper:
         """Write everything out and let another process have the folder. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
+            self._settle()
             if self._writer.close(STOP_S) and self._writer.state == "kept":
                 self._ring.unlink()  # all of it is in files
             os.close(lock)

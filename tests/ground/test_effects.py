@@ -1,8 +1,7 @@
 """Every setting does something: each is changed where it is used, and what is seen there differs.
 
-`OBSERVED` has an entry for each setting of each program: overrides that change it, and a function
-that starts the part concerned with given overrides and returns what a user could see of it. A
-setting without an entry fails, and so does one whose observation is the same as with the default.
+`OBSERVED` has an entry for each setting: overrides that change it, and a function that starts the
+part concerned with given overrides and returns what a user could see, which must differ.
 """
 
 import asyncio
