@@ -130,6 +130,8 @@ def _present(state: ShardState) -> Filter | None:
 
     To evict those makes room for nobody: where they lie nothing is put.
     """
+    if not state.space.absent:
+        return None
     segments = [s for s in state.space.all() if s.state != SegmentState.ABSENT]
     return _on_segments(state, segments)
 

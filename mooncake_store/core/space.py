@@ -175,6 +175,8 @@ class Space:
         self._cycle: list[Segment] | None = None
         self.changes = 0
         """How often a segment came, went or changed its state."""
+        self.absent = 0
+        """How many segments are absent."""
         self._usable_from = 0  # when every segment of the cycle is usable
         self._earlier: dict[bytes, int] = {}  # uuid of a forgotten segment -> its busy_until
         self._readers: dict[int, int] = {}  # number of one -> when its last lease ends
@@ -310,6 +312,7 @@ class Space:
 
     def _enter_state(self, segment: Segment, state: SegmentState) -> None:
         self.changes += segment.state != state
+        self.absent += int(state == SegmentState.ABSENT) - int(segment.state == SegmentState.ABSENT)
         segment.state = state
         self.touch(segment)
         self._cycle = None
