@@ -1,6 +1,6 @@
 """A shard that outlives its process: its folder, what it left there, and who writes on.
 
-    keeper = Keeper.open(limits, place, cluster, folder, level)
+    keeper = Keeper.open(limits, origin, folder, level, now)
     keeper.shard            # with all that the run before left, or new
     keeper.close()          # everything is in files, and the memory beside them is given back
 

@@ -156,7 +156,7 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     misses_absent: int = 0
     """Those of the misses that lie on absent workers: hits again once these are back."""
     journal: str = "none"
-    """How changes are kept: none, written, synced, or what is wrong with keeping them."""
+    """What becomes of what the shard holds when its process or host ends; none: it is lost."""
     journal_bytes: int = 0
     """What was written down so far."""
 
