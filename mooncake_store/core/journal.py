@@ -12,6 +12,10 @@ one word, when the last lease ends (HORIZON).
 A snapshot is all rows and facts written down once more, a slice a tick between requests, so there
 is one format and one reader. What was written before its beginning is needed no more at its end.
 
+Facts that are no rows are few, and much hangs on each of them: nobody believes a row on a segment
+that he never heard of. So each is told twice, the second time when the first is in files, and so in
+another block: no damage of one block takes it.
+
 Somebody else takes the words to where they are kept (`Sink`). Without one nothing is written.
 
 Cost for an ordinary object: 13 words and its name when it is begun, 3 when it is complete, 1 when
@@ -20,6 +24,7 @@ it goes.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -33,7 +38,7 @@ from mooncake_store.core.kernels import cells as k
 from mooncake_store.core.records import KEYS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -41,11 +46,12 @@ if TYPE_CHECKING:
     from mooncake_store.core.facts import Fact
     from mooncake_store.core.ring import Ring
 
-__all__ = ["Journal", "Sink", "Told"]
+__all__ = ["Journal", "Sink", "Told", "extent_cells", "fact_cell"]
 
-EXTENTS, WRITERS, FACT, SNAPSHOT_BEGINS, SNAPSHOT_ENDS = range(k.TOLD, k.TOLD + 5)
+EXTENTS, WRITERS, FACT, SNAPSHOT_BEGINS, SNAPSHOT_ENDS, FACT_AGAIN = range(k.TOLD, k.TOLD + 6)
 """Kinds of cells: extents that wait in the quarantine, as (segment, offset, size, writer, until);
-writers that are done with theirs; a fact, with its bytes where a row's number would be."""
+writers that are done with theirs; a fact, with its bytes where a row's number would be, and the
+same once more, behind the position of the first."""
 
 EXTENTS_PER_CELL = 64
 SNAPSHOT_ROWS = 4096
@@ -110,8 +116,10 @@ class Journal:
         self._words = state.context.words
         self._numbers = state.context.numbers
         self._header = ring.header.data
-        self._told: list[NDArray[np.int64]] = []
+        self._told: list[tuple[NDArray[np.int64], bool]] = []  # and whether to tell it again
         self._told_words = 0
+        # Facts to tell again, with their positions: at most what the ring has, and files have not.
+        self._again: deque[tuple[int, NDArray[np.int64]]] = deque()
         self._looked = 0  # marks that were looked at for members of groups
         bind = state.context.bind
         # All rows at once may go, and a batch may have come before.
@@ -124,6 +132,7 @@ class Journal:
         self._begun = 0  # where it begins
         self._since = int(ring.header[header.HEAD])  # where the last one ended
         self._snapshot_words = 0  # what that took
+        self._asked = False  # for a snapshot
 
     # -- while an operation runs
 
@@ -149,30 +158,25 @@ class Journal:
         """Note that a lease was granted until then."""
         self._header[header.HORIZON] = max(self._header[header.HORIZON], until)
 
-    def tell(self, fact: Fact) -> None:
-        """Note what is no row."""
+    def tell(self, fact: Fact, *, twice: bool = True) -> None:
+        """Note what is no row; not `twice` if only rows of the same operation hang on it."""
         if self._sink is not None:
-            data = encode_fact(fact)
-            padded = data + bytes(-len(data) % 8)
-            self._tell(FACT, np.frombuffer(padded, np.int64), len(data))
+            self._tell(fact_cell(fact), again=twice)
 
     def tell_extents(self, held: NDArray[np.int64]) -> None:
         """Note extents that wait: (segment, offset, size, writer, until) a row."""
         if self._sink is not None:
-            for first in range(0, len(held), EXTENTS_PER_CELL):
-                self._tell(EXTENTS, held[first : first + EXTENTS_PER_CELL].ravel())
+            for cell in extent_cells(held):
+                self._tell(cell)
 
     def tell_writers(self, writers: NDArray[np.int64]) -> None:
         """Note that these writers are done with what waits for them."""
         if self._sink is not None:
             for first in range(0, len(writers), EXTENTS_PER_CELL):
-                self._tell(WRITERS, writers[first : first + EXTENTS_PER_CELL])
+                self._tell(_cell(WRITERS, writers[first : first + EXTENTS_PER_CELL]))
 
-    def _tell(self, kind: int, payload: NDArray[np.int64], note: int = 0) -> None:
-        words = np.empty(1 + len(payload), np.int64)
-        words[0] = kind | len(words) << 16 | note << 32
-        words[1:] = payload
-        self._told.append(words)
+    def _tell(self, words: NDArray[np.int64], *, again: bool = False) -> None:
+        self._told.append((words, again))
         self._told_words += len(words)
         self._numbers[places.CHANGED] = 1
 
@@ -201,10 +205,12 @@ class Journal:
         if not self._make_room(self._words_waiting()):
             return False
         while self._told:
-            if not self._make_room(len(self._told[0])):
+            if not self._make_room(len(self._told[0][0])):
                 return False
-            words = self._told.pop(0)
+            words, again = self._told.pop(0)
             self._told_words -= len(words)
+            if again:
+                self._again.append((self._numbers[places.CELLS_END], words))
             k.write_words(self._words, words)
         place, marked = 0, self._numbers[places.MARKED]
         while (place := k.write_marked(self._words, place, self._room())) < marked:
@@ -249,14 +255,27 @@ class Journal:
         count = k.grouped_rows(self._words, self._looked, rows)
         self._looked = marked
         for fact in self._state.members(np.unique(rows[:count]).tolist()):
-            self.tell(fact)
+            self.tell(fact, twice=False)
+
+    def _tell_again(self) -> None:
+        """Tell facts once more that are in files."""
+        written = self._header[header.WRITTEN]
+        while self._again and self._again[0][0] < written:
+            position, words = self._again.popleft()
+            first = np.array([position], np.int64)
+            self._tell(_cell(FACT_AGAIN, np.concatenate([first, words[1:]]), int(words[0]) >> 32))
 
     # -- snapshots
+
+    def expect_snapshot(self) -> None:
+        """Begin a whole snapshot as soon as none runs, because what was written lacks something."""
+        self._asked = True
 
     def step(self) -> None:
         """Do a slice of a snapshot if one is due or runs; nothing else may run meanwhile."""
         if self._sink is None:
             return
+        self._tell_again()
         if self._cursor < 0 and self._due():
             self._begin()
         if self._cursor < 0 or self.behind:
@@ -271,7 +290,7 @@ class Journal:
 
     def _due(self) -> bool:
         assert self._sink is not None
-        if self._sink.wants_snapshot or not self._header[header.SNAPSHOT]:
+        if self._asked or self._sink.wants_snapshot or not self._header[header.SNAPSHOT]:
             return True
         written = self._numbers[places.CELLS_END] - self._since
         return written > max(SNAPSHOT_WORDS_MIN, 2 * self._snapshot_words)
@@ -280,17 +299,38 @@ class Journal:
         self.publish()
         if self.behind:
             return
-        self._begun, self._cursor = self._numbers[places.CELLS_END], 0
-        self._tell(SNAPSHOT_BEGINS, np.empty(0, np.int64))
+        self._begun, self._cursor, self._asked = self._numbers[places.CELLS_END], 0, False
+        self._again.clear()  # all of it is told now
+        self._tell(_cell(SNAPSHOT_BEGINS, np.empty(0, np.int64)))
         for fact in self._state.all_but_rows():
             self.tell(fact)
         self.tell_extents(self._state.waiting_extents())
 
     def _end(self) -> None:
-        self._tell(SNAPSHOT_ENDS, np.empty(0, np.int64))
+        self._tell(_cell(SNAPSHOT_ENDS, np.empty(0, np.int64)))
         self.publish()
         if self.behind:
             return  # it is told once more
         self._header[header.SNAPSHOT] = self._begun
         self._since, self._cursor = self._numbers[places.CELLS_END], -1
         self._snapshot_words = self._since - self._begun
+
+
+def fact_cell(fact: Fact) -> NDArray[np.int64]:
+    """Return the words of what is no row."""
+    data = encode_fact(fact)
+    padded = data + bytes(-len(data) % 8)
+    return _cell(FACT, np.frombuffer(padded, np.int64), len(data))
+
+
+def extent_cells(held: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield the words of extents that wait: (segment, offset, size, writer, until) a row."""
+    for first in range(0, len(held), EXTENTS_PER_CELL):
+        yield _cell(EXTENTS, held[first : first + EXTENTS_PER_CELL].ravel())
+
+
+def _cell(kind: int, payload: NDArray[np.int64], note: int = 0) -> NDArray[np.int64]:
+    words = np.empty(1 + len(payload), np.int64)
+    words[0] = kind | len(words) << 16 | note << 32
+    words[1:] = payload
+    return words

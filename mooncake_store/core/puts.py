@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["put_end", "put_revoke", "put_start", "upsert_start"]
 
 NO_LENGTHS = as_lengths(np.empty(0, np.uint32))
+Who: TypeAlias = tuple[int, int, int]
+"""Client, tenant, and the number of the request."""
 DISABLE_PIN = -1
 """In `pin_ends` of a second generation: do not inherit the soft pin."""
 
@@ -44,11 +46,13 @@ def put_start(
     sizes: NDArray[np.int64],
     names: Names | None = None,
     options: StartOptions = DEFAULTS,
+    request: int = 0,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin objects: (PUT_ROW per key, REPLICA per replica of the accepted keys, in order).
 
     Every replica lies on a segment of its own; fewer than asked is success if at least
     `replicas_min` fit. Where nothing fits, cold objects are evicted first.
+    By the number of the request `lost_answers` finds what it began; 0: nobody asks again.
     """
     n = len(digests)
     refusal = _refusal(state, client, tenant, n, sizes, names, options)
@@ -56,7 +60,7 @@ def put_start(
         return _all_refused(n, refusal)
     words, sizes = as_words(digests), as_column(sizes, INT64)
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
-    who = client, tenant
+    who = client, tenant, request
     answers, replicas = np.empty(n, PUT_ROW), np.empty(n * options.replicas, REPLICA)
     begun, placed, retries = 0, 0, 0
     if options.plain:
@@ -92,6 +96,7 @@ def upsert_start(
     sizes: NDArray[np.int64],
     names: Names | None = None,
     options: StartOptions = DEFAULTS,
+    request: int = 0,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Begin new generations; a readable one stays readable until put_end swaps its successor in."""
     n = len(digests)
@@ -110,7 +115,7 @@ def upsert_start(
     status[passed] = c.SUPERSEDED
     _preempt(state, words, status)
     found = np.empty(len(words), np.int32)
-    who = (client, tenant)
+    who = client, tenant, request
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     wish = options.replicas, 0
     _claim(state, who, words, sizes, lengths, wish, status, found)
@@ -156,7 +161,7 @@ def _all_refused(n: int, status: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _claim(
     state: ShardState,
-    who: tuple[int, int],
+    who: Who,
     words: NDArray[np.int64],
     sizes: NDArray[np.int64],
     lengths: NDArray[np.uint32],
@@ -202,7 +207,7 @@ def _overtake(state: ShardState, rows: NDArray[np.int32]) -> None:
 
 def _second_generations(
     state: ShardState,
-    who: tuple[int, int],
+    who: Who,
     sizes: NDArray[np.int64],
     options: StartOptions,
     status: NDArray[np.int16],
@@ -234,7 +239,7 @@ def _second_generations(
 
 def _fill(
     state: ShardState,
-    who: tuple[int, int],
+    who: Who,
     found: NDArray[np.int32],
     sizes: NDArray[np.int64],
     options: StartOptions,
@@ -293,7 +298,7 @@ def _told(
 
 def _start_runs(
     state: ShardState,
-    who: tuple[int, int],
+    who: Who,
     words: NDArray[np.int64],
     sizes: NDArray[np.int64],
     lengths: NDArray[np.uint32],
@@ -379,7 +384,7 @@ def _mark(
 
 def _place(
     state: ShardState,
-    who: tuple[int, int],
+    who: Who,
     rows: NDArray[np.int32],
     sizes: NDArray[np.int64],
     options: StartOptions,

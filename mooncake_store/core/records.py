@@ -112,7 +112,7 @@ ROW = np.dtype(
         ("digest_lo", "<i8"),
         ("digest_hi", "<i8"),
         ("size", "<i8"),
-        ("checksum", "<u8"),
+        ("checksum", "<u8"),  # WRITING: the number of the request that began the put
         ("lease_end", "<i8"),  # WRITING: when the put started
         ("offset_low", "<u4"),  # of the first replica
         ("offset_high", "<u2"),

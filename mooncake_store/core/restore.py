@@ -1,10 +1,12 @@
 """Making a shard of what another one wrote down: its rows, and around them everything else.
 
     restored = restore(shard, runs, end, now)
+    restored = restore(shard, runs, end, now, damage)     # where stretches are missing
 
-`runs` are the words of a journal in order, cut between cells. Rows and facts are taken from them as
-they come; what belongs to them (table, totals, free space, orders of eviction, groups) is made anew
-afterwards, of rows alone, so nothing can be kept of it that contradicts them.
+`runs` are the words of a journal in order, cut between cells, each with its position. Rows are
+taken from them as they come, and facts in order; what belongs to them (table, totals, free space,
+orders of eviction, groups) is made anew afterwards, of rows alone, so nothing can be kept of it
+that contradicts them.
 
 What is not the same afterwards, and why that harms nobody:
 
@@ -14,9 +16,22 @@ What is not the same afterwards, and why that harms nobody:
   that, else by when they were put.
 - Copies that ran are given up. Where they wrote, nothing is placed until their time is over.
 
-No word may be missing from the beginning of the newest whole snapshot on: nobody would know which
-objects were removed, and whose space is another's. Rows that cannot be true all the same (space
-that is another's, a segment nobody knows) are dropped and counted.
+Rows that cannot be true (space that is another's, a segment nobody knows) are dropped and counted.
+
+Words may be missing behind the beginning of the newest whole snapshot only where it is known from
+elsewhere where each row was last written (`last_cells.py`): a row that the missing words told of is
+not believed then, whatever else says of it, and nothing that was removed or replaced comes back.
+What else may be missing, and why nothing wrong follows:
+
+- That segments, clients and tenants came, changed or went is told twice, at some distance, so both
+  must be missing. Then rows that need a segment or a tenant are dropped as above, and puts of
+  clients are given up. One that came back goes: a segment when the master compares shards with its
+  registers, a client when it is silent. No handle or number is given to another while anything that
+  was read names it.
+- Extents that wait for readers and writers, and who reads and writes what is lost. So nothing is
+  placed on any memory until all of these are out of time (`_rest`).
+- That writers are done with what waits for them: it waits longer.
+- Of which groups rows are members: told with the rows, and lost with them.
 
 Cost: O(words + rows log rows).
 """
@@ -24,7 +39,7 @@ Cost: O(words + rows log rows).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -41,6 +56,7 @@ from mooncake_store.core.facts import (
     decode_fact,
 )
 from mooncake_store.core.kernels import cells as k
+from mooncake_store.core.last_cells import KnownRows
 from mooncake_store.core.reads import extents_of, replicas_of
 from mooncake_store.core.records import Flag, State
 from mooncake_store.core.state import Client, Tenant, as_column
@@ -52,9 +68,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.core.facts import Fact
+    from mooncake_store.core.last_cells import Run
     from mooncake_store.core.shard import Shard
 
-__all__ = ["Restored", "StreamEnd", "restore"]
+__all__ = ["Damage", "Restored", "StreamEnd", "restore"]
 
 INT64 = np.dtype(np.int64)
 _EXTENT_COLUMNS = 5
@@ -68,6 +85,19 @@ class StreamEnd:
     horizon: int
     events_next: int
     generation: int
+    snapshot: int
+    """Where the newest whole snapshot begins."""
+
+
+class Damage(NamedTuple):
+    """What is known of a stream that lacks stretches."""
+
+    last: NDArray[np.int64]
+    """Where each row was last written, at the end of the stream (`last_cells.py`)."""
+    end: int
+    """The position of that."""
+    now: int
+    """A time at which all that is missing had been written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +109,57 @@ class Restored:
     unfinished: int = 0
     dropped: int = 0
     """Rows that could not be true."""
+    lost: int = 0
+    """Rows that held something, and of which the newest word is missing."""
 
 
-def restore(shard: Shard, runs: Iterable[NDArray[np.int64]], end: StreamEnd, now: int) -> Restored:
-    """Fill a shard that was never used with what `runs` say.
+def restore(
+    shard: Shard, runs: Iterable[Run], end: StreamEnd, now: int, damage: Damage | None = None
+) -> Restored:
+    """Fill a shard that was never used with what `runs` say; nothing is missing without `damage`.
 
     Raises ValueError, with the shard in no state to be used, for words that are no cells.
     """
-    reader = _Reader(shard)
-    for run in runs:
-        reader.read(as_column(run, INT64))
+    reader = _Reader(shard, end.snapshot)
+    known = None if damage is None else KnownRows(damage.last, end.snapshot)
+    for position, run in runs:
+        words = as_column(run, INT64)
+        if known is not None:
+            if not known.goes_on(position):
+                # They would hold names and further replicas that others were given since.
+                _vacate(shard, known.passed())
+            known.note((position, words))
+        reader.read(position, words)
+    lost = 0
+    if damage is not None and known is not None:
+        known.reach(damage.end)
+        _vacate(shard, known.unknown())
+        rows = known.lost()
+        lost = len(rows)
+        # From now on they are free, also for whoever reads this journal next.
+        shard.journal.mark(rows[rows < len(shard.rows)].astype(np.int32))
+    reader.settle()
     shard.now = max(now, end.now)
     rebuild = _Rebuild(shard, reader, end)
-    restored = rebuild.run()
+    restored = rebuild.run(lost)
+    if damage is not None and known is not None and (known.gaps or lost):
+        rebuild.rest(damage.now, restored)
     shard.journal.publish()
     return restored
+
+
+def _vacate(shard: Shard, rows: NDArray[np.int64]) -> None:
+    k.vacate_rows(shard.words, as_column(rows[rows < len(shard.rows)], INT64))
 
 
 class _Reader:
     """Takes rows and facts from the stream; later ones replace earlier ones."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, snapshot: int) -> None:
         self._words = shard.words
+        self._snapshot = snapshot
+        # Facts and extents by the position where they were told first.
+        self._told: dict[int, Fact | NDArray[np.int64]] = {}
         self.segments: dict[int, SegmentFact] = {}
         self.forgotten: list[ForgottenFact] = []
         self.clients: dict[int, ClientFact] = {}
@@ -109,8 +168,8 @@ class _Reader:
         self._extents: dict[int, list[NDArray[np.int64]]] = {}
         self._done: list[NDArray[np.int64]] = []
 
-    def read(self, cells: NDArray[np.int64]) -> None:
-        """Read one run."""
+    def read(self, position: int, cells: NDArray[np.int64]) -> None:
+        """Read one run, which begins at a position."""
         at = 0
         while True:
             at = k.read_cells(self._words, cells, at)
@@ -120,20 +179,32 @@ class _Reader:
             kind, words, note = head & 0xFF, (head >> 16) & 0xFFFF, head >> 32
             if words < 1 or at + words > len(cells):
                 raise ValueError(f"a cell of {words} words where {len(cells) - at} are left")
-            self._read_other(kind, cells[at + 1 : at + words], note)
+            self._read_other(kind, position + at, cells[at + 1 : at + words], note)
             at += words
 
-    def _read_other(self, kind: int, payload: NDArray[np.int64], note: int) -> None:
+    def _read_other(self, kind: int, position: int, payload: NDArray[np.int64], note: int) -> None:
         if kind == j.EXTENTS and len(payload) % _EXTENT_COLUMNS == 0:
-            held = payload.reshape(-1, _EXTENT_COLUMNS)
-            for index in np.unique(held[:, 0]).tolist():
-                self._extents.setdefault(index, []).append(held[held[:, 0] == index])
+            self._told[position] = payload.reshape(-1, _EXTENT_COLUMNS)
         elif kind == j.WRITERS:
             self._done.append(payload.copy())
         elif kind == j.FACT and 0 <= note <= payload.nbytes:
-            self._take(decode_fact(payload.tobytes()[:note]))
+            self._told[position] = decode_fact(payload.tobytes()[:note])
+        elif kind == j.FACT_AGAIN and len(payload) and 0 <= note <= payload.nbytes - 8:
+            # What was told before the snapshot was told in it, if it was still so.
+            if (first := int(payload[0])) >= self._snapshot:
+                self._told[first] = decode_fact(payload[1:].tobytes()[:note])
         elif kind not in (j.SNAPSHOT_BEGINS, j.SNAPSHOT_ENDS):
             raise ValueError(f"a cell of the unknown kind {kind}")
+
+    def settle(self) -> None:
+        """Take what was told in the order in which it was told first."""
+        for position in sorted(self._told):
+            told = self._told[position]
+            if isinstance(told, np.ndarray):
+                for index in np.unique(told[:, 0]).tolist():
+                    self._extents.setdefault(index, []).append(told[told[:, 0] == index])
+            else:
+                self._take(told)
 
     def _take(self, fact: Fact) -> None:
         match fact:
@@ -171,7 +242,7 @@ class _Rebuild:
         self._end = end
         self._dropped = 0
 
-    def run(self) -> Restored:
+    def run(self, lost: int) -> Restored:
         """Do it all, in the order in which each step needs the ones before."""
         shard, end = self._shard, self._end
         self._facts()
@@ -194,7 +265,23 @@ class _Rebuild:
             nbytes=int(shard.tally[c.BYTES]),
             unfinished=int(shard.tally[c.UNFINISHED]),
             dropped=self._dropped,
+            lost=lost,
         )
+
+    def rest(self, told_until: int, restored: Restored) -> None:
+        """Place nothing while somebody may use space of whom the missing words told.
+
+        Writers of puts, and workers that copied, began before the time until which words are
+        missing, and so did readers of what had left its object by then. Who reads what is lost may
+        have begun at any time, but has no lease beyond the last one of all.
+        """
+        config = self._shard.config
+        writers = config.task_timeout_ns + config.put_release_ns
+        until = told_until + max(writers, config.lease_ttl_max_ns)
+        if restored.lost or restored.dropped:
+            until = max(until, self._end.horizon)
+        if until > self._shard.now:
+            self._shard.space.rest(until)
 
     @property
     def _live(self) -> NDArray[np.int64]:
@@ -203,20 +290,24 @@ class _Rebuild:
         return np.flatnonzero(shard.rows["state"][: shard.table.rows_high] != State.FREE)
 
     def _drop(self, rows: NDArray[np.int64]) -> None:
-        """Forget rows that cannot be true."""
-        for row in rows.tolist():
-            k.vacate(self._shard.words, row)
+        """Forget rows that cannot be true, also for whoever reads this journal next."""
+        _vacate(self._shard, rows)
+        self._shard.journal.mark(rows.astype(np.int32))
         self._dropped += len(rows)
 
     def _facts(self) -> None:
         shard, reader = self._shard, self._reader
         for tenant in reader.tenants.values():
             shard.enter_tenant(Tenant(tenant.number, tenant.name, tenant.quota_bytes))
-        for client in reader.clients.values():
+        # That an earlier run of a client was closed may be missing.
+        by_epoch = sorted(reader.clients.values(), key=lambda client: client.epoch)
+        for client in {client.uuid: client for client in by_epoch}.values():
             shard.enter_client(Client(client.handle, client.uuid, client.epoch, client.host))
-        shard.handle = shard.handles_used = max(reader.clients, default=0)
+        owners = [segment.owner for segment in reader.segments.values()]
+        putters = int(shard.cold["owner"][self._live].max(initial=0))
+        shard.handle = shard.handles_used = max([putters, *owners, *reader.clients])
         for forgotten in reader.forgotten:
-            shard.space.remember(forgotten)
+            shard.space.recall(forgotten)
         for segment in reader.segments.values():
             shard.space.restore(segment, self._end.horizon)
 
@@ -238,18 +329,15 @@ class _Rebuild:
         return untrue
 
     def _tie(self) -> None:
-        """Untie rows from other generations that are not there."""
+        """Untie rows from other generations that are not there; a second one goes on alone."""
         shard, live = self._shard, self._live
         for row in live[(shard.rows["flags"][live] & c.UPSERT) != 0].tolist():
             other = int(shard.cold["twin"][row]) - 1
             tied = other >= 0 and bool(int(shard.rows["flags"][other]) & c.UPSERT)
-            if tied and int(shard.cold["twin"][other]) - 1 == row:
-                continue
-            if int(shard.rows["state"][row]) == State.WRITING:
-                self._drop(np.array([row]))
-            else:
+            if not tied or int(shard.cold["twin"][other]) - 1 != row:
                 shard.clear_flag(row, Flag.UPSERT)
                 shard.cold["twin"][row] = 0
+                shard.journal.mark(row)
 
     def _space(self) -> NDArray[np.int64]:
         """Take the space of all rows, and of what waits, which is returned."""

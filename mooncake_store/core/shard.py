@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooncake_store.core import codes as c
-from mooncake_store.core import integrity, pressure, puts, reads, removal, renames
+from mooncake_store.core import integrity, lost_answers, pressure, puts, reads, removal, renames
 from mooncake_store.core.facts import ClientFact, ClosedFact, TenantFact
 from mooncake_store.core.figures import ShardStats, totals
 from mooncake_store.core.janitor import Janitor
@@ -59,6 +59,7 @@ class Shard(ShardState):
 
     put_start = operation(puts.put_start)
     upsert_start = operation(puts.upsert_start)
+    put_begun = operation(lost_answers.put_begun)
     put_end = operation(puts.put_end)
     put_revoke = operation(puts.put_revoke)
     get = operation(reads.get)
@@ -85,7 +86,7 @@ class Shard(ShardState):
         """
         tenants = self.tenants
         if name not in tenants:
-            number = len(self.tenant_by_number)
+            number = max(self.tenant_by_number) + 1  # a restored shard may lack some
             if number == TENANTS_MAX:
                 return -1
             self.enter_tenant(Tenant(number, name, None))

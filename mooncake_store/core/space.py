@@ -46,6 +46,8 @@ RELEASED_MAX = 16_384
 LATE_KEPT = 65_536
 """Late writers that are known, at most; the space of those before waits for its whole time."""
 NEVER = 1 << 62
+ANY_MEMORY = bytes(16)
+"""In place of the uuid of a segment: all memory that is mounted, whatever is known of it."""
 KEEPING = (SegmentState.OK, SegmentState.SUSPECT)
 """States of segments on which objects can be put and stay."""
 UNREADABLE = (SegmentState.ABSENT, SegmentState.GONE)
@@ -265,7 +267,7 @@ class Space:
 
     def _busy_until(self, uuid: bytes) -> int:
         """Return when readers and late writers of earlier lives of a memory are out of time."""
-        times = [self._earlier.get(uuid, 0)]
+        times = [self._earlier.get(uuid, 0), self._earlier.get(ANY_MEMORY, 0)]
         for segment in self._segments.values():
             if segment.uuid == uuid:
                 times += [segment.busy_until, int(self.lease_until[segment.index])]
@@ -340,11 +342,29 @@ class Space:
 
     def remember(self, forgotten: ForgottenFact) -> None:
         """Keep in mind until when the memory of a segment that is no more may be used."""
+        self.recall(forgotten)
+        self._journal.tell(forgotten)
+
+    def recall(self, forgotten: ForgottenFact) -> None:
+        """Keep in mind what was written down before.
+
+        Written once more it would come behind what was told of a segment of that number since.
+        """
         if forgotten.uuid:
             self._earlier[forgotten.uuid] = forgotten.busy_until
         if forgotten.index >= 0:
             self._readers[forgotten.index] = forgotten.readers_until  # late writers do not count
-        self._journal.tell(forgotten)
+
+    def rest(self, until: int) -> None:
+        """Place nothing anywhere before a time: somebody whom nobody knows may use any space.
+
+        That goes for memory that is mounted from now on as well: the shard may have known it.
+        """
+        self.remember(ForgottenFact(-1, ANY_MEMORY, until, 0))
+        for segment in self._segments.values():
+            segment.usable_from = max(segment.usable_from, until)
+            self.touch(segment)
+        self._cycle = None
 
     def forgotten(self) -> list[ForgottenFact]:
         """Return what `remember` was told and still counts."""

@@ -10,12 +10,14 @@ import numpy as np
 
 from mooncake_store.core.cell_text import About
 from mooncake_store.core.kernels.cells import words_marked
+from mooncake_store.core.last_cells import last_cells
 from mooncake_store.core.names import Names
 from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
-from mooncake_store.core.restore import StreamEnd, restore
+from mooncake_store.core.restore import Damage, StreamEnd, restore
 from mooncake_store.core.ring import GENERATION, HEAD, Ring
 from mooncake_store.core.shard import Shard
 from mooncake_store.core.state import INT64, as_column
+from mooncake_store.core.stretches import snapshots
 from mooncake_store.core.tasks import TaskKind
 
 __all__ = ["warmup"]
@@ -79,8 +81,12 @@ def warmup() -> None:
     shard.put_end(1 << 41, client, one, np.ascontiguousarray(answers["generation"]), checksums[:1])
     shard.drain(1 << 41, 0)
     shard.tick(1 << 42)
-    end = StreamEnd(1 << 42, 0, 1, int(ring.header[GENERATION]))
+    end = StreamEnd(1 << 42, 0, 1, int(ring.header[GENERATION]), 1)
     words = as_column(ring.cells[1 : ring.header[HEAD]], INT64)
-    restore(Shard(config), [words], end, 1 << 42)
+    runs = [(1, words)]
+    restore(
+        Shard(config), runs, end, 1 << 42, Damage(last_cells(runs), int(ring.header[HEAD]), 1 << 42)
+    )
     words_marked(shard.words)
     list(About(digests[0]).read(words))
+    snapshots(runs)

@@ -4,24 +4,30 @@ One is written at a time; its number is higher than that of any there is. Which 
 so that those go whose content nobody needs any more; of those that a former run left only that they
 do not go beyond where this one found the stream.
 
+Pages are written whole: the last one is filled up with zeros, and written again with what follows.
+
 Every call may fail with OSError, and none cleans up behind that: the writer voids all there is and
-begins anew. No thread-safety, but for `make_void`. O(bytes), no copy of words.
+begins anew. No thread-safety, but for `make_void`. O(bytes).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
 import xxhash
 
 from mooncake_store.journal.layout import (
     BLOCK_HEADER_BYTES,
+    PAGE_BYTES,
     VALID_NAME,
     VERSION,
     VOID_NAME,
+    WORD_BYTES,
     BlockHeader,
     FileHeader,
     file_name,
@@ -32,6 +38,7 @@ from mooncake_store.journal.layout import (
 from mooncake_store.journal.origin import signed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from mooncake_store.core.ring import Ring
@@ -43,30 +50,39 @@ __all__ = ["FILE_BYTES", "JournalFiles"]
 
 FILE_BYTES = 64 << 20
 """A file above this is followed by another: what is kept beyond what is needed."""
+STAGE_BYTES = 1 << 20
+"""How much is written by one call."""
 
 
 class JournalFiles:
-    """The files in one folder. `bytes_written` counts since this object was made."""
+    """The files in one folder."""
 
     def __init__(
         self, folder: Path, origin: Origin, disk: Disk, file_bytes: int = FILE_BYTES
     ) -> None:
         self.folder = folder
-        self.bytes_written = 0
         self._origin = origin
         self._disk = disk
         self._file_bytes = file_bytes
         self._fd = -1
         self._path = folder
-        self._size = 0
+        # Pages that begin at `_paged`: what is not in the file yet, behind what its last page has.
+        self._stage = np.frombuffer(mmap.mmap(-1, STAGE_BYTES), np.uint8)
+        self._staged = 0
+        self._paged = 0
         self._mark = 0
         self._sequence = 0
         self._ended: list[tuple[Path, int]] = []
 
     @property
+    def size(self) -> int:
+        """How far the file is filled; the rest of its last page is zeros."""
+        return self._paged + self._staged
+
+    @property
     def full(self) -> bool:
         """Whether the next block belongs in another file."""
-        return self._size >= self._file_bytes
+        return self.size >= self._file_bytes
 
     def adopt(self, end: int) -> None:
         """Take over the files of a former run, none of which goes beyond `end`, and sync them.
@@ -84,10 +100,13 @@ class JournalFiles:
             self._ended.append((path, end))
 
     def _retract_end(self, fd: int) -> None:
-        at, data = self._disk.read_end(fd, BLOCK_HEADER_BYTES)
-        block = read_block(memoryview(data), 0, None)
+        at, data = self._disk.read_end(fd, BLOCK_HEADER_BYTES + PAGE_BYTES)
+        # The last word of a header is its checksum, which is not 0.
+        filled = -(-len(data.rstrip(b"\0")) // WORD_BYTES) * WORD_BYTES
+        begin = max(0, filled - BLOCK_HEADER_BYTES)
+        block = read_block(memoryview(data), begin, None)
         if block is not None and block.closing:
-            self._disk.overwrite(fd, block._replace(closing=False).pack(), at)
+            self._disk.overwrite(fd, block._replace(closing=False).pack(), at + begin)
 
     def begin(self, position: int) -> None:
         """Begin a file at a position; the one before, which has to be synced, ends there."""
@@ -97,14 +116,14 @@ class JournalFiles:
         number = max((number_of(path.name) for path in self._paths()), default=0) + 1
         path = self.folder / file_name(number)
         self._fd = self._disk.create(path)
-        self._path, self._size = path, 0
+        self._path, self._paged, self._staged = path, 0, 0
         self._mark = signed(int.from_bytes(os.urandom(8), "little"))
         origin = self._origin
         header = FileHeader(
             VERSION, origin.cluster_word, origin.shard, origin.shards, position, origin.boot,
             self._mark,
         )  # fmt: skip
-        self._write([memoryview(header.pack())])
+        self._write([header.pack()])
         self._disk.fsync_folder(self.folder)
 
     def append(
@@ -120,7 +139,7 @@ class JournalFiles:
             self._mark, stop - start, start, self._sequence, facts, self._origin.boot,
             running.intdigest(), closing,
         )  # fmt: skip
-        self._write([memoryview(header.pack()), *parts])
+        self._write([header.pack(), *parts])
 
     def sync(self) -> None:
         """Return when all that was appended is on the disk."""
@@ -173,18 +192,34 @@ class JournalFiles:
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
 
-    def _write(self, buffers: list[memoryview]) -> None:
-        """Write all of the buffers, however few bytes the disk takes at a time."""
-        while buffers:
-            done = self._disk.writev(self._fd, buffers)
-            if done <= 0:
+    def _write(self, buffers: Iterable[bytes | memoryview]) -> None:
+        """Write all of the buffers."""
+        for buffer in buffers:
+            data = np.frombuffer(buffer, np.uint8)
+            while len(data):
+                taken = min(len(data), STAGE_BYTES - self._staged)
+                self._stage[self._staged : self._staged + taken] = data[:taken]
+                self._staged += taken
+                data = data[taken:]
+                if self._staged == STAGE_BYTES:
+                    self._write_stage()
+        if self._staged:
+            self._write_stage()
+
+    def _write_stage(self) -> None:
+        """Write what is staged, as whole pages; the last one stays where it is not full."""
+        staged, stage = self._staged, self._stage
+        whole = staged // PAGE_BYTES * PAGE_BYTES
+        end = whole if staged == whole else whole + PAGE_BYTES
+        stage[staged:end] = 0
+        done = 0
+        while done < end:  # however few the disk takes at a time
+            taken = self._disk.write(self._fd, stage[done:end].data, self._paged + done)
+            if taken <= 0:
                 raise OSError(errno.EIO, "nothing was written")
-            self.bytes_written += done
-            self._size += done
-            while buffers and done >= len(buffers[0]):
-                done -= len(buffers.pop(0))
-            if done:
-                buffers[0] = buffers[0][done:]
+            done += taken
+        self._paged, self._staged = self._paged + whole, staged - whole
+        stage[: self._staged] = stage[whole:staged].copy()
 
 
 def _parts(ring: Ring, start: int, stop: int) -> list[memoryview]:

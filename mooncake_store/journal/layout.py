@@ -36,6 +36,7 @@ __all__ = [
     "BLOCK_HEADER_BYTES",
     "BLOCK_MAGIC",
     "FILE_HEADER_BYTES",
+    "PAGE_BYTES",
     "VALID_NAME",
     "VERSION",
     "VOID_NAME",
@@ -54,7 +55,9 @@ __all__ = [
 VERSION = 1
 """Of files and blocks. What a later one changes, a program of this one refuses to read."""
 WORD_BYTES = 8
-FILE_HEADER_BYTES = 4096
+PAGE_BYTES = 4096
+"""Files are written in whole pages; behind the last block are zeros to the end of its page."""
+FILE_HEADER_BYTES = PAGE_BYTES
 BLOCK_HEADER_BYTES = 128
 BLOCK_MAGIC = int.from_bytes(b"mooblock", "little")
 VALID_NAME, VOID_NAME = "VALID", "VOID"

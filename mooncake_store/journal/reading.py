@@ -29,6 +29,7 @@ from mooncake_store.journal.layout import (
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
     FILE_HEADER_BYTES,
+    PAGE_BYTES,
     VALID_NAME,
     VERSION,
     VOID_NAME,
@@ -53,6 +54,7 @@ __all__ = ["Contents", "Damage", "read_journal"]
 
 _READ_BYTES = 1 << 20
 _SEARCH_WORDS = 1 << 17
+_NO_END = "the end of the journal is missing, with the memory that it was in"
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 
 
@@ -98,22 +100,45 @@ class Contents:
     """In which boot the newest file was begun."""
     same_boot: bool
     """Whether that is this one, so that what was lent may still be read and written."""
+    behind: int
+    """The time of the shard when the first block behind the last damage was written, or at the end:
+    what is missing was written before."""
 
     @property
     def unusable(self) -> str:
-        """Why a shard uses nothing of it, "" where it does, or where there is nothing."""
+        """Why a shard can use nothing of it, "" where it can, or where there is nothing.
+
+        Damages do not make it unusable for who knows where everything was last written.
+        """
         if self.facts is None:
             return ""
         if self.void:
             return self.void
         if not self.same_boot:
             return "this host was started anew, and with it went the memory that objects lay in"
-        needed = [damage for damage in self.damages if damage.end > self.facts.snapshot]
-        if needed:
-            return f"the journal is not whole: {needed[-1]}"
-        if not self.ended:
-            return "the end of the journal is missing, with the memory that it was in"
+        if not self.ended and not self.needed:
+            return _NO_END
         return ""
+
+    @property
+    def missing(self) -> str:
+        """Why it does not tell all that was true at its end, "" where it does, or says nothing."""
+        if self.facts is None:
+            return ""
+        if self.void:
+            return self.void
+        if self.needed:
+            return f"the journal is not whole: {self.needed[-1]}"
+        if not self.ended:
+            return _NO_END
+        return ""
+
+    @property
+    def needed(self) -> list[Damage]:
+        """Damages since the newest whole snapshot began: nobody needs what was before."""
+        if self.facts is None:
+            return []
+        return [damage for damage in self.damages if damage.end > self.facts.snapshot]
 
 
 def read_journal(
@@ -143,8 +168,9 @@ def read_journal(
     else:
         reader.look_at_the_beginning()
     same_boot = ring is not None or reader.boot == origin.boot
-    ended = taken or reader.closed
+    ended = taken or (ring is None and reader.closed)
     whole = not reader.damages and (ended or not same_boot)
+    facts = reader.facts(ring)
     return Contents(
         [] if void else reader.runs,
         [] if void else reader.positions,
@@ -154,10 +180,17 @@ def read_journal(
         whole and not void,
         ended,
         reader.end,
-        reader.facts(ring),
+        facts,
         origin.boot if ring is not None else reader.boot,
         same_boot,
+        _time_behind(reader, facts),
     )
+
+
+def _time_behind(reader: _Reader, facts: Facts | None) -> int:
+    if reader.behind is not None:
+        return reader.behind
+    return 0 if facts is None else facts.now
 
 
 def _unusable(path: Path, what: str, advice: str = "") -> ConfigError:
@@ -179,6 +212,8 @@ class _Reader:
         self.end = 0
         self.closed = False
         self.boot: tuple[int, int] | None = None
+        self.behind: int | None = None
+        """The time told by the first block since the last damage, None before there is one."""
         self._origin = origin
         self._newest: BlockHeader | None = None
         self._snapshot = 0
@@ -233,6 +268,8 @@ class _Reader:
         offset, sequence, begins = FILE_HEADER_BYTES, 0, True
         while offset < len(data):
             block = read_block(data, offset, mark)
+            if block is None and _rest_of_page(data, offset):
+                return
             if block is None:
                 self._note(name, offset, "a block is damaged or cut off")
                 offset = self._search(words, data, offset, mark, sequence)
@@ -297,6 +334,8 @@ class _Reader:
         if len(words):
             self._last_start, self._last = block.position, words
         self.end = block.position + block.words
+        if self.behind is None:
+            self.behind = block.facts.now
         self.closed = block.closing
         self._newest, self.boot = block, block.boot
         self._snapshot = max(self._snapshot, block.facts.snapshot)
@@ -372,7 +411,7 @@ class _Reader:
         if position > self.end:
             where = unread or Damage(name, offset, 0, 0, "what stood before it is missing")
             self.damages.append(where._replace(first=self.end, end=position))
-            self.end = position
+            self.end, self.behind = position, None
         elif unread is not None and unread.file == name:
             # In another file it was what a writer did not come to the end of.
             self.damages.append(unread._replace(first=position, end=position))
@@ -383,6 +422,12 @@ class _Reader:
 
     def _tell(self, name: str, offset: int, reason: str) -> None:
         self.damages.append(Damage(name, offset, self.end, self.end, reason))
+
+
+def _rest_of_page(data: memoryview, offset: int) -> bool:
+    """Whether a file was written to its end, and only its last page filled up."""
+    rest = data[offset:]
+    return len(rest) < PAGE_BYTES and not any(rest)
 
 
 def _check(path: Path, header: FileHeader, origin: Origin) -> None:
@@ -428,6 +473,7 @@ def _readable(fd: int, size: int) -> tuple[int, str]:
     A page of a mapping that the disk does not give ends the process (SIGBUS); a call only fails.
     Afterwards the content is in the page cache.
     """
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)  # it was written past the page cache
     buffer, offset = bytearray(_READ_BYTES), 0
     try:
         while offset < size:

@@ -52,12 +52,16 @@ if TYPE_CHECKING:
 
     from mooncake_store.journal.origin import Origin
 
-__all__ = ["CELLS", "RingFile", "remove_rings"]
+__all__ = [
+    "CELLS", "ROWS_SUFFIX", "RingFile", "checksum", "open_own", "remove_rings", "rings_of", "whose",
+]  # fmt: skip
 
 CELLS = 1 << 20
 """Words: 8 MiB, what a shard may be ahead of its files."""
 SHARED_MEMORY = Path("/dev/shm")
 NAME_IN_FOLDER = "journal.ring"
+ROWS_SUFFIX = ".rows"
+"""Of what lies beside a ring and is about it (`row_file.py`); without that it means nothing."""
 
 _MAGIC = int.from_bytes(b"mooring\0", "little")
 _VERSION = 1
@@ -92,13 +96,14 @@ class RingFile:
         """
         assert cells & (cells - 1) == 0, f"{cells} is no power of two"
         assert position >= 1, "0 says that there is no snapshot"
-        own = [_MAGIC, _VERSION, *origin.boot, *_whose(origin), cells, max(events, 1)]
+        own = [_MAGIC, _VERSION, *origin.boot, *whose(origin), cells, max(events, 1)]
         size = _cells_offset(max(events, 1)) + 8 * cells
         error: OSError | None = None
         places = _places(folder, origin)
         for path in places:  # both, so that at most one is found
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            for left in (path, path.with_suffix(ROWS_SUFFIX)):
+                with contextlib.suppress(OSError):
+                    os.unlink(left)
         for path in places:
             try:
                 ring = _allocate(path, size, cells, max(events, 1))
@@ -107,7 +112,7 @@ class RingFile:
                 continue
             ring.header[[HEAD, WRITTEN, SYNCED]] = position
             ring.header[SNAPSHOT] = snapshot
-            ring.header[FIRST_OWN : FIRST_OWN + _OWN_WORDS] = [*own, _checksum(own)]
+            ring.header[FIRST_OWN : FIRST_OWN + _OWN_WORDS] = [*own, checksum(own)]
             return cls(path, ring)
         assert error is not None
         what = (
@@ -163,11 +168,13 @@ class RingFile:
         self._ring = None
 
 
-def _whose(origin: Origin) -> tuple[int, int, int]:
+def whose(origin: Origin) -> tuple[int, int, int]:
+    """Return what a file in memory says of whose it is: cluster, shard, number of shards."""
     return origin.cluster_word, origin.shard, origin.shards
 
 
-def _checksum(words: list[int]) -> int:
+def checksum(words: list[int]) -> int:
+    """Return that of some words, as a word."""
     return signed(xxhash.xxh3_64_intdigest(np.array(words, np.int64).tobytes()))
 
 
@@ -177,17 +184,22 @@ def _places(folder: Path, origin: Origin) -> list[Path]:
     Two masters of one cluster's id, one of them with a copy of the other's directory, would else
     write into the same memory.
     """
-    whose = f"{origin.cluster_word & (1 << 64) - 1:016x}-{origin.shard}"
-    return [SHARED_MEMORY / f"mooncake-{whose}-{_place_of(folder)}", folder / NAME_IN_FOLDER]
+    shard = f"{origin.cluster_word & (1 << 64) - 1:016x}-{origin.shard}"
+    return [SHARED_MEMORY / f"mooncake-{shard}-{_place_of(folder)}.ring", folder / NAME_IN_FOLDER]
 
 
 def _place_of(folder: Path) -> str:
-    return xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder))) + ".ring"
+    return xxhash.xxh3_64_hexdigest(os.fsencode(os.path.realpath(folder)))
+
+
+def rings_of(folder: Path) -> list[Path]:
+    """Return what runs that used a folder have, or left, in memory."""
+    return list(SHARED_MEMORY.glob(f"mooncake-*-{_place_of(folder)}.*"))
 
 
 def remove_rings(folder: Path) -> None:
     """Remove what any run that used a folder left in memory; none may use it now."""
-    for path in SHARED_MEMORY.glob(f"mooncake-*-{_place_of(folder)}"):
+    for path in rings_of(folder):
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -218,8 +230,8 @@ def _map(fd: int, size: int, cells: int, events: int) -> Ring:
     )
 
 
-def _open(path: Path, origin: Origin) -> Ring | str:
-    """Return the ring in a file, or why it is none to use; an empty reason where no file is."""
+def open_own(path: Path) -> int | str:
+    """Open a plain file of this user alone, or return why not; an empty reason where none is."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -227,11 +239,20 @@ def _open(path: Path, origin: Origin) -> Ring | str:
     except OSError as error:
         symbolic = error.errno == errno.ELOOP
         return "it is a symbolic link" if symbolic else f"{error.strerror or error}"
+    complaint = _strange(os.fstat(fd))
+    if complaint:
+        os.close(fd)
+        return complaint
+    return fd
+
+
+def _open(path: Path, origin: Origin) -> Ring | str:
+    """Return the ring in a file, or why it is none to use; an empty reason where no file is."""
+    fd = open_own(path)
+    if isinstance(fd, str):
+        return fd
     try:
         found = os.fstat(fd)
-        complaint = _strange(found)
-        if complaint:
-            return complaint
         header = np.frombuffer(os.pread(fd, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0"), np.int64)
         complaint = _wrong(header, origin, found.st_size)
         if complaint:
@@ -265,11 +286,11 @@ def _wrong(header: NDArray[Any], origin: Origin, size: int) -> str:
         return "it is no ring of a journal"
     if version != _VERSION:
         return f"it is of version {version}, not {_VERSION}"
-    if check != _checksum(own):
+    if check != checksum(own):
         return "what it says of itself is damaged"
     if (boot_high, boot_low) != origin.boot:
         return "the host was started anew since it was written"
-    if (cluster, shard) != _whose(origin)[:2]:
+    if (cluster, shard) != whose(origin)[:2]:
         return "it is that of another cluster or shard"
     if shards != origin.shards:
         return f"its cluster had {shards} shards, not {origin.shards}"

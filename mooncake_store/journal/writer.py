@@ -21,8 +21,8 @@ A disk that fails makes void of kept, and after some seconds renewing of void. S
 hangs in a call: the shard sees that no room comes and gives up in its place.
 
 The thread waits without a deadline for nothing but the disk. It gathers for GATHER_S what it writes
-as one block; when there is nothing it looks once a second. A block costs one system call and a
-checksum, its words are not copied.
+as one block; when there is nothing it looks once a second. A block costs a system call for
+each MiB, a checksum and a copy.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class JournalWriter:
     `believed` says that what the folder holds was read and is complete, so that it is gone on
     with; else it is deleted. `failed(error)` is called for what no disk does, on the thread.
     `on_synced(position)` is called when what an answer may rest on has moved, on some thread.
+    `note(start, stop)` is called on the thread with each stretch before WRITTEN moves behind it.
 
     `wake`, `make_room` and `give_up` are for the one thread of the shard, all else is for any.
     """
@@ -82,6 +83,7 @@ class JournalWriter:
         believed: bool,
         failed: Callable[[Exception], object],
         on_synced: Callable[[int], object] | None = None,
+        note: Callable[[int, int], object] | None = None,
         disk: Disk | None = None,
         retry_s: float = RETRY_S,
         file_bytes: int = FILE_BYTES,
@@ -92,6 +94,7 @@ class JournalWriter:
         self._believed = believed
         self._failed = failed
         self._on_synced = on_synced
+        self._note = note
         self._retry_s = retry_s
         self._files = JournalFiles(folder, origin, disk or Disk(), file_bytes)
         self._name = f"journal of shard {origin.shard}"
@@ -160,11 +163,6 @@ class JournalWriter:
     def sound(self) -> bool:
         """Whether the thread goes on with its work."""
         return self._thread.sound
-
-    @property
-    def bytes_written(self) -> int:
-        """Return how much was written to files by this writer."""
-        return self._files.bytes_written
 
     def wait_kept(self, timeout_s: float) -> bool:
         """Wait until the files may be believed; return whether they may."""
@@ -307,6 +305,8 @@ class JournalWriter:
             if not self._going:
                 return
             self._files.begin(start)
+        if self._note is not None:  # first, so that it is not behind WRITTEN wherever this ends
+            self._note(start, head)
         # After HEAD, so that they are not older than what the block holds.
         facts = facts_of(self._header, snapshot, time.time_ns())
         self._files.append(self._ring, start, head, facts)

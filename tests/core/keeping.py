@@ -36,8 +36,8 @@ class Words:
         self.take()
         return True
 
-    def take(self) -> list[NDArray[np.int64]]:
-        """Return all runs so far, the words up to HEAD included."""
+    def take(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """Return all runs so far with their positions, the words up to HEAD included."""
         first, last = (int(self.ring.header[at]) for at in (header.WRITTEN, header.HEAD))
         if last > first:
             places = np.arange(first, last) & (len(self.ring.cells) - 1)
@@ -45,7 +45,7 @@ class Words:
             self.ring.header[header.WRITTEN] = last
         needed = int(self.ring.header[header.SNAPSHOT])
         self._runs = [(at, run) for at, run in self._runs if at + len(run) > needed]
-        return [run for _, run in self._runs]
+        return list(self._runs)
 
     def forget(self, position: int) -> None:
         """Keep nothing of what was written before a position."""
@@ -60,14 +60,15 @@ class Words:
 class Kept:
     """A shard with its words."""
 
-    def __init__(self, config: ShardConfig, words: int = RING_WORDS) -> None:
+    def __init__(self, config: ShardConfig, words: int = RING_WORDS, position: int = 1) -> None:
         self.ring = Ring.private(words, config.events_kept)
+        self.ring.header[[header.HEAD, header.WRITTEN, header.SYNCED]] = position
         self.sink = Words(self.ring)
         self.shard = Shard(config, self.ring, self.sink)
 
     def again(self, now: int) -> tuple[Shard, Restored]:
         """Return what a process makes of it that finds these words and nothing else."""
-        facts = [int(word) for word in self.ring.header[: header.SNAPSHOT]]
+        facts = [int(word) for word in self.ring.header[: header.SNAPSHOT + 1]]
         ring = Ring.private(1, self.shard.config.events_kept)
         ring.events[:] = self.ring.events
         shard = Shard(self.shard.config, ring)
@@ -76,6 +77,7 @@ class Kept:
             horizon=facts[header.HORIZON],
             events_next=facts[header.EVENTS_NEXT],
             generation=facts[header.GENERATION],
+            snapshot=facts[header.SNAPSHOT],
         )
         return shard, restore(shard, self.sink.take(), end, now)
 

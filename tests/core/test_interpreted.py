@@ -8,9 +8,11 @@ import pytest
 
 import mooncake_store.core
 from mooncake_store.core.cell_text import About
+from mooncake_store.core.last_cells import last_cells
 from mooncake_store.core.names import Names
 from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.shard import Shard
+from mooncake_store.core.stretches import snapshots, stretch
 from mooncake_store.core.tasks import TaskKind
 from tests import interpreting
 from tests.core.keeping import Kept, assert_same
@@ -108,8 +110,13 @@ def some_life(seed):
     shard.tick(now)
     after, _ = kept.again(now)
     assert_same(shard, after)
+    said.append(last_cells(kept.sink.take()))
     about = About(digests[70])
-    said += [np.array([place]) for run in kept.sink.take() for place, _ in about.read(run)]
+    pairs = kept.sink.take()
+    said += [np.array([place]) for _, run in pairs for place, _ in about.read(run)]
+    found = snapshots(pairs)
+    some, end = stretch(pairs, found[-1].begin, found[-1].begin + 500)
+    said += [np.array(found), *(words for _, words in some), np.array([end])]
     return said + an_eviction_without_groups(seed) + an_absence(seed)
 
 

@@ -14,7 +14,7 @@ from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.restore import StreamEnd, restore
 from mooncake_store.core.tasks import TaskKind
-from tests.core.keeping import Kept, assert_same, objects_of
+from tests.core.keeping import Kept, assert_same, objects_of, resting_of
 from tests.core.lab import MIB, SECOND, START, digests_of, names_of
 from tests.core.rules import Rules
 
@@ -99,6 +99,19 @@ def test_a_put_that_was_begun_is_ended_by_its_client_after_a_restart() -> None:
     other = after.open_client(life.now, b"o" * 16, 1, "host")
     refused = after.put_end(life.now, other, digests_of([1]), generations[:1], sums[:1])
     assert refused[0] == Status.ILLEGAL_CLIENT
+
+
+def test_what_a_request_began_is_found_by_its_number_after_a_restart() -> None:
+    life = Life()
+    asked = life.client, digests_of([1, 2]), np.full(2, 1000, np.int64)
+    rows, replicas = life.shard.put_start(
+        life.now, life.client, 0, *asked[1:], None, StartOptions(), 77
+    )
+    after = life.again()
+    told_rows, told_replicas = after.put_begun(life.now, *asked, 77)
+    assert told_rows.tolist() == rows.tolist()
+    assert told_replicas.tolist() == replicas.tolist()
+    assert (after.put_begun(life.now, *asked, 78)[0]["status"] == Status.NO_SPACE).all()
 
 
 def test_an_upsert_that_runs_is_ended_after_a_restart() -> None:
@@ -308,11 +321,12 @@ def test_words_that_are_no_cells_are_refused() -> None:
     life = Life()
     life.put([1])
     words = life.kept.sink.take()
-    end = StreamEnd(now=life.now, horizon=0, events_next=1, generation=1)
+    at = words[-1][0] + len(words[-1][1])
+    end = StreamEnd(now=life.now, horizon=0, events_next=1, generation=1, snapshot=0)
     for wrong in (99 | 1 << 16, 2 | 9 << 16, 0, 1 | 5 << 16, 1 | 20 << 16 | -1 << 32):
         fresh = Kept(life.shard.config).shard
         with pytest.raises(ValueError, match="cell"):
-            restore(fresh, [*words, np.array([wrong, 0, 0], np.int64)], end, life.now)
+            restore(fresh, [*words, (at, np.array([wrong, 0, 0], np.int64))], end, life.now)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -374,3 +388,30 @@ def test_a_second_generation_that_goes_on_alone_is_ended_after_a_restart() -> No
     generations, sums = np.ascontiguousarray(rows["generation"]), np.array([9], np.uint64)
     assert not after.put_end(life.now, life.client, digests_of([1]), generations, sums).any()
     assert after.exists(life.now, digests_of([1])).all()
+
+
+def test_what_a_late_writer_may_touch_is_known_after_a_second_restart_as_well() -> None:
+    """Also on a segment whose number another one had before, which readers still used."""
+    life = Life(put_discard_ns=SECOND, put_release_ns=600 * SECOND)
+    life.put([1, 2])
+    life.shard.get(life.now, life.client, digests_of([1, 2]), 300 * SECOND)
+    for name in "ab":
+        life.shard.unmount(life.now, life.client, name.encode() * 16)
+    for _ in range(3):
+        life.shard.tick(life.now)
+    assert not life.shard.segments()
+    for name in "cd":
+        asked = name.encode() * 16, name, 16 * MIB, name
+        assert life.shard.mount(life.now, life.client, *asked)[0] == Status.OK
+    life.begin([3], 12 * MIB)
+    life.now += 2 * SECOND
+    life.shard.evict(life.now, 0.1)  # its time is over; its space waits
+    words = life.kept.sink.take()
+    end = StreamEnd(life.now, life.now + 300 * SECOND, 1, 10, 0)
+    second = Kept(life.shard.config)
+    restore(second.shard, words, end, life.now)
+    third = Kept(life.shard.config).shard
+    restore(third, [*words, *second.sink.take()], end, life.now)
+    waits = resting_of(life.shard, life.now)
+    assert len(waits) == 1
+    assert resting_of(second.shard, life.now) == resting_of(third, life.now) == waits

@@ -127,11 +127,9 @@ class TroubledDisk(Disk):
         self._met("create")
         return super().create(path)
 
-    def writev(self, fd, buffers):
-        self._met("writev")
-        if self.bytes_at_once:
-            buffers = [memoryview(b"".join(buffers))[: self.bytes_at_once]]
-        return super().writev(fd, buffers)
+    def write(self, fd, pages, at):
+        self._met("write")
+        return super().write(fd, pages[: self.bytes_at_once or None], at)
 
     def fdatasync(self, fd):
         self._met("fdatasync")

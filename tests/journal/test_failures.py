@@ -1,6 +1,7 @@
 """Disks that are full, broken, read-only or silent: nothing false is believed, and it mends."""
 
 import errno
+import fcntl
 import logging
 import os
 
@@ -60,7 +61,7 @@ def assert_it_recovers(shard):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("call", ["create", "writev", "fdatasync"])
+@pytest.mark.parametrize("call", ["create", "write", "fdatasync"])
 def test_when_a_call_fails_nothing_is_believed_and_the_shard_goes_on(shard, disk, call, number):
     disk.fails(**{call: number})
     publish_until(shard, lambda: marks(shard) == {"VOID"})
@@ -80,7 +81,7 @@ def test_what_is_void_is_not_believed_by_the_next_run(run, disk):
     shard.keep()
     end = shard.publish(100)
     shard.settle()
-    disk.fails(writev=errno.ENOSPC)
+    disk.fails(write=errno.ENOSPC)
     publish_until(shard, lambda: shard.writer.state == "void")
     assert "No space left on device" in shard.writer.told
     contents = shard.read(shard.ring)
@@ -92,7 +93,7 @@ def test_what_is_void_is_not_believed_by_the_next_run(run, disk):
 
 
 def test_when_the_disk_cannot_even_say_so_changes_are_refused_and_nothing_is_lost(shard, disk):
-    disk.fails(writev=errno.EIO, rename=errno.EROFS)
+    disk.fails(write=errno.EIO, rename=errno.EROFS)
     publish_until(shard, lambda: shard.writer.refusing)
     assert marks(shard) == {"VALID"}
     assert not at(shard.ring, VOID)
@@ -102,7 +103,7 @@ def test_when_the_disk_cannot_even_say_so_changes_are_refused_and_nothing_is_los
     assert covered(contents) == [(1, shard.head)]
     assert contents.complete
     assert "changes are refused" in shard.writer.told
-    disk.fails(writev=errno.EIO)
+    disk.fails(write=errno.EIO)
     until(lambda: not shard.writer.refusing)
     assert marks(shard) == {"VOID"}
     disk.fails()
@@ -119,7 +120,7 @@ def test_a_renaming_that_may_not_be_on_the_disk_is_none(shard, disk):
 
 
 def test_old_files_that_cannot_be_deleted_keep_it_void(shard, disk):
-    disk.fails(writev=errno.EIO, unlink=errno.EIO)
+    disk.fails(write=errno.EIO, unlink=errno.EIO)
     publish_until(shard, lambda: marks(shard) == {"VOID"})
     disk.fails(unlink=errno.EIO)
     tries = disk.calls.count("unlink")
@@ -171,7 +172,7 @@ def test_a_next_run_on_such_a_disk_is_void_too(run, disk):
 
 def test_a_failure_is_told_once_however_often_it_is_tried_again(shard, disk, caplog):
     caplog.set_level(logging.INFO, "mooncake_store.journal")
-    disk.fails(writev=errno.ENOSPC)
+    disk.fails(write=errno.ENOSPC)
     publish_until(shard, lambda: marks(shard) == {"VOID"})
     tries = disk.calls.count("create")
     until(lambda: disk.calls.count("create") > tries + 5)
@@ -188,7 +189,7 @@ def test_a_failure_is_told_once_however_often_it_is_tried_again(shard, disk, cap
 
 
 def test_a_mistake_of_ours_is_heard_and_believed_as_little(shard, disk):
-    disk.failing = {"writev": ValueError("not foreseen")}
+    disk.failing = {"write": ValueError("not foreseen")}
     publish_until(shard, lambda: marks(shard) == {"VOID"})
     assert str(shard.failures[0]) == "not foreseen"
     disk.fails()
@@ -210,7 +211,7 @@ def test_nobody_to_tell_is_no_failure_of_the_disk(run, caplog):
 def test_a_disk_that_hangs_is_given_up_and_used_again_when_it_comes_back(shard, disk, monkeypatch):
     monkeypatch.setattr(writer, "GIVE_UP_S", PATIENCE_S)
     shard.settle()
-    disk.hanging = {"writev"}
+    disk.hanging = {"write"}
     shard.publish(64)
     assert disk.reached.wait(PATIENCE_S)
     assert not shard.writer.make_room(CELLS, 0.01)
@@ -232,7 +233,7 @@ def test_where_the_renaming_hangs_too_changes_are_refused_until_it_is_done(
 ):
     monkeypatch.setattr(writer, "GIVE_UP_S", 0.01)
     shard.settle()
-    disk.hanging = {"writev", "rename"}
+    disk.hanging = {"write", "rename"}
     shard.publish(64)
     assert disk.reached.wait(PATIENCE_S)
     assert not shard.writer.give_up("its files take nothing")
@@ -265,7 +266,7 @@ def test_what_is_being_made_valid_when_it_is_given_up_is_void_in_the_end(run, di
 
 def test_an_orderly_end_does_not_wait_for_a_disk_that_hangs(shard, disk):
     shard.settle()
-    disk.hanging = {"writev"}
+    disk.hanging = {"write"}
     shard.publish(64)
     assert disk.reached.wait(PATIENCE_S)
     assert not shard.writer.close(0.01)
@@ -274,7 +275,7 @@ def test_an_orderly_end_does_not_wait_for_a_disk_that_hangs(shard, disk):
     assert shard.read().complete
 
 
-@pytest.mark.parametrize("failing", [["writev"], ["writev", "rename"]])
+@pytest.mark.parametrize("failing", [["write"], ["write", "rename"]])
 def test_waiting_for_a_disk_to_mend_costs_nothing(run, disk, failing):
     shard = run(disk=disk, retry_s=3600.0)
     shard.keep()
@@ -282,3 +283,26 @@ def test_waiting_for_a_disk_to_mend_costs_nothing(run, disk, failing):
     publish_until(shard, lambda: shard.writer.state in ("void", "refusing"))
     until_idle()
     assert shard.writer.sound
+
+
+@pytest.mark.parametrize("call", ["open", "pwrite"])
+def test_a_file_system_that_only_writes_through_the_page_cache_is_as_good(run, monkeypatch, call):
+    real = getattr(os, call)
+
+    def refusing(first, second, *more, **options):
+        flags = second if call == "open" else fcntl.fcntl(first, fcntl.F_GETFL)
+        if flags & os.O_DIRECT:
+            refused.append(flags)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(first, second, *more, **options)
+
+    refused = []
+    shard = run()
+    monkeypatch.setattr(os, call, refusing)
+    shard.keep()
+    shard.publish(100)
+    shard.close()
+    assert refused
+    contents = shard.read()
+    assert contents.complete
+    assert covered(contents)[-1][1] == shard.head

@@ -10,10 +10,12 @@ import pytest
 
 from mooncake_store.core.ring import HEAD, SNAPSHOT, VOID, WRITTEN
 from mooncake_store.errors import ConfigError
+from mooncake_store.journal import files as journal_files
 from mooncake_store.journal import reading
 from mooncake_store.journal.layout import (
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
+    WORD_BYTES,
     BlockHeader,
     FileHeader,
     facts_of,
@@ -99,11 +101,11 @@ def torn(folder, origin):
         kept.block(count)
         path = kept.next_file()
     kept.block(60)
-    size = path.stat().st_size
+    size = kept.files.size
     begin = at(kept.ring, WRITTEN)
     kept.block(4)
     kept.ring.header[WRITTEN] = begin
-    assert path.stat().st_size == size + BLOCK_BYTES
+    assert kept.files.size == size + BLOCK_BYTES
     return kept, path, size
 
 
@@ -212,12 +214,14 @@ def test_a_run_that_begins_elsewhere_than_at_a_block_is_a_damage(kept):
 def test_a_damaged_block_is_told_and_the_others_are_read(kept):
     path = files_in(kept.folder)[0]
     kept.block(30)
+    places = []
     for place in (BLOCK_HEADER_BYTES + 3, 50):  # the words of one, the header of the other
-        begin, offset = at(kept.ring, WRITTEN), path.stat().st_size
-        end = kept.block(20)
+        begin, offset = at(kept.ring, WRITTEN), kept.files.size
+        places.append((offset, offset + place, begin, kept.block(20)))
         kept.block(10)
+    for offset, damaged, begin, end in places:
         content = bytearray(path.read_bytes())
-        content[offset + place] ^= 0x10
+        content[damaged] ^= 0x10
         path.write_bytes(content)
         contents = kept.read()
         damage = contents.damages[-1]
@@ -225,6 +229,28 @@ def test_a_damaged_block_is_told_and_the_others_are_read(kept):
         assert (damage.first, damage.end) == (begin, end)
     assert len(covered(contents)) == 3
     assert not contents.complete
+
+
+@pytest.mark.parametrize("zeros", [WORD_BYTES, FILE_HEADER_BYTES - WORD_BYTES])
+def test_the_rest_of_a_page_is_no_damage_and_more_zeros_are_what_was_cut_off(kept, zeros):
+    end = kept.block(100)
+    path = files_in(kept.folder)[0]
+    os.truncate(path, kept.files.size + zeros)
+    contents = read_journal(kept.folder, ANOTHER_BOOT, None)
+    assert covered(contents) == [(1, end)]
+    assert contents.torn is None
+    os.truncate(path, kept.files.size + FILE_HEADER_BYTES)
+    contents = read_journal(kept.folder, ANOTHER_BOOT, None)
+    assert covered(contents) == [(1, end)]
+    assert contents.torn is not None
+
+
+def test_blocks_of_any_size_are_read_as_they_were_written(kept, monkeypatch):
+    monkeypatch.setattr(journal_files, "STAGE_BYTES", 2 * FILE_HEADER_BYTES)
+    for count in (1, 400, 496, 511, 512, 1024, 3000, CELLS, 0, 7):
+        end = kept.block(count)
+        assert covered(kept.read()) == [(1, end)]
+        assert kept.read().complete
 
 
 def test_a_missing_file_is_told_wherever_it_was(kept):
@@ -267,7 +293,7 @@ def test_words_in_front_of_the_snapshot_are_not_missed(kept):
 
 def test_files_that_end_before_what_was_noted_have_lost_words(kept):
     kept.block(30)
-    size = files_in(kept.folder)[0].stat().st_size
+    size = kept.files.size
     begin, noted = at(kept.ring, WRITTEN), kept.block(40)
     end = publish(kept.ring, 50)
     os.truncate(files_in(kept.folder)[0], size)
@@ -349,7 +375,7 @@ def test_nothing_of_what_is_void_is_handed_out(kept, how):
 def test_a_block_in_a_name_is_not_taken_for_one(kept):
     kept.block(30)
     path = files_in(kept.folder)[0]
-    offset, begin = path.stat().st_size, at(kept.ring, WRITTEN)
+    offset, begin = kept.files.size, at(kept.ring, WRITTEN)
     forged = BlockHeader(
         0, 1, begin + 1000, 1000, facts_of(kept.ring.header, 1, 0), ORIGIN.boot, 0, False
     )
@@ -393,10 +419,10 @@ class Image:
         self.sizes = {}
         path = files_in(folder)[0]
         for _ in range(3):
-            self.sizes[path.name] = [path.stat().st_size]
+            self.sizes[path.name] = [self.kept.files.size]
             for _ in range(4):
                 self.kept.block(chance.randrange(1, 60))
-                self.sizes[path.name].append(path.stat().st_size)
+                self.sizes[path.name].append(self.kept.files.size)
             path = self.kept.next_file()
         path.unlink()
         self.kept.files.drop()

@@ -1,6 +1,7 @@
 """The writer's thread: all that is published reaches files, and only what is needed stays there."""
 
 import itertools
+import threading
 
 import pytest
 
@@ -40,6 +41,25 @@ def test_what_is_published_can_be_read_after_an_orderly_end(run, level):
     assert contents.same_boot
     assert contents.facts.snapshot == at(shard.ring, SNAPSHOT)
     assert not shard.failures
+
+
+def test_all_that_is_written_is_noted_first_and_on_the_thread_of_the_writer(run):
+    noted = []
+
+    def note(start, stop):
+        written = at(ring, WRITTEN)
+        noted.append((start, stop, written, threading.current_thread().name))
+
+    ring = fresh_ring()
+    shard = run(ring, note=note)
+    shard.keep()
+    for count in range(1, 200):
+        shard.publish(count)
+    shard.settle()
+    starts, stops, written, threads = zip(*noted, strict=True)
+    assert set(threads) == {"mooncake-journal-3"}
+    assert starts == written, "what was noted was in files already"
+    assert (starts[0], *stops) == (*starts, shard.head)
 
 
 def test_blocks_are_whole_however_few_bytes_a_disk_takes_at_a_time(run):
@@ -144,7 +164,7 @@ def test_files_stay_while_the_end_of_their_snapshot_is_not_written(run):
     shard.settle()
     shard.publish(1000)
     shard.settle()
-    disk.hanging = {"writev"}
+    disk.hanging = {"write"}
     shard.snapshot(1000)
     assert disk.reached.wait(PATIENCE_S)
     assert "unlink" not in disk.calls
@@ -223,7 +243,7 @@ def test_room_is_what_files_have_taken(run):
     shard.keep()
     shard.settle()
     assert not shard.writer.make_room(CELLS + 1, PATIENCE_S), "there is never as much"
-    disk.hanging = {"writev"}
+    disk.hanging = {"write"}
     shard.publish(CELLS)
     assert disk.reached.wait(PATIENCE_S)
     assert not shard.writer.make_room(1, 0.01)
@@ -231,17 +251,6 @@ def test_room_is_what_files_have_taken(run):
     disk.released.set()
     assert shard.writer.make_room(CELLS, PATIENCE_S)
     assert at(shard.ring, WRITTEN) == at(shard.ring, HEAD)
-
-
-def test_bytes_are_counted(run):
-    shard = run()
-    shard.keep()
-    before = shard.writer.bytes_written
-    shard.publish(1000)
-    shard.settle()
-    until(lambda: shard.writer.bytes_written >= before + 8000)
-    shard.close()
-    assert shard.writer.bytes_written == sum(path.stat().st_size for path in files_in(shard.folder))
 
 
 def test_a_writer_with_nothing_to_do_costs_nothing(run):

@@ -187,6 +187,13 @@ def vacate(context, row):
 
 
 @njit(**KERNEL)
+def vacate_rows(context, rows):
+    """Make rows empty, whatever they held."""
+    for i in range(rows.shape[0]):
+        vacate(context, rows[i])
+
+
+@njit(**KERNEL)
 def keep_name(context, cells, at, length):
     """Keep a name that stands in cells; returns its reference, 0 where there is no room."""
     words, heads = column(context, NAME_WORDS, INT64), column(context, NAME_HEADS, INT64)
@@ -272,6 +279,22 @@ def read_cells(context, cells, first):
                 rows[row].holders = 0
         at += words
     context[TABLE + ROWS_HIGH] = high
+    return at
+
+
+@njit(**KERNEL)
+def next_told(cells, first, stop):
+    """Return the place of the next cell, from that at `first` on, that is none of a row.
+
+    Or of the first that begins at `stop` or behind it, or of what is no cell, if that comes before;
+    len(cells) where none does. O(cells).
+    """
+    at = first
+    while at < min(stop, cells.shape[0]):
+        words = (cells[at] >> 16) & 0xFFFF
+        if (cells[at] & 0xFF) >= TOLD or words < 1 or at + words > cells.shape[0]:
+            return at
+        at += words
     return at
 
 

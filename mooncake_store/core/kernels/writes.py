@@ -88,11 +88,12 @@ from mooncake_store.core.records import COLD, EVENT, OVERFLOW, ROW
 
 
 @njit(**KERNEL, inline="always")
-def open_row(rows, cold, row, size, now, client, tenant, wanted, tally):
+def open_row(rows, cold, row, size, now, client, tenant, request, wanted, tally):
     """Make a fresh row that of an unfinished put."""
     tally[GENERATION] = (tally[GENERATION] + 1) & 0xFFFFFFFF
     tally[UNFINISHED] += 1
     rows[row].size = size
+    rows[row].checksum = request
     rows[row].lease_end = now
     rows[row].generation = tally[GENERATION]
     rows[row].more = -1
@@ -199,7 +200,20 @@ def enter(context, digests, sizes, lengths, status, found, fresh):
 
 
 @njit(**KERNEL)
-def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, lengths, status, found):
+def claim(
+    context,
+    now,
+    client,
+    tenant,
+    request,
+    wanted,
+    discard_ns,
+    digests,
+    sizes,
+    lengths,
+    status,
+    found,
+):
     """Start puts: missing keys get a row in state WRITING, others an answer that says why not.
 
     status[i] != 0 on entry means refused already. RETRY marks a row whose writer is late, or that
@@ -220,7 +234,7 @@ def claim(context, now, client, tenant, wanted, discard_ns, digests, sizes, leng
         if row < 0:
             status[i] = NO_SPACE
         elif fresh[i]:
-            open_row(rows, cold, row, sizes[i], now, client, tenant, wanted, tally)
+            open_row(rows, cold, row, sizes[i], now, client, tenant, request, wanted, tally)
             marks[marked + claimed] = row
             claimed += 1
         else:
@@ -237,6 +251,7 @@ def start(
     now,
     client,
     tenant,
+    request,
     segment,
     first,
     words,
@@ -283,7 +298,7 @@ def start(
             offsets[left] = offsets[i]
             left += 1
             continue
-        open_row(rows, cold, row, sizes[i], now, client, tenant, 1, tally)
+        open_row(rows, cold, row, sizes[i], now, client, tenant, request, 1, tally)
         set_first(rows, row, segment, offsets[i])
         rows[row].replicas = 1
         total += sizes[i]
@@ -308,7 +323,7 @@ def beside(rows, cold, old, new, sizes, now, who, wanted, tally, tenant_use):
     for i in range(old.shape[0]):
         rows[new[i]].digest_lo = rows[old[i]].digest_lo
         rows[new[i]].digest_hi = rows[old[i]].digest_hi
-        open_row(rows, cold, new[i], sizes[i], now, who[0], who[1], wanted, tally)
+        open_row(rows, cold, new[i], sizes[i], now, who[0], who[1], who[2], wanted, tally)
         rows[new[i]].flags |= UPSERT
         rows[old[i]].flags |= UPSERT
         cold[new[i]].twin = old[i] + 1
