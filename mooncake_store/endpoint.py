@@ -21,6 +21,7 @@ from transfer_engine.errors import ConfigError, InvalidArgumentError
 __all__ = [
     "StoreUrl",
     "host_name",
+    "is_local",
     "is_loopback",
     "read_secret",
     "split_address",
@@ -31,6 +32,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+LOCAL = "mooncake://local"
 PORT_DEFAULT = 50051
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 4096
@@ -91,6 +93,11 @@ def split_url(url: str) -> StoreUrl:
     place = found[1] if _ADDRESS.fullmatch(found[1]) else f"{found[1]}:{PORT_DEFAULT}"
     host, port = split_address(place)
     return StoreUrl(host, port, (found[2] or "").strip("/") or "default")
+
+
+def is_local(url: str) -> bool:
+    """Whether a store URL asks for a pool inside this process."""
+    return url == LOCAL or url.startswith(LOCAL + "/")
 
 
 def split_quota(quota: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.patience import unreachable
-from mooncake_store.client.setup import IDEMPOTENT, Setup
+from mooncake_store.client.setup import Setup, answer_lost, failed
 from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
 from mooncake_store.errors import (
     InvalidArgumentError,
@@ -28,7 +28,7 @@ from mooncake_store.errors import (
 )
 from mooncake_store.wire.cluster import CLUSTER as CLUSTER_SERVICE
 from mooncake_store.wire.cluster import MAP
-from mooncake_store.wire.shard import OPEN, SHARD
+from mooncake_store.wire.shard import OPEN, SHARD, once_more
 from transfer_engine.base import Operation as Direction
 from transfer_engine.outcome import BatchResult
 from transfer_engine.rpc.aio import AsyncConnection
@@ -187,11 +187,10 @@ class AsyncDriver:
             try:
                 return await peer.call(operation, body, until)
             except StoreError as error:
-                lost = type(error) is PeerLostError and operation.name in IDEMPOTENT
-                if not repeated and lost:
-                    repeated = True
+                if not repeated and answer_lost(operation, error):
+                    repeated, body = True, once_more(operation, body)
                 elif not (unreachable(error) and await self._found_again(shard, peer, until)):
-                    return error.again()
+                    return failed(operation, error)
 
     async def _found_again(self, shard: int, peer: _Peer, until: float) -> bool:
         """Whether a service that could not be reached is elsewhere, or may be there by now."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mooncake_store.client.aio_driver import AsyncDriver
 from mooncake_store.client.blocking_life import Life
-from mooncake_store.client.setup import Setup, is_local
+from mooncake_store.client.setup import Setup
+from mooncake_store.endpoint import is_local
 from mooncake_store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class AsyncLife(Life):
             if is_local(self.config.url):
                 from mooncake_store.client.embedded import start_cluster
 
-                self._local = await loop.run_in_executor(None, start_cluster, self._setup)
-                self._setup.engine.close()
-                self._use(Setup(self._local.url, self._settings | {"segment": 0}))
+                self._local, setup = await loop.run_in_executor(
+                    None, start_cluster, self._setup, self._settings
+                )
+                self._use(setup)
                 self._driver = AsyncDriver(self._setup)
             await self._driver.connect()
             if self.config.segment_bytes:

@@ -62,7 +62,8 @@ class Client(BlockingLife):
     `url` names the store; `mooncake://local` starts one inside this process. `settings` are those
     of `ClientConfig` by their names (`secret_file`, `deadline`, `lease_ttl`, `verify`,
     `lease_cache`, `transports`, `segment`, `replicas`, ...) and override file and environment.
-    `segment="1GB"` lends that much memory of this process to the pool.
+    `segment="1GB"` lends that much memory of this process to the pool; `state=DIR` keeps that of
+    `mooncake://local` for the next program (`LocalCluster`).
 
     Raises UnavailableError within `connect_timeout` when nothing answers, RemoteProtocolError
     when something else than a compatible store does.

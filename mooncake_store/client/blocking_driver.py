@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.patience import unreachable
-from mooncake_store.client.setup import CONNECTIONS_MAX, IDEMPOTENT, Setup
+from mooncake_store.client.setup import CONNECTIONS_MAX, Setup, answer_lost, failed
 from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
 from mooncake_store.errors import (
     PeerLostError,
@@ -29,14 +29,13 @@ from mooncake_store.errors import (
 )
 from mooncake_store.wire.cluster import CLUSTER as CLUSTER_SERVICE
 from mooncake_store.wire.cluster import MAP
-from mooncake_store.wire.shard import OPEN, SHARD
+from mooncake_store.wire.shard import OPEN, SHARD, once_more
 from transfer_engine.base import Operation as Direction
 from transfer_engine.outcome import BatchResult
 from transfer_engine.rpc.pool import BlockingPool
 
 if TYPE_CHECKING:
     from transfer_engine.rpc.blocking import BlockingConnection
-    from transfer_engine.wire.registry import Operation
 
 __all__ = ["BlockingDriver"]
 
@@ -158,12 +157,15 @@ class BlockingDriver:
         finally:
             for pool, connection, _ in taken:
                 pool.release(connection)
-        for at, call in enumerate(calls):
-            failed = outcome[at]
-            if isinstance(failed, StoreError) and (
-                unreachable(failed) or self._worth_repeating(call[1], failed)
-            ):
-                outcome[at] = self._one(call, step.until)
+        for at, (shard, operation, body) in enumerate(calls):
+            answer = outcome[at]
+            if unreachable(answer):
+                outcome[at] = self._one(calls[at], step.until)
+            elif answer_lost(operation, answer):
+                again = shard, operation, once_more(operation, body)
+                outcome[at] = self._one(again, step.until)
+            elif isinstance(answer, StoreError):
+                outcome[at] = failed(operation, answer)
         return outcome
 
     def _send(
@@ -217,13 +219,10 @@ class BlockingDriver:
             try:
                 return pool.call(operation, body, timeout_s=until - time.monotonic())
             except StoreError as error:
-                if not repeated and self._worth_repeating(operation, error):
-                    repeated = True
+                if not repeated and answer_lost(operation, error):
+                    repeated, body = True, once_more(operation, body)
                 elif not (unreachable(error) and self._found_again(shard, pool, until)):
-                    return error.again()
-
-    def _worth_repeating(self, operation: Operation[Any, Any], outcome: object) -> bool:
-        return type(outcome) is PeerLostError and operation.name in IDEMPOTENT
+                    return failed(operation, error)
 
     def _found_again(self, shard: int, pool: BlockingPool, until: float) -> bool:
         """Whether a service that could not be reached is elsewhere, or may be there by now."""
@@ -314,7 +313,7 @@ class BlockingDriver:
         """Become a client of its own in a forked child; the parent's is not affected."""
         self._pid = os.getpid()
         self._lock, self._ending = threading.Lock(), threading.Event()
-        self.core.leases.clear()
+        self.core.leases.after_fork()
         self.core.directory.after_fork()
 
     def close(self) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from mooncake_store.client.blocking_driver import BlockingDriver
 from mooncake_store.client.listing import FAREWELL_S, Listing
 from mooncake_store.client.operations import Operations
-from mooncake_store.client.setup import Setup, is_local
+from mooncake_store.client.setup import Setup
+from mooncake_store.endpoint import is_local
 from mooncake_store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ class BlockingLife(Life):
         if is_local(setup.config.url):
             from mooncake_store.client.embedded import start_cluster
 
-            self._local = start_cluster(setup)
-            setup.engine.close()
-            setup = Setup(self._local.url, settings | {"segment": 0})
+            self._local, setup = start_cluster(setup, settings)
         self._use(setup)
         self._driver = BlockingDriver(setup)
         self._run = self._driver.run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
@@ -108,6 +109,8 @@ class Core:
         self.inline_bytes_max = 1 << 62
         # A number that is another one each time, by which equal replicas take turns.
         self.turns = itertools.count()
+        # The numbers of requests that begin puts: whoever sends one again is known by it.
+        self.requests = itertools.count(1 + secrets.randbits(62))
 
     def until(self, options: CallOptions, known: type = CallOptions) -> float:
         """When, by time.monotonic(), an operation that starts now has to end.

@@ -5,29 +5,39 @@ Both live in threads of this process and end with the client. Imported when aske
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mooncake_store.client.setup import Setup
 from mooncake_store.config.settings import WorkerConfig, load
-from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.local_cluster import SEGMENT, LocalCluster
 from mooncake_store.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from mooncake_store.client.setup import Setup
+    from collections.abc import Mapping
 
 __all__ = ["start_cluster", "start_worker"]
 
-_SEGMENT_BYTES = 256 << 20
 
+def start_cluster(setup: Setup, settings: Mapping[str, Any]) -> tuple[LocalCluster, Setup]:
+    """Start the cluster of `mooncake://local`: one shard and one segment, in this process.
 
-def start_cluster(setup: Setup) -> LocalCluster:
-    """Start the cluster of `mooncake://local`: one shard and one segment, in this process."""
+    Returns it, with the setup of its client in place of the one given, which is given up.
+    """
+    config = setup.config
     cluster = LocalCluster(
-        segment=setup.config.segment_bytes or _SEGMENT_BYTES,
+        segment=config.segment_bytes or SEGMENT,
         in_process=True,
         namespace=setup.namespace,
-        worker={"overcommit": setup.config.overcommit},
+        worker={"overcommit": config.overcommit},
+        state=config.state or None,
     )
-    return cluster.start()
+    cluster.start()
+    setup.engine.close()
+    try:
+        return cluster, Setup(cluster.url, {**settings, "segment": 0, "state": ""})
+    except BaseException:
+        cluster.close()
+        raise
 
 
 def start_worker(setup: Setup) -> Worker:

@@ -139,10 +139,15 @@ class Leases:
         return digests, generations
 
     def clear(self) -> None:
-        """Drop everything; in a forked child the leases are the parent's to give back."""
+        """Drop everything, views included: the store has lost what was leased."""
+        with self._lock:
+            self._views = {}
+            self._empty()
+
+    def after_fork(self) -> None:
+        """Drop everything in a forked child: the leases are the parent's to give back."""
         self._lock = threading.Lock()
-        self._views = {}
-        self._empty()
+        self.clear()
 
     def _empty(self) -> None:
         if self._latest:  # else nothing was ever written, and shall not be memory now

@@ -157,7 +157,7 @@ class Listing:
         if not len(digests):
             return
         asked = KeyRequests(core, KeyBatch(Digests(digests), digests), until)
-        yield from asked.ask([], give_back(core, digests, generations))
+        yield from asked.tell(give_back(core, digests, generations))
 
     def figures(self, options: CallOptions) -> Steps[list[ShardFigures]]:
         """Totals of every shard."""

@@ -317,7 +317,7 @@ class Operations:
     def release_many(self, keys: Keys, options: CallOptions) -> Steps[None]:
         """Give leases of ours back, as often as they were granted."""
         asked = self._over(keys, options)
-        yield from asked.ask([], asked.release(asked.good()))
+        yield from asked.tell(asked.release(asked.good()))
 
     def _over(self, keys: Keys, options: CallOptions) -> KeyRequests:
         batch = KeyBatch.of(keys, self.core.identity)

@@ -10,6 +10,7 @@ No I/O, and no lock: threads may share it, and what one of them loses to another
 
 from __future__ import annotations
 
+import math
 import random
 import time
 
@@ -47,4 +48,7 @@ class Patience:
         if since is None:
             since = self._away_since = now
         pause_s = random.uniform(*_PAUSES_S)
-        return pause_s if now + pause_s < min(until, since + RETURN_S) else None
+        if now + pause_s >= since + RETURN_S:
+            self._away_since = -math.inf  # else a shorter pause might fit in once more
+            return None
+        return pause_s if now + pause_s < until else None

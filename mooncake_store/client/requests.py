@@ -134,6 +134,11 @@ class KeyRequests:
                 answers.append((some, call[1].reply.unpack(reply)))
         return answers
 
+    def tell(self, releases: list[Call]) -> Steps[None]:
+        """Give leases back. A store that cannot be reached lets them run out."""
+        if releases:
+            yield Calls(releases, self.until)
+
     def change(
         self, name: str, requests: Sequence[Request], first: Sequence[Call] = ()
     ) -> Steps[BatchResult]:

@@ -11,13 +11,18 @@ import os
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client.core import Core
 from mooncake_store.client.patience import Patience
 from mooncake_store.config.settings import load_client, read_secret, split_url
 from mooncake_store.endpoint import host_name
-from mooncake_store.errors import RemoteProtocolError, UnavailableError
+from mooncake_store.errors import (
+    PeerLostError,
+    RemoteProtocolError,
+    StoreError,
+    UnavailableError,
+)
 from mooncake_store.identity import identity_of
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import MAP, MapRequest
@@ -26,24 +31,39 @@ from transfer_engine.engine import TransferEngine
 from transfer_engine.rpc.address import Address
 from transfer_engine.wire.handshake import Identity
 
-__all__ = ["IDEMPOTENT", "Setup", "is_local", "load_kernels"]
+if TYPE_CHECKING:
+    from transfer_engine.wire.registry import Operation
 
-LOCAL = "mooncake://local"
+__all__ = ["Setup", "answer_lost", "failed", "load_kernels"]
+
 CONNECTIONS_MAX = 64
 """Per shard: one for each thread that asks at the same time."""
 
-# Asked again once when the connection was lost: a second answer means the same as the first.
+# Asked again once when the connection was lost: a second answer means the same as the first. Those
+# that change something are told to have been sent before, where that matters (`once_more`).
+# Not `release`, which would end the lease of another thread, and not `rename`: another object may
+# have the old key by then.
 IDEMPOTENT = frozenset(
     {
         "map", "segments", "status", "get", "exists", "find_prefix", "renew", "list", "stat",
-        "stats", "put_end", "pin", "drain_status", "task", "snapshot", "events",
+        "stats", "put_start", "put_end", "put_revoke", "remove", "remove_replicas", "pin",
+        "drain_status", "task", "snapshot", "events",
     }
 )  # fmt: skip
 
 
-def is_local(url: str) -> bool:
-    """Whether a URL asks for a cluster inside this process."""
-    return url == LOCAL or url.startswith(LOCAL + "/")
+def answer_lost(operation: Operation[Any, Any], outcome: object) -> bool:
+    """Whether a connection was lost with the answer to a request that may be sent again."""
+    return type(outcome) is PeerLostError and operation.name in IDEMPOTENT
+
+
+def failed(operation: Operation[Any, Any], error: StoreError) -> StoreError:
+    """Return what a request failed with for good, to be handed out."""
+    error = error.again()
+    sent = error.operation == operation.name
+    if sent and type(error) is PeerLostError and operation.name not in IDEMPOTENT:
+        error.advice = "nobody knows whether it was done: look, and ask again if it was not"
+    return error
 
 
 @functools.cache
@@ -84,6 +104,7 @@ class Setup:
         self.patience = Patience()
         self._named: tuple[str, bytes] | None = None
         self._life: int | None = None
+        self._master_run = 0
 
     @property
     def identity(self) -> Identity:
@@ -97,7 +118,7 @@ class Setup:
 
     def map_request(self) -> bytes:
         """The request for the map of the cluster."""
-        return MAP.request.pack(MapRequest(self.namespace))
+        return MAP.request.pack(MapRequest(self.namespace, self._master_run))
 
     def open_request(self) -> bytes:
         """The first request on a connection to a shard."""
@@ -134,11 +155,11 @@ class Setup:
         if named != self._named:  # else it stays the same object, which is what is compared
             self.core.identity = identity_of(*named, self.namespace)
             self._named = named
-        if self._life not in (None, found.life):
-            # Its extents, leases and segments are others.
+        if self._life not in (None, found.life) or not found.follows:
+            # Its extents, leases and segments are others, or may be.
             self.core.leases.clear()
             self.core.directory.forget()
-        self._life = found.life
+        self._life, self._master_run = found.life, found.run
         addresses = [Address.parse(shard) for shard in found.shards]
         if addresses == former:
             return None

@@ -136,7 +136,7 @@ def put_one(
     if digest is None:
         return None
     shard, size = core.shard_of(digest), memory[1]
-    request = requests.pack(digest, name_of(key), size, patience_ms(until))
+    request = requests.pack(digest, name_of(key), size, patience_ms(until), next(core.requests))
     body = yield from fetch(shard, PUT_START, request, until)
     check_named(core, identity)
     fields, outcome = PUT_STARTED_ONE.match(body), None

@@ -204,4 +204,4 @@ class Viewing:
     def _give_back(self, generation: int) -> Steps[None]:
         core = self.core
         asked = KeyRequests(core, self._keys, time.monotonic() + core.config.deadline_s)
-        yield from asked.ask([], give_back(core, self._keys.digests, np.array([generation])))
+        yield from asked.tell(give_back(core, self._keys.digests, np.array([generation])))

@@ -269,6 +269,7 @@ class Putting(KeyTransfers):
                 until = min(until, time.monotonic() + self._pause_s)
             fields |= {
                 "wait_ms": patience_ms(until),
+                "number": lambda _: next(self.core.requests),
                 "digests": self.keys.digests,
                 "sizes": self.memory.sizes,
                 "names": self.keys.names,

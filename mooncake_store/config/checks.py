@@ -6,11 +6,11 @@ Each raises Contradiction, which names the settings for the loader. O(length of 
 from __future__ import annotations
 
 from mooncake_store.config.setting import Contradiction
-from mooncake_store.endpoint import split_quota
+from mooncake_store.endpoint import LOCAL, is_local, split_quota
 from mooncake_store.units import MIB
 from transfer_engine.errors import ConfigError
 
-__all__ = ["check_list", "check_memory", "check_quotas"]
+__all__ = ["check_kept_pool", "check_list", "check_memory", "check_quotas"]
 
 QUOTAS_MAX = 64
 """Namespaces with a quota: a shard tells the eviction order of each of every use of an object."""
@@ -31,6 +31,17 @@ def check_memory(table: str, memory: str) -> None:
         raise Contradiction(
             f"{table}.memory must be auto, anonymous or the whole path of a folder, not {memory!r}",
             "memory",
+        )
+
+
+def check_kept_pool(table: str, state: str, url: str) -> None:
+    """Refuse to keep a pool that is not the client's own."""
+    if state and not is_local(url):
+        raise Contradiction(
+            f"{table}.state keeps the pool of {LOCAL}, and {url} is another one, which its master "
+            "keeps",
+            "state",
+            "url",
         )
 
 

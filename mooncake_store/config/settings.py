@@ -23,7 +23,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from msgspec import Meta
 
 from eviction.registry import STORE_POLICIES, check_store_policy
-from mooncake_store.config.checks import check_list, check_memory, check_quotas
+from mooncake_store.config.checks import (
+    check_kept_pool,
+    check_list,
+    check_memory,
+    check_quotas,
+)
 from mooncake_store.config.loading import (
     CLIENT_ARGUMENT,
     COMMAND_LINE,
@@ -463,6 +468,13 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = 0
     overcommit: Overcommit = False
+    state: Annotated[
+        str,
+        Meta(
+            description="Directory that keeps the pool of mooncake://local for the next program. "
+            "Empty: the pool ends with this one."
+        ),
+    ] = ""
     replicas: Annotated[
         int,
         Meta(ge=1, le=16, description="Copies of an object that a put asks for."),
@@ -481,6 +493,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             raise Contradiction(f"client.url: {error.what}", "url") from None
         if 0 < self.segment_bytes < MIB:
             raise Contradiction("client.segment must be 0 or at least 1MiB", "segment")
+        check_kept_pool(self.table, self.state, self.url)
         check_list(self.table, "transports", self.transports)
         _check_order(self, "connect_timeout", "deadline", "", strict=False)
 

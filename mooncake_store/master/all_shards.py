@@ -7,7 +7,7 @@ link. Cost: one round trip.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from mooncake_store.core.records import SegmentState
 from mooncake_store.master.shard_link import slice_of
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from transfer_engine.wire.cold import Cold
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["AllShards", "refusal", "state_of"]
+__all__ = ["AllShards", "numbers_in", "refusal", "state_of", "states_in"]
 
+Slices: TypeAlias = tuple[tuple[int, int, int], ...]
+"""What a shard has not forgotten: (number, used bytes, core `SegmentState`) each."""
 _UNFINISHED_FIRST = (
     SegmentState.ABSENT,
     SegmentState.SUSPECT,
@@ -43,6 +45,20 @@ def refusal(replies: Iterable[wire.SliceReply]) -> int:
     return next((reply.status for reply in replies if reply.status), 0)
 
 
+def numbers_in(told: Iterable[Slices]) -> set[int]:
+    """Return the segments that any shard speaks of."""
+    return {number for slices in told for number, _, _ in slices}
+
+
+def states_in(told: Iterable[Slices]) -> dict[int, list[int]]:
+    """Return in what states the slices of each segment are; those that are gone are left out."""
+    states: dict[int, list[int]] = {}
+    for number, _, state in (found for slices in told for found in slices):
+        if state != SegmentState.GONE:
+            states.setdefault(number, []).append(state)
+    return states
+
+
 class AllShards:
     """The links to all shards, in slot order."""
 
@@ -59,8 +75,8 @@ class AllShards:
             *(link.ask(operation, request_to(i)) for i, link in enumerate(self._links))
         )
 
-    async def slices(self) -> list[tuple[tuple[int, int, int], ...]]:
-        """Return what each shard has not forgotten: (number, used bytes, core `SegmentState`)."""
+    async def slices(self) -> list[Slices]:
+        """Return what each shard has not forgotten."""
         replies = await self._ask(wire.SLICES, lambda _: wire.SlicesRequest())
         return [reply.slices for reply in replies]
 

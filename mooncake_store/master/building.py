@@ -35,7 +35,7 @@ __all__ = [
     "fail_with",
     "liveness_times",
     "load_kernels",
-    "open_keeper",
+    "open_service",
     "server_limits",
     "shard_config",
     "shard_limits",
@@ -82,7 +82,23 @@ def liveness_times(config: MasterConfig) -> LivenessTimes:
     )
 
 
-async def open_keeper(
+async def open_service(
+    config: MasterConfig, place: ShardPlace, clock: Clock, folder: Path | None, cluster: str
+) -> ShardService:
+    """Return the service of a shard with what is kept of it in the folder of the state, if any.
+
+    Where that fails nothing stays open.
+    """
+    keeper = await _open_keeper(config, place, clock, folder, cluster)
+    try:
+        return build_service(config, place, clock, keeper)
+    except BaseException:
+        if keeper is not None:
+            await asyncio.to_thread(keeper.close)
+        raise
+
+
+async def _open_keeper(
     config: MasterConfig, place: ShardPlace, clock: Clock, folder: Path | None, cluster: str
 ) -> Keeper | None:
     """Return who keeps a shard in the folder of the state, None where nothing is to be kept.

@@ -19,34 +19,33 @@ import asyncio
 import contextlib
 import logging
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_store.core.records import SegmentState, Status
-from mooncake_store.identity import secret_of
-from mooncake_store.master.all_shards import AllShards, refusal, state_of
+from mooncake_store.master.all_shards import AllShards, numbers_in, refusal, state_of, states_in
 from mooncake_store.master.doors import doors_of, reachable
+from mooncake_store.master.lineage import Lineage
+from mooncake_store.master.overview import Overview
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.roster import LentSegment, LentWorker, Roster
 from mooncake_store.program.logs import StateLog
 from mooncake_store.units import MILLISECOND_NS, SECOND_NS
 from mooncake_store.wire import cluster as wire
-from transfer_engine.errors import AuthError, UnavailableError
-from transfer_engine.rpc.address import Address
+from transfer_engine.errors import AuthError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from mooncake_store.clock import Clock
     from mooncake_store.master.liveness import Liveness
+    from mooncake_store.master.overview import ClusterFacts
     from mooncake_store.master.shard_link import ShardLink
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
 
-__all__ = ["Cluster", "ClusterFacts"]
+__all__ = ["Cluster"]
 
 log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 NAME_CHARS_MAX = 128
@@ -54,27 +53,8 @@ SWEEP_S = 0.05
 READERS_NS = 2 * SECOND_NS
 """A shard sweeps three million rows in that time, on a machine that is not busy."""
 DRAIN_POLL_S = 0.02
-WILDCARDS = ("0.0.0.0", "::")
+AGREE_S = 1.0
 _CHANGES = frozenset((wire.MOUNT.opcode, wire.UNMOUNT.opcode, wire.DRAIN.opcode))
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterFacts:
-    """What stays the same as long as the master runs."""
-
-    cluster: str
-    epoch: int
-    version: str
-    shards: tuple[Address, ...]
-    liveness: Address
-    ping_interval_ms: int
-    client_ttl_ms: int
-    identity: str
-    """How keys become digests: one of `identity.KINDS`."""
-    secret: bytes
-    """From which that of each namespace is made."""
-    life: int
-    """Which life of the shards' contents this is."""
 
 
 class Cluster:
@@ -83,21 +63,23 @@ class Cluster:
     def __init__(self, clock: Clock) -> None:
         self._now = clock.now_ns
         self._started_ns = clock.now_ns()
-        self._facts: ClusterFacts | None = None
+        self._overview: Overview | None = None
         self._shards = AllShards()
         self._liveness: Liveness | None = None
         self._roster = Roster()
         self._file = RegisterFile()
         self._life = 0
+        self._lineage = Lineage()
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        self._agreeing: asyncio.Task[None] | None = None
         self._states = StateLog(log)
         self._handlers: dict[int, Callable[[Connection, Any], Any]] = {
-            wire.MAP.opcode: self._map,
-            wire.MOUNT.opcode: lambda _, request: self._apart(self._mount(request)),
+            wire.MAP.opcode: lambda *asked: self._known.cluster_map(*asked),
+            wire.MOUNT.opcode: lambda _, request: self._begin_mount(request),
             wire.UNMOUNT.opcode: lambda _, request: self._apart(self._unmount(request)),
-            wire.SEGMENTS.opcode: self._list_segments,
+            wire.SEGMENTS.opcode: lambda _, request: self._known.list_segments(request),
             wire.STATUS.opcode: self._status,
             wire.DRAIN.opcode: lambda _, request: self._apart(self._drain(request)),
             wire.DRAIN_STATUS.opcode: self._drain_status,
@@ -105,15 +87,18 @@ class Cluster:
 
     # -- life
 
-    def recall(self, file: RegisterFile) -> int | None:
+    def recall(self, file: RegisterFile, found: str = "", place: str = "") -> int | None:
         """Begin with what the run before wrote down, if it did, and write changes there.
 
+        `found` tells the directory from a copy as the run before left it, `place` as it is now.
         Returns the life that it is about. Raises ConfigError for what cannot be read or is not
         understood.
         """
         self._file, registers = file, file.read()
+        self._lineage = Lineage(place)
         if registers is None:
             return None
+        self._lineage.go_on(registers, found)
         self._roster.restore(registers)
         self._life = registers.life
         return registers.life
@@ -127,28 +112,36 @@ class Cluster:
     ) -> None:
         """Agree with the shards, which are up, and answer requests from then on.
 
-        Workers of the run before are alive, and watched, from now. Raises UnavailableError where
-        what there is cannot be written down: others would hear of a life that the next run forgets.
+        Workers of the run before are alive, and watched, from now; nothing new is put with them
+        until they have mounted. Raises UnavailableError where what there is cannot be written down:
+        others would hear of a life, or a run, that the next run forgets.
         """
-        roster = self._roster
+        roster, lineage = self._roster, self._lineage
         if facts.life != self._life:
             roster.forget()  # it was lent to other contents; whoever lent it mounts again
+            lineage.begin_anew()
+        if lineage.moved:
+            log.warning(
+                "the state directory is not where it was written, or was put back: it may be older "
+                "than what its workers hold, so nothing is read there until they have mounted"
+            )
         self._shards, self._liveness, self._life = AllShards(links), liveness, facts.life
         await self.reconcile()
         for worker in list(roster.workers.values()):
             if not worker.numbers:
                 del roster.workers[worker.uuid]
         await self._keep()
-        self._facts = facts
+        self._overview = Overview(facts, lineage, roster, self._shards, liveness)
         for worker in roster.workers.values():
             specs = [roster.segments[number].spec for number in sorted(worker.numbers)]
             self._watch(worker, specs)
 
     async def stop(self) -> None:
         """Give up what is under way. Idempotent."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:  # one that fails meanwhile asks for another
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._file.settle()
 
     # -- requests
@@ -163,7 +156,7 @@ class Cluster:
                 operation=operation.name,
                 advice="connect with the shared secret itself to change the cluster",
             )
-        if self._facts is None and frame.opcode != wire.STATUS.opcode:
+        if self._overview is None and frame.opcode != wire.STATUS.opcode:
             raise UnavailableError("the master is starting", advice="try again in a second")
         answer = self._handlers[frame.opcode](connection, request)
         if asyncio.iscoroutine(answer):
@@ -172,90 +165,17 @@ class Cluster:
         return body
 
     @property
-    def _known(self) -> tuple[ClusterFacts, Liveness]:
-        assert self._facts is not None
-        assert self._liveness is not None
-        return self._facts, self._liveness
-
-    def _map(self, connection: Connection, request: wire.MapRequest) -> wire.ClusterMap:
-        facts, _ = self._known
-
-        def reachable(address: Address) -> str:
-            # Bound to every address of the machine: name the one this peer came to.
-            if address.host not in WILDCARDS:
-                return str(address)
-            local = connection._transport.get_extra_info("sockname")[0]
-            return str(Address(local, address.port))
-
-        return wire.ClusterMap(
-            facts.cluster,
-            facts.epoch,
-            tuple(reachable(shard) for shard in facts.shards),
-            reachable(facts.liveness),
-            facts.ping_interval_ms,
-            facts.client_ttl_ms,
-            facts.identity,
-            secret_of(facts.secret, request.namespace) if request.namespace else b"",
-            facts.life,
-        )
-
-    async def _list_segments(
-        self, connection: Connection, request: wire.SegmentsRequest
-    ) -> wire.SegmentsReply:
-        if request.numbers:
-            # The way of a get: answered from what is here, without asking the shards.
-            known = self._roster.segments
-            chosen = [known[number] for number in request.numbers if number in known]
-            return wire.SegmentsReply(tuple(self._entry(segment) for segment in chosen))
-        return wire.SegmentsReply(await self._entries())
-
-    async def _entries(self) -> tuple[wire.SegmentEntry, ...]:
-        used: dict[int, int] = {}
-        told = await self._shards.slices()
-        for number, nbytes, _state in (found for slices in told for found in slices):
-            used[number] = used.get(number, 0) + nbytes
-        segments = sorted(self._roster.segments.values(), key=lambda s: s.number)
-        return tuple(self._entry(s, used.get(s.number, 0)) for s in segments)
-
-    def _entry(self, segment: LentSegment, used: int = 0) -> wire.SegmentEntry:
-        spec, worker = segment.spec, segment.worker
-        return wire.SegmentEntry(
-            segment.number,
-            spec.uuid,
-            spec.name,
-            worker.host,
-            spec.nbytes,
-            int(segment.state),
-            spec.descriptor,
-            used,
-            worker.name,
-        )
+    def _known(self) -> Overview:
+        assert self._overview is not None
+        return self._overview
 
     async def _status(
         self, connection: Connection, request: wire.StatusRequest
     ) -> wire.ClusterStatus:
         uptime_ms = (self._now() - self._started_ns) // MILLISECOND_NS
-        if self._facts is None:
+        if self._overview is None:
             return wire.ClusterStatus(False, "", os.getpid(), uptime_ms, (), (), ())
-        facts, liveness = self._known
-        return wire.ClusterStatus(
-            any(s.state == SegmentState.OK for s in self._roster.segments.values()),
-            facts.version,
-            os.getpid(),
-            uptime_ms,
-            self._map(connection, wire.MapRequest()).shards,
-            tuple(
-                wire.WorkerEntry(
-                    worker.name,
-                    worker.host,
-                    worker.state,
-                    liveness.silent_ns(worker.uuid) // MILLISECOND_NS,
-                    tuple(sorted(worker.numbers)),
-                )
-                for worker in self._roster.workers.values()
-            ),
-            await self._entries(),
-        )
+        return await self._overview.status(connection, uptime_ms)
 
     # -- changes
 
@@ -273,11 +193,24 @@ class Cluster:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a change of the cluster failed: %s", task.exception())
+            # Some shards may have heard of it, and others not.
+            idle = self._agreeing is None or self._agreeing.done()
+            if idle and isinstance(task.exception(), StoreError):
+                self._agreeing = self._spawn(self.reconcile(AGREE_S))
 
     async def _keep(self) -> None:
         """Write down what there is now. Raises UnavailableError where that cannot be done."""
         if self._file.keeps:
-            await self._file.keep(self._roster.registers(self._life))
+            await self._file.keep(self._roster.registers(self._life, self._lineage))
+
+    def _begin_mount(self, request: wire.Mount) -> Awaitable[wire.Mounted]:
+        if request.run not in (0, self._lineage.run):
+            raise UnavailableError(
+                f"the master was started again before worker {request.name} mounted",
+                operation="mount",
+                advice="ask for its map again",
+            )
+        return self._apart(self._mount(request))
 
     async def _mount(self, request: wire.Mount) -> wire.Mounted:
         if len(request.uuid) != 16 or not 0 < len(request.name) <= NAME_CHARS_MAX:
@@ -287,16 +220,24 @@ class Cluster:
             worker = workers.get(request.uuid)
             if worker is not None and worker.epoch > request.epoch:
                 return _refused(request, Status.ILLEGAL_CLIENT)
+            if request.disowned:
+                log.warning(
+                    "worker %s was mounted last in the run %016x, from which this state does not "
+                    "come: it is older than that worker's memory, so what it says of it goes",
+                    request.name,
+                    request.disowned,
+                )
             if worker is not None and worker.epoch < request.epoch:
                 await self._replace_run(worker, request)
-            elif worker is not None and worker.state != "alive":
+            elif worker is not None and not (worker.met and worker.state == "alive"):
                 await self._resume_run(worker, request)
             if worker is None:
                 worker = LentWorker(request.uuid, request.epoch, request.name, request.host)
             worker.name, worker.host, worker.keeps = request.name, request.host, request.keeps
             try:
                 results = await self._mount_all(worker, request.segments)
-                worker.state = "alive"  # not before: who sees it alive counts on its memory
+                # Not before: who sees it alive counts on its memory.
+                worker.state, worker.met = "alive", True
             finally:
                 if worker.numbers or not request.segments:
                     workers[worker.uuid] = worker
@@ -312,7 +253,7 @@ class Cluster:
     def _watch(self, worker: LentWorker, specs: Sequence[wire.SegmentSpec]) -> None:
         """Count a worker as alive from now on."""
         doors = doors_of(specs)
-        self._known[1].watch(worker.uuid, worker.epoch, doors, keeps=worker.keeps)
+        self._known.liveness.watch(worker.uuid, worker.epoch, doors, keeps=worker.keeps)
         numbers = ", ".join(map(str, sorted(worker.numbers)))
         self._states.change(f"worker {worker.name}", "alive", f"segments {numbers}")
 
@@ -397,10 +338,10 @@ class Cluster:
         while leaving:
             await asyncio.sleep(SWEEP_S)
             asked = set(leaving)
-            leaving -= asked - _numbers(await self._shards.slices())
+            leaving -= asked - numbers_in(await self._shards.slices())
 
-    async def reconcile(self) -> None:
-        """Agree with the shards on what there is, when some of them were started again.
+    async def reconcile(self, after_s: float = 0.0) -> None:
+        """Agree with the shards on what there is, when some of them may not have heard of it.
 
         A segment that not all of them have is of no use any more, and of what only shards know
         nobody here knows whose it is: both go.
@@ -408,14 +349,11 @@ class Cluster:
         roster, liveness = self._roster, self._liveness
         if liveness is None:
             return  # `begin` does it when all are up
+        await asyncio.sleep(after_s)
         async with self._lock:
             told = await self._shards.slices()
-            strange = _numbers(told) - roster.segments.keys()
-            states: dict[int, list[int]] = {}
-            for number, _, state in (found for slices in told for found in slices):
-                if state != SegmentState.GONE:
-                    states.setdefault(number, []).append(state)
-            lost = []
+            strange = numbers_in(told) - roster.segments.keys()
+            states, lost = states_in(told), []
             for number, segment in sorted(roster.segments.items()):
                 there = states.get(number, [])
                 gone = len(there) < len(told) or segment.worker.state == "gone"
@@ -440,6 +378,10 @@ class Cluster:
             await self._shards.tell(segment.number, "drain")
         elif states == {SegmentState.DRAINED}:
             segment.state = SegmentState.DRAINED
+        if not segment.worker.met:
+            # It may be lent to another line of this cluster by now, so nothing is put there.
+            hidden = self._lineage.moved or SegmentState.ABSENT in states
+            await self._turn(segment.number, "absent" if hidden else "suspect")
         elif segment.worker.state in ("suspect", "absent"):
             await self._turn(segment.number, segment.worker.state)
 
@@ -464,7 +406,7 @@ class Cluster:
             busy_ms = await self._take_away(left)
             if not worker.numbers and self._roster.workers.get(worker.uuid) is worker:
                 del self._roster.workers[worker.uuid]
-                self._known[1].forget(worker.uuid)
+                self._known.liveness.forget(worker.uuid)
                 self._states.change(f"worker {worker.name}", "left")
                 self._states.forget(f"worker {worker.name}")
         if busy_ms:
@@ -520,7 +462,7 @@ class Cluster:
             if worker is None or worker.epoch != epoch or worker.state == "gone":
                 return
             last = state in ("gone", "ended")
-            if self._known[1].state(uuid, epoch) != ("" if last else state):
+            if self._known.liveness.state(uuid, epoch) != ("" if last else state):
                 return  # it was heard of meanwhile, by a ping that is told as well or a mount
             why = self._why(worker, state)
             worker.state = "gone" if last else state
@@ -529,12 +471,14 @@ class Cluster:
             if last:
                 await self._take_away(worker.numbers)
                 return
+            if not worker.met and state != "absent":
+                return  # nothing new is put there, and only its mount may show what is there
             for number in sorted(worker.numbers):
                 await self._turn(number, "ok" if state == "alive" else state)
 
     def _why(self, worker: LentWorker, state: str) -> str:
         """Say for the log what made a worker become what it is."""
-        facts, liveness = self._known
+        facts, liveness = self._known.facts, self._known.liveness
         silence = f"silent for {facts.client_ttl_ms} ms"
         if state == "absent":
             silent_ms = liveness.silent_ns(worker.uuid) // MILLISECOND_NS
@@ -582,11 +526,6 @@ class Cluster:
 async def _packed(operation: Any, answer: Awaitable[Any]) -> bytes:
     body: bytes = operation.reply.pack(await answer)
     return body
-
-
-def _numbers(told: Iterable[Iterable[tuple[int, int, int]]]) -> set[int]:
-    """The segments that any shard speaks of."""
-    return {number for slices in told for number, _, _ in slices}
 
 
 def _refused(request: wire.Mount, status: Status) -> wire.Mounted:

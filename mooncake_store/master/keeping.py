@@ -6,15 +6,14 @@
 
 One process at a time: a lock that the system releases holds the folder, for a moment also against
 the process that is just ending. What cannot be read is refused with one sentence and left as it is.
-What can be read, but is not whole or of another boot of this host, is not used: nobody could say
-what was removed meanwhile, or whose the memory is that objects lay in. That is told, with what it
-cost.
+What can be read, but is of another boot of this host, is not used: nobody could say whose the
+memory is that objects lay in. Of what is not whole that is used of which `losses` knows that it is
+true, and nothing where that is not known. All of it is told, with what it cost.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import secrets
@@ -24,28 +23,34 @@ from typing import TYPE_CHECKING
 from mooncake_store.core import ring as words
 from mooncake_store.core.restore import Restored, StreamEnd, restore
 from mooncake_store.core.shard import Shard
+from mooncake_store.journal.ending import remove_ending
 from mooncake_store.journal.origin import signed
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
-from transfer_engine.errors import ConfigError, UnavailableError
+from mooncake_store.master.losses import Left, Noter, judge, runs_of
+from mooncake_store.program.locks import lock_file
+from transfer_engine import forking
+from transfer_engine.errors import ConfigError, StoreError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Self
 
+    from mooncake_store.core.last_cells import Run
     from mooncake_store.core.options import ShardConfig
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.reading import Contents
     from mooncake_store.journal.writer import Level
+    from mooncake_store.master.losses import Judgement
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "take_lock"]
 
 log = logging.getLogger(__name__)
 
 LOCK_S = 10.0
 """How long the process before may take to end."""
-LOCK_RETRY_S = 0.02
 ROOM_S = 2.0
 """How long everything waits for a disk, when as much as the ring holds waits for it."""
 SYNC_S = 5.0
@@ -66,6 +71,7 @@ class Keeper:
         origin: Origin,
         level: Level,
         lock: int,
+        noter: Noter,
         *,
         believed: bool,
     ) -> None:
@@ -74,8 +80,11 @@ class Keeper:
         """Whether this shard goes on where the one before it ended."""
         self.syncs = level == "synced"
         self._ring = ring
+        self._noter = noter
+        self._folder = folder
         self._origin = origin
         self._lock = lock
+        forking.register(self)
         self._waiting: dict[asyncio.Future[None], int] = {}  # with the positions they wait for
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = JournalWriter(
@@ -86,6 +95,7 @@ class Keeper:
             believed=believed,
             failed=self._heard,
             on_synced=self._moved,
+            note=noter.note,
         )
         self._writer.start()
         self.shard = Shard(limits, ring.ring, _Outlet(self._writer))
@@ -100,7 +110,7 @@ class Keeper:
         """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = _take_lock(folder)
+            lock = take_lock(folder)
         except OSError as error:
             raise ConfigError(
                 f"the state directory {folder} cannot be used: {error.strerror or error}",
@@ -113,6 +123,44 @@ class Keeper:
             raise
 
     @classmethod
+    def write(
+        cls,
+        limits: ShardConfig,
+        origin: Origin,
+        folder: Path,
+        fill: Callable[[Shard], object],
+        timeout_s: float,
+    ) -> None:
+        """Make a folder with the whole journal of a shard as `fill` leaves it, ended in good order.
+
+        Raises StoreError where the disk does not take it in time, OSError, and what `fill` raises;
+        the folder is of no use then.
+        """
+        folder.mkdir(mode=0o700)
+        lock = take_lock(folder)
+        try:
+            ring = RingFile.create(folder, origin, events=limits.events_kept)
+            noter = Noter.beginning(ring, origin, limits.objects_max, None, [], None)
+            keeper = cls(limits, ring, folder, origin, "written", lock, noter, believed=False)
+        except BaseException:
+            os.close(lock)
+            raise
+        try:
+            fill(keeper.shard)
+            keeper._settle(timeout_s)
+        except BaseException:
+            keeper._writer.close(STOP_S)
+            noter.close()
+            os.close(lock)
+            raise
+        keeper.close()
+        if keeper._writer.state != "kept":
+            raise StoreError(
+                f"the journal in {folder} cannot be written: {keeper.state}",
+                advice="make room on that disk",
+            )
+
+    @classmethod
     def _read(
         cls,
         limits: ShardConfig,
@@ -123,28 +171,40 @@ class Keeper:
         lock: int,
     ) -> Self:
         began = time.monotonic()
-        found, why = RingFile.find(folder, origin)
-        contents = read_journal(folder, origin, None if found is None else found.ring)
-        lost = contents.unusable
-        kept = not lost and contents.facts is not None
-        if lost:
-            log.error("shard %d begins with nothing: %s (%s)", origin.shard, lost, why or folder)
-        ring = found if kept else None
-        if ring is None or len(ring.ring.events) != max(1, limits.events_kept):
-            facts = contents.facts
+        left = Left.find(folder, origin)
+        contents = read_journal(folder, origin, left.ring)
+        judgement = judge(contents, left.noted)
+        kept = not judgement.unusable and contents.facts is not None
+        runs = runs_of(contents) if kept else []
+        if judgement.unusable:
+            told = judgement.unusable, left.why or folder
+            log.error("shard %d begins with nothing: %s (%s)", origin.shard, *told)
+        ring, rows = left.file if kept else None, left.rows
+        made = ring is None or len(ring.ring.events) != max(1, limits.events_kept)
+        if made:
+            if rows is not None:
+                rows.close()  # it is about the ring that goes
+                rows = None
             ring = RingFile.create(
                 folder,
                 origin,
                 events=limits.events_kept,
                 position=max(1, contents.end),
-                snapshot=facts.snapshot if kept and facts is not None else 0,
+                snapshot=contents.facts.snapshot if kept and contents.facts is not None else 0,
             )
+        remove_ending(folder)
+        assert ring is not None
+        if made or judgement.damage is not None:  # followers cannot go on where they were
             ring.ring.header[words.STREAM] = signed(secrets.randbits(64))
-        keeper = cls(limits, ring, folder, origin, level, lock, believed=kept)
+        row_count, damage = limits.objects_max, judgement.damage
+        noter = Noter.beginning(ring, origin, row_count, rows, runs, damage)
+        keeper = cls(limits, ring, folder, origin, level, lock, noter, believed=kept)
         if not kept:
             keeper._settle()
         else:
-            keeper._restore(contents, now)
+            keeper._restore(contents, runs, judgement, now)
+            if made and left.file is not None:  # it had words that are in no file
+                keeper.shard.journal.expect_snapshot()
             log.info(
                 "shard %d knows %d objects of %d bytes again after %.2f s",
                 origin.shard,
@@ -154,30 +214,36 @@ class Keeper:
             )
         return keeper
 
-    def _restore(self, contents: Contents, now: int) -> None:
-        facts = contents.facts
+    def _restore(self, contents: Contents, runs: list[Run], judgement: Judgement, now: int) -> None:
+        facts, shard = contents.facts, self._origin.shard
         assert facts is not None
-        runs = [
-            run
-            for run, position in zip(contents.runs, contents.positions, strict=True)
-            if position + len(run) > facts.snapshot
-        ]
-        end = StreamEnd(facts.now, facts.horizon, facts.events_next, facts.generation)
+        end = StreamEnd(
+            facts.now, facts.horizon, facts.events_next, facts.generation, facts.snapshot
+        )
         try:
-            self.restored = restore(self.shard, runs, end, now)
+            self.restored = restore(self.shard, runs, end, now, judgement.damage)
         except ValueError as error:
             self._writer.close(STOP_S)
             raise ConfigError(
-                f"the journal of shard {self._origin.shard} cannot be understood: {error}",
+                f"the journal of shard {shard} cannot be understood: {error}",
                 advice="use the version that wrote it, or move it away to begin anew",
             ) from error
+        if judgement.damage is not None:
+            self.shard.journal.expect_snapshot()  # then nobody needs what is damaged
+            log.error(
+                "shard %d has lost %d objects, unfinished ones included, and knows %d: %s",
+                shard,
+                self.restored.lost + self.restored.dropped,
+                self.restored.objects,
+                judgement.told,
+            )
 
-    def _settle(self) -> None:
+    def _settle(self, timeout_s: float = SETTLE_S) -> None:
         """Have a whole snapshot in the files where one is still to come, or nothing is believed.
 
         For moments when the shard answers nobody.
         """
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + timeout_s
         while self._writer.state == "renewing" and time.monotonic() < deadline:
             if self._writer.wants_snapshot:
                 self.shard.journal.step()
@@ -253,8 +319,17 @@ class Keeper:
         lock, self._lock = self._lock, -1
         if lock >= 0:
             self._settle()
-            if self._writer.close(STOP_S) and self._writer.state == "kept":
-                self._ring.unlink()  # all of it is in files
+            if self._writer.close(STOP_S):
+                if self._writer.state == "kept":
+                    self._noter.leave(self._folder, self._origin)
+                    self._ring.unlink()  # all of it is in files
+                self._noter.close()
+            os.close(lock)
+
+    def after_fork(self) -> None:
+        """Hold nothing in a forked child: the shard is the parent's."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
             os.close(lock)
 
 
@@ -279,19 +354,15 @@ class _Outlet:
         )
 
 
-def _take_lock(folder: Path) -> int:
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(lock)
-                raise ConfigError(
-                    f"the process that used {folder} before has not ended",
-                    advice="see what it does; end it if it hangs",
-                ) from None
-            time.sleep(LOCK_RETRY_S)
-        else:
-            return lock
+def take_lock(folder: Path) -> int:
+    """Return a lock on the folder of a shard, which the process before may give up only now.
+
+    Raises ConfigError for one that does not, OSError.
+    """
+    try:
+        return lock_file(folder / "lock", LOCK_S)
+    except BlockingIOError:
+        raise ConfigError(
+            f"the process that used {folder} before has not ended",
+            advice="see what it does; end it if it hangs",
+        ) from None

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from mooncake_store.journal.layout import journal_names
 from mooncake_store.journal.origin import Origin
 from mooncake_store.journal.reading import read_journal
-from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.master.kept_files import unusable
+from mooncake_store.master.losses import Left, judge
 from mooncake_store.master.state_directory import read_kept
 from transfer_engine.errors import ConfigError
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mooncake_store.journal.reading import Contents
+    from mooncake_store.master.losses import Judgement
     from mooncake_store.master.state_directory import Kept
 
 __all__ = ["KeptJournals", "Seen"]
@@ -52,6 +53,8 @@ class Seen:
     """The memory of this boot that its words were read from as well."""
     no_ring: str
     """Why there is none."""
+    judgement: Judgement
+    """What a master that is started now makes of it."""
 
 
 class KeptJournals:
@@ -100,15 +103,19 @@ class KeptJournals:
 
 def _look(folder: Path, origin: Origin) -> Seen:
     for _ in range(TRIES):
-        found, why = RingFile.find(folder, origin)
-        if found is not None or "contradict" not in why:
+        left = Left.find(folder, origin)
+        if left.file is not None or "contradict" not in left.why:
             break
-    ring = None if found is None else found.copied()
-    live = None if found is None else found.ring
-    contents = read_journal(folder, origin, ring, live=live)
+    # Before the ring, which so tells of all that was noted.
+    noted = left.noted and left.noted._replace(words=left.noted.words.copy())
+    if left.rows is not None:
+        left.rows.close()
+    ring = left.ring if left.file is None else left.file.copied()
+    contents = read_journal(folder, origin, ring, live=left.ring)
     files, nbytes = 0, 0
     for name in journal_names(os.listdir(folder)):
         with suppress(FileNotFoundError):
             nbytes += (folder / name).stat().st_size
             files += 1
-    return Seen(folder, contents, files, nbytes, None if found is None else found.path, why)
+    path = None if left.file is None else left.file.path
+    return Seen(folder, contents, files, nbytes, path, left.why, judge(contents, noted))

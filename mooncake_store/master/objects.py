@@ -49,9 +49,13 @@ class Objects:
         site, options = self._site, _options_of(request)
         upsert = bool(request.flags & PutFlag.UPSERT)
         names = _names_of(request.names)
-        asked = peer.handle, peer.tenant, request.digests, request.sizes, names, options
-        start = self._shard.upsert_start if upsert else self._shard.put_start
-        rows, replicas = start(self._now(), *asked)
+        keys = request.digests, request.sizes, names
+        asked = peer.handle, peer.tenant, *keys, options, request.number
+        if request.flags & PutFlag.AGAIN:
+            rows, replicas = site.puts.ask_again(Put(*asked, upsert))
+        else:
+            start = self._shard.upsert_start if upsert else self._shard.put_start
+            rows, replicas = start(self._now(), *asked)
         patient = request.wait_ms and not site.puts.full and not site.stopped
         # With one replica each there are as many as accepted keys: nobody has to look.
         refused = len(replicas) < len(rows) or options.replicas > 1
@@ -131,14 +135,16 @@ class Objects:
         """Remove objects."""
         flags, digests = request
         force = bool(flags & RemoveFlag.FORCE)
-        return {"statuses": self._shard.remove(self._now(), digests, force, _reader(peer, flags))}
+        statuses = self._shard.remove(self._now(), digests, force, _reader(peer, flags))
+        return {"statuses": _gone(statuses, flags)}
 
     @answers(wire.REMOVE_REPLICAS, keys="digests", changes=True)
     def remove_replicas(self, peer: Peer, request: Any) -> Answer:
         """Remove what lies on one segment."""
         flags, segment, digests = request
         client = _reader(peer, flags)
-        return {"statuses": self._shard.remove_replicas(self._now(), digests, segment, client)}
+        statuses = self._shard.remove_replicas(self._now(), digests, segment, client)
+        return {"statuses": _gone(statuses, flags)}
 
     @answers(wire.RENAME, keys="sources", routed=("sources", "targets"), changes=True)
     def rename(self, peer: Peer, request: Any) -> Answer:
@@ -168,6 +174,13 @@ class Objects:
 def _reader(peer: Peer, flags: int) -> int:
     """Whose leases do not stand in the way."""
     return peer.handle if flags & RemoveFlag.OWN_LEASES else 0
+
+
+def _gone(statuses: NDArray[np.int16], flags: int) -> NDArray[np.int16]:
+    """Take what is not there for removed where the request was sent before: by that, it may be."""
+    if flags & RemoveFlag.AGAIN:
+        statuses[np.isin(statuses, (Status.NOT_FOUND, Status.REPLICA_NOT_FOUND))] = Status.OK
+    return statuses
 
 
 def _names_of(names: Ragged) -> Names | None:

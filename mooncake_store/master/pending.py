@@ -45,14 +45,22 @@ class Put(NamedTuple):
     sizes: NDArray[np.int64]
     names: Names | None
     options: StartOptions
+    request: int
+    """The number of the request, by the counter of its client."""
     upsert: bool
 
     def run(self, shard: Shard, now: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Ask the core: (PUT_ROW per key, REPLICA per replica)."""
         start = shard.upsert_start if self.upsert else shard.put_start
         return start(
-            now, self.client, self.tenant, self.digests, self.sizes, self.names, self.options
-        )
+            now, self.client, self.tenant, self.digests, self.sizes, self.names, self.options,
+            self.request,
+        )  # fmt: skip
+
+    def came_before(self, other: Put) -> bool:
+        """Whether this is the same request as another one."""
+        same = (self.client, self.request) == (other.client, other.request)
+        return same and self.request != 0
 
     def part(self, chosen: NDArray[np.int64]) -> Put:
         """Return the same request for some of its keys."""
@@ -81,6 +89,8 @@ class _WaitingPut:
         self.rows = rows
         self.deadline_ns = deadline_ns
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.asked_again = False
+        """Whether the same request came once more, and its answer counts instead."""
         self._replicas = [replicas]
         self._keys = [np.repeat(np.arange(len(rows)), rows["replicas"])]
 
@@ -135,13 +145,31 @@ class PutQueue:
         try:
             await waiting.done
         except asyncio.CancelledError:
-            # Nobody will hear which keys were granted, so nobody could write or revoke them.
-            self._shard.put_revoke(self._now(), put.client, *waiting.granted())
+            if not waiting.asked_again:
+                # Nobody hears which keys were granted, so nobody could write or revoke them.
+                self._shard.put_revoke(self._now(), put.client, *waiting.granted())
             raise
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
         return waiting.rows, waiting.replicas()
+
+    def ask_again(self, put: Put) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Answer a request that comes once more, because its first answer was lost.
+
+        What it began is told again, and the rest begun.
+        """
+        now = self._now()
+        for waiting in [each for each in self._waiting if each.put.came_before(put)]:
+            waiting.asked_again = True
+            self._waiting.remove(waiting)
+            if not waiting.done.done():
+                waiting.done.set_result(None)
+        asked = put.digests, put.sizes, put.request, put.upsert
+        once_more = _WaitingPut(put, *self._shard.put_begun(now, put.client, *asked), now)
+        if len(once_more.missing()):
+            once_more.retry(self._shard, now)
+        return once_more.rows, once_more.replicas()
 
     def give_up(self) -> None:
         """Answer everybody with what there is."""

@@ -5,7 +5,8 @@
 
 The shards keep the objects; this is what only the master knows: whose the segments are, how clients
 reach them, and the number under which all shards know each. `life` says which life of the shards'
-contents it is about: who finds another one knows that nothing of before holds.
+contents it is about: who finds another one knows that nothing of before holds. `runs` says which
+runs of the master led here (`lineage`).
 
 A write is made on a thread and waited for, for a while: a disk that hangs must not hold everything
 up. One write at a time, so that an older state never replaces a newer one. Without a directory
@@ -29,15 +30,30 @@ from transfer_engine.errors import UnavailableError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SEGMENT_NUMBERS", "KeptSegment", "KeptWorker", "RegisterFile", "Registers"]
+__all__ = [
+    "REGISTERS",
+    "RUNS_KEPT",
+    "SEGMENT_NUMBERS",
+    "VERSION",
+    "KeptSegment",
+    "KeptWorker",
+    "RegisterFile",
+    "Registers",
+    "check_registers",
+    "write_registers",
+]
 
 log = logging.getLogger(__name__)
 
 SEGMENT_NUMBERS = 32_000
 """Numbers of segments; rows of the core have 15 bits for them."""
-VERSION = 1
+VERSION = 2
+"""Before 2 there were no runs: a master that does not know them must not go on behind them."""
+RUNS_KEPT = 1024
+"""Runs of the master; a worker that was absent over more of them lends anew."""
 KEEP_S = 3.0
-_FILE = "cluster.json"
+REGISTERS = "cluster.json"
+"""What the file is called."""
 # As many segments as there are numbers, with the longest descriptors, take less.
 _BYTES_MAX = 256 << 20
 
@@ -72,6 +88,10 @@ class Registers(msgspec.Struct, frozen=True):
     last_number: int
     workers: tuple[KeptWorker, ...]
     segments: tuple[KeptSegment, ...]
+    runs: tuple[int, ...] = ()
+    """The runs of the master that this comes from, the newest last, RUNS_KEPT at most."""
+    place: str = ""
+    """What told the directory from a copy of it when this was written; empty for one that is."""
 
 
 class RegisterFile:
@@ -99,7 +119,11 @@ class RegisterFile:
         if folder is not None:
             try:
                 self._kept = read_whole(
-                    folder / _FILE, Registers, version=VERSION, bytes_max=_BYTES_MAX, check=_check
+                    folder / REGISTERS,
+                    Registers,
+                    version=VERSION,
+                    bytes_max=_BYTES_MAX,
+                    check=check_registers,
                 )
             except OSError as error:
                 raise unusable(folder, error) from error
@@ -113,7 +137,7 @@ class RegisterFile:
         if self._folder is None or registers == self._kept:
             return
         try:
-            await self._replace(self._folder / _FILE, registers)
+            await self._replace(self._folder / REGISTERS, registers)
         except OSError as error:
             self._failing, reason = True, error.strerror or str(error)
             self._states.change(self._name, "cannot be written", reason, logging.ERROR)
@@ -129,7 +153,7 @@ class RegisterFile:
         if self._writing is not None and not self._writing.done():
             raise BlockingIOError(errno.EAGAIN, "an earlier write has not ended")
         self._kept = None
-        writing = asyncio.ensure_future(asyncio.to_thread(_write, path, registers))
+        writing = asyncio.ensure_future(asyncio.to_thread(write_registers, path, registers))
         # Nobody waits for one that takes too long, and what it fails with then is no news.
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._writing = writing
@@ -145,19 +169,22 @@ class RegisterFile:
             await asyncio.wait({self._writing}, timeout=KEEP_S)
 
 
-def _write(path: Path, registers: Registers) -> None:
+def write_registers(path: Path, registers: Registers) -> None:
+    """Replace the file of the registers; raises OSError. Waits for the disk."""
     content = msgspec.json.encode(registers) + b"\n"
     if len(content) > _BYTES_MAX:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     write_whole(path, content)
 
 
-def _check(registers: Registers) -> None:
+def check_registers(registers: Registers) -> None:
     """Raise ValueError for values that cannot be."""
     workers = {worker.uuid for worker in registers.workers}
     segments = registers.segments
     if not 0 <= registers.life < 1 << 64 or not -1 <= registers.last_number < SEGMENT_NUMBERS:
         raise ValueError("a number is out of range")
+    if len(registers.runs) > RUNS_KEPT or any(not 0 < run < 1 << 64 for run in registers.runs):
+        raise ValueError("a run is out of range, or there are too many")
     if len(workers) < len(registers.workers) or any(len(uuid) != 16 for uuid in workers):
         raise ValueError("a worker is cut short, or there twice")
     numbers, uuids = {s.number for s in segments}, {s.uuid for s in segments}

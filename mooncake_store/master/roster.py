@@ -9,6 +9,7 @@ any more. O(1), but for what goes over all segments and says so.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mooncake_store.core.records import SegmentState
 from mooncake_store.master.registers import (
@@ -20,6 +21,9 @@ from mooncake_store.master.registers import (
 )
 from mooncake_store.master.shard_link import slice_of
 from mooncake_store.wire import cluster as wire
+
+if TYPE_CHECKING:
+    from mooncake_store.master.lineage import Lineage
 
 __all__ = ["LentSegment", "LentWorker", "Roster"]
 
@@ -38,6 +42,9 @@ class LentWorker:
     numbers: set[int] = field(default_factory=set)
     keeps: bool = False
     """Whether its memory outlives its process."""
+    met: bool = False
+    """Whether it has mounted in this run of the master. Before that nobody knows whether what is
+    known of its memory is still true."""
 
 
 @dataclass(slots=True)
@@ -130,7 +137,7 @@ class Roster:
             for number, segment in {**self.segments, **self._announced}.items()
         ]
 
-    def registers(self, life: int) -> Registers:
+    def registers(self, life: int, lineage: Lineage) -> Registers:
         """Return what the next run has to know. O(segments)."""
         segments = {**self.segments, **self._announced}
         owners = {segment.worker.uuid: segment.worker for segment in segments.values()}
@@ -150,6 +157,8 @@ class Roster:
                 )
                 for segment in segments.values()
             ),
+            lineage.runs,
+            lineage.place,
         )
 
     def restore(self, registers: Registers) -> None:

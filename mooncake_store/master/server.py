@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
 from mooncake_store.master.building import (
-    build_service,
     fail_with,
     liveness_times,
     load_kernels,
-    open_keeper,
+    open_service,
     server_limits,
     shard_limits,
 )
-from mooncake_store.master.cluster import Cluster, ClusterFacts
+from mooncake_store.master.cluster import Cluster
 from mooncake_store.master.liveness import Liveness
+from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
@@ -95,7 +95,7 @@ class Master:
             self._servers.append(server)
             address = await server.listen(config.host, config.port, insecure=config.insecure)
             state = self._state = StateDirectory.of(config)
-            life = cluster.recall(RegisterFile(state.path))
+            life = cluster.recall(RegisterFile(state.path), state.found, state.place)
             shards, links, kept = await self._start_shards(cluster)
             if life is None or not kept:
                 life = secrets.randbits(64)
@@ -148,8 +148,8 @@ class Master:
             return await supervisor.start()
         self.loading = await load_kernels()
         kept = self._state.path, self._state.kept.cluster
-        keeper = await open_keeper(config, ShardPlace(), self._clock, *kept)
-        service = self._service = build_service(config, ShardPlace(), self._clock, keeper)
+        service = await open_service(config, ShardPlace(), self._clock, *kept)
+        self._service = service
         fail_with(service, self.loading)
         self.failed = service.failure
         server = Server(SHARD, service.handle, secret=self._secret, limits=shard_limits(config))

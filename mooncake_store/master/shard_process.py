@@ -18,10 +18,9 @@ import msgspec
 from mooncake_store.clock import SystemClock
 from mooncake_store.config.settings import MasterConfig
 from mooncake_store.master.building import (
-    build_service,
     fail_with,
     load_kernels,
-    open_keeper,
+    open_service,
     shard_limits,
 )
 from mooncake_store.master.shard_link import LocalShard
@@ -52,8 +51,7 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     loading = await load_kernels()
     folder = Path(message["folder"]) if message["folder"] else None
     clock = SystemClock()
-    keeper = await open_keeper(config, place, clock, folder, message["cluster"])
-    service = build_service(config, place, clock, keeper)
+    service = await open_service(config, place, clock, folder, message["cluster"])
     link = LocalShard(service.site)
     link.place(message["bases"])
     async with (

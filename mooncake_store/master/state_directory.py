@@ -17,11 +17,11 @@ nothing is kept, with one warning.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,20 +29,37 @@ import msgspec
 
 from mooncake_store.identity import SECRET_BYTES
 from mooncake_store.master.kept_files import read_whole, unusable, write_whole
+from mooncake_store.program.locks import holder_of, lock_file, sign_lock
+from transfer_engine import forking
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Self
 
     from mooncake_store.config.settings import MasterConfig
 
-__all__ = ["AUTO", "NONE", "Kept", "StateDirectory", "default_path", "read_kept"]
+__all__ = [
+    "AUTO",
+    "IDENTITY",
+    "LOCK",
+    "NONE",
+    "VERSION",
+    "Kept",
+    "StateDirectory",
+    "check_kept",
+    "default_path",
+    "held",
+    "read_kept",
+    "write_kept",
+]
 
 log = logging.getLogger(__name__)
 
 AUTO, NONE = "auto", "none"
 VERSION = 1
-_IDENTITY, _LOCK = "identity.json", "lock"
+IDENTITY, LOCK = "identity.json", "lock"
+"""Files of it."""
 _BYTES_MAX = 64 << 10
 
 
@@ -62,10 +79,17 @@ class Kept(msgspec.Struct, frozen=True):
 class StateDirectory:
     """A directory that is held, or none at all: then `kept` is of this run alone."""
 
-    def __init__(self, kept: Kept, path: Path | None = None, lock: int = -1) -> None:
+    def __init__(
+        self, kept: Kept, path: Path | None = None, lock: int = -1, found: str = ""
+    ) -> None:
         self.kept = kept
         self.path = path
+        self.found = found
+        """What tells the directory from a copy of it, as the run before left it..."""
+        self.place = _place_of(lock)
+        """...and as it is now."""
         self._lock = lock
+        forking.register(self)
 
     @classmethod
     def of(cls, config: MasterConfig) -> Self:
@@ -97,7 +121,9 @@ class StateDirectory:
                 )
             lock = _take_lock(path)
             try:
-                return cls(read_kept(path) or _begin(path), path, lock)
+                place = _place_of(lock)
+                sign_lock(lock)
+                return cls(read_kept(path) or _begin(path), path, lock, place)
             except BaseException:
                 os.close(lock)
                 raise
@@ -110,24 +136,44 @@ class StateDirectory:
         if lock >= 0:
             os.close(lock)
 
+    def after_fork(self) -> None:
+        """Hold nothing in a forked child: the master is the parent's."""
+        self.close()
+
 
 def _take_lock(path: Path) -> int:
-    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(path / LOCK)
     except BlockingIOError:
-        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(lock)
+        holder = holder_of(path / LOCK)
         raise ConfigError(
             f"the state directory {path} is in use by another master, process {holder}",
             advice="stop that one, or name another directory with --state",
         ) from None
-    except BaseException:
+
+
+def _place_of(lock: int) -> str:
+    """Return what no copy of an open file has, nor the file itself once it is written again.
+
+    Whoever puts a file back can choose all but when it was changed.
+    """
+    if lock < 0:
+        return ""
+    found = os.fstat(lock)
+    return f"{found.st_ino}:{found.st_ctime_ns}"
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep masters away from a state directory while somebody looks at it; nothing is changed.
+
+    Raises ConfigError while a master uses it, OSError.
+    """
+    lock = _take_lock(path)
+    try:
+        yield
+    finally:
         os.close(lock)
-        raise
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
 
 
 def default_path(port: int) -> Path:
@@ -145,11 +191,12 @@ def read_kept(path: Path) -> Kept | None:
     Raises ConfigError for what is not understood, OSError for what cannot be read.
     """
     return read_whole(
-        path / _IDENTITY, Kept, version=VERSION, bytes_max=_BYTES_MAX, check=_check_complete
+        path / IDENTITY, Kept, version=VERSION, bytes_max=_BYTES_MAX, check=check_kept
     )
 
 
-def _check_complete(kept: Kept) -> None:
+def check_kept(kept: Kept) -> None:
+    """Raise ValueError for what is not complete."""
     if len(bytes.fromhex(kept.secret)) != SECRET_BYTES or not kept.cluster:
         raise ValueError("a value is cut short")
 
@@ -157,5 +204,10 @@ def _check_complete(kept: Kept) -> None:
 def _begin(path: Path) -> Kept:
     """Write a new cluster down before anybody hears of it."""
     kept = Kept.fresh()
-    write_whole(path / _IDENTITY, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+    write_kept(path, kept)
     return kept
+
+
+def write_kept(path: Path, kept: Kept) -> None:
+    """Write down who the cluster of a directory is; raises OSError. Waits for the disk."""
+    write_whole(path / IDENTITY, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")

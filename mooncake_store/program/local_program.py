@@ -6,6 +6,7 @@ a local cluster is the same everywhere. It ends when its parent does.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ def main() -> int:
         if program == "master":
             _master(parent, config.load(config.MasterConfig, environ={}, overrides=given), secret)
         else:
-            _worker(parent, config.load(config.WorkerConfig, environ={}, overrides=given), secret)
+            loaded = config.load(config.WorkerConfig, environ={}, overrides=given)
+            _worker(parent, loaded, secret, keeps=parent.message["keeps"])
     except StoreError as error:
         parent.failed(error)
         return 1
@@ -45,12 +47,16 @@ def _master(parent: Parent, loaded: config.Loaded[MasterConfig], secret: bytes |
     run_master(loaded.value, secret, parent.ready, parent)
 
 
-def _worker(parent: Parent, loaded: config.Loaded[WorkerConfig], secret: bytes | None) -> None:
+def _worker(
+    parent: Parent, loaded: config.Loaded[WorkerConfig], secret: bytes | None, *, keeps: bool
+) -> None:
     from mooncake_store.worker.program import run_worker
+    from mooncake_store.worker.worker import Worker
 
     logs.configure(loaded.value.log_level, as_json=loaded.value.log_json)
     # The readers of a local cluster end with it, so their leases need not be waited for.
-    run_worker(loaded.value, secret, parent.ready, leases_s=0.0, parent=parent)
+    end = Worker.suspend if keeps else functools.partial(Worker.stop, leases_s=0.0)
+    run_worker(loaded.value, secret, parent.ready, end=end, parent=parent)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ class MapRequest(msgspec.Struct, frozen=True, array_like=True, tag="map?"):
     """Asks how the cluster is made up, and for how a namespace (if one is given) names things."""
 
     namespace: str = ""
+    run: int = 0
+    """The run of the master in which the one who asks met it last, 0 for none."""
 
 
 class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
@@ -38,6 +40,12 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, tag="map"):
     """What the digests of the namespace that was asked for are keyed with."""
     life: int = 0
     """Which life of the contents this is: of another one nothing that was known holds."""
+    run: int = 0
+    """Which run of the master this is."""
+    follows: bool = True
+    """Whether the contents come from the run that was asked about. Else they are older than what
+    was known then, or of another line: what a client remembers of places does not hold, and what
+    the master knows of a worker's memory may be wrong, so that it has to lend other memory."""
 
 
 class SegmentSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +67,11 @@ class Mount(msgspec.Struct, frozen=True, array_like=True, tag="mount"):
     segments: tuple[SegmentSpec, ...]
     keeps: bool = False
     """Whether its memory outlives the process, so that a later run can bring the same bytes."""
+    run: int = 0
+    """The run that the map named on which this rests; another one refuses it. 0: any."""
+    disowned: int = 0
+    """The run in which it mounted last, where it lends other memory because the contents of this
+    one do not come from it; else 0."""
 
 
 class Mounted(msgspec.Struct, frozen=True, array_like=True, tag="mounted"):

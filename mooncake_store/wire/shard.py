@@ -32,6 +32,8 @@ class PutFlag:
 
     UPSERT = 1
     HARD_PIN = 2
+    AGAIN = 4
+    """The request was sent before, and its connection lost: what it began is told once more."""
 
 
 class RemoveFlag:
@@ -40,6 +42,8 @@ class RemoveFlag:
     FORCE = 1
     OWN_LEASES = 2
     """Leases of the client that asks do not stand in the way."""
+    AGAIN = 4
+    """It was sent before, and its connection lost: what is not there counts as removed."""
 
 
 class OpenClient(msgspec.Struct, frozen=True, array_like=True, tag="open"):
@@ -245,6 +249,7 @@ PUT_START = Operation(
             ("placement", "i1"),  # -1; how segments are chosen is the shard's setting
             ("soft_pin_ttl_ms", "i8"),  # -1: the shard's default
             ("wait_ms", "u4"),  # how long to wait for space before answering NO_SPACE
+            ("number", "i8"),  # of the request, another one each time; 0: never sent again
         ],
         _DIGESTS,
         Column("sizes", "i8"),
@@ -420,13 +425,14 @@ class PutOne:
         self._fields = fields
         self._samples: dict[int, tuple[bytes, dict[str, int]]] = {}
 
-    def pack(self, digest: bytes, name: bytes, size: int, wait_ms: int) -> bytes:
+    def pack(self, digest: bytes, name: bytes, size: int, wait_ms: int, number: int) -> bytes:
         """Return the body. Raises struct.error for numbers that do not fit."""
         sample = self._samples.get(len(name))
         if sample is None:
             sample = self._samples[len(name)] = self._sample(bytes(len(name)))
         body, places = bytearray(sample[0]), sample[1]
         _WAIT_MS.pack_into(body, places["wait_ms"], wait_ms)
+        _NUMBER.pack_into(body, places["number"], number)
         _DIGEST.pack_into(body, places["digests"], digest)
         _SIZE.pack_into(body, places["sizes"], size)
         first = places["names"]
@@ -435,12 +441,28 @@ class PutOne:
 
     def _sample(self, name: bytes) -> tuple[bytes, dict[str, int]]:
         body = PUT_START.request.pack(
-            wait_ms=0, digests=[[0, 0]], sizes=[0], names=[name], **self._fields
+            wait_ms=0, number=0, digests=[[0, 0]], sizes=[0], names=[name], **self._fields
         )
         return body, PUT_START.request.places(body)
 
 
-_WAIT_MS, _DIGEST, _SIZE = struct.Struct("<I"), struct.Struct("<16s"), struct.Struct("<q")
+_WAIT_MS, _DIGEST = struct.Struct("<I"), struct.Struct("<16s")
+_NUMBER = _SIZE = struct.Struct("<q")
+_AGAIN = {
+    "put_start": PutFlag.AGAIN,
+    "remove": RemoveFlag.AGAIN,
+    "remove_replicas": RemoveFlag.AGAIN,
+}
+
+
+def once_more(operation: Operation[Any, Any], body: bytes) -> bytes:
+    """Return a request as it is to be sent again, when its connection was lost with the answer."""
+    flag = _AGAIN.get(operation.name)
+    if flag is None:
+        return body
+    sent = bytearray(body)
+    sent[operation.request.places(body)["flags"]] |= flag  # in the lowest byte of any width
+    return bytes(sent)
 
 
 SHARD = Registry(

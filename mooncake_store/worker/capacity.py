@@ -30,7 +30,7 @@ from mooncake_store.worker.segments import parse_place
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mooncake_store.config.settings import WorkerConfig
 
@@ -183,8 +183,12 @@ class Machine:
 MACHINE = Machine()
 
 
-def check_room(config: WorkerConfig, *, workers: int = 1, machine: Machine | None = None) -> None:
-    """Refuse to lend what `workers` of this kind do not find room for, unless `overcommit` is set.
+def check_room(
+    config: WorkerConfig, *, names: Sequence[str] | None = None, machine: Machine | None = None
+) -> None:
+    """Refuse to lend what there is no room for, unless `overcommit` is set.
+
+    `names` are those of several workers that lend the same; without them it is one.
 
     Raises:
         ConfigError: it does not fit; names each number that says so.
@@ -192,10 +196,11 @@ def check_room(config: WorkerConfig, *, workers: int = 1, machine: Machine | Non
     if config.overcommit:
         return
     machine = MACHINE if machine is None else machine
-    memory_bytes = workers * sum(config.segments_bytes)
+    names = (config.name,) if names is None else names
+    memory_bytes = len(names) * sum(config.segments_bytes)
     folder = memory_folder(config)
     if folder is not None:
-        memory_bytes = max(0, memory_bytes - kept_bytes(folder, config.name))
+        memory_bytes = max(0, memory_bytes - sum(kept_bytes(folder, name) for name in names))
         memory_bytes = _check_folder(machine, folder, memory_bytes)
     elif config.hugepages == "require" and not machine.has_shared_huge_pages():
         _compare(memory_bytes, [machine.huge_pages()])

@@ -97,9 +97,13 @@ class Copier:
             connection = BlockingConnection.connect(
                 address, shard_wire.SHARD, secret=self._secret, timeout_s=CALL_S
             )
-            opening = shard_wire.OPEN.request.pack(self._identity)
-            connection.call(shard_wire.OPEN, opening, timeout_s=CALL_S)
             self._connections[address] = connection
+            opening = shard_wire.OPEN.request.pack(self._identity)
+            try:
+                connection.call(shard_wire.OPEN, opening, timeout_s=CALL_S)
+            except BaseException:
+                connection.close()  # it speaks for nobody
+                raise
         return connection
 
     def _run(self, lent: dict[int, Lent], tasks: tuple[shard_wire.TaskWork, ...]) -> dict[int, str]:

@@ -118,6 +118,8 @@ class Record(msgspec.Struct, frozen=True):
     life: int = 0
     """The life of the master's contents in which this is mounted."""
     segments: tuple[Kept, ...] = ()
+    run: int = 0
+    """The run of the master in which it was mounted last, 0 for none."""
 
 
 def memory_folder(config: WorkerConfig) -> str | None:
@@ -173,7 +175,10 @@ class Keeper:
         self._worker = worker
         self._base = base_of(worker)
         self._cluster, self._life = contents
+        self.run = 0
+        """The run of the master in which what is taken up was mounted last, 0 for none."""
         self._former: dict[str, Kept] = {}
+        self._lent: tuple[Kept, ...] = ()
         self._lock = lock
         self._turn = threading.Lock()
         self._leaving = False
@@ -230,6 +235,26 @@ class Keeper:
             log.info("worker %s lends memory anew: %s", self._worker, why)
         elif not why:
             self._former = {kept.path: kept for kept in former.segments}
+            self.run = former.run
+
+    def disown(self, why: str) -> None:
+        """Take up nothing of what the former run lent. To be called before `begin`."""
+        log.warning("worker %s lends memory anew: %s", self._worker, why)
+        self._former, self.run = {}, 0
+
+    def note_run(self, run: int) -> None:
+        """Write down in which run of the master all is mounted, before that hears of it.
+
+        Raises UnavailableError once the worker leaves.
+        """
+        if run == self.run:
+            return
+        before, self.run = self.run, run
+        try:
+            self.keep(self._lent)
+        except BaseException:
+            self.run = before
+            raise
 
     def data_name(self, number: int) -> str:
         """Return the name of the file of a segment of memory."""
@@ -269,15 +294,16 @@ class Keeper:
         with self._turn:
             if self._leaving or self._lock < 0:
                 raise UnavailableError(f"worker {self._worker} leaves", operation="keep memory")
+            self._lent = tuple(lent)
             try:
-                self._write(tuple(lent))
+                self._write(self._lent)
             except OSError as error:
                 raise open_error(self.place(self._base + RECORD), error) from error
 
     def renew(self, cluster: str, life: int, epoch: int) -> None:
         """Give all memory up for new, in another life of the master, as a run of that epoch."""
         self._cluster, self._life, self.epoch = cluster, life, epoch
-        self._former = {}
+        self._former, self.run = {}, 0
         self.begin(())
 
     def leave(self) -> None:
@@ -319,7 +345,7 @@ class Keeper:
         """Replace the record by another one, which is locked before it can be found."""
         record = Record(
             VERSION, self._cluster, self._worker, self.uuid.hex(), self.epoch, host_identity(),
-            os.getpid(), self._life, lent,
+            os.getpid(), self._life, lent, self.run,
         )  # fmt: skip
         path = self.place(self._base + RECORD)
         fresh = f"{path}.new"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.program import kernels
 from mooncake_store.program.garbage_collection import settle_garbage_collection
 from mooncake_store.program.port_file import remove_port_file, write_port_file
-from mooncake_store.worker.worker import LEASES_S, Worker
+from mooncake_store.worker.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,11 +29,13 @@ def run_worker(
     secret: bytes | None,
     on_ready: Callable[[dict[str, Any]], object],
     *,
-    drain_s: float = 0.0,
-    leases_s: float = LEASES_S,
+    end: Callable[[Worker], object] = Worker.stop,
     parent: Parent | None = None,
 ) -> None:
-    """Run a worker on the main thread until SIGTERM, SIGINT, or the end of its parent."""
+    """Run a worker on the main thread until SIGTERM, SIGINT, or the end of its parent.
+
+    `end` says how it ends then.
+    """
     kernels.forget_stale_caches()
     # Not a lock: the kernel may hand a signal to any thread (one that is just starting or ending,
     # for example), and the main thread then sleeps on. This is written whoever receives it.
@@ -69,4 +71,4 @@ def run_worker(
     finally:
         if config.port_file:
             remove_port_file(config.port_file)
-        worker.stop(drain_s=drain_s, leases_s=leases_s)
+        end(worker)

@@ -70,6 +70,8 @@ class WorkerSegments:
         """Where memory outlives its process; None: it does not."""
         self.new = False
         """Whether all that is lent was made by this run."""
+        self.run = 0
+        """The run of the master in which what is lent was mounted last, 0 for none."""
         self.segments: list[Segment | FileSegment] = []
 
     def hold(self, cluster: str, life: int) -> tuple[bytes, int]:
@@ -79,7 +81,23 @@ class WorkerSegments:
         """
         assert self.folder is not None
         self._keeper = keeper = Keeper.hold(self.folder, self._name, cluster, life)
+        self.run = keeper.run
         return keeper.uuid, keeper.epoch
+
+    def disown(self, why: str) -> None:
+        """Take up nothing of what the run before lent. To be called before `make`."""
+        assert self._keeper is not None
+        self._keeper.disown(why)
+        self.run = 0
+
+    def note_run(self, run: int) -> None:
+        """Know, and keep for the next run, in which run of the master all is mounted.
+
+        To be called before the master hears of it: what lies there may change from then on.
+        """
+        if self._keeper is not None:
+            self._keeper.note_run(run)
+        self.run = run
 
     def make(self) -> None:
         """Make all segments, or take up those of the run before.
@@ -197,6 +215,7 @@ class WorkerSegments:
             kept.append(Place(place.path, size))
         self._places = kept
         self.make()
+        self.run = 0  # not before: what fails on the way is done once more
 
     def leave(self) -> None:
         """Leave no memory to a next run; what is lent stays so until `close`. Idempotent."""

@@ -17,11 +17,14 @@ until then, within a bound. All waits have deadlines; `stop` is idempotent.
 
 A master that was restarted, and has kept what it knew, finds everything where it was. One that has
 not knows nothing of the objects, nor of who still reads or writes them: the worker then lends fresh
-memory instead of the old, as another run of itself.
+memory instead of the old, as another run of itself. So it does for a master whose state is older
+than its memory: each run of a master has a number, the worker remembers the one it mounted in last,
+and the master says whether it comes from that.
 
 A worker with a name keeps its memory in files (`keeping`). Killed and started again it is the same
 worker in a newer run, with the same segments: it asks the master who it is before it takes them up,
-and objects are where they were as soon as it has mounted. A worker that stops leaves nothing.
+and objects are where they were as soon as it has mounted. A worker that is stopped leaves nothing,
+one that is suspended all of it, as if it was killed.
 
 Not done here: deciding what lies where, and for how long a silent worker is waited for (the master
 does).
@@ -32,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import secrets
 import socket
 import threading
@@ -77,11 +81,16 @@ log = logging.getLogger(__name__)
 
 CALL_S = 5.0
 RETRY_S = 0.1
+RETURN_S = 10.0
+"""For how long a master that was there is asked often whether it is there again."""
+RETURN_PAUSES_S = (0.05, 0.25)
+"""Pauses meanwhile are drawn from these, so that many workers do not come at once."""
 JOIN_S = 5.0
 WITHDRAW_S = 1.0
 LEASES_S = 30.0
 """How long `stop` keeps memory for readers whose leases still run, unless told otherwise."""
 
+_OLDER = "what the master knows is older than its memory, from a backup or a copy of its state"
 _OUT_OF_REACH = (UnavailableError, PeerLostError, TransferTimeoutError)
 _REFUSALS: dict[int, type[StoreError]] = {
     kind.code: kind for kind in (IllegalClientError, NoSpaceError, InvalidArgumentError)
@@ -106,6 +115,8 @@ class Worker:
         self._secret = secret
         self._server: TransferServer | None = None
         self._specs: tuple[wire.SegmentSpec, ...] = ()
+        self._disowned = 0  # the run in which the memory was mounted that this was made instead of
+        self._mounted = 0  # the epoch of the master at which all is mounted
         self._map: wire.ClusterMap | None = None
         self._cluster: BlockingConnection | None = None
         self._copier: Copier | None = None
@@ -118,6 +129,7 @@ class Worker:
         self._threads: list[LastingThread] = []
         self._pulse: BlockingConnection | None = None
         self._pause_s = 0.0
+        self._away_since: float | None = None  # time.monotonic() when the master was gone
         self._states = StateLog(log)
         self._closed = False
 
@@ -146,6 +158,7 @@ class Worker:
             self._serve()
             if self._lent.folder is not None:
                 self._patiently(self._take_place, timeout_s)
+                self._patiently(self._compare_runs, timeout_s)
             self._lent.make()
             self._publish()
             self._patiently(self._mount, timeout_s)
@@ -192,17 +205,28 @@ class Worker:
 
     def _take_place(self) -> None:
         """Become the worker of this name, in the cluster that there is."""
-        self._map = found = self._call(wire.MAP, wire.MapRequest())
+        self._map = found = self._ask_map()
         self.uuid, self.epoch = self._lent.hold(found.cluster, found.life)
 
-    def _replace_segments(self, found: wire.ClusterMap) -> None:
+    def _compare_runs(self) -> None:
+        """Take nothing up of which the master knows less than is in it."""
+        found = self._ask_map()
+        if not found.follows:
+            self._disowned = self._lent.run
+            self._lent.disown(_OLDER)
+
+    def _ask_map(self) -> wire.ClusterMap:
+        found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest(run=self._lent.run))
+        return found
+
+    def _replace_segments(self, found: wire.ClusterMap, why: str) -> None:
         """Replace all segments: a master with other contents does not know who uses the old ones.
 
         Readers and writers of its predecessor may be under way for as long as their leases last;
         they keep the old memory, and what they write there meets no new object.
         """
         assert self._server is not None
-        log.warning("worker %s: the master has lost its objects; all memory is replaced", self.name)
+        log.warning("worker %s: %s; all memory is replaced", self.name, why)
         if self._copier is not None:
             self._copier.close()
         for segment in self.segments:
@@ -237,13 +261,17 @@ class Worker:
         return not status.version  # it knows nothing of its cluster yet
 
     def _mount(self) -> None:
-        found: wire.ClusterMap = self._call(wire.MAP, wire.MapRequest())
-        known = self._map
+        found, known = self._ask_map(), self._map
         # Memory that may have been taken up is as bound to the master's objects as mounted one.
         used = bool(self.numbers) or self._lent.folder is not None
         if known is not None and known.life != found.life and used:
-            self._replace_segments(found)
+            self._replace_segments(found, "the master has lost its objects")
+        elif not found.follows:
+            self._disowned = self._lent.run
+            self._replace_segments(found, _OLDER)
         self._map = found
+        # From now on its memory may be changed in this run, whether the answer comes or not.
+        self._lent.note_run(found.run)
         mounted: wire.Mounted = self._call(
             wire.MOUNT,
             wire.Mount(
@@ -253,6 +281,8 @@ class Worker:
                 self.host,
                 self._specs,
                 keeps=self._lent.folder is not None,
+                run=found.run,
+                disowned=self._disowned,
             ),
         )
         refused = next((status for status in mounted.statuses if status), 0)
@@ -262,7 +292,8 @@ class Worker:
                 peer=self.config.master,
                 operation="mount",
             )
-        self.numbers = mounted.numbers
+        self.numbers, self._disowned, self._mounted = mounted.numbers, 0, found.epoch
+        self._away_since = None
         self._states.change(f"master {self.config.master}", "mounted")
 
     def stop(self, *, drain_s: float = 0.0, leases_s: float = LEASES_S) -> None:
@@ -283,13 +314,28 @@ class Worker:
                 log.info("worker %s: readers hold leases for up to %.1f s", self.name, wait_s)
                 threading.Event().wait(wait_s)
         finally:  # also when a second interrupt cuts the waiting short
-            self._stopping.set()
-            self._wake.set()
-            for thread in self._threads:
-                thread.stop()
-            for thread in self._threads:
-                thread.join(JOIN_S)
-            self._release()
+            self._end()
+
+    def suspend(self) -> None:
+        """End, and leave the memory with what lies in it to the next run of this name. Idempotent.
+
+        To the master it is a run that was killed: objects here are absent until the next run has
+        mounted, for at most `worker_grace`. Memory that is not in files ends all the same.
+        """
+        if self._closed:
+            return
+        self._closed = self._leaving = True
+        ended(self)
+        self._end()
+
+    def _end(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        for thread in self._threads:
+            thread.stop()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        self._release()
 
     def _unmount(self, drain_s: float) -> int:
         """Tell the master; return for how many ms readers may hold leases."""
@@ -384,7 +430,7 @@ class Worker:
 
     def _ping(self) -> None:
         """Say after a while that this worker is alive, unless it cannot do what it is there for."""
-        if self._stopping.wait(self._interval_s):
+        if self._stopping.wait(self._ping_pause_s()):
             return
         sound = self.sound
         self._states.change(
@@ -393,6 +439,13 @@ class Worker:
         )  # fmt: skip
         if sound:
             self._say_alive()
+
+    def _ping_pause_s(self) -> float:
+        """Nothing is put here before a master that was started again has heard of this worker."""
+        since = self._away_since
+        if since is None or time.monotonic() > since + RETURN_S:
+            return self._interval_s
+        return min(self._interval_s, random.uniform(*RETURN_PAUSES_S))
 
     def _say_alive(self) -> None:
         """The connection stays open, so that the master sees it close when this process ends."""
@@ -408,13 +461,15 @@ class Worker:
             # A restarted master may listen for pings elsewhere.
             self._ask_to_mount()
             return
-        if pong.known and pong.master_epoch == self._map.epoch:
+        if pong.known and pong.master_epoch == self._mounted:
             self._states.change(f"master {self.config.master}", "mounted")
         else:
             self._ask_to_mount()
 
     def _failed(self, error: StoreError) -> None:
         """Tell, once, what the master does instead of answering."""
+        if isinstance(error, _OUT_OF_REACH) and self._away_since is None:
+            self._away_since = time.monotonic()
         state = "silent" if isinstance(error, _OUT_OF_REACH) else "refusing"
         self._states.change(f"master {self.config.master}", state, error.what, logging.WARNING)
 

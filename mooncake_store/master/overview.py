@@ -1,0 +1,136 @@
+"""What a cluster tells of itself: how it is made up, its segments and workers, and how they are.
+
+It changes nothing. A map and segments by number are answered from what is here, because gets ask
+for them; all segments, and the health of the cluster, cost a round trip to the shards.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mooncake_store.core.records import SegmentState
+from mooncake_store.identity import secret_of
+from mooncake_store.units import MILLISECOND_NS
+from mooncake_store.wire import cluster as wire
+from transfer_engine.rpc.address import Address
+
+if TYPE_CHECKING:
+    from mooncake_store.master.all_shards import AllShards
+    from mooncake_store.master.lineage import Lineage
+    from mooncake_store.master.liveness import Liveness
+    from mooncake_store.master.roster import LentSegment, Roster
+    from transfer_engine.rpc.serving import Connection
+
+__all__ = ["ClusterFacts", "Overview"]
+
+WILDCARDS = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What stays the same as long as the master runs."""
+
+    cluster: str
+    epoch: int
+    version: str
+    shards: tuple[Address, ...]
+    liveness: Address
+    ping_interval_ms: int
+    client_ttl_ms: int
+    identity: str
+    """How keys become digests: one of `identity.KINDS`."""
+    secret: bytes
+    """From which that of each namespace is made."""
+    life: int
+    """Which life of the shards' contents this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The parts of a cluster that goes, as others are told of them."""
+
+    facts: ClusterFacts
+    lineage: Lineage
+    roster: Roster
+    shards: AllShards
+    liveness: Liveness
+
+    def cluster_map(self, connection: Connection, request: wire.MapRequest) -> wire.ClusterMap:
+        """Return how the cluster is made up, as this peer reaches it."""
+        facts, lineage = self.facts, self.lineage
+
+        def reachable(address: Address) -> str:
+            # Bound to every address of the machine: name the one this peer came to.
+            if address.host not in WILDCARDS:
+                return str(address)
+            local = connection._transport.get_extra_info("sockname")[0]
+            return str(Address(local, address.port))
+
+        return wire.ClusterMap(
+            facts.cluster,
+            facts.epoch,
+            tuple(reachable(shard) for shard in facts.shards),
+            reachable(facts.liveness),
+            facts.ping_interval_ms,
+            facts.client_ttl_ms,
+            facts.identity,
+            secret_of(facts.secret, request.namespace) if request.namespace else b"",
+            facts.life,
+            lineage.run,
+            lineage.has(request.run),
+        )
+
+    async def list_segments(self, request: wire.SegmentsRequest) -> wire.SegmentsReply:
+        """Return the segments with some numbers, or all."""
+        if request.numbers:
+            known = self.roster.segments
+            chosen = [known[number] for number in request.numbers if number in known]
+            return wire.SegmentsReply(tuple(_entry(segment) for segment in chosen))
+        return wire.SegmentsReply(await self._entries())
+
+    async def _entries(self) -> tuple[wire.SegmentEntry, ...]:
+        used: dict[int, int] = {}
+        told = await self.shards.slices()
+        for number, nbytes, _state in (found for slices in told for found in slices):
+            used[number] = used.get(number, 0) + nbytes
+        segments = sorted(self.roster.segments.values(), key=lambda s: s.number)
+        return tuple(_entry(s, used.get(s.number, 0)) for s in segments)
+
+    async def status(self, connection: Connection, uptime_ms: int) -> wire.ClusterStatus:
+        """Return the health of the cluster."""
+        segments = self.roster.segments.values()
+        return wire.ClusterStatus(
+            any(s.state == SegmentState.OK for s in segments),
+            self.facts.version,
+            os.getpid(),
+            uptime_ms,
+            self.cluster_map(connection, wire.MapRequest()).shards,
+            tuple(
+                wire.WorkerEntry(
+                    worker.name,
+                    worker.host,
+                    worker.state,
+                    self.liveness.silent_ns(worker.uuid) // MILLISECOND_NS,
+                    tuple(sorted(worker.numbers)),
+                )
+                for worker in self.roster.workers.values()
+            ),
+            await self._entries(),
+        )
+
+
+def _entry(segment: LentSegment, used: int = 0) -> wire.SegmentEntry:
+    spec, worker = segment.spec, segment.worker
+    return wire.SegmentEntry(
+        segment.number,
+        spec.uuid,
+        spec.name,
+        worker.host,
+        spec.nbytes,
+        int(segment.state),
+        spec.descriptor,
+        used,
+        worker.name,
+    )
