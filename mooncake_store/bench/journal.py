@@ -5,7 +5,7 @@ thousand calls of put, alone and while another process fills the same disk. `val
 is started by default (`--journal written`); beside it stand `none`, and `synced`, where a put waits
 for the disk. All alternate in one run. `bytes_per_put` is what one with its removal writes.
 
-It measures an undisturbed life; how long a restart takes is not measured here.
+It measures an undisturbed life; how long a restart takes is for `restart`.
 """
 
 from __future__ import annotations

@@ -141,6 +141,10 @@ COMMANDS = {
             "--vs upstream": "beside the original's master",
         },
     ),
+    "restart": _Bench(
+        "Measure how long a pool is away when its processes are killed.",
+        {"--quick": "seconds until objects are read again, with 20,000 of them"} | FULL,
+    ),
     "serving": _Bench(
         "Measure what serving gains from the pool, with real workers.",
         {"--quick": "first tokens with hits, streaming, a group of two"} | FULL,

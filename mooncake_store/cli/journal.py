@@ -1,6 +1,8 @@
 """`mooncake journal`: what a master wrote down of its objects, read from its state directory."""
 
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,27 +11,15 @@ import typer
 
 from mooncake_store.cli.shared.app import ExitCode, JsonOption, emit, examples, make_app, note
 from mooncake_store.cli.shared.client import key_of, shown, text_of
-from mooncake_store.errors import ConfigError, NotFoundError, StoreError
+from mooncake_store.cli.shared.state_options import PortOption, StateOption, state_path
+from mooncake_store.errors import InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
     from mooncake_store.journal.reading import Damage
     from mooncake_store.master.kept_journals import KeptJournals, Seen
+    from mooncake_store.master.replaying import Replayed
 
 app = make_app("Look into what a master keeps of its objects; it may run or not.")
-
-StateOption = Annotated[
-    Path | None,
-    typer.Option("--state", metavar="DIR", help="The state directory of the master."),
-]
-PortOption = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        metavar="N",
-        help="The port of the master, whose state is where it is by default.",
-        show_default="50051",
-    ),
-]
 
 
 class Naming(StrEnum):
@@ -37,6 +27,9 @@ class Naming(StrEnum):
 
     KEYED = "keyed"
     XXH3 = "xxh3"
+
+
+IdentityOption = Annotated[Naming, typer.Option("--identity", help="How the master names keys.")]
 
 
 @app.command(
@@ -53,9 +46,7 @@ def show(
     namespace: Annotated[
         str, typer.Option("--namespace", metavar="NAME", help="The namespace of the key.")
     ] = "default",
-    identity: Annotated[
-        Naming, typer.Option("--identity", help="How the master names keys.")
-    ] = Naming.KEYED,
+    identity: IdentityOption = Naming.KEYED,
     as_json: JsonOption = False,
 ) -> None:
     """Show what happened to a key, oldest first, as far as the journal goes back.
@@ -65,6 +56,7 @@ def show(
     """
     from mooncake_store import ids
     from mooncake_store.identity import identity_of, secret_of
+    from mooncake_store.master.replaying import believed
 
     journals = _journals(state, port)
     name = key_of(key)
@@ -72,12 +64,7 @@ def show(
     digest = identity_of(identity.value, secret, namespace).digest(name)
     shard = ids.shard_of_one(digest, journals.shards)
     seen = journals.look(shard)
-    contents = seen.contents
-    if contents.void:
-        raise StoreError(
-            f"the journal in {seen.folder} may not be believed: {contents.void}",
-            advice="see `mooncake journal verify`",
-        )
+    contents = believed(seen)
     begin = contents.positions[0] if contents.positions else contents.end
     lines = [
         {"position": position, "shard": shard, "what": what}
@@ -154,26 +141,170 @@ def verify(
     return ExitCode.OK if whole else ExitCode.FAILED
 
 
+@app.command(
+    epilog=examples(
+        ("mooncake journal replay", "what a master that is started now would know"),
+        (
+            "mooncake journal replay --shard 0 --until 340310",
+            "as it was before the word at that position, which `journal show` tells",
+        ),
+        (
+            "mooncake journal replay --shard 0 --interactive",
+            "look into the shard with Python: `shard`, `stat(key, namespace)`",
+        ),
+    )
+)
+def replay(
+    state: StateOption = None,
+    port: PortOption = None,
+    shard: Annotated[
+        int | None, typer.Option("--shard", metavar="N", help="This shard only.", min=0)
+    ] = None,
+    until: Annotated[
+        int | None,
+        typer.Option(
+            "--until",
+            metavar="POSITION",
+            help="As it was before the word at this position was written.",
+            min=1,
+        ),
+    ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Open Python with the shard.")
+    ] = False,
+    identity: IdentityOption = Naming.KEYED,
+    as_json: JsonOption = False,
+) -> int:
+    """Make shards anew of all that is kept, in this process, and tell what came of it.
+
+    Ends with 1 when a shard contradicts itself. Each needs a whole snapshot and all words since it
+    began, so a position that lies before that cannot be shown. Nothing is changed.
+    """
+    from mooncake_store.master import replaying
+
+    journals = _journals(state, port)
+    if shard is None and journals.shards > 1 and (until is not None or interactive):
+        raise InvalidArgumentError(
+            f"--until and --interactive are for one of {journals.shards} shards",
+            advice="say which with --shard",
+        )
+    if interactive and as_json:
+        raise InvalidArgumentError("--interactive is for a person, --json for a program")
+    found = []
+    for number in range(journals.shards) if shard is None else (shard,):
+        replayed = replaying.replay(journals, number, until, identity=identity.value)
+        found.append(_replayed(replayed, replayed.broken()))
+    sound = all(each["sound"] for each in found)
+    value = {"state": str(journals.path), "cluster": journals.kept.cluster, "sound": sound}
+    emit(
+        value | {"shards": found},
+        as_json=as_json,
+        human=lambda: "\n".join(line for each in found for line in _summed(each)),
+    )
+    if interactive:
+        sys.stdout.flush()
+        _interact(replayed)
+    return ExitCode.OK if sound else ExitCode.FAILED
+
+
+def _replayed(replayed: "Replayed", broken: str) -> dict[str, Any]:
+    shard, restored = replayed.shard, replayed.restored
+    figures = shard.stats()
+    return {
+        "shard": replayed.number,
+        "snapshot": replayed.snapshot,
+        "end": replayed.end,
+        "objects": restored.objects,
+        "bytes": restored.nbytes,
+        "unfinished": restored.unfinished,
+        "dropped": restored.dropped,
+        "lost": restored.lost,
+        "free_bytes": max(0, figures.bytes_total - figures.bytes_allocated),
+        "waiting_bytes": figures.quarantined_bytes,
+        "clients": len(shard.clients),
+        "sound": not broken,
+        "broken": broken,
+        "unused": replayed.unused,
+        "segments": [
+            {
+                "number": segment.index,
+                "name": segment.name,
+                "host": segment.host,
+                "state": segment.state.name.lower(),
+                "bytes": segment.nbytes,
+                "free_bytes": segment.nbytes - segment.used,
+            }
+            for segment in shard.segments()
+        ],
+        "namespaces": [
+            {
+                "name": tenant.name,
+                "objects": shard.tenant_objects(number),
+                "bytes": shard.tenant_bytes(number),
+                "quota_bytes": tenant.quota_bytes,
+            }
+            for number, tenant in sorted(shard.tenant_by_number.items())
+        ],
+    }
+
+
+def _summed(shard: dict[str, Any]) -> Iterator[str]:
+    from mooncake_store.units import format_size
+
+    yield (
+        f"shard {shard['shard']}: positions {shard['snapshot']} to {shard['end']}, "
+        f"{'sound' if shard['sound'] else 'contradicts itself: ' + shard['broken']}"
+    )
+    yield (
+        f"  {shard['objects']} objects, {shard['unfinished']} unfinished, "
+        f"{format_size(shard['bytes'])}; {shard['dropped']} dropped that could not be true, "
+        f"{shard['lost']} lost with what is damaged"
+    )
+    yield (
+        f"  {format_size(shard['free_bytes'])} free, "
+        f"{format_size(shard['waiting_bytes'])} waiting for readers and writers of before, "
+        f"{shard['clients']} clients"
+    )
+    for segment in shard["segments"]:
+        yield (
+            f"  segment {segment['number']} {segment['name']} of {segment['host']}: "
+            f"{segment['state']}, {format_size(segment['bytes'])}, "
+            f"{format_size(segment['free_bytes'])} free"
+        )
+    for name in shard["namespaces"]:
+        quota = "" if name["quota_bytes"] is None else f" of {format_size(name['quota_bytes'])}"
+        yield (
+            f"  namespace {name['name']}: {name['objects']} objects, "
+            f"{format_size(name['bytes'])}{quota}"
+        )
+    if shard["unused"]:
+        yield f"  a master started now begins with nothing because {shard['unused']}"
+
+
+def _interact(replayed: "Replayed") -> None:
+    """Let a person look into a shard until they have had enough."""
+    import code
+
+    known = {"shard": replayed.shard, "stat": replayed.stat, "replayed": replayed}
+    with suppress(SystemExit):
+        code.interact(
+            banner="shard, stat(key, namespace='default') and replayed; Ctrl-D ends",
+            local=known,
+            exitmsg="",
+        )
+
+
 def _journals(state: Path | None, port: int | None) -> "KeptJournals":
     """The journals that the options name."""
-    from mooncake_store.config.settings import MasterConfig
     from mooncake_store.master.kept_journals import KeptJournals
-    from mooncake_store.master.state_directory import default_path
 
-    if state is not None and port is not None:
-        raise ConfigError("--state and --port each name a state directory", advice="say one")
-    try:
-        if state is not None:
-            return KeptJournals.of(state.expanduser())
-        return KeptJournals.of(default_path(MasterConfig().port if port is None else port))
-    except RuntimeError as error:
-        raise ConfigError(f"no home: {error}", advice="name the directory with --state") from error
+    return KeptJournals.of(state_path(state, port))
 
 
 def _verified(journals: "KeptJournals", shard: int) -> dict[str, Any]:
     seen = journals.look(shard)
-    contents = seen.contents
-    unused, empty = contents.unusable, contents.facts is None
+    contents, judgement = seen.contents, seen.judgement
+    unused, empty = judgement.unusable, contents.facts is None
     return {
         "shard": shard,
         "folder": str(seen.folder),
@@ -186,6 +317,7 @@ def _verified(journals: "KeptJournals", shard: int) -> dict[str, Any]:
         "damages": [_damage(each) for each in contents.damages],
         "torn": None if contents.torn is None else _damage(contents.torn),
         "kept": not unused and not empty,
+        "lost": judgement.lost,
         "why": unused or ("nothing was written down yet" if empty else ""),
     }
 
@@ -208,5 +340,7 @@ def _told(shard: dict[str, Any]) -> Iterator[str]:
         yield f"  damaged: {damage['told']}"
     if shard["torn"]:
         yield f"  torn tail, no damage: {shard['torn']['told']}"
-    kept = "keeps all" if shard["kept"] else f"begins with nothing because {shard['why']}"
+    kept = "keeps all" if not shard["lost"] else f"keeps all but {shard['lost']} objects"
+    if not shard["kept"]:
+        kept = f"begins with nothing because {shard['why']}"
     yield f"  a master started now {kept}"

@@ -137,4 +137,4 @@ def worker(
         emit({"ready": True, **facts}, as_json=as_json, human=lambda: _sentence(facts))
         sys.stdout.flush()
 
-    run_worker(settings, secret, ready, drain_s=drain_s)
+    run_worker(settings, secret, ready, end=lambda worker: worker.stop(drain_s=drain_s))
