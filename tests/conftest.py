@@ -7,7 +7,6 @@ kernel may compile it.
 
 import contextlib
 import gc
-import itertools
 import os
 import random
 import signal
@@ -24,6 +23,7 @@ from hypothesis import HealthCheck, settings
 
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.program import kernels
+from tests.shared_memory import SharedMemory
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,6 +54,7 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         kernels.forget_stale_caches()
+        config.pluginmanager.register(SharedMemory(), "mooncake-shared-memory")
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -172,14 +173,31 @@ def programs():
             return running[-1]
 
         yield start
-        folders = list(Path(state).glob("mooncake/*/shard-*"))
         for program in running:
             program.kill()
-            for option, value in itertools.pairwise(program.arguments):
-                if option == "--state":
-                    folders += Path(value).glob("shard-*")
-        for folder in folders:
-            remove_rings(folder)
+        # Not before all have ended: one that is starting has yet to make its own.
+        for shard in shards_below(Path(state)):
+            remove_rings(shard)
+
+
+def shards_below(folder):
+    """The folders that shards keep their state in, at most three levels down."""
+    return [path for depth in range(4) for path in folder.glob("*/" * depth + "shard-*")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """Remove, with the folder of a test, the memory that belongs to what lay there.
+
+    A master that was killed leaves it to the next one, which there will not be. What there is is
+    noted before fixtures end: the folder may go before a master that uses it.
+    """
+    folder = item.funcargs.get("tmp_path") if hasattr(item, "funcargs") else None
+    shards = [] if folder is None else shards_below(folder)
+    outcome = yield
+    for shard in shards:
+        remove_rings(shard)
+    return outcome
 
 
 @pytest.fixture

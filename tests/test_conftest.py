@@ -1,13 +1,19 @@
 """The shared fixtures: a program is watched, and ends with its test."""
 
 import asyncio
+import mmap
+import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import until, until_async
+from tests.shared_memory import SharedMemory
+from tests.sources import ROOT
+from tests.waiting import PATIENCE_S, until, until_async
 
 
 def test_a_program_is_read_line_by_line_and_ends_with_its_code(start_program):
@@ -74,3 +80,68 @@ def test_until_async_lets_other_tasks_run_and_fails_at_its_deadline():
             await until_async(lambda: False, timeout_s=0.01, what="the door")
 
     asyncio.run(scenario())
+
+
+LEAVING = """
+import os, pathlib, pytest
+
+@pytest.fixture
+def memory():
+    yield
+    pathlib.Path(os.environ["LEFT"]).write_bytes(b"left")
+
+def test_before(): pass
+def test_that_leaves(memory): pass
+def test_after(): pass
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_leaves_memory_fails_the_run_by_its_name(tmp_path):
+    left, lock = Path("/dev/shm") / f"mooncake-test-{os.getpid()}.ring", tmp_path / "lock"
+    (tmp_path / "conftest.py").write_text(
+        "import os, pathlib\n"
+        "from tests.shared_memory import FOLDER, SharedMemory\n"
+        "lock = pathlib.Path(os.environ['LOCK'])\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(SharedMemory(FOLDER, lock))\n"
+    )
+    (tmp_path / "test_leaving.py").write_text(LEAVING)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider"]
+
+    def run(path):
+        return subprocess.run(
+            [*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
+            env=os.environ | {"LEFT": str(path), "LOCK": str(lock), "PYTHONPATH": str(ROOT)},
+            check=False,
+        )  # fmt: skip
+
+    try:
+        done = run(left)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "3 passed" in done.stdout
+        (line,) = [line for line in done.stdout.splitlines() if str(left) in line]
+        assert "test_that_leaves" in line
+        assert "test_before" not in line
+        # What was there before is nobody's fault.
+        assert run(left).returncode == 0
+        left.unlink()
+        # Nor is it certain whose it is where another run goes on.
+        other = SharedMemory(tmp_path, lock)
+        done = run(left)
+        assert done.returncode == 0
+        assert str(left) in done.stdout
+        other.close()
+    finally:
+        left.unlink()
+
+
+def test_memory_that_a_process_uses_is_not_left(tmp_path):
+    watch = SharedMemory(tmp_path, tmp_path / "lock")
+    path = tmp_path / "mooncake-used.ring"
+    path.write_bytes(bytes(4096))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        assert watch.left() == []
+    (told,) = watch.left()
+    watch.close()
+    assert told.startswith(f"{path}: left by no test")

@@ -50,7 +50,7 @@ ALLOWED = {
     ("tests/waiting.py", "time.sleep"): "the one place where tests poll, with a deadline",
     ("tests/waiting.py", "asyncio.sleep"): "the one place where tests poll, with a deadline",
     ("tests/soak", "asyncio.sleep"): "load comes and faults happen at random times",
-    ("mooncake_store/master/keeping.py", "time.sleep"): (
+    ("mooncake_store/program/locks.py", "time.sleep"): (
         "a process that ends announces to nobody that its lock is free; the wait has a deadline"
     ),
     ("transfer_engine/transports/tcp_server.py", "time.sleep"): (

@@ -6,12 +6,16 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from mooncake_store.cli.shared.tree import run
 from mooncake_store.client.blocking import Client
+from mooncake_store.core.ring import HEAD, WRITTEN
+from mooncake_store.journal.ring_file import rings_of
 from mooncake_store.local_cluster import LocalCluster
 from mooncake_store.master.kept_journals import KeptJournals
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,13 +160,18 @@ def test_a_busy_shard_looks_whole(tmp_path: Path, journal: Command) -> None:
     assert ends[0] < ends[-1]
 
 
+def flip(file: Path, offset: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 1
+    file.write_bytes(content)
+
+
 def test_a_damage_is_told_with_what_it_costs(tmp_path: Path, journal: Command) -> None:
     with pool(tmp_path) as cluster, Client(cluster.url) as client:
         live_through(client, "key")
     file = min((tmp_path / "shard-0").glob("journal-*.log"))
-    content = bytearray(file.read_bytes())
-    content[4096 + 128 + 8] ^= 1  # in the words of the first block
-    file.write_bytes(content)
+    (tmp_path / "shard-0" / "journal.ended").unlink()
+    flip(file, 4096 + 128 + 8)  # in the words of the first block
     code, out, _ = journal("verify")
     assert code == 1
     first, damage, kept = out.splitlines()
@@ -178,12 +187,43 @@ def test_a_damage_is_told_with_what_it_costs(tmp_path: Path, journal: Command) -
         assert not client.exists("key/other")  # as it was told
 
 
+def all_in_files(folder: Path) -> bool:
+    """Whether nothing waits to be written, in a journal that somebody writes."""
+    (ring,) = (path for path in rings_of(folder) if path.suffix == ".ring")
+    with ring.open("rb") as file:
+        words = np.frombuffer(file.read(8 * 3), np.int64)
+    return bool(words[HEAD] == words[WRITTEN])
+
+
+def test_what_a_damage_took_is_counted_where_that_is_known(
+    tmp_path: Path, journal: Command
+) -> None:
+    with pool(tmp_path) as cluster, Client(cluster.url) as client:
+        (file,) = (tmp_path / "shard-0").glob("journal-*.log")
+        client.put("before", b"x")
+        until(lambda: all_in_files(tmp_path / "shard-0"))
+        client.put_many([f"key/{number}" for number in range(5)], [b"x"] * 5).check()
+        until(lambda: b"key/4" in file.read_bytes())
+        cluster.kill_master()
+        flip(file, file.read_bytes().rindex(b"key/4"))
+        code, out, _ = journal("verify")
+        assert code == 1
+        assert out.splitlines()[-1] == "  a master started now keeps all but 5 objects"
+        (shard,) = json.loads(journal("verify", "--json")[1])["shards"]
+        assert (shard["kept"], shard["lost"], shard["whole"]) == (True, 5, False)
+        cluster.restart_master()
+        assert client.get("before") == b"x"  # as it was told
+        assert not any(client.exists_many([f"key/{number}" for number in range(5)]))
+
+
 def test_a_tail_that_is_cut_off_is_no_damage(tmp_path: Path, journal: Command) -> None:
     with pool(tmp_path) as cluster, Client(cluster.url) as client:
         live_through(client, "key")
     file = max((tmp_path / "shard-0").glob("journal-*.log"))
     with file.open("ab") as last:
         last.write(b"cut off")
+    assert journal("verify")[0] == 0, "how far it must reach is known"
+    (tmp_path / "shard-0" / "journal.ended").unlink()
     out = journal("verify")[1]
     assert "torn tail, no damage" in out
     assert "damaged: " not in out

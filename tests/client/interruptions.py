@@ -1,6 +1,9 @@
 """Letting something happen in the middle of what a client does."""
 
 from mooncake_store.client import single as straight
+from mooncake_store.errors import PeerLostError
+from transfer_engine.rpc.aio import AsyncConnection
+from transfer_engine.rpc.blocking import BlockingConnection
 
 
 class SlowTransfers:
@@ -29,3 +32,38 @@ def during_copies(monkeypatch, between):
 
     monkeypatch.setattr(straight, "copy_one", slow_copy)
     return left
+
+
+class LostAnswers:
+    """Loses a connection with the answer to the next request of each of these operations."""
+
+    def __init__(self, monkeypatch, *operations, meanwhile=lambda: None):
+        self.left = list(operations)
+        receive, call = BlockingConnection._recv, AsyncConnection.call
+
+        def lose(connection, request_id, operation, start, timeout_s):
+            body = receive(connection, request_id, operation, start, timeout_s)
+            if self._due(operation):
+                connection.close()
+                meanwhile()
+                raise self._error(operation)
+            return body
+
+        async def lose_async(connection, operation, body, *, timeout_s):
+            reply = await call(connection, operation, body, timeout_s=timeout_s)
+            if self._due(operation):
+                await connection.close()
+                raise self._error(operation)
+            return reply
+
+        monkeypatch.setattr(BlockingConnection, "_recv", lose)
+        monkeypatch.setattr(AsyncConnection, "call", lose_async)
+
+    def _due(self, operation):
+        if operation.name not in self.left:
+            return False
+        self.left.remove(operation.name)
+        return True
+
+    def _error(self, operation):
+        return PeerLostError("the connection was lost: injected", operation=operation.name)

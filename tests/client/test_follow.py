@@ -12,6 +12,7 @@ import pytest
 
 from mooncake_store import AsyncClient, Client
 from mooncake_store.client import Position
+from mooncake_store.core.shard import Shard
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.local_cluster import LocalCluster
 
@@ -36,7 +37,7 @@ class Mirror:
             self.resets += 1
         for digest, stored in zip(found.digests, found.stored, strict=True):
             (self.held.add if stored else self.held.discard)(bytes(digest))
-        return found.reset or len(found.digests) > 0
+        return found.snapshot or len(found.digests) > 0
 
     def settle(self):
         """Apply news until none come any more."""
@@ -276,6 +277,24 @@ def test_a_follower_that_missed_more_than_is_kept_gets_a_snapshot(start, connect
     put(store, *keys)
     mirror = Mirror(reader(cluster.url).follow(since=restored(kept)))
     assert mirror.settle() == digests_of(store, keys)
+    assert mirror.resets == 1
+
+
+def test_what_changes_among_pages_that_were_told_is_told_too(start, connect, reader, monkeypatch):
+    """A snapshot of many objects takes several requests, and the store is used meanwhile."""
+    whole = Shard.event_snapshot
+    monkeypatch.setattr(Shard, "event_snapshot", lambda shard, cursor: whole(shard, cursor, 8))
+    url = start().url
+    store = connect(url)
+    keys = [f"key-{n}" for n in range(40)]
+    put(store, *keys)
+    mirror = Mirror(reader(url).follow())
+    mirror.take()
+    told = [key for key in keys if digests_of(store, [key]) <= mirror.held]
+    assert 0 < len(told) < len(keys)
+    store.remove_many(told).check()
+    put(store, "new")
+    assert mirror.settle() == digests_of(store, [*set(keys) - set(told), "new"])
     assert mirror.resets == 1
 
 

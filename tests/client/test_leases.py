@@ -1,12 +1,14 @@
 """What a client may rely on while it reads, and what it does not keep from others, or itself."""
 
 import os
+import threading
 import time
 
 import numpy as np
 import pytest
 
 from mooncake_store import Client
+from mooncake_store.client.kernels import reading
 from mooncake_store.client.leases import Leases
 from mooncake_store.errors import (
     HasLeaseError,
@@ -16,7 +18,7 @@ from mooncake_store.errors import (
 )
 from mooncake_store.wire import shard as wire
 from tests.master.wires import ClusterWire
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MIB = 1 << 20
 
@@ -115,6 +117,29 @@ def test_a_get_is_no_older_than_its_lease_whoever_shows_the_object(url, connect)
         assert bytes(shown.data) == bytes(own.data) == b"older"
 
 
+def test_a_batch_whose_answer_came_after_its_lease_is_not_believed(url, connect):
+    """The lease runs from when it was asked for, however long the answer takes to arrive."""
+    store, other = connect(url), connect(url)
+    keys = ["one", "two"]
+    assert other.put_many(keys, [b"older"] * 2).ok
+    assert store.get_many(keys).ok  # every segment is known
+    store.release_many(keys)
+    ask = store._driver._one
+
+    def slowly(call, until_s):
+        asked = time.monotonic()
+        body = ask(call, until_s)
+        store._driver._one = ask
+        until(lambda: time.monotonic() > asked + 0.06)
+        other.put_many(keys, [b"newer"] * 2, upsert=True).check()
+        return body
+
+    store._driver._one = slowly
+    got = store.get_many(keys, ttl="50ms")
+    assert [type(error) for _, error in got.errors()] == [LeaseExpiredError] * 2
+    assert store.get_many(keys).values == [b"newer"] * 2
+
+
 def test_a_view_that_ran_out_is_leased_anew_or_not_at_all(store, connect, url):
     other = connect(url)
     store.put("key", b"value")
@@ -156,6 +181,30 @@ def test_the_table_of_an_idle_client_never_becomes_memory():
         assert len(table.drain(time.monotonic_ns())[0]) == 0
         table.clear()
     assert resident_bytes() - before < 50 * MIB
+
+
+def test_nobody_is_in_a_table_that_is_cleared(monkeypatch):
+    """A client that meets another life of its store clears it while other threads use it."""
+    table, cleared = Leases(64), threading.Event()
+    lookup, seen = reading.lookup, []
+
+    def clear():
+        table.clear()
+        cleared.set()
+
+    clearing = threading.Thread(target=clear)
+
+    def slow_lookup(*arguments):
+        clearing.start()
+        seen.append(cleared.wait(0.2))
+        return lookup(*arguments)
+
+    monkeypatch.setattr(reading, "lookup", slow_lookup)
+    columns = np.zeros((reading.COLUMNS, 1), np.int64)
+    assert table.lookup(np.ones((1, 2), np.int64), time.monotonic_ns(), columns) == 0
+    clearing.join(PATIENCE_S)
+    assert cleared.is_set()
+    assert seen == [False]
 
 
 def test_an_error_names_the_leases_that_hold_the_space(own_cluster, connect):

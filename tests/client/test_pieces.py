@@ -44,6 +44,20 @@ def test_a_batch_is_gathered_and_scattered_in_one_round_trip_each(url, connect, 
         assert store.query(key).checksum == xxhash.xxh3_64_intdigest(whole)
 
 
+def test_a_batch_over_several_segments_is_gathered_and_scattered(url, connect):
+    store = connect(url, lease_cache=False)
+    blocks = 600  # so many that each segment takes some
+    source = np.random.default_rng(6).integers(0, 255, (LAYERS, blocks, BYTES), np.uint8)
+    keys = [f"block-{i}" for i in range(blocks)]
+    assert store.put_many(keys, pieces_of(source, range(blocks))).ok
+    found = store.query_many(keys).infos
+    assert {info.replicas[0].segment for info in found} == {"worker-0", "worker-1"}
+    assert store.get_many(keys).check().values == [source[:, i].tobytes() for i in range(blocks)]
+    target = np.zeros_like(source)
+    assert store.get_into_many(keys, pieces_of(target, range(blocks))).check().ok
+    assert np.array_equal(source, target)
+
+
 def test_what_the_pieces_do_not_fit_fails_alone_and_untouched(store):
     source, target = memory(2), np.zeros((LAYERS, BLOCKS, BYTES), np.uint8)
     store.put("right", source[:, 0].copy())

@@ -352,8 +352,9 @@ def test_one_put_asks_as_a_batch_of_one(name):
         "excluded": [b"segment-1", b""],
     }  # fmt: skip
     requests = shard.PutOne(**fields)
-    for digest, size, wait_ms in ((b"0123456789abcdef", 1, 0), (b"\xff" * 16, 1 << 40, 1 << 31)):
+    some = (b"0123456789abcdef", 1, 0, 0), (b"\xff" * 16, 1 << 40, 1 << 31, (1 << 63) - 1)
+    for digest, size, wait_ms, number in some:
         words = np.frombuffer(digest, np.uint64).reshape(1, 2)
-        assert requests.pack(digest, name, size, wait_ms) == shard.PUT_START.request.pack(
-            digests=words, names=[name], sizes=[size], wait_ms=wait_ms, **fields
+        assert requests.pack(digest, name, size, wait_ms, number) == shard.PUT_START.request.pack(
+            digests=words, names=[name], sizes=[size], wait_ms=wait_ms, number=number, **fields
         )

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from mooncake_store import LocalCluster
 from mooncake_store.errors import UnavailableError
 from mooncake_store.fs import MooncakeFileSystem
 from tests.waiting import long_before
@@ -104,6 +105,20 @@ def test_nothing_there_is_said_at_once(free_port):
     )
     with long_before(60), pytest.raises(UnavailableError, match=str(free_port)):
         fs.ls("")
+
+
+def test_coroutines_meet_a_store_that_was_not_there_before(free_port):
+    async def work():
+        url = f"mooncake://127.0.0.1:{free_port}/ns"
+        fs = MooncakeFileSystem(url, asynchronous=True, skip_instance_cache=True)
+        with pytest.raises(UnavailableError):
+            await fs._cat_file("file")
+        with LocalCluster(1, "32MiB", in_process=True, master={"port": free_port}):
+            await fs._pipe_file("file", b"content")
+            assert await fs._cat_file("file") == b"content"
+            await fs.aclose()
+
+    asyncio.run(work())
 
 
 def test_misspelt_options_are_named_at_once(url):

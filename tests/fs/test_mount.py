@@ -326,6 +326,45 @@ def test_what_the_last_handle_cannot_store_is_told_and_frees_it(operations, fs, 
         operations.getattr("/file")
 
 
+def test_what_could_not_be_stored_is_told_until_it_is(operations, fs, monkeypatch):
+    handle = operations.create("/file", 0o644)
+    operations.write("/file", b"content", 0, handle)
+
+    def away(*_, **__):
+        raise UnavailableError("the store is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fs.client, "put_many", away)
+        for _ in range(2):
+            with pytest.raises(OSError, match="down"):
+                operations.fsync("/file", 0, handle)
+        with pytest.raises(OSError, match="down"):
+            operations.flush("/file", handle)  # `close`
+    operations.fsync("/file", 0, handle)
+    assert fs.cat_file("file") == b"content"
+    operations.release("/file", handle)
+
+
+def test_a_file_that_took_the_place_of_another_is_seen_at_once(operations, fs):
+    fs.pipe({"file": b"former content", "other": b"new"})
+    assert operations.getattr("/file")["st_size"] == len(b"former content")
+    operations.rename("/other", "/file")
+    assert operations.getattr("/file")["st_size"] == len(b"new")
+    with pytest.raises(FileNotFoundError):
+        operations.getattr("/other")
+
+
+def test_a_file_that_lost_its_name_to_another_is_not_stored_on_top_of_it(operations, fs):
+    fs.pipe({"file": b"former", "other": b"new"})
+    handle = operations.open("/file", os.O_RDWR)
+    operations.write("/file", b"changed", 0, handle)
+    operations.rename("/other", "/file")
+    assert operations.read("/file", 100, 0, handle) == b"changed"  # it lives on for who has it open
+    operations.flush("/file", handle)
+    operations.release("/file", handle)
+    assert fs.cat_file("file") == b"new"
+
+
 @pytest.fixture
 def tight(tmp_path):
     """A mounted pool of 64 MiB with a file worth keeping, and its filesystem."""

@@ -2,11 +2,12 @@
 
 import errno
 import os
+from contextlib import closing
 
 import pytest
 
-from mooncake_store import LocalCluster
-from mooncake_store.errors import NoSpaceError
+from mooncake_store import LocalCluster, ids
+from mooncake_store.errors import NoSpaceError, TransferTimeoutError
 from mooncake_store.fs import MooncakeFileSystem
 
 MIB = 1 << 20
@@ -161,3 +162,34 @@ def test_a_quota_is_refused_before_anything_is_evicted():
         assert len(fs.find("kept")) == 8
         fs.pipe_file("large", bytes(7 * MIB))
         fs.close()
+
+
+def test_a_file_that_finds_no_room_at_its_new_name_keeps_the_old_one():
+    """The new name belongs to another shard, which is full of what is being read."""
+    options = {"part_size": "8MiB", "pin": None, "skip_instance_cache": True}
+    with (
+        LocalCluster(1, "32MiB", shards=2, in_process=True) as running,
+        closing(MooncakeFileSystem(running.url, **options)) as fs,
+        closing(MooncakeFileSystem(running.url, deadline="2s", **options)) as hurried,
+    ):
+        client = fs.client
+        names = [f"name-{number}" for number in range(100)]
+        shards = ids.shard_of(client.identity.digests(names), 2)
+        here, there = (
+            [name for name, shard in zip(names, shards, strict=True) if shard == number]
+            for number in (0, 1)
+        )
+        source, target = here[0], there[0]
+        content = os.urandom(5 * MIB)
+        fs.pipe_file(source, content)
+        read = there[1:14]
+        assert client.put_many(read, [bytes(MIB)] * len(read)).ok
+        assert client.lease_many(read, ttl="300s").ok
+        with pytest.raises((NoSpaceError, TransferTimeoutError)):  # a busy shard may not say why
+            hurried.mv(source, target)
+        assert fs.cat_file(source) == content
+        assert not fs.exists(target)
+        client.release_many(read)
+        fs.mv(source, target)
+        assert fs.cat_file(target) == content
+        assert not fs.exists(source)

@@ -7,12 +7,12 @@ part concerned with given overrides and returns what a user could see, which mus
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import io
 import logging
 import os
 import signal
 import tempfile
-import time
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -23,7 +23,6 @@ import pytest
 
 from mooncake_store import Client, LocalCluster
 from mooncake_store.cli.shared.program_options import begin
-from mooncake_store.client.setup import Setup
 from mooncake_store.config.settings import (
     PROGRAMS,
     ClientConfig,
@@ -46,6 +45,20 @@ from serving.conductor.views import Demand, PrefillView
 from serving.system import ServingSystem, SystemSettings
 from tests.clocks import ManualClock
 from tests.core.lab import Lab
+from tests.ground.of_clients import (
+    a_damaged_read,
+    found_by_the_next_program,
+    lease_after_a_get,
+    namespace,
+    own_segment,
+    patience,
+    patience_with_connections,
+    reads_without_a_request,
+    secret,
+    segments_of_the_pool,
+    stored,
+    threads_of_the_engine,
+)
 from tests.master.wires import ClusterWire
 from tests.serving.conductor.test_placement import costs
 from transfer_engine import SegmentDescriptor
@@ -270,7 +283,8 @@ def run_program(program, given):
             with master({}) as (cluster, _):
                 own = {"master": cluster.address, "segments": "1MiB"}
                 config = load(program, environ={}, overrides=own | given).value
-                run_worker(config, None, ready, leases_s=0.0, parent=parent)
+                end = functools.partial(Worker.stop, leases_s=0.0)
+                run_worker(config, None, ready, end=end, parent=parent)
     finally:
         signal.signal(signal.SIGTERM, handler)
     return seen
@@ -370,106 +384,6 @@ def without_memory(observe):
     return observed
 
 
-@contextlib.contextmanager
-def client(given, **options):
-    """A client with these settings, and the cluster it is connected to."""
-    with LocalCluster(2, "4MiB", in_process=True) as cluster:
-        url = given.get("url", "default")
-        rest = {name: value for name, value in given.items() if name != "url"}
-        with Client(f"mooncake://{cluster.address}/{url}", **rest, **options) as found:
-            yield found, cluster
-
-
-def namespace(given):
-    with client(given) as (found, _):
-        return found.namespace
-
-
-def secret(given):
-    setup = Setup("mooncake://127.0.0.1:1", dict(given))
-    setup.engine.close()
-    return setup.secret
-
-
-def patience_with_connections(given):
-    """How long the first connection is waited for."""
-    with mock.patch(
-        "transfer_engine.rpc.blocking.BlockingConnection.connect", side_effect=StoreError("no")
-    ) as connect:
-        with contextlib.suppress(StoreError):
-            Client("mooncake://127.0.0.1:1", deadline=1000, **given)
-        return round(connect.call_args.kwargs["timeout_s"], 1)
-
-
-def patience(given):
-    """The deadline of an operation that names none, in hundreds of seconds."""
-    with client(given) as (found, _):
-        return round((found._core.until({}) - time.monotonic()) / 100)
-
-
-def lease_after_a_get(given):
-    with client(given) as (found, _):
-        found.put("a", b"1")
-        found.get("a")
-        return found.stat("a").lease_s > 60
-
-
-def a_damaged_read(given):
-    with client(given) as (found, cluster):
-        found.put("a", bytes(4096))
-        for worker in cluster._workers:
-            for segment in worker.segments:
-                segment.buffer[:] = bytes([1]) * segment.size
-        try:
-            return found.get("a") == bytes([1]) * 4096
-        except StoreError as error:
-            return type(error).__name__
-
-
-def reads_without_a_request(given):
-    with client(given) as (found, _):
-        keys = [f"key{number}" for number in range(64)]
-        for key in keys:
-            found.put(key, b"1")
-        for key in keys + keys:
-            found.get(key)
-        return found._core.counters.lease_cache_hits
-
-
-def stored(given):
-    with client(given, deadline=3.0) as (found, _):
-        try:
-            found.put("a", b"1")
-        except StoreError as error:
-            return type(error).__name__
-        return len(found.stat("a").replicas)
-
-
-def threads_of_the_engine(given):
-    with mock.patch("mooncake_store.client.setup.TransferEngine") as engine:
-        Setup("mooncake://127.0.0.1:1", dict(given))
-        return engine.call_args.kwargs["threads"]
-
-
-def segments_of_the_pool(given):
-    with client({}) as (found, cluster):
-        try:
-            with Client(cluster.url, **given):
-                return len(found.status().segments)
-        except StoreError as error:
-            return error.what
-
-
-def own_segment(given):
-    """Whether a client can lend memory to a pool without any of its own."""
-    with LocalCluster(0, in_process=True) as cluster:
-        try:
-            with Client(cluster.url, **given) as found:
-                return len(found.status().segments)
-        except StoreError as error:
-            return error.what
-
-
 PORT = 20_000 + os.getpid() % 10_000
 FREE = {"port": PORT}
 SECRET, PORT_FILE, LENT_FILE, STATE = "<secret>", "<port file>", "<file>", "<state>"
@@ -547,6 +461,7 @@ OBSERVED = {
     "client.lease_cache_entries": Observation({"lease_cache_entries": 8}, reads_without_a_request),
     "client.transports": Observation({"transports": "rdma"}, stored),
     "client.copy_threads": Observation({"copy_threads": 5}, threads_of_the_engine),
+    "client.state": Observation({"state": STATE}, found_by_the_next_program),
     "client.segment": Observation({"segment": "4MiB"}, segments_of_the_pool),
     "client.overcommit": Observation(
         {"overcommit": True, "segment": "4MiB"},

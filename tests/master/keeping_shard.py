@@ -4,16 +4,16 @@ import sys
 
 from mooncake_store.master import shard_process
 
-_build = shard_process.build_service
+_open = shard_process.open_service
 
 
-def build(*arguments):
+async def open_service(*arguments):
     """Make a service as the real one does."""
-    service = _build(*arguments)
+    service = await _open(*arguments)
     service.site.keeps = service.site.kept = True
     return service
 
 
 if __name__ == "__main__":
-    shard_process.build_service = build
+    shard_process.open_service = open_service
     sys.exit(shard_process.main())

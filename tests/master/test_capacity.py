@@ -81,9 +81,9 @@ def test_the_sum_of_segments_and_of_workers_counts(machine):
     fits(found, 12 * GIB, 12 * GIB)
     assert "25GiB are to be lent" in refusal(found, 12 * GIB, 13 * GIB)
     one = WorkerConfig(segments_bytes=(9 * GIB,))
-    check_room(one, workers=2, machine=found)
+    check_room(one, names=["a", "b"], machine=found)
     with pytest.raises(ConfigError, match="27GiB are to be lent"):
-        check_room(one, workers=3, machine=found)
+        check_room(one, names=["a", "b", "c"], machine=found)
 
 
 def test_overcommit_is_the_way_to_insist(machine):

@@ -255,6 +255,72 @@ def test_memory_is_replaced_by_other_memory_for_a_new_master(run):
     assert run("c2", 7).uuids == first.uuids
 
 
+def test_the_next_run_knows_where_the_one_before_was_mounted(run):
+    first = run()
+    assert first.lent.run == 0
+    for mounted in (7, 7, (1 << 64) - 1):
+        first.lent.note_run(mounted)
+    first.die()
+    second = run()
+    assert (second.lent.run, second.uuids) == ((1 << 64) - 1, first.uuids)
+    second.lent.replace("c1", 1, second.epoch + 1)
+    assert second.lent.run == 0
+    second.die()
+    assert run().lent.run == 0
+
+
+def test_a_record_from_before_there_were_runs_is_read(run):
+    first = run()
+    first.die()
+    told = json.loads(record(run).read_bytes())
+    del told["run"]
+    record(run).write_text(json.dumps(told))
+    second = run()
+    assert (second.lent.run, second.uuids) == (0, first.uuids)
+
+
+def test_memory_that_is_disowned_is_made_anew(run, caplog):
+    first = run()
+    first.segments[0].buffer[:3] = b"abc"
+    first.lent.note_run(7)
+    first.die()
+
+    class Disowning(WorkerSegments):
+        def make(self):
+            self.disown("the master is older")
+            super().make()
+
+    lent = Disowning(first.lent._config, "w")
+    uuid, epoch = lent.hold("c1", 1)
+    lent.make()
+    try:
+        assert uuid == first.uuid
+        assert epoch > first.epoch
+        assert lent.run == 0
+        assert lent.segments[0].uuid not in first.uuids
+        assert bytes(lent.segments[0].view(0, 3)) == bytes(3)
+        assert "lends memory anew: the master is older" in caplog.text
+    finally:
+        lent.close()
+
+
+def test_a_run_that_cannot_be_written_down_is_tried_again(run, monkeypatch):
+    first = run()
+    with monkeypatch.context() as patched:
+
+        def full(fd):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patched.setattr("os.fsync", full)
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                first.lent.note_run(7)
+    assert first.lent.run == 0
+    first.lent.note_run(7)
+    first.die()
+    assert run().lent.run == 7
+
+
 def test_a_forked_child_holds_nothing_and_removes_nothing(run):
     """As in a child: what it does not hold it cannot give up for its parent."""
     first = run()

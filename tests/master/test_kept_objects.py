@@ -14,6 +14,7 @@ import pytest
 from mooncake_store.client.blocking import Client
 from mooncake_store.errors import ConfigError, HasLeaseError, NotFoundError
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.master.kept_journals import KeptJournals
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -84,6 +85,44 @@ def test_a_life_of_many_kills_loses_nothing() -> None:
             cluster.restart_master()
             assert_there(client, keys)
             assert not any(client.exists_many(gone))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_block_that_is_damaged_takes_what_it_held_and_nothing_else(
+    tmp_path: Path, shards: int
+) -> None:
+    keys = [f"block/{number:05d}" for number in range(1000)]
+    with pool(shards, state=str(tmp_path)) as (cluster, client):
+        files = [tmp_path / f"shard-{shard}" / "journal-0000000001.log" for shard in range(shards)]
+        for first in range(0, len(keys), 100):
+            part = keys[first : first + 100]
+            put(client, part)
+            names = [key.encode() for key in part]
+            until(lambda names=names: in_files(names, files), what="it is in files")
+        client.remove_many(keys[:10], force=True).check()
+        cluster.kill_master()
+        content = bytearray(files[0].read_bytes())
+        content[content.rindex(b"block/005")] ^= 1
+        files[0].write_bytes(content)
+        damages = [KeptJournals.of(tmp_path).look(shard).judgement for shard in range(shards)]
+        lost = sum(judgement.lost for judgement in damages)
+        assert 0 < lost <= 100
+        cluster.restart_master()
+        for reader in (client, Client(cluster.url)):
+            found = reader.get_many(keys).values
+            assert found[:10] == [None] * 10, "what was removed is back"
+            assert sum(value is None for value in found) == 10 + lost
+            for key, value in zip(keys, found, strict=True):
+                assert value is None or bytes(value) == value_of(key), f"{key} has other bytes"
+                assert value is not None or key in keys[:10] + keys[500:600]
+        reader.close()
+
+
+def in_files(names: list[bytes], files: list[Path]) -> bool:
+    """Whether all names are in files, which come in blocks."""
+    written = b"".join(file.read_bytes() for file in files)
+    return all(name in written for name in names)
 
 
 @pytest.mark.slow
@@ -164,10 +203,15 @@ def test_memory_that_is_gone_takes_its_objects_along(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cluster_that_ends_leaves_no_memory_behind() -> None:
-    shared = Path("/dev/shm")
-    before = set(shared.glob("mooncake-*.ring"))
+    def memory() -> set[Path]:
+        return {
+            *Path("/dev/shm").glob("mooncake-*.ring"),
+            *Path("/dev/shm").glob("mooncake-*.rows"),
+        }
+
+    before = memory()
     with pool(2) as (cluster, client):
         put(client, ["one"])
-        assert set(shared.glob("mooncake-*.ring")) - before
+        assert {path.suffix for path in memory() - before} == {".ring", ".rows"}
         cluster.kill_master()
-    until(lambda: not set(shared.glob("mooncake-*.ring")) - before, what="memory is given back")
+    until(lambda: not memory() - before, what="memory is given back")

@@ -17,8 +17,9 @@ from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.shard import Shard
 from mooncake_store.errors import PeerLostError, UnavailableError
-from mooncake_store.master import registers
-from mooncake_store.master.cluster import Cluster, ClusterFacts
+from mooncake_store.master import cluster, registers
+from mooncake_store.master.cluster import Cluster
+from mooncake_store.master.overview import ClusterFacts
 from mooncake_store.master.registers import RegisterFile
 from mooncake_store.master.shard_link import LocalShard, slice_of
 from mooncake_store.master.site import ShardPlace, ShardTimes, Site
@@ -94,10 +95,11 @@ class Link(LocalShard):
 class Run:
     """One run of a master over some shards, which have kept their contents unless told else."""
 
-    def __init__(self, folder, shards, kept=True):
+    def __init__(self, folder, shards, kept=True, found="here"):
         clock = ManualClock(now_ns=1000 * SECOND)
         times = ShardTimes(5 * SECOND, 60 * SECOND, TTL)
         self.folder, self.kept, self.liveness = folder, kept, Watch()
+        self.found = found
         self.sites = [
             Site(shard, ShardPlace(at, len(shards)), times, clock)
             for at, shard in enumerate(shards)
@@ -106,7 +108,7 @@ class Run:
         self.cluster = Cluster(clock)
 
     async def __aenter__(self):
-        life = self.cluster.recall(RegisterFile(self.folder))
+        life = self.cluster.recall(RegisterFile(self.folder), self.found, "here")
         for site in self.sites:
             site.clients.restore(site.now())
         facts = ClusterFacts(
@@ -127,10 +129,10 @@ class Run:
             answer = await answer
         return operation.reply.unpack(answer)
 
-    async def mount(self, worker, *segments, epoch=1, keeps=False):
+    async def mount(self, worker, *segments, epoch=1, keeps=False, run=0, disowned=0):
         """Mount segments of 8 MiB."""
         specs = tuple(wire.SegmentSpec(uuid_of(name), name, 8 * MIB, b"") for name in segments)
-        request = wire.Mount(uuid_of(worker), epoch, worker, "host", specs, keeps)
+        request = wire.Mount(uuid_of(worker), epoch, worker, "host", specs, keeps, run, disowned)
         return await self.ask(wire.MOUNT, request)
 
     def see(self, worker, state):
@@ -184,7 +186,11 @@ async def test_what_all_shards_have_is_taken_over_as_it_was(tmp_path, shards):
         mounted = await first.mount("w", "a", "b", epoch=3)
         before, life = await first.segments(), await first.life()
     async with Run(tmp_path, shards) as second:
-        assert await second.segments() == before
+        found = await second.segments()
+        assert [each.state for each in found] == [SegmentState.SUSPECT] * 2  # until it mounts
+        assert [(each.number, each.uuid) for each in found] == [
+            (each.number, each.uuid) for each in before
+        ]
         assert await second.life() == life
         assert await second.workers() == {"w": "alive"}
         assert second.liveness.watched == {uuid_of("w"): 3}
@@ -297,9 +303,11 @@ async def test_a_worker_that_was_silent_has_its_time_again(tmp_path, shards, sta
         await until_async(lambda: states(shards) == [SegmentState[state.upper()]] * 2)
     async with Run(tmp_path, shards) as second:
         assert await second.workers() == {"w": "alive"}
+        assert states(shards) == [SegmentState[state.upper()]] * 2
+        assert second.liveness.keeping == {uuid_of("w")}
+        await second.mount("w", "a", keeps=True)
         assert [s.state for s in await second.segments()] == [SegmentState.OK]
         assert states(shards) == [SegmentState.OK] * 2
-        assert second.liveness.keeping == {uuid_of("w")}
 
 
 async def test_a_drain_goes_on_without_the_jobs_that_ended_with_the_processes(tmp_path, shards):
@@ -382,6 +390,31 @@ async def test_a_shard_that_comes_back_hears_what_it_missed(tmp_path, shards):
         assert run.liveness.called_back == {uuid_of("u")}
         assert (await run.mount("x", "d")).statuses == (0,)
         assert await run.names() == ["b", "d"]
+
+
+@pytest.mark.parametrize("state", ["suspect", "absent"])
+async def test_a_shard_that_stalled_hears_of_all_segments_what_it_missed(
+    tmp_path, shards, monkeypatch, state
+):
+    monkeypatch.setattr(cluster, "AGREE_S", 0.001)
+    async with Run(tmp_path, shards) as run:
+        await run.mount("w", "a", "b", keeps=True)
+        asked = []
+        run.links[1].overheard = lambda operation, _: asked.append(operation.name)
+        for seen, wanted in ((state, SegmentState[state.upper()]), ("alive", SegmentState.OK)):
+            run.links[1].down = True
+            asked.clear()
+            run.see("w", seen)
+            await until_async(lambda: asked.count("slices") > 1)  # it failed again and again
+            run.links[1].down = False
+            await until_async(lambda wanted=wanted: states(shards) == [wanted] * 4)
+        assert await run.names() == ["a", "b"]
+        run.links[1].down = True
+        run.see("w", "gone")
+        await until_async(lambda: known(shards[0]) == ["b"])
+        run.links[1].down = False
+        await until_async(lambda: [known(shard) for shard in shards] == [[], []])
+        assert await run.names() == []
 
 
 async def test_clients_come_back_to_a_shard_that_was_started_again(shards):

@@ -10,15 +10,22 @@ import pytest
 
 from mooncake_store.errors import ConfigError, UnavailableError
 from mooncake_store.master import registers as module
-from mooncake_store.master.registers import KeptSegment, KeptWorker, RegisterFile, Registers
+from mooncake_store.master.registers import (
+    RUNS_KEPT,
+    VERSION,
+    KeptSegment,
+    KeptWorker,
+    RegisterFile,
+    Registers,
+)
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
 
 WORKER = KeptWorker(b"w" * 16, 3, "wörker", "host")
 SEGMENT = KeptSegment(4, b"s" * 16, 'a "segment"', 1 << 40, b"\0\xff", WORKER.uuid)
-FULL = Registers(1, (1 << 64) - 1, 7, (WORKER,), (SEGMENT,))
-EMPTY = Registers(1, 5, -1, (), ())
+FULL = Registers(VERSION, (1 << 64) - 1, 7, (WORKER,), (SEGMENT,), (9, (1 << 64) - 1), "here")
+EMPTY = Registers(VERSION, 5, -1, (), ())
 
 
 async def test_the_next_run_finds_what_was_kept(tmp_path):
@@ -71,7 +78,9 @@ def changed(**fields):
         (changed(worker=b"x" * 16), "segment 4 cannot be"),
         (changed(uuid=b"short"), "segment 4 cannot be"),
         (changed(nbytes=0), "segment 4 cannot be"),
-        (b'{"version": 2, "anything": "else"}', "is of version 2"),
+        (msgspec.json.encode(Registers(1, 5, 7, (), (), (0,))), "a run is out of range"),
+        (msgspec.json.encode(Registers(1, 5, 7, (), (), (1,) * (RUNS_KEPT + 1))), "too many"),
+        (b'{"version": 3, "anything": "else"}', "is of version 3"),
     ],
 )
 async def test_what_is_not_understood_is_refused_and_stays(tmp_path, content, complaint):
@@ -81,6 +90,12 @@ async def test_what_is_not_understood_is_refused_and_stays(tmp_path, content, co
         RegisterFile(tmp_path).read()
     assert str(path) in str(caught.value)
     assert path.read_bytes() == content
+
+
+async def test_registers_from_before_there_were_runs_are_read(tmp_path):
+    content = b'{"version": 1, "life": 5, "last_number": -1, "workers": [], "segments": []}'
+    (tmp_path / "cluster.json").write_bytes(content)
+    assert RegisterFile(tmp_path).read() == Registers(1, 5, -1, (), ())
 
 
 async def test_what_cannot_be_read_is_one_sentence(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from mooncake_store import AsyncClient, Client, NotFoundError, UnavailableError, config
 from mooncake_store.client import patience
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.wire.cluster import MAP, MOUNT
 from mooncake_store.worker.worker import Worker
 from tests.waiting import PATIENCE_S, until
 
@@ -116,6 +117,31 @@ def test_a_worker_lends_fresh_memory_to_a_master_that_has_lost_its_objects(
     assert worker.epoch > epoch
     with Client(masters.url) as store, pytest.raises(NotFoundError):
         store.get("key")
+
+
+def test_no_memory_is_lent_to_another_life_than_the_worker_asked_for(masters, worker):
+    """The master is started anew, without its objects, between the question and the mount."""
+    old, accepted = worker.segments[0].uuid, []
+    ready, lost, call = threading.Event(), threading.Event(), worker._call
+
+    def watched(operation, request, **options):
+        answer = call(operation, request, **options)
+        if operation is MAP and not lost.is_set():
+            assert ready.wait(PATIENCE_S)
+            masters.lose_objects()
+            masters.start()
+            lost.set()
+        elif operation is MOUNT and not any(answer.statuses):
+            accepted.append(request.segments[0].uuid)
+        return answer
+
+    worker._call = watched
+    masters.start()  # for which the worker mounts again
+    ready.set()
+    new = until(lambda: accepted)
+    assert old not in new
+    with Client(masters.url) as store:
+        assert store.put("key", VALUE).stored
 
 
 def test_a_master_expects_no_memory_that_was_lent_to_another_one_since(masters, worker, wire_to):

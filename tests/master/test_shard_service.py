@@ -162,6 +162,26 @@ def test_what_a_waiting_put_was_granted_is_revoked_when_its_client_goes(pool):
     assert pool.stats().quarantined_bytes == 0
 
 
+def test_a_waiting_put_that_is_asked_for_again_keeps_what_it_was_granted(pool):
+    """The one that waited goes with its connection, and takes nothing from the one that came."""
+    pool.put([b"first"], BIG)
+    pool.get([b"first"], ttl_ms=60_000)
+    going = ShardWire(pool.connection.peer)
+    request = going.put_request([b"small", b"big"], 0, wait_ms=60_000, number=5)
+    request["sizes"] = np.array([1000, BIG], np.int64)
+    going.connection.send(wire.PUT_START, wire.PUT_START.request.pack(**request), timeout_s=60)
+    until(lambda: pool.stats().writing == 1)
+    again = ShardWire(pool.connection.peer, uuid=going.uuid)
+    request |= {"flags": wire.PutFlag.AGAIN, "wait_ms": 0}
+    rows, _ = put_reply(again.call(wire.PUT_START, **request))
+    assert rows["status"].tolist() == [0, Status.NO_SPACE]
+    going.close()
+    for _ in range(50):  # the shard notices
+        assert pool.stats().writing == 1
+    assert again.put_end([b"small"], rows[:1]) == [0]
+    again.close()
+
+
 def test_followers_of_events_wait_for_the_next_one(pool):
     number = pool.stats().event_number
     first, events, gap = pool.events(number)

@@ -4,12 +4,16 @@ import json
 import os
 import signal
 import stat
+import threading
 
 import pytest
 
 from mooncake_store import Client
+from mooncake_store.clock import SystemClock
 from mooncake_store.config.settings import MasterConfig, load
 from mooncake_store.errors import ConfigError
+from mooncake_store.master import building
+from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.state_directory import StateDirectory
 from tests.master.test_programs import MASTER, ready
 
@@ -140,3 +144,22 @@ def test_a_second_master_on_one_directory_is_one_sentence(start_program, state):
     assert str(state) in line
     assert second.wait() not in (0, None)
     assert "Traceback" not in line
+
+
+@pytest.mark.asyncio
+async def test_a_shard_that_could_not_be_built_is_in_nobodys_way(tmp_path, monkeypatch):
+    given = {"objects_max": 4096, "journal": "written"}
+    config = load(MasterConfig, environ={}, overrides=given).value
+    opening = config, ShardPlace(), SystemClock(), tmp_path, "c" * 16
+
+    def fails(*_):
+        raise RuntimeError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "ShardService", fails)
+        with pytest.raises(RuntimeError, match="injected"):
+            await building.open_service(*opening)
+    assert not [t for t in threading.enumerate() if t.name.startswith("mooncake-journal")]
+    service = await building.open_service(*opening)
+    assert service.site.kept
+    service.close()

@@ -3,15 +3,18 @@
 import logging
 import secrets
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mooncake_store import config
 from mooncake_store.clock import SystemClock
-from mooncake_store.errors import AuthError, UnavailableError
+from mooncake_store.errors import AuthError, IllegalClientError, UnavailableError
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.wire.cluster import CLUSTER, MAP, UNMOUNT
+from mooncake_store.wire.shard import OpenClient
+from mooncake_store.worker import copier
 from mooncake_store.worker.worker import Worker
 from tests.master.wires import numbered
 from tests.waiting import until
@@ -110,6 +113,33 @@ def test_copies_work_with_two_shards(start_cluster, wire_to):
         assert len(shard.stat(name).replicas) == 2
 
 
+def test_copies_between_segments_of_different_sizes_keep_to_their_shard(
+    start_cluster, wire_to, engine
+):
+    """The part of a second shard begins elsewhere in a small segment than in a large one."""
+    running = start_cluster(1, shards=2)
+    cluster = wire_to(running)
+    with Worker(settings(master=running.address, segments="32MiB", name="small")):
+        shard = cluster.shard(1)
+        names = [name for name in numbered(b"s", 100) if owner(name, 2) == 1]
+        for name, ways in zip(names, [("worker-0", "small"), ("small", "worker-0")], strict=False):
+            source, target = (segment_of(cluster, worker).number for worker in ways)
+            content = secrets.token_bytes(5000)
+            rows, replicas = shard.put_start([name], len(content), preferred=[ways[0].encode()])
+            assert replicas["segment"].tolist() == [source]
+            place = opened(engine, cluster, source)
+            engine.write_from(place, int(replicas["offset"][0]), content)
+            shard.put_end([name], rows)
+            task = shard.submit(0, name, target)
+            ended = until(lambda task=task: (now := shard.task(task.number)).state > 1 and now)
+            assert ended.state == SUCCESS, ended.message
+            _, replicas = shard.get([name])
+            (copy,) = replicas[replicas["segment"] == target]
+            back = bytearray(len(content))
+            engine.read_into(opened(engine, cluster, target), int(copy["offset"]), back)
+            assert back == content
+
+
 def owner(name, shards):
     from mooncake_store import ids
     from tests.master.wires import digests
@@ -163,6 +193,20 @@ def test_memory_stays_until_the_leases_of_readers_end(start_cluster, wire_to, en
     assert cluster.segments() == ()
     assert np.all([not segment._mapping for segment in worker.segments])
     handle.close()
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_memory_stays_whichever_of_its_segments_is_read(start_cluster, wire_to, read):
+    running = start_cluster(0)
+    worker = Worker(settings(master=running.address, segments="16MiB,16MiB", name="w"))
+    worker.start()
+    shard = wire_to(running).shard()
+    _, replicas = shard.put([b"x"], 1000, preferred=[b"w-%d" % read])
+    assert replicas["segment"].tolist() == [worker.numbers[read]]
+    leased = time.monotonic()
+    shard.get([b"x"], ttl_ms=1000)
+    worker.stop(leases_s=60)
+    assert time.monotonic() - leased > 0.99
 
 
 class Interrupting(logging.Handler):
@@ -271,3 +315,31 @@ def test_several_segments_have_names_of_their_own(start_cluster, wire_to):
         assert found == {"w-0": 16 * MIB, "w-1": 32 * MIB}
         assert len(worker.numbers) == 2
     assert wire_to(running).segments() == ()
+
+
+def test_a_shard_that_refuses_a_worker_keeps_no_connection_of_it(monkeypatch):
+    class Refusing:
+        """A connection to a shard that a newer run of the worker has spoken to."""
+
+        def __init__(self):
+            self.closed = False
+            made.append(self)
+
+        def call(self, operation, *_, **__):
+            raise IllegalClientError("a newer run has taken over", operation=operation.name)
+
+        def close(self):
+            self.closed = True
+
+    made = []
+    monkeypatch.setattr(
+        copier.BlockingConnection, "connect", classmethod(lambda *_, **__: Refusing())
+    )
+    identity = OpenClient(bytes(16), 1, "host", "default")
+    copying = copier.Copier((), {}, identity, lambda numbers: (), None)
+    cluster = SimpleNamespace(epoch=1, shards=("127.0.0.1:1",))
+    for _ in range(2):
+        with pytest.raises(IllegalClientError):
+            copying.work(cluster, ())
+    assert [connection.closed for connection in made] == [True, True]
+    copying.close()

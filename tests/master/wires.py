@@ -132,7 +132,8 @@ class ShardWire:
     def put_request(self, names, size, **options):
         values = {
             "flags": 0, "replicas": 1, "replicas_min": 1, "soft_pin": 0, "placement": -1,
-            "soft_pin_ttl_ms": -1, "wait_ms": 0, "groups": [], "preferred": [], "excluded": [],
+            "soft_pin_ttl_ms": -1, "wait_ms": 0, "number": 0, "groups": [], "preferred": [],
+            "excluded": [],
         }  # fmt: skip
         values |= options
         return {

@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 from tests.paths.conftest import RAILS
-from tests.waiting import long_before, until
+from tests.waiting import PATIENCE_S, long_before, until
 from transfer_engine import Operation, TransferEngine
 from transfer_engine.base import CANCELLED
 from transfer_engine.errors import PeerLostError, TransferTimeoutError
@@ -231,6 +231,37 @@ def test_a_cancelled_batch_ends_and_touches_nothing_more(setting, faults):
     assert submission.wait(60).tolist() == [CANCELLED]
     memory[:] = 7
     faults.stall.clear()
+    assert (memory == 7).all()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "out of time"])
+def test_a_batch_that_has_ended_writes_to_nobodys_memory(setting, monkeypatch, end):
+    engine, target, region, memory = setting
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
+    go_on, begun, ended = threading.Event(), [], []
+
+    def move(transport, target, batch):
+        """Write when it is cut off, as what has come from the network already does."""
+        batch.interrupt = go_on.set
+        begun.append(batch)
+        assert go_on.wait(PATIENCE_S)
+        memory[int(batch.addresses[0]) - region.address] = 1
+        ended.append(batch)
+        raise PeerLostError("it was cut off")
+
+    monkeypatch.setattr(TcpTransport, "move", move)
+    whole = target, [0], [SIZE], [region.address]
+    if end == "cancelled":
+        submission = engine.submit(Operation.READ, *whole)
+        until(lambda: begun)
+        submission.cancel()
+        submission.wait(PATIENCE_S)
+    else:
+        with pytest.raises(TransferTimeoutError):
+            engine.read_batch(*whole, timeout_s=0.5)
+    memory[:] = 7  # it is the caller's own again
+    go_on.set()
+    until(lambda: len(ended) == len(begun))
     assert (memory == 7).all()
 
 

@@ -1,5 +1,6 @@
 """Peers that die, stall, restart, withdraw or lie: typed errors in time, and nobody else hurt."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -25,6 +26,7 @@ from transfer_engine.errors import (
     StoreError,
     TransferError,
     TransferTimeoutError,
+    UnavailableError,
 )
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports import dialing, shm
@@ -257,6 +259,28 @@ def test_pools_of_owners_that_ended_are_dropped(engine):
         # Who still had the dropped pool in hand is told to take another one.
         assert former[0].acquire(time.monotonic() + 5) is None
         assert engine.read_batch(first, [0], [8], [region.address]).ok
+
+
+def test_an_owner_that_was_full_for_long_is_reached_once_it_has_room(engine):
+    """However often it was tried meanwhile: more often than there are connections to an owner."""
+    with (
+        Segment.create(4096) as segment,
+        TransferServer(unix=None, connections_max=1) as server,
+        TransferEngine(transports=["tcp"]) as other,
+    ):
+        descriptor = server.publish(segment)
+        other.open(descriptor)
+        for _ in range(20):
+            with pytest.raises(StoreError, match="1 data connections"):
+                engine.open(descriptor, require="tcp")
+        other.close()
+
+        def reached():
+            with contextlib.suppress(UnavailableError):  # the owner has not seen yet that it left
+                return engine.open(descriptor, require="tcp")
+
+        region = engine.register(bytearray(8))
+        assert engine.read_batch(until(reached), [0], [8], [region.address]).ok
 
 
 def test_owners_that_ended_are_forgotten_by_who_borrowed_from_them(engine):

@@ -17,7 +17,7 @@ from tests.storage import (
     needs_block_device,
 )
 from tests.strangers import descriptors
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from transfer_engine import FileSegment, Operation, TransferEngine, TransferServer
 from transfer_engine.base import NO_SPACE, TRUNCATED, Batch
 from transfer_engine.errors import (
@@ -429,6 +429,26 @@ def test_without_threads_to_help_the_caller_moves_all(own, engine, monkeypatch):
     ((late, *arguments),) = taken
     late(*arguments)
     assert (data == 7).all()
+
+
+def test_what_a_helping_thread_gave_up_is_not_told_as_moved(own, engine, monkeypatch):
+    """Its time was over, while the caller moved the rest."""
+    _, _, target = own(16 << 20)
+    data = np.zeros(16 << 20, np.uint8)
+    region = engine.register(data)
+    run_task, caller = BlockFile._run_task, threading.current_thread()
+    gave_up = threading.Event()
+
+    def run_or_give_up(*work):
+        if threading.current_thread() is caller:
+            assert gave_up.wait(PATIENCE_S)
+            return run_task(*work)
+        gave_up.set()
+        raise TransferTimeoutError("no time was left")
+
+    monkeypatch.setattr(BlockFile, "_run_task", run_or_give_up)
+    with pytest.raises(TransferTimeoutError, match="no time was left"):
+        engine.read_batch(target, [0], [data.size], [region.address])
 
 
 def test_waiting_for_a_block_ends_at_the_deadline(own, engine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 
 import pytest
 
@@ -23,7 +24,7 @@ from transfer_engine.errors import (
 from transfer_engine.rpc.aio import AsyncClient, AsyncConnection
 from transfer_engine.rpc.echo import ECHO, FAIL, REGISTRY, SLEEP
 from transfer_engine.rpc.server import run
-from transfer_engine.wire.frame import REPLY, encode_frame
+from transfer_engine.wire.frame import REPLY, FrameDecoder, encode_frame
 
 SMALL = ECHO.request.pack(payload=b"x" * 100)
 SLEEPY = SLEEP.request.pack(ms=60_000)
@@ -74,6 +75,37 @@ def test_cancelling_a_call_leaves_the_others_and_the_connection(server, runner):
             assert len(aio._open) == 0
 
     runner(main())
+
+
+@pytest.mark.parametrize("end", ["cancelled", "out of time"])
+def test_a_late_reply_to_the_newest_request_is_dropped_too(runner, end):
+    given_up = threading.Event()
+
+    def answer_the_newest_first(sock):
+        greet(sock)
+        decoder, frames = FrameDecoder(REGISTRY.request_limits, replies=False), []
+        while len(frames) < 2:
+            frames += decoder.feed(sock.recv(65536))
+        assert given_up.wait(TIMEOUT_S)
+        for frame in reversed(frames):
+            sock.sendall(encode_frame(frame.opcode, SMALL, REPLY, frame.request_id))
+
+    async def main(address):
+        async with await AsyncConnection.connect(address, REGISTRY) as aio:
+            kept = asyncio.create_task(aio.call(ECHO, SMALL, timeout_s=TIMEOUT_S))
+            await until_async(lambda: len(aio._open) == 1)
+            timeout_s = TIMEOUT_S if end == "cancelled" else 0.05
+            newest = asyncio.create_task(aio.call(ECHO, SMALL, timeout_s=timeout_s))
+            await until_async(lambda: len(aio._open) == 2)
+            if end == "cancelled":
+                newest.cancel()
+            with pytest.raises((asyncio.CancelledError, TransferTimeoutError)):
+                await newest
+            given_up.set()
+            assert await kept == SMALL
+
+    with impostor(answer_the_newest_first) as (address, _):
+        runner(main(address))
 
 
 def test_a_call_waits_for_a_free_slot_no_longer_than_its_deadline(server, runner):
