@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mooncake_store.client.results import GetResult, PutManyResult
     from mooncake_store.local_cluster import LocalCluster
 
 SEGMENT_BYTES = 64 * MIB
 BLOCK_BYTES = 64 * KIB
 BATCH = 128
 CLIENT_TIMEOUT_S = 60.0
+WRONG_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def work(url: str, job: Job) -> dict[str, Any]:
     from mooncake_store.client.blocking import Client
 
     done, seconds = 0, 0.0
+    wrong: list[str] = []
+    result: PutManyResult | GetResult
     with Client(url) as client:
         for start in range(job.first, job.first + job.count, BATCH):
             numbers = range(start, min(start + BATCH, job.first + job.count))
@@ -68,15 +72,18 @@ def work(url: str, job: Job) -> dict[str, Any]:
                     keys, expected, replicas=job.replicas, replicas_min=job.replicas
                 )
                 seconds += time.perf_counter() - began
-                done += len(keys) - len(result.failed)
+                good = np.ones(len(keys), np.bool_)
             else:
                 found = np.empty_like(expected)
-                got = client.get_into_many(keys, found)
+                result = client.get_into_many(keys, found)
                 seconds += time.perf_counter() - began
                 good = (found == expected).all(axis=1)
-                good[got.failed] = False
-                done += int(np.count_nonzero(good))
-        return {"done": done, "seconds": seconds, "read_over": client.stats().bytes_read}
+            wrong += [str(error) for _, error in result.errors()]
+            good[result.failed] = True  # told already
+            wrong += [f"{keys[at]}: other bytes" for at in np.flatnonzero(~good)]
+            done += len(keys)
+        over = client.stats().bytes_read
+    return {"done": done - len(wrong), "seconds": seconds, "read_over": over, "wrong": wrong}
 
 
 def run_client(url: str, job: Job) -> dict[str, Any]:
@@ -132,6 +139,9 @@ def main() -> int:
     seconds = time.monotonic() - began
     if any(outcome["done"] != job.count for _, job, outcome in played):
         console().print("Some blocks were not stored or not right: this is a bug.")
+        for _, _, outcome in played:
+            for what in outcome["wrong"][:WRONG_SHOWN]:
+                console().print(what)
         return 1
     console().print(
         f"Every block read back equal to what was put, also from the second replica after "
