@@ -152,7 +152,8 @@ def make_room(
 ) -> bool:
     """Free room for objects of these sizes on the segments of `order`; False when there is none.
 
-    Later attempts free more: the free space may lie in pieces too small for the request. Where
+    Later attempts free more: the free space may lie in pieces too small for the request. Replicas
+    need segments of their own, so for several of them only what lies where room lacks leaves. Where
     bytes abound, and an object is large, room in one piece is made instead, or nothing leaves;
     not among so many objects that looking for it would hold up everybody else.
     """
@@ -172,12 +173,37 @@ def make_room(
                 return _clear(state, found, choice, largest)
             if choice is None:
                 return released > 0
-    where = _on_segments(state, order)
-    target = max(needed << attempt, 1)
+    lacking = _lacking(order, needed // copies, copies) if copies > 1 else []
+    freed = 0
+    for segments, nbytes in lacking or [(order, max(needed, 1))]:
+        got = _free(state, segments, nbytes, attempt)
+        freed += got
+        if not got:
+            break  # then room on the others is of no use
+    return released > 0 or freed > 0
+
+
+def _lacking(order: list[Segment], nbytes: int, copies: int) -> list[tuple[list[Segment], int]]:
+    """Where room lacks for copies of so many bytes, and how much; nothing if it is in pieces.
+
+    Where there are as many segments as copies each needs it all, the fullest first; else it is
+    told of all that have less together, because any of them may do.
+    """
+    free = {segment.index: segment.nbytes - segment.used for segment in order}
+    short = sorted((s for s in order if free[s.index] < nbytes), key=lambda s: free[s.index])
+    if len(order) == copies:
+        return [([segment], nbytes - free[segment.index]) for segment in short]
+    lacking = copies * nbytes - sum(min(room, nbytes) for room in free.values())
+    return [(short, lacking)] if lacking > 0 else []
+
+
+def _free(state: ShardState, segments: list[Segment], nbytes: int, attempt: int) -> int:
+    """Evict what lies on these segments, what is pinned softly last; return how many objects."""
+    where, target = _on_segments(state, segments), nbytes << attempt
     report = _pass(state, state.policy, target, where, VICTIMS_MAX)
-    if report.bytes < needed and state.config.evict_soft_pinned:
+    if report.bytes < nbytes and state.config.evict_soft_pinned:
         report += _pass(state, state.soft_policy, target - report.bytes, where, VICTIMS_MAX)
-    return released > 0 or report.objects > 0
+    return report.objects
 
 
 def _have_room(order: list[Segment], nbytes: int, copies: int) -> bool:

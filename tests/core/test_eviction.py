@@ -387,3 +387,24 @@ def test_a_group_leaves_whole_where_room_in_one_piece_is_made() -> None:
     left = gone(lab, keys)
     assert 3 <= len(left) < len(keys)
     assert sorted(left) == sorted({key + 7 if key < 7 else key - 7 for key in left})
+
+
+def test_replicas_evict_only_where_room_lacks() -> None:
+    lab = Lab(segments=2, nbytes=MIB, high_watermark=1.0)
+    cold, warm = range(250), range(250, 500)
+    lab.put(cold, SIZE, preferred=("segment0",))
+    lab.put(warm, SIZE, preferred=("segment1",))
+    lab.put(range(500, 508), SIZE, replicas=2, replicas_min=2)
+    assert gone(lab, cold) == [0, 1]
+    assert gone(lab, warm) == [250, 251]
+
+
+def test_replicas_that_find_no_room_evict_nothing_elsewhere() -> None:
+    lab = Lab(segments=2, nbytes=MIB, high_watermark=1.0)
+    cold, leased = range(250), range(250, 506)
+    lab.put(cold, SIZE, preferred=("segment0",))
+    lab.put(leased, SIZE, preferred=("segment1",))
+    lab.get(leased, ttl=5)
+    rows, _ = lab.start(range(506, 514), SIZE, replicas=2, replicas_min=2)
+    assert (rows["status"] == Status.NO_SPACE).all()
+    assert gone(lab, cold) == []
