@@ -21,7 +21,7 @@ from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import windows
 from mooncake_store.core.kernels import scan as k
-from mooncake_store.core.records import Flag, SegmentState
+from mooncake_store.core.records import Flag
 from mooncake_store.core.space import UNREADABLE
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _present(state: ShardState) -> Filter | None:
     """
     if not state.space.absent:
         return None
-    segments = [s for s in state.space.all() if s.state != SegmentState.ABSENT]
+    segments = [s for s in state.space.all() if s.state not in UNREADABLE]
     return _on_segments(state, segments)
 
 

@@ -46,8 +46,8 @@ RELEASED_MAX = 16_384
 LATE_KEPT = 65_536
 """Late writers that are known, at most; the space of those before waits for its whole time."""
 NEVER = 1 << 62
-ANY_MEMORY = bytes(16)
-"""In place of the uuid of a segment: all memory that is mounted, whatever is known of it."""
+ANY_MEMORY = b"any"
+"""In place of the 16 bytes of a uuid: all memory that is mounted, whatever is known of it."""
 KEEPING = (SegmentState.OK, SegmentState.SUSPECT)
 """States of segments on which objects can be put and stay."""
 UNREADABLE = (SegmentState.ABSENT, SegmentState.GONE)

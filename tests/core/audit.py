@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.core.records import State
+from mooncake_store.core.records import SegmentState, State
 from tests.core.space import expect
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ def audit(checked: Checked, keys: Sequence[int], tenants: Sequence[int]) -> None
     expect(stats.objects >= readable, f"stats.objects {stats.objects} < {readable}")
     current = [item.current for item in model.objects.values() if item.current is not None]
     missing = sum(max(0, v.options.replicas - len(v.extents)) for v in current)
-    expect(stats.replicas_missing == missing, f"{missing} missing, told {stats.replicas_missing}")
+    # Of many objects on a segment that is gone, a tick looks at a share.
+    swept = all(s.state != SegmentState.GONE for s in checked.shard.segments())
+    told = stats.replicas_missing
+    expect(told == missing or (told < missing and not swept), f"{missing} missing, told {told}")
 
 
 def _placed(checked: Checked, item: Object) -> bool:

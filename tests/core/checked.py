@@ -265,11 +265,12 @@ class Checked(SegmentCalls):
             at += count
             version = Version(int(row["generation"]), size, client, self.now, options, extents)
             version.name = names(key)
+            if options.groups is not None:
+                version.group = options.groups[place]
             item = self.model.objects.get(key)
             if item is None:
                 item = Object(key, tenants(key), names(key))
-                if options.groups is not None:
-                    item.group = options.groups[place]
+                item.group = version.group
             self.model.begin(item, version)
         expect(at == len(replicas), f"{len(replicas)} replicas listed, {at} announced")
 

@@ -105,11 +105,13 @@ class TaskCalls:
     def mend(self, keys: Sequence[int], clients: Sequence[int]) -> None:
         """Workers do what there is to do until nothing is missing that they could make anew."""
         self.note("mend")
-        for _ in range(30):
+        idle = 0
+        while idle < 30:  # longer than the longest pause between rounds of repair
             self.at(5 * SECOND)
             self.tick()
             for client in clients:
-                self.fetch(client, keys)
+                self.fetch(client, keys, limit=64)
+            idle = 0 if self.model.tasks else idle + 1
             for number, task in list(self.model.tasks.items()):
                 self.copy_end(task.client, number, True)
         for item in list(self.model.objects.values()):
@@ -144,9 +146,10 @@ class TaskCalls:
             if found is None or found.state == TaskState.FAILED:
                 late = self.now - task.started >= self.model.config.task_timeout_ns
                 current = self.model.objects[task.key].current
+                touched = [task.source, *(extent.segment for extent in task.targets)]
                 lost = current is None or any(
-                    self.model.segments[extent.segment].state == SegmentState.GONE
-                    for extent in current.extents
+                    segment is not None and self.model.segments[segment].state == SegmentState.GONE
+                    for segment in (*touched, *(extent.segment for extent in current.extents))
                 )
                 expect(late or lost, f"task {number} was given up for no reason: {found}")
                 self.model.copy_ends(number, ok=False, fenced=False)

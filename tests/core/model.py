@@ -189,6 +189,8 @@ class Reference:
         item.holds = Holds()
         item.soft_pin_end = 0
         item.hard_pin = False
+        if item.writing is not None:
+            item.group = item.writing.group
         self.forget_if_empty(item)
 
     def forget_writing(self, item: Object, *, fenced: bool, overtaken: bool = False) -> None:
@@ -376,11 +378,7 @@ class Reference:
         """Statuses of put_end or put_revoke for one key."""
         item = self.objects.get(key)
         if item is None:
-            if revoke or (client, generation) not in self.overtaken:
-                return {Status.NOT_FOUND}
-            if self.waiting_for(client, generation):
-                return {Status.SUPERSEDED}
-            return {Status.SUPERSEDED, Status.NOT_FOUND}  # what is told once may be forgotten
+            return {Status.NOT_FOUND} if revoke else self._given_up(client, generation)
         for version in (item.writing, item.current):
             if version is None or version.generation != generation:
                 continue
@@ -395,8 +393,8 @@ class Reference:
         assert newest is not None
         if newest.generation > generation and not revoke:
             return {Status.SUPERSEDED}
-        if not revoke:
-            return {Status.NOT_FOUND}  # what this put was to replace is still there
+        if not revoke:  # what this put was to replace is still there
+            return self._given_up(client, generation)
         owners = {version.owner for version in (item.writing, item.current) if version}
         answers = set()
         if client in owners:
@@ -404,6 +402,14 @@ class Reference:
         if owners - {client}:
             answers.add(Status.ILLEGAL_CLIENT)
         return answers
+
+    def _given_up(self, client: int, generation: int) -> set[Status]:
+        """Statuses of the put_end of a put that was given up, of a key that names nothing newer."""
+        if (client, generation) not in self.overtaken:
+            return {Status.NOT_FOUND}
+        if self.waiting_for(client, generation):
+            return {Status.SUPERSEDED}
+        return {Status.SUPERSEDED, Status.NOT_FOUND}  # what is told once may be forgotten
 
     # Read
 

@@ -38,6 +38,8 @@ class Version:
     extents: list[Extent]
     checksum: int = 0
     name: str = ""
+    group: str = ""
+    """That which its put named; without one it takes that of the generation it replaces."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mooncake_store.core import janitor
 from mooncake_store.core.janitor import DrainState
 from mooncake_store.core.records import EventKind, SegmentState, Status
 from tests.core.lab import MIB, SECOND, Lab, digest_of, digests_of, names_of
@@ -433,3 +434,14 @@ def test_the_deadline_of_a_graceful_unmount_passes_all_the_same() -> None:
         lab.tick()
     assert state_of(lab, lab.segments[0]) == SegmentState.GONE
     assert lab.get_status(0) == S.NOT_FOUND
+
+
+def test_what_lies_on_an_absent_and_a_lost_segment_takes_nobodys_room() -> None:
+    """Also while the sweep has not come to it yet."""
+    lab = Lab(segments=3)
+    keys = range(janitor.ATTENDED_MAX + 40)
+    lab.put(keys, replicas=2, replicas_min=2, excluded=("segment2",))
+    leave(lab)
+    assert lab.shard.unmount(lab.now, lab.client, lab.uuid(1)) == S.OK
+    lab.evict(1.0)
+    assert kept(lab, keys) == list(keys)

@@ -521,3 +521,16 @@ def test_a_number_is_given_anew_only_when_no_object_names_its_segment_any_more()
     _, replicas = lab.get(keys)
     assert set(replicas["segment"].tolist()) == {1}
     assert len(replicas) == len(keys)
+
+
+def test_a_uuid_of_zeros_is_that_of_one_segment() -> None:
+    lab = Lab(segments=1)
+    status, _ = lab.shard.mount(lab.now, lab.client, bytes(16), "zeros", MIB, "host0")
+    assert status == Status.OK
+    lab.put([0], preferred=("zeros",))
+    lab.get([0], ttl=100)
+    assert lab.shard.unmount(lab.now, lab.client, bytes(16)) == Status.OK
+    lab.mount(5)
+    rows, replicas = lab.start([1], preferred=("segment5",))
+    assert rows["status"].tolist() == [Status.OK]
+    assert [lab.shard.space.get(int(at)).name for at in replicas["segment"]] == ["segment5"]
