@@ -395,9 +395,15 @@ def lock_record(path: str) -> int:
 def read_record(lock: int, path: str, advice: str) -> Record | None:
     """Return what an open record says, None for an empty one.
 
-    Raises ConfigError, with this advice, for one that is damaged or of a newer version.
+    Raises ConfigError, with this advice, for one that is damaged, of a newer version, or that the
+    disk does not give.
     """
-    content = os.pread(lock, _BYTES_MAX, 0).rstrip(b"\0")
+    try:
+        content = os.pread(lock, _BYTES_MAX, 0).rstrip(b"\0")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror or error}", advice=advice
+        ) from error
     if not content:
         return None
     try:
@@ -460,8 +466,10 @@ def _is_at(lock: int, path: str) -> bool:
 
 
 def _fill(fd: int, content: bytes) -> None:
+    done = 0
     try:
-        os.pwrite(fd, content, 0)
+        while done < len(content):  # a disk with room for a part takes that, and then fails
+            done += os.pwrite(fd, content[done:], done)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

@@ -10,7 +10,13 @@ import pytest
 
 from mooncake_store.cli.main import main
 from mooncake_store.config.settings import WorkerConfig
-from mooncake_store.errors import AuthError, ConfigError, StoreError, UnavailableError
+from mooncake_store.errors import (
+    AuthError,
+    ConfigError,
+    NoSpaceError,
+    StoreError,
+    UnavailableError,
+)
 from mooncake_store.worker.cleaning import clean
 from mooncake_store.worker.keeping import memory_folder
 from mooncake_store.worker.memory_files import FOLDER, base_of, by_worker
@@ -319,6 +325,51 @@ def test_a_run_that_cannot_be_written_down_is_tried_again(run, monkeypatch):
     first.lent.note_run(7)
     first.die()
     assert run().lent.run == 7
+
+
+def test_a_record_that_finds_room_for_a_part_only_takes_no_place(run, monkeypatch):
+    """As on a full tmpfs, where one of more than a page may find its first page."""
+    first = run()
+    before = record(run).read_bytes()
+    pwrite = os.pwrite
+
+    def nearly_full(fd, content, offset):
+        if offset:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, content[:10], offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwrite", nearly_full)
+        with pytest.raises(NoSpaceError):
+            first.lent.note_run(7)
+    assert record(run).read_bytes() == before
+    first.die()
+    assert run().uuids == first.uuids
+
+
+def test_a_record_is_whole_however_little_the_system_takes_at_once(run, monkeypatch):
+    pwrite = os.pwrite
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwrite", lambda fd, data, offset: pwrite(fd, data[:7], offset))
+        first = run()
+    first.die()
+    assert run().uuids == first.uuids
+
+
+def test_a_record_that_the_disk_does_not_give_is_refused_in_one_sentence(run, monkeypatch):
+    first = run()
+    first.die()
+    before = files(run)
+
+    def broken(fd, nbytes, offset):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pread", broken)
+        with pytest.raises(ConfigError, match="cannot be read: Input/output error"):
+            run()
+    assert files(run) == before
+    assert run().uuids == first.uuids
 
 
 def test_a_forked_child_holds_nothing_and_removes_nothing(run):
