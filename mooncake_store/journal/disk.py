@@ -38,6 +38,10 @@ class Disk:
         """Open a file that is there, to change what is in it and to sync it."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
+    def read_begin(self, fd: int, nbytes: int) -> bytes:
+        """Return the first bytes of a file, at most so many."""
+        return os.pread(fd, nbytes, 0)
+
     def read_end(self, fd: int, nbytes: int) -> tuple[int, bytes]:
         """Return the last bytes of a file, at most so many, and where they stand."""
         at = max(0, os.fstat(fd).st_size - nbytes)

@@ -23,6 +23,7 @@ import xxhash
 
 from mooncake_store.journal.layout import (
     BLOCK_HEADER_BYTES,
+    FILE_HEADER_BYTES,
     PAGE_BYTES,
     VALID_NAME,
     VERSION,
@@ -34,6 +35,7 @@ from mooncake_store.journal.layout import (
     journal_names,
     number_of,
     read_block,
+    read_file_header,
 )
 from mooncake_store.journal.origin import signed
 
@@ -100,11 +102,15 @@ class JournalFiles:
             self._ended.append((path, end))
 
     def _retract_end(self, fd: int) -> None:
+        begins = memoryview(self._disk.read_begin(fd, FILE_HEADER_BYTES + BLOCK_HEADER_BYTES))
+        whose = read_file_header(begins) or read_block(begins, FILE_HEADER_BYTES, None)
+        if whose is None:
+            return  # nobody finds a block in it
         at, data = self._disk.read_end(fd, BLOCK_HEADER_BYTES + PAGE_BYTES)
         # The last word of a header is its checksum, which is not 0.
         filled = -(-len(data.rstrip(b"\0")) // WORD_BYTES) * WORD_BYTES
         begin = max(0, filled - BLOCK_HEADER_BYTES)
-        block = read_block(memoryview(data), begin, None)
+        block = read_block(memoryview(data), begin, whose.mark)
         if block is not None and block.closing:
             self._disk.overwrite(fd, block._replace(closing=False).pack(), at + begin)
 

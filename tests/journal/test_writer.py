@@ -3,12 +3,17 @@
 import itertools
 import threading
 
+import numpy as np
 import pytest
 
 from mooncake_store.core.ring import HEAD, SNAPSHOT, SYNCED, VOID, WRITTEN
-from mooncake_store.journal.layout import read_file_header
+from mooncake_store.journal.disk import Disk
+from mooncake_store.journal.files import JournalFiles
+from mooncake_store.journal.layout import BlockHeader, Facts, read_file_header
 from tests.journal.streams import (
     CELLS,
+    ORIGIN,
+    Kept,
     TroubledDisk,
     at,
     covered,
@@ -279,3 +284,19 @@ def test_numbers_of_blocks_and_positions_only_rise(run):
     firsts = [begins(path) for path in files_in(shard.folder)]
     assert len(firsts) > 3
     assert all(one < other for one, other in itertools.pairwise(firsts))
+
+
+def test_words_that_look_like_an_end_in_good_order_stay_as_they_are(folder):
+    """Clients choose names; one that a killed writer wrote last is not taken for its end."""
+    kept = Kept(folder)
+    kept.block(100)
+    forged = BlockHeader(1, 0, 1, 9, Facts(0, 0, 0, 0, 0, 0), (1, 2), 0, closing=True)
+    cells = np.frombuffer(forged.pack(), np.int64)
+    head = at(kept.ring, HEAD)
+    kept.ring.cells[head : head + len(cells)] = cells
+    kept.ring.header[HEAD] = head + len(cells)
+    kept.write()
+    (file,) = files_in(folder)
+    before = file.read_bytes()
+    JournalFiles(folder, ORIGIN, Disk()).adopt(at(kept.ring, HEAD))
+    assert file.read_bytes() == before
