@@ -154,7 +154,9 @@ class LocalState:
             path = os.path.join(memory, base + RECORD)
             if base + RECORD not in names:
                 continue
-            with suppress(BlockingIOError):  # in a folder that is shared: a worker of another pool
+            # In a folder that is shared others run, or left what nobody but they can read. What a
+            # worker of this pool cannot read it says itself.
+            with suppress(OSError, ConfigError):
                 lock = lock_record(path)
                 try:
                     record = read_record(lock, path, "remove it; what lay with it is lost")

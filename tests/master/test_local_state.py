@@ -27,6 +27,7 @@ from mooncake_store.errors import NoSpaceError
 from mooncake_store.journal import origin
 from mooncake_store.journal.ring_file import rings_of
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.worker.memory_files import base_of
 from tests.sources import ROOT
 from tests.waiting import PATIENCE_S, until
 
@@ -329,6 +330,30 @@ def test_a_worker_and_a_master_that_are_killed_go_on(state: Path) -> None:
         cluster.kill_master()
     with LocalCluster(1, "16MiB", state=state) as cluster, Client(cluster.url) as client:
         assert all(there(client, keys))
+
+
+def test_what_others_left_in_a_folder_that_is_shared_is_no_obstacle(
+    state: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    left = {"newer": b'{"version": 99}', "noise": b"{", "linked": b"", "link": b""}
+    paths = {name: shared / f"{base_of(name)}.worker" for name in left}
+    for name, content in left.items():
+        paths[name].write_bytes(content)
+    os.link(paths["linked"], tmp_path / "second name")
+    paths["link"].unlink()
+    paths["link"].symlink_to(tmp_path / "nowhere")
+    keys, settings = keys_of("one"), {"memory": str(shared)}
+    for life in range(2):
+        with (
+            LocalCluster(1, "16MiB", in_process=True, state=state, worker=settings) as cluster,
+            Client(cluster.url) as client,
+        ):
+            if not life:
+                put(client, keys)
+            assert all(there(client, keys))
+    assert paths["newer"].read_bytes() == left["newer"]
 
 
 def test_settings_that_keep_nothing_are_refused(state: Path) -> None:
