@@ -39,7 +39,7 @@ _CHECK = FIRST_OWN + 8
 
 
 def write_ending(folder: Path, origin: Origin, ring: Ring, words: NDArray[np.int64]) -> None:
-    """Say how a run ended, and where rows were last written. Raises OSError."""
+    """Say how a run ended, and where rows were last written. Raises OSError, and leaves nothing."""
     header = ring.header.copy()
     header[FIRST_OWN:] = 0
     header[FIRST_OWN : FIRST_OWN + 8] = _own(origin, len(words))
@@ -48,19 +48,31 @@ def write_ending(folder: Path, origin: Origin, ring: Ring, words: NDArray[np.int
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(new, flags, 0o600), "wb") as file:
-        file.write(header.data)
-        file.write(np.ascontiguousarray(words).data)
-    os.rename(new, folder / NAME)
+    fd = os.open(new, flags, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(header.data)
+            file.write(np.ascontiguousarray(words).data)
+        os.rename(new, folder / NAME)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new)  # a part of it takes room on a disk that has none
+        raise
 
 
 def read_ending(folder: Path, origin: Origin) -> tuple[Ring, NDArray[np.int64]] | None:
-    """Return a ring that has no cells but says what the last one said, and the words for rows."""
+    """Return a ring that has no cells but says what the last one said, and the words for rows.
+
+    None where there is none, or none that can be read and is of this boot.
+    """
     fd = open_own(folder / NAME)
     if isinstance(fd, str):
         return None
-    with open(fd, "rb") as file:
-        data = file.read()
+    try:
+        with open(fd, "rb") as file:
+            data = file.read()
+    except OSError:
+        return None
     found = np.frombuffer(data, np.int64, len(data) // 8).copy()
     header, words = found[:HEADER_WORDS], found[HEADER_WORDS:]
     if len(header) < HEADER_WORDS or len(data) % 8:
@@ -74,7 +86,7 @@ def read_ending(folder: Path, origin: Origin) -> tuple[Ring, NDArray[np.int64]] 
 
 
 def remove_ending(folder: Path) -> None:
-    """Remove what was said of the end of a run: another one has begun."""
+    """Remove what was said of the end of a run: another one has begun. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(folder / NAME)
 

@@ -14,10 +14,12 @@ true, and nothing where that is not known. All of it is told, with what it cost.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import secrets
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from mooncake_store.core import ring as words
@@ -28,7 +30,8 @@ from mooncake_store.journal.origin import signed
 from mooncake_store.journal.reading import read_journal
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.writer import JournalWriter
-from mooncake_store.master.losses import Left, Noter, judge, runs_of
+from mooncake_store.master.kept_files import unusable
+from mooncake_store.master.losses import Left, Noter, judge, rows_of, runs_of
 from mooncake_store.program.locks import lock_file
 from transfer_engine import forking
 from transfer_engine.errors import ConfigError, StoreError, UnavailableError
@@ -84,9 +87,10 @@ class Keeper:
         self._folder = folder
         self._origin = origin
         self._lock = lock
-        forking.register(self)
         self._waiting: dict[asyncio.Future[None], int] = {}  # with the positions they wait for
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.ended = False
+        """Whether all of it is in files, and the memory beside them was given back."""
         self._writer = JournalWriter(
             ring.ring,
             folder,
@@ -97,8 +101,9 @@ class Keeper:
             on_synced=self._moved,
             note=noter.note,
         )
-        self._writer.start()
         self.shard = Shard(limits, ring.ring, _Outlet(self._writer))
+        self._writer.start()  # behind all that may fail, which leaves no thread
+        forking.register(self)
 
     @classmethod
     def open(
@@ -106,21 +111,38 @@ class Keeper:
     ) -> Self:
         """Return the keeper of a folder, which is made if need be, with its shard.
 
-        `now` is the time on the shard's clock. Raises ConfigError for a folder that will not do.
+        `now` is the time on the shard's clock. Raises ConfigError for a folder that will not do,
+        and NoSpaceError where there is no room for its memory; nothing is left open then.
         """
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = take_lock(folder)
-        except OSError as error:
-            raise ConfigError(
-                f"the state directory {folder} cannot be used: {error.strerror or error}",
-                advice="name another one with --state, or none",
-            ) from error
-        try:
-            return cls._read(limits, origin, folder, level, now, lock)
-        except BaseException:
-            os.close(lock)
-            raise
+        keeper = cls._open(limits, origin, folder, level, now)
+        wanted = limits.events_kept
+        if keeper.shard.config.events_kept != wanted and keeper._writer.state == "kept":
+            # A ring of another size. What was written last it alone may have, so it has to end in
+            # good order before another one takes its place.
+            keeper.close()
+            keeper = cls._open(limits, origin, folder, level, now)
+        if keeper.shard.config.events_kept != wanted:
+            log.warning(
+                "shard %d does not keep %d events yet: its disk fails", origin.shard, wanted
+            )
+        return keeper
+
+    @classmethod
+    def _open(
+        cls, limits: ShardConfig, origin: Origin, folder: Path, level: Level, now: int
+    ) -> Self:
+        with ExitStack() as undo:
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = take_lock(folder)
+            except OSError as error:
+                raise unusable(folder, error) from error
+            undo.callback(os.close, lock)
+            left = Left.find(folder, origin)
+            undo.callback(left.close)
+            keeper = cls._read(limits, origin, folder, level, now, lock, left, undo)
+            undo.pop_all()
+        return keeper
 
     @classmethod
     def write(
@@ -137,24 +159,19 @@ class Keeper:
         the folder is of no use then.
         """
         folder.mkdir(mode=0o700)
-        lock = take_lock(folder)
-        try:
+        with ExitStack() as undo:
+            lock = take_lock(folder)
+            undo.callback(os.close, lock)
             ring = RingFile.create(folder, origin, events=limits.events_kept)
             noter = Noter.beginning(ring, origin, limits.objects_max, None, [], None)
+            undo.callback(noter.close)
             keeper = cls(limits, ring, folder, origin, "written", lock, noter, believed=False)
-        except BaseException:
-            os.close(lock)
-            raise
-        try:
+            undo.callback(keeper._let_go)
             fill(keeper.shard)
             keeper._settle(timeout_s)
-        except BaseException:
-            keeper._writer.close(STOP_S)
-            noter.close()
-            os.close(lock)
-            raise
-        keeper.close()
-        if keeper._writer.state != "kept":
+            undo.pop_all()
+        keeper.close(timeout_s)
+        if not keeper.ended:
             raise StoreError(
                 f"the journal in {folder} cannot be written: {keeper.state}",
                 advice="make room on that disk",
@@ -169,9 +186,10 @@ class Keeper:
         level: Level,
         now: int,
         lock: int,
+        left: Left,
+        undo: ExitStack,
     ) -> Self:
         began = time.monotonic()
-        left = Left.find(folder, origin)
         contents = read_journal(folder, origin, left.ring)
         judgement = judge(contents, left.noted)
         kept = not judgement.unusable and contents.facts is not None
@@ -180,8 +198,8 @@ class Keeper:
             told = judgement.unusable, left.why or folder
             log.error("shard %d begins with nothing: %s (%s)", origin.shard, *told)
         ring, rows = left.file if kept else None, left.rows
-        made = ring is None or len(ring.ring.events) != max(1, limits.events_kept)
-        if made:
+        made = ring is None
+        if ring is None:
             if rows is not None:
                 rows.close()  # it is about the ring that goes
                 rows = None
@@ -192,19 +210,25 @@ class Keeper:
                 position=max(1, contents.end),
                 snapshot=contents.facts.snapshot if kept and contents.facts is not None else 0,
             )
-        remove_ending(folder)
-        assert ring is not None
+        elif len(ring.ring.events) != max(1, limits.events_kept):
+            limits = dataclasses.replace(limits, events_kept=len(ring.ring.events))
+        try:
+            remove_ending(folder)
+        except OSError as error:
+            if made:
+                ring.unlink()  # it would be taken for what was left
+            raise unusable(folder, error) from error
         if made or judgement.damage is not None:  # followers cannot go on where they were
             ring.ring.header[words.STREAM] = signed(secrets.randbits(64))
         row_count, damage = limits.objects_max, judgement.damage
         noter = Noter.beginning(ring, origin, row_count, rows, runs, damage)
+        undo.callback(noter.close)
         keeper = cls(limits, ring, folder, origin, level, lock, noter, believed=kept)
+        undo.callback(keeper._let_go)
         if not kept:
             keeper._settle()
         else:
             keeper._restore(contents, runs, judgement, now)
-            if made and left.file is not None:  # it had words that are in no file
-                keeper.shard.journal.expect_snapshot()
             log.info(
                 "shard %d knows %d objects of %d bytes again after %.2f s",
                 origin.shard,
@@ -223,7 +247,13 @@ class Keeper:
         try:
             self.restored = restore(self.shard, runs, end, now, judgement.damage)
         except ValueError as error:
-            self._writer.close(STOP_S)
+            rows, rows_max = rows_of(runs), self.shard.config.objects_max
+            if rows > rows_max:
+                raise ConfigError(
+                    f"the journal of shard {shard} tells of more objects than fit an objects_max"
+                    f" of {rows_max}",
+                    advice=f"set master.objects_max to {rows} or more",
+                ) from error
             raise ConfigError(
                 f"the journal of shard {shard} cannot be understood: {error}",
                 advice="use the version that wrote it, or move it away to begin anew",
@@ -314,17 +344,23 @@ class Keeper:
     def _heard(self, error: Exception) -> None:
         """Hear on the writer's thread of what no disk does; it says so itself, and goes on."""
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = STOP_S) -> None:
         """Write everything out and let another process have the folder. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             self._settle()
-            if self._writer.close(STOP_S):
+            if self._writer.close(timeout_s):
                 if self._writer.state == "kept":
                     self._noter.leave(self._folder, self._origin)
                     self._ring.unlink()  # all of it is in files
+                    self.ended = True
                 self._noter.close()
             os.close(lock)
+
+    def _let_go(self) -> None:
+        """End the thread, but leave the lock and what is kept: it could not be begun."""
+        self._lock = -1
+        self._writer.close(STOP_S)
 
     def after_fork(self) -> None:
         """Hold nothing in a forked child: the shard is the parent's."""

@@ -22,7 +22,7 @@ import numpy as np
 from mooncake_store.core.last_cells import KnownRows, Stretch, last_cells, note_cells
 from mooncake_store.core.restore import Damage
 from mooncake_store.core.ring import HEAD
-from mooncake_store.journal.ending import read_ending, remove_ending, write_ending
+from mooncake_store.journal.ending import read_ending, write_ending
 from mooncake_store.journal.ring_file import RingFile
 from mooncake_store.journal.row_file import RowFile
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mooncake_store.journal.origin import Origin
     from mooncake_store.journal.reading import Contents
 
-__all__ = ["Judgement", "Left", "Noted", "Noter", "judge", "runs_of"]
+__all__ = ["Judgement", "Left", "Noted", "Noter", "judge", "rows_of", "runs_of"]
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,12 @@ class Left:
     noted: Noted | None
     why: str
     """Why there is no ring."""
+
+    def close(self) -> None:
+        """Let the files go. Idempotent."""
+        for left in (self.file, self.rows):
+            if left is not None:
+                left.close()
 
     @classmethod
     def find(cls, folder: Path, origin: Origin) -> Self:
@@ -96,6 +102,14 @@ def runs_of(contents: Contents) -> list[Run]:
     since = 0 if contents.facts is None else contents.facts.snapshot
     runs = zip(contents.positions, contents.runs, strict=True)
     return [(position, run) for position, run in runs if position + len(run) > since]
+
+
+def rows_of(runs: list[Run]) -> int:
+    """Return how many rows a shard needs for what is told of; 0 for words that are no cells."""
+    try:
+        return len(_in_use(last_cells(runs)))
+    except ValueError:
+        return 0
 
 
 def judge(contents: Contents, noted: Noted | None) -> Judgement:
@@ -207,7 +221,6 @@ class Noter:
         try:
             write_ending(folder, origin, self._file.ring, _in_use(self._rows.words))
         except OSError as error:
-            remove_ending(folder)
             self._tell(error)
         self._rows.unlink()
 
