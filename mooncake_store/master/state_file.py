@@ -233,6 +233,8 @@ def writing(path: Path) -> Iterator[StateWriter]:
 
     Raises OSError.
     """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     fresh = path.with_name(f"{path.name}.new")
     with suppress(FileNotFoundError):
         os.unlink(fresh)  # of a run that was killed
@@ -304,7 +306,7 @@ class StateFile:
     def _first(self, data: bytes) -> StateRecord:
         try:
             head = msgspec.msgpack.decode(data, type=_Head)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             head = _Head()
         if head.format != FORMAT:
             raise self._strange()

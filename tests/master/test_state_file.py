@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +18,7 @@ from mooncake_store.core.reads import extents_of
 from mooncake_store.core.records import Flag, State
 from mooncake_store.core.restore import StreamEnd, restore
 from mooncake_store.core.tasks import TaskKind
+from mooncake_store.errors import StoreError
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master import importing
 from mooncake_store.master.exporting import export_state
@@ -31,7 +33,7 @@ from mooncake_store.master.registers import (
     write_registers,
 )
 from mooncake_store.master.state_directory import StateDirectory, read_kept
-from mooncake_store.master.state_file import StateFile
+from mooncake_store.master.state_file import StateFile, writing
 from tests.clocks import ManualClock
 from tests.core.keeping import Kept, clients_of, objects_of, resting_of, segments_of, tenants_of
 from tests.core.lab import MIB, SECOND, digests_of
@@ -39,8 +41,6 @@ from tests.core.rules import Rules
 from tests.core.test_journal import TTL, Life
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mooncake_store.core.shard import Shard
 
 RELEASE_NS = ShardConfig().put_release_ns
@@ -248,6 +248,19 @@ def test_on_another_host_what_waits_waits_as_long_and_dates_stay(
     assert abs(date_ns - put_ns) <= SECOND
     ends = {entry[-1] for entry in after.space.quarantine.timed().tolist()}
     assert ends == {there.now_ns() + RELEASE_NS}
+
+
+def test_a_file_of_another_program_is_no_exported_state(tmp_path: Path) -> None:
+    record = msgspec.msgpack.encode({"format": "xx"}).replace(b"xx", b"\xff\xfe")
+    (tmp_path / "file").write_bytes(b"\xce" + len(record).to_bytes(4, "big") + record)
+    with pytest.raises(StoreError, match="is no exported state"):
+        StateFile(tmp_path / "file")
+
+
+def test_what_names_no_file_cannot_be_written(tmp_path: Path) -> None:
+    for name in (".", "/", ".."):
+        with pytest.raises(OSError, match=r"directory|busy|empty"), writing(Path(name)):
+            pass
 
 
 def test_columns_that_cannot_be_are_refused(tmp_path: Path) -> None:
