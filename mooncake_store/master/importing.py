@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ WRITE_S = 600.0
 """How long the disk may take for the journal of one shard."""
 UNFINISHED = "import.unfinished"
 """Where an import is made; what is found there was left by one that was killed."""
+_MADE = re.compile(f"shard-[0-9]+|{re.escape(REGISTERS)}|{re.escape(IDENTITY)}|{UNFINISHED}")
+"""What an import makes in a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +112,55 @@ def import_state(source: Path, path: Path, clock: Clock) -> Imported:
 
 @contextmanager
 def _place_for(path: Path) -> Iterator[Path]:
-    """Hold a directory and make the folder in it; take away what was not put in place."""
-    made, locked, place = not path.exists(), (path / LOCK).exists(), path / UNFINISHED
+    """Hold a directory and make the folder in it; take away all that was made if that fails."""
+    made, locked, begun, place = not path.exists(), (path / LOCK).exists(), False, path / UNFINISHED
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with held(path):
             try:
-                strange = set(os.listdir(path)) - {LOCK, UNFINISHED}
+                left = _left_in(path)
+                strange = set(os.listdir(path)) - {LOCK, *left}
                 if strange:
                     raise InvalidArgumentError(
                         f"{path} holds something already: {min(strange)}",
                         advice="name a directory that is empty or not there; nothing was changed",
                     )
-                _remove(place)
+                begun = True
+                _remove(path, left)
                 place.mkdir(mode=0o700)
                 yield place
             except BaseException:
-                _remove(place)
-                if not locked:
-                    (path / LOCK).unlink()
-                if made:
-                    path.rmdir()
+                with suppress(OSError):  # what failed first is told
+                    if begun:
+                        _remove(path, set(filter(_MADE.fullmatch, os.listdir(path))))
+                    if not locked:
+                        (path / LOCK).unlink()
+                    if made:
+                        path.rmdir()
                 raise
     except OSError as error:
         raise unusable(path, error) from error
 
 
-def _remove(place: Path) -> None:
-    """Remove what an import left, with its memory."""
-    with suppress(FileNotFoundError):
-        for name in os.listdir(place):
-            remove_rings(place / name)
-        shutil.rmtree(place)
+def _left_in(path: Path) -> set[str]:
+    """Return what an import left that was killed: who the cluster is was not in its place yet."""
+    names = set(filter(_MADE.fullmatch, os.listdir(path)))
+    return names if UNFINISHED in names and IDENTITY not in names else names & {UNFINISHED}
+
+
+def _remove(path: Path, names: set[str]) -> None:
+    """Remove what an import made, with its memory.
+
+    What makes it a state goes first, and what tells the next import of the rest last.
+    """
+    for name in sorted(names, key=lambda name: (name == UNFINISHED, name != IDENTITY)):
+        if name == UNFINISHED:
+            for shard in os.listdir(path / name):
+                remove_rings(path / name / shard)
+        if (path / name).is_dir():
+            shutil.rmtree(path / name)
+        else:
+            (path / name).unlink()
 
 
 def _put_in_place(place: Path, path: Path) -> None:

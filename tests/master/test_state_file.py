@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,9 @@ from mooncake_store.core.reads import extents_of
 from mooncake_store.core.records import Flag, State
 from mooncake_store.core.restore import StreamEnd, restore
 from mooncake_store.core.tasks import TaskKind
-from mooncake_store.errors import StoreError
+from mooncake_store.errors import ConfigError, InvalidArgumentError, StoreError
 from mooncake_store.journal.origin import Origin
-from mooncake_store.master import importing
+from mooncake_store.master import importing, keeping
 from mooncake_store.master.exporting import export_state
 from mooncake_store.master.importing import import_state
 from mooncake_store.master.keeping import Keeper
@@ -248,6 +250,71 @@ def test_on_another_host_what_waits_waits_as_long_and_dates_stay(
     assert abs(date_ns - put_ns) <= SECOND
     ends = {entry[-1] for entry in after.space.quarantine.timed().tolist()}
     assert ends == {there.now_ns() + RELEASE_NS}
+
+
+def test_an_import_that_was_killed_while_it_took_its_place_is_begun_anew(tmp_path: Path) -> None:
+    life = lived()
+    path = state_of(tmp_path / "state", life.kept, life.now)
+    clock = ManualClock(life.now)
+    other = again(path, clock)
+    place = other / importing.UNFINISHED
+    place.mkdir()
+    (other / "identity.json").rename(place / "identity.json")
+    import_state(tmp_path / "file", other, clock)
+    assert sorted(path.name for path in other.iterdir()) == [
+        "cluster.json", "identity.json", "lock", "shard-0",
+    ]  # fmt: skip
+    before, _ = opened(path, life.shard.config, life.now)
+    assert_portable(before, opened(other, life.shard.config, life.now)[0])
+
+
+def test_what_an_import_did_not_make_is_left_where_one_was_killed(tmp_path: Path) -> None:
+    life = lived()
+    path = state_of(tmp_path / "state", life.kept, life.now)
+    clock = ManualClock(life.now)
+    other = again(path, clock)
+    (other / importing.UNFINISHED).mkdir()
+    names = {path.name for path in other.iterdir()}
+    with pytest.raises(InvalidArgumentError, match=r"something already: cluster\.json"):
+        import_state(tmp_path / "file", other, clock)
+    assert {path.name for path in other.iterdir()} == names
+    (other / "identity.json").rename(other / "notes")
+    names = {path.name for path in other.iterdir()}
+    with pytest.raises(InvalidArgumentError, match="holds something already: notes"):
+        import_state(tmp_path / "file", other, clock)
+    assert {path.name for path in other.iterdir()} == names
+
+
+@pytest.mark.parametrize("failing", ["cluster.json", "shard-0", "identity.json"])
+def test_an_import_that_cannot_take_its_place_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    life = lived()
+    path = state_of(tmp_path / "state", life.kept, life.now)
+    clock = ManualClock(life.now)
+    export_state(path, tmp_path / "file", clock, RELEASE_NS)
+    rename = os.rename
+
+    def broken(old: Path, new: Path) -> None:
+        if new == tmp_path / "other" / failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(old, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.rename", broken)
+        with pytest.raises(ConfigError, match="Input/output error"):
+            import_state(tmp_path / "file", tmp_path / "other", clock)
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_import_waits_for_the_end_of_each_shard_as_long_as_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lived()
+    path = state_of(tmp_path / "state", life.kept, life.now)
+    monkeypatch.setattr(keeping, "STOP_S", 0.0)
+    other = again(path, ManualClock(life.now))
+    assert (other / "shard-0" / "journal.ended").exists()
 
 
 def test_a_file_of_another_program_is_no_exported_state(tmp_path: Path) -> None:
