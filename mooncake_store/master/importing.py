@@ -252,7 +252,7 @@ class _State:
                 objects = objects_in(self._record)
                 objects = objects._replace(
                     created_s=(objects.created_s + shift.date_s).clip(0, (1 << 32) - 1),
-                    used_ns=shift.ends(objects.used_ns),
+                    used_ns=shift.dates(objects.used_ns),
                     pinned_until_ns=shift.ends(objects.pinned_until_ns),
                 )
                 yield from cells_of(objects, row)
@@ -282,6 +282,10 @@ class _Shift:
     def until(self, time_ns: int) -> int:
         """Move when something ends; 0 is what never began."""
         return max(0, time_ns + self.wait_ns) if time_ns else 0
+
+    def dates(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Move when some things were; 0 is never."""
+        return np.where(times_ns > 0, (times_ns + SECOND_NS * self.date_s).clip(0), 0)
 
     def ends(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move when some things end."""

@@ -252,6 +252,34 @@ def test_on_another_host_what_waits_waits_as_long_and_dates_stay(
     assert ends == {there.now_ns() + RELEASE_NS}
 
 
+def test_on_another_host_objects_leave_in_the_order_in_which_they_were_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life()
+    life.put([1])
+    life.now += 100 * SECOND
+    life.put([2])
+    path = state_of(tmp_path / "state", life.kept, life.now)
+    here = ManualClock(life.now)
+    export_state(path, tmp_path / "file", here, RELEASE_NS)
+    (objects,) = list(StateFile(tmp_path / "file").records())[3 - 1 :]
+    used = np.frombuffer(objects.used_ns, "<i8").copy()
+    created = np.frombuffer(objects.created_s, "<i8")
+    first = int(created.argmin())
+    used[first] = SECOND * (int(created[first]) + 50)  # before the other one was put
+    used[1 - first] = 0
+    there = ManualClock(life.now + 5000 * SECOND, here.wall_ns() + 600 * SECOND)
+    monkeypatch.setattr(importing, "this_boot", lambda: (1, 2))
+    _import_with(tmp_path, there, msgspec.structs.replace(objects, used_ns=used.tobytes()))
+    after, _ = opened(tmp_path / "other", life.shard.config, there.now_ns())
+    rows = np.flatnonzero(after.rows["state"][: after.table.rows_high])
+    assert len(rows) == 2
+    put_ns = after.cold["created_s"][rows].astype(np.int64) * SECOND
+    ended_ns = after.rows["lease_end"][rows]
+    assert (ended_ns[put_ns.argmin()] - put_ns.min()) // SECOND == 50
+    assert max(ended_ns) < put_ns.max()
+
+
 def test_an_import_that_was_killed_while_it_took_its_place_is_begun_anew(tmp_path: Path) -> None:
     life = lived()
     path = state_of(tmp_path / "state", life.kept, life.now)
