@@ -66,7 +66,7 @@ class JournalWriter:
     """Writes the ring of one shard to its folder.
 
     `believed` says that what the folder holds was read and is complete, so that it is gone on
-    with; else it is deleted. `failed(error)` is called for what no disk does, on the thread.
+    with; else it is deleted. What no disk does is told in the log, and believed as little.
     `on_synced(position)` is called when what an answer may rest on has moved, on some thread.
     `note(start, stop)` is called on the thread with each stretch before WRITTEN moves behind it.
 
@@ -81,7 +81,6 @@ class JournalWriter:
         *,
         level: Level,
         believed: bool,
-        failed: Callable[[Exception], object],
         on_synced: Callable[[int], object] | None = None,
         note: Callable[[int, int], object] | None = None,
         disk: Disk | None = None,
@@ -92,7 +91,6 @@ class JournalWriter:
         self._ring = ring
         self._header = ring.header
         self._believed = believed
-        self._failed = failed
         self._on_synced = on_synced
         self._note = note
         self._retry_s = retry_s
@@ -262,7 +260,6 @@ class JournalWriter:
         except Exception as error:  # Whatever it is, nobody must believe what is half done.
             if not isinstance(error, OSError):
                 log.exception("%s: the thread that writes it has failed", self._name)
-                self._failed(error)
             self._fail(error)
         if closing:
             self._files.drop()

@@ -97,7 +97,6 @@ class Keeper:
             origin,
             level=level,
             believed=believed,
-            failed=self._heard,
             on_synced=self._moved,
             note=noter.note,
         )
@@ -340,9 +339,6 @@ class Keeper:
         for done, wanted in self._waiting.items():
             if wanted <= position and not done.done():
                 done.set_result(None)
-
-    def _heard(self, error: Exception) -> None:
-        """Hear on the writer's thread of what no disk does; it says so itself, and goes on."""
 
     def close(self, timeout_s: float = STOP_S) -> None:
         """Write everything out and let another process have the folder. Idempotent."""

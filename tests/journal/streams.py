@@ -155,14 +155,12 @@ class Shard:
         self.ring = ring
         self.folder = folder
         self.disk = options.get("disk")
-        self.failures = []
         self.synced = []
         usual = {"level": "written", "believed": False, "retry_s": 0.01}
         self.writer = JournalWriter(
             ring,
             folder,
             ORIGIN,
-            failed=self.failures.append,
             **{"on_synced": self.synced.append, **usual, **options},
         )
         self.writer.start()

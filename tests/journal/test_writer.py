@@ -45,7 +45,6 @@ def test_what_is_published_can_be_read_after_an_orderly_end(run, level):
     assert contents.complete, "the last block says that nothing is missing behind it"
     assert contents.same_boot
     assert contents.facts.snapshot == at(shard.ring, SNAPSHOT)
-    assert not shard.failures
 
 
 def test_all_that_is_written_is_noted_first_and_on_the_thread_of_the_writer(run):
