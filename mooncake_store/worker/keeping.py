@@ -1,6 +1,6 @@
 """What a worker with a name leaves to its next run: memory in files, and a record of them.
 
-    keeper = Keeper.hold(folder, "w1", cluster, life)   # or ConfigError, and nothing is touched
+    keeper = MemoryKeeper.hold(folder, "w1", cluster, life)     # or ConfigError; nothing is touched
     keeper.uuid, keeper.epoch                           # of this run
     keeper.former(wanted)                               # what the run before lent there, if it fits
     keeper.keep(lent)                                   # before the master hears of it
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from mooncake_store.config.settings import WorkerConfig
 
 __all__ = [
-    "Keeper",
+    "MemoryKeeper",
     "Kept",
     "Record",
     "Wanted",
@@ -163,7 +163,7 @@ def identity_of(path: str) -> str:
     return f"{found.st_dev}:{found.st_ino}:{found.st_rdev}:{found.st_size}"
 
 
-class Keeper:
+class MemoryKeeper:
     """The files of one worker, held by this run of it from `hold` to `close`. Thread-safe."""
 
     def __init__(

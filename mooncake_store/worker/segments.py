@@ -21,7 +21,7 @@ import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_store.units import format_size, parse_size
-from mooncake_store.worker.keeping import Keeper, Kept, Wanted, identity_of, memory_folder
+from mooncake_store.worker.keeping import Kept, MemoryKeeper, Wanted, identity_of, memory_folder
 from transfer_engine.errors import ConfigError
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.memory import Segment
@@ -64,7 +64,7 @@ class WorkerSegments:
         self._name = name
         self._places = [parse_place(text) for text in config.files]
         self._locks: list[int] = []
-        self._keeper: Keeper | None = None
+        self._keeper: MemoryKeeper | None = None
         self._found: list[Segment] = []
         self.folder = memory_folder(config)
         """Where memory outlives its process; None: it does not."""
@@ -77,10 +77,11 @@ class WorkerSegments:
     def hold(self, cluster: str, life: int) -> tuple[bytes, int]:
         """Take the place of the run before; return the uuid and epoch to go on with.
 
-        To be called before `make` where there is a folder. Raises ConfigError as `Keeper.hold`.
+        To be called before `make` where there is a folder. Raises ConfigError as
+        `MemoryKeeper.hold` does.
         """
         assert self.folder is not None
-        self._keeper = keeper = Keeper.hold(self.folder, self._name, cluster, life)
+        self._keeper = keeper = MemoryKeeper.hold(self.folder, self._name, cluster, life)
         self.run = keeper.run
         return keeper.uuid, keeper.epoch
 
