@@ -35,7 +35,7 @@ from mooncake_store.journal.origin import Origin, this_boot
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.master.exporting import boot_bytes
 from mooncake_store.master.keeping import Keeper
-from mooncake_store.master.kept_files import unusable
+from mooncake_store.master.kept_files import sync_folder, unusable
 from mooncake_store.master.lineage import new_run
 from mooncake_store.master.registers import (
     REGISTERS,
@@ -169,11 +169,7 @@ def _put_in_place(place: Path, path: Path) -> None:
     for name in names:
         os.rename(place / name, path / name)
     place.rmdir()
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path)
 
 
 class _State:

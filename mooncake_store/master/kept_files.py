@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["read_whole", "unusable", "write_whole"]
+__all__ = ["read_whole", "sync_folder", "unusable", "write_whole"]
 
 T = TypeVar("T")
 
@@ -47,11 +47,16 @@ def write_whole(path: Path, content: bytes) -> None:
     finally:
         os.close(file)
     os.replace(fresh, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk; raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(fd)
     finally:
-        os.close(folder)
+        os.close(fd)
 
 
 def read_whole(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 import xxhash
 
+from mooncake_store.master.kept_files import sync_folder
 from mooncake_store.master.registers import KeptSegment, KeptWorker  # noqa: TC001, msgspec reads it
 from transfer_engine.errors import ConfigError, StoreError
 
@@ -248,11 +249,7 @@ def writing(path: Path) -> Iterator[StateWriter]:
         raise
     finally:
         out.close()
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 class StateFile:
