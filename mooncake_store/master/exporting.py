@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from mooncake_store.master.kept_journals import Seen
     from mooncake_store.master.state_file import StateWriter
 
-__all__ = ["Exported", "boot_bytes", "export_state"]
+__all__ = ["ROWS_MAX", "Exported", "boot_bytes", "export_state"]
 
 ROWS_MAX = 1 << 30
 """As many as the setting allows; reserves address space, not memory."""

@@ -33,7 +33,7 @@ from mooncake_store.core.restore import StreamEnd, restore
 from mooncake_store.core.space import NEVER
 from mooncake_store.journal.origin import Origin, this_boot
 from mooncake_store.journal.ring_file import remove_rings
-from mooncake_store.master.exporting import boot_bytes
+from mooncake_store.master.exporting import ROWS_MAX, boot_bytes
 from mooncake_store.master.keeping import Keeper
 from mooncake_store.master.kept_files import sync_folder, unusable
 from mooncake_store.master.lineage import new_run
@@ -208,6 +208,8 @@ class _State:
 
     def _write_shard(self, record: ShardRecord) -> None:
         head = self._file.head
+        if not 0 <= record.objects <= ROWS_MAX:
+            raise ValueError(f"shard {record.shard} cannot have {record.objects} objects")
         gc.collect()  # the shard before, whose parts know each other
         limits = ShardConfig(
             objects_max=max(ShardConfig().objects_max, record.objects),

@@ -35,7 +35,7 @@ from mooncake_store.master.registers import (
     write_registers,
 )
 from mooncake_store.master.state_directory import StateDirectory, read_kept
-from mooncake_store.master.state_file import StateFile, writing
+from mooncake_store.master.state_file import ShardRecord, StateFile, writing
 from tests.clocks import ManualClock
 from tests.core.keeping import Kept, clients_of, objects_of, resting_of, segments_of, tenants_of
 from tests.core.lab import MIB, SECOND, digests_of
@@ -350,6 +350,22 @@ def test_a_file_of_another_program_is_no_exported_state(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\xce" + len(record).to_bytes(4, "big") + record)
     with pytest.raises(StoreError, match="is no exported state"):
         StateFile(tmp_path / "file")
+
+
+@pytest.mark.parametrize("objects", [-1, (1 << 30) + 1, 1 << 47, (1 << 64) - 1])
+def test_a_shard_of_more_objects_than_there_can_be_is_refused(tmp_path: Path, objects: int) -> None:
+    life = lived()
+    path = state_of(tmp_path / "state", life.kept, life.now)
+    clock = ManualClock(life.now)
+    export_state(path, tmp_path / "file", clock, RELEASE_NS)
+    file = StateFile(tmp_path / "file")
+    with writing(tmp_path / "wrong") as out:
+        for record in (file.head, *file.records()):
+            wrong = isinstance(record, ShardRecord)
+            out.add(msgspec.structs.replace(record, objects=objects) if wrong else record)
+    with pytest.raises(StoreError, match="is damaged"):
+        import_state(tmp_path / "wrong", tmp_path / "other", clock)
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_names_no_file_cannot_be_written(tmp_path: Path) -> None:
