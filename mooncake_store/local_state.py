@@ -20,10 +20,9 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mooncake_store.master.state_directory import read_kept
+from mooncake_store.master.state_directory import expanded, read_kept
 from mooncake_store.program.locks import holder_of, lock_file, sign_lock
 from mooncake_store.units import format_size
 from mooncake_store.wire import cluster as wire
@@ -37,6 +36,7 @@ from transfer_engine.segments.mapping import host_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
     from typing import Self
 
     from mooncake_store.worker.keeping import Record
@@ -89,7 +89,7 @@ class LocalState:
 
         Raises ConfigError where that does not come about.
         """
-        folder = Path(path).expanduser().absolute()
+        folder = expanded(path).absolute()
         locks: list[int] = []
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

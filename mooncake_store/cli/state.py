@@ -85,7 +85,7 @@ def import_(
     from mooncake_store.clock import SystemClock
     from mooncake_store.master.importing import import_state
 
-    path = state.expanduser()
+    path = state_path(state, None)
     with progress(f"importing {file}"):
         done = import_state(file, path, SystemClock())
     emit(

@@ -49,6 +49,7 @@ __all__ = [
     "StateDirectory",
     "check_kept",
     "default_path",
+    "expanded",
     "held",
     "read_kept",
     "write_kept",
@@ -97,7 +98,7 @@ class StateDirectory:
         if config.state == NONE or (config.state == AUTO and config.port == 0):
             return cls(Kept.fresh())
         if config.state != AUTO:
-            return cls._hold(Path(config.state).expanduser())
+            return cls._hold(expanded(config.state))
         try:
             path = default_path(config.port)
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -183,6 +184,20 @@ def default_path(port: int) -> Path:
     """
     home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
     return home / "mooncake" / f"master-{port}"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the home of a user in place of its tilde.
+
+    Raises ConfigError for a user who is not known, or has none.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the home that {os.fspath(path)} begins with is not known",
+            advice="write the whole path",
+        ) from error
 
 
 def read_kept(path: Path) -> Kept | None:

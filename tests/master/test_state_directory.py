@@ -12,6 +12,7 @@ from mooncake_store import Client
 from mooncake_store.clock import SystemClock
 from mooncake_store.config.settings import MasterConfig, load
 from mooncake_store.errors import ConfigError
+from mooncake_store.local_state import LocalState
 from mooncake_store.master import building
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.master.state_directory import StateDirectory
@@ -93,6 +94,12 @@ def test_a_write_that_was_cut_off_is_begun_again(state):
     second = opened(state)
     assert second.kept == first.kept
     second.close()
+
+
+@pytest.mark.parametrize("use", [opened, LocalState.hold], ids=["master", "pool"])
+def test_a_home_that_is_not_known_is_one_sentence(use):
+    with pytest.raises(ConfigError, match="the home that ~nobody-of-this-name/state begins with"):
+        use("~nobody-of-this-name/state")
 
 
 def test_a_path_that_is_no_directory_is_one_sentence(tmp_path):

@@ -27,13 +27,13 @@ PortOption = Annotated[
 def state_path(state: Path | None, port: int | None) -> Path:
     """Return the directory that the options name."""
     from mooncake_store.config.settings import MasterConfig
-    from mooncake_store.master.state_directory import default_path
+    from mooncake_store.master.state_directory import default_path, expanded
 
     if state is not None and port is not None:
         raise ConfigError("--state and --port each name a state directory", advice="say one")
+    if state is not None:
+        return expanded(state)
     try:
-        if state is not None:
-            return state.expanduser()
         return default_path(MasterConfig().port if port is None else port)
     except RuntimeError as error:
         raise ConfigError(f"no home: {error}", advice="name the directory with --state") from error
