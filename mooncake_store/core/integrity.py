@@ -73,7 +73,7 @@ def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
 def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:
     """Every byte of a segment has one owner: an extent, the quarantine or the free structure."""
     owner, segment, offset = extents_of(state, live)
-    count = np.bincount(owner, minlength=len(state.rows))[live]
+    count = np.bincount(owner, minlength=state.table.rows_high)[live]
     wrong = live[count != state.rows["replicas"][live]]
     assert not len(wrong), f"row {wrong[0]} miscounts its replicas"
     assert len(np.unique(owner << 32 | segment)) == len(owner), "a row lies on a segment twice"

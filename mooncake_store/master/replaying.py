@@ -15,6 +15,7 @@ What is not written down is not there: counters, and who has leases. O(words + r
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from mooncake_store.core.shard import Shard
 from mooncake_store.core.stretches import snapshots, stretch
 from mooncake_store.identity import identity_of, secret_of
 from mooncake_store.master.building import shard_config
+from mooncake_store.master.exporting import ROWS_MAX
 from mooncake_store.master.losses import runs_of
 from transfer_engine.errors import ConfigError, InvalidArgumentError, NotFoundError, StoreError
 
@@ -112,7 +114,9 @@ def replay(
             until = contents.end if until is None else until
             begin = _snapshot(every, number, until).begin
             runs, end = stretch(every, begin, until)
-        shard = Shard(shard_config(MasterConfig(), number))
+        # How many objects the master's settings allow is not written down.
+        limits = dataclasses.replace(shard_config(MasterConfig(), number), objects_max=ROWS_MAX)
+        shard = Shard(limits)
         known = StreamEnd(facts.now, facts.horizon, facts.events_next, facts.generation, begin)
         restored = restore(shard, runs, known, facts.now, damage)
     except ValueError as error:

@@ -10,9 +10,11 @@ import pytest
 
 from mooncake_store.cli.shared.tree import run
 from mooncake_store.client.blocking import Client
+from mooncake_store.config.settings import MasterConfig
 from mooncake_store.core import codes, integrity
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.master import replaying
 from mooncake_store.master.kept_journals import KeptJournals
 from mooncake_store.master.replaying import replay
 
@@ -99,6 +101,19 @@ def test_a_shard_is_shown_as_it_was_at_each_position(tmp_path: Path, command: Co
     (complete,) = [line["position"] for line in shown if "complete, checksum" in line["what"]]
     assert replay(journals, 0, complete).restored.unfinished == 1
     assert replay(journals, 0, complete + 1).restored.unfinished == 0
+
+
+def test_a_shard_of_more_objects_than_the_default_allows_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a master's settings allow, nobody but that knows."""
+    with pool(tmp_path) as cluster, Client(cluster.url) as client:
+        client.put_many([f"key/{number}" for number in range(5)], [bytes(100)] * 5).check()
+    journals = KeptJournals.of(tmp_path / "state")
+    monkeypatch.setattr(replaying, "MasterConfig", lambda: MasterConfig(objects_max=2))
+    replayed = replay(journals, 0)
+    assert replayed.restored.objects == 5
+    assert not replayed.broken()
 
 
 def test_a_position_without_a_whole_snapshot_before_it_is_one_sentence(
