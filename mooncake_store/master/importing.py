@@ -31,6 +31,7 @@ from mooncake_store.core.portable import cells_of
 from mooncake_store.core.records import SegmentState
 from mooncake_store.core.restore import StreamEnd, restore
 from mooncake_store.core.space import NEVER
+from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX
 from mooncake_store.journal.origin import Origin, this_boot
 from mooncake_store.journal.ring_file import remove_rings
 from mooncake_store.master.exporting import ROWS_MAX, boot_bytes
@@ -208,8 +209,7 @@ class _State:
 
     def _write_shard(self, record: ShardRecord) -> None:
         head = self._file.head
-        if not 0 <= record.objects <= ROWS_MAX:
-            raise ValueError(f"shard {record.shard} cannot have {record.objects} objects")
+        _check(record)
         gc.collect()  # the shard before, whose parts know each other
         limits = ShardConfig(
             objects_max=max(ShardConfig().objects_max, record.objects),
@@ -302,6 +302,22 @@ def _registers(record: RegistersRecord) -> Registers:
     )
     check_registers(registers)
     return registers
+
+
+def _check(record: ShardRecord) -> None:
+    """Raise ValueError for numbers that a shard has no place for."""
+    if not 0 <= record.objects <= ROWS_MAX:
+        raise ValueError(f"shard {record.shard} cannot have {record.objects} objects")
+    for what, numbers, least, end in (
+        ("namespace", [each.number for each in record.namespaces], 0, TENANTS_MAX),
+        ("client", [each.handle for each in record.clients], 0, CLIENTS_MAX),
+        ("segment", [each.number for each in record.segments], 0, SEGMENT_NUMBERS),
+        # -1: a memory that is known by its uuid alone.
+        ("segment", [each.number for each in record.memories], -1, SEGMENT_NUMBERS),
+    ):
+        wrong = [number for number in numbers if not least <= number < end]
+        if wrong:
+            raise ValueError(f"a {what} cannot have the number {wrong[0]}")
 
 
 def _facts(record: ShardRecord, shift: _Shift) -> Iterator[Fact]:

@@ -35,7 +35,15 @@ from mooncake_store.master.registers import (
     write_registers,
 )
 from mooncake_store.master.state_directory import StateDirectory, read_kept
-from mooncake_store.master.state_file import ShardRecord, StateFile, writing
+from mooncake_store.master.state_file import (
+    ClientEntry,
+    MemoryEntry,
+    NamespaceEntry,
+    SegmentEntry,
+    ShardRecord,
+    StateFile,
+    writing,
+)
 from tests.clocks import ManualClock
 from tests.core.keeping import Kept, clients_of, objects_of, resting_of, segments_of, tenants_of
 from tests.core.lab import MIB, SECOND, digests_of
@@ -48,6 +56,7 @@ if TYPE_CHECKING:
 RELEASE_NS = ShardConfig().put_release_ns
 WORKER = KeptWorker(b"w" * 16, 3, "wörker", "host", True)
 SEGMENT = KeptSegment(4, b"s" * 16, 'a "segment"', 1 << 40, b"\0\xff", WORKER.uuid)
+SEGMENT_OF_NOBODY = b"n" * 16, "n", "host", 1 << 20, 1, "gone", "ok", 0, 0, 0
 REGISTERS = Registers(VERSION, (1 << 64) - 1, 7, (WORKER,), (SEGMENT,), (1, (1 << 64) - 1), "here")
 
 
@@ -352,18 +361,32 @@ def test_a_file_of_another_program_is_no_exported_state(tmp_path: Path) -> None:
         StateFile(tmp_path / "file")
 
 
-@pytest.mark.parametrize("objects", [-1, (1 << 30) + 1, 1 << 47, (1 << 64) - 1])
-def test_a_shard_of_more_objects_than_there_can_be_is_refused(tmp_path: Path, objects: int) -> None:
+@pytest.mark.parametrize("number", [-2, 1 << 31, (1 << 63) - 1])
+@pytest.mark.parametrize("what", ["objects", "namespaces", "clients", "segments", "memories"])
+def test_numbers_that_a_shard_has_no_place_for_are_refused(
+    tmp_path: Path, what: str, number: int
+) -> None:
     life = lived()
     path = state_of(tmp_path / "state", life.kept, life.now)
     clock = ManualClock(life.now)
     export_state(path, tmp_path / "file", clock, RELEASE_NS)
     file = StateFile(tmp_path / "file")
+    wrong: dict[str, Any] = {
+        "objects": number,
+        "namespaces": (NamespaceEntry(number, "team-b", None),),
+        "clients": (ClientEntry(number, b"d" * 16, 1, "host"),),
+        "segments": (SegmentEntry(number, *SEGMENT_OF_NOBODY),),
+        "memories": (MemoryEntry(number, b"m" * 16, 0, 0),),
+    }
     with writing(tmp_path / "wrong") as out:
         for record in (file.head, *file.records()):
-            wrong = isinstance(record, ShardRecord)
-            out.add(msgspec.structs.replace(record, objects=objects) if wrong else record)
-    with pytest.raises(StoreError, match="is damaged"):
+            if isinstance(record, ShardRecord):
+                others = () if what == "objects" else getattr(record, what)
+                told = number if what == "objects" else (*others, *wrong[what])
+                out.add(msgspec.structs.replace(record, **{what: told}))
+            else:
+                out.add(record)
+    with pytest.raises(StoreError, match=f"is damaged: .* {number}"):
         import_state(tmp_path / "wrong", tmp_path / "other", clock)
     assert not (tmp_path / "other").exists()
 
