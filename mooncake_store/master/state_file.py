@@ -234,8 +234,10 @@ def writing(path: Path) -> Iterator[StateWriter]:
 
     Raises OSError.
     """
-    if not path.name:
+    if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a file in place of /dev/null harms everybody
+        raise FileExistsError(errno.EEXIST, "it is no plain file", str(path))
     fresh = path.with_name(f"{path.name}.new")
     with suppress(FileNotFoundError):
         os.unlink(fresh)  # of a run that was killed

@@ -391,6 +391,19 @@ def test_numbers_that_a_shard_has_no_place_for_are_refused(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in ("pipe", "link"):
+        with (
+            pytest.raises(FileExistsError, match="no plain file"),
+            writing(tmp_path / name),
+        ):
+            pass
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_what_names_no_file_cannot_be_written(tmp_path: Path) -> None:
     for name in (".", "/", ".."):
         with pytest.raises(OSError, match=r"directory|busy|empty"), writing(Path(name)):
