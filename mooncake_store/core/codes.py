@@ -12,6 +12,10 @@ it would do with an atomic instruction per array and call."""
 WRITING, READABLE = 1, 2
 
 SOFT_PIN, HARD_PIN, GROUPED, TASK, UPSERT, DOOMED = 1, 2, 4, 8, 16, 128
+ON_DISK, OFF_MEMORY = 32, 64
+
+MEMORY, DISK = 0, 1
+"""Tiers."""
 
 STORED, REMOVED = 1, 2
 """Kinds of events."""

@@ -27,6 +27,7 @@ class SegmentFact(msgspec.Struct, frozen=True, array_like=True, tag="segment"):
     busy_until: int
     returns_as: int
     """What it is again when it is absent no more."""
+    tier: int = 0
 
 
 class ForgottenFact(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):

@@ -27,6 +27,13 @@ SEGMENT_BYTES_MAX = 1 << 47
 """Largest segment: what allocators can divide."""
 
 
+class Tier(IntEnum):
+    """What a segment is made of, and with it a replica that lies there."""
+
+    MEMORY = 0
+    DISK = 1
+
+
 class State(IntEnum):
     """Life of a row."""
 
@@ -41,8 +48,10 @@ class Flag(IntFlag):
     SOFT_PIN = 1
     HARD_PIN = 2
     GROUPED = 4
-    TASK = 8  # a copy or move runs
+    TASK = 8  # a copy, move or haul runs
     UPSERT = 16  # READABLE: a newer generation is being written; WRITING: is that generation
+    ON_DISK = 32  # a replica that is complete lies on a disk
+    OFF_MEMORY = 64  # none lies in memory
     DOOMED = 128  # being removed by the request that runs now
 
 

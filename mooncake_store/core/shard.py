@@ -23,10 +23,11 @@ from mooncake_store.core import codes as c
 from mooncake_store.core import integrity, lost_answers, pressure, puts, reads, removal, renames
 from mooncake_store.core.facts import ClientFact, ClosedFact, TenantFact
 from mooncake_store.core.figures import ShardStats, totals
+from mooncake_store.core.hauls import Haul, Hauls
 from mooncake_store.core.janitor import Janitor
 from mooncake_store.core.operation import operation
 from mooncake_store.core.options import ShardConfig
-from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status
+from mooncake_store.core.records import SEGMENT_BYTES_MAX, SegmentState, State, Status, Tier
 from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX, Client, ShardState, Tenant
 from mooncake_store.core.tasks import Task, TaskKind, Tasks
 
@@ -51,6 +52,7 @@ class Shard(ShardState):
     ) -> None:
         super().__init__(config or ShardConfig(), ring, sink)
         self.tasks = Tasks(self)
+        self.hauls = Hauls(self)
         self.janitor = Janitor(self, self.tasks)
         if self.config.debug_integrity:
             self.check = integrity.check
@@ -154,6 +156,7 @@ class Shard(ShardState):
         nbytes: int,
         host: str = "",
         number: int | None = None,
+        tier: Tier = Tier.MEMORY,
     ) -> tuple[Status, int]:
         """Add a segment; mounting the same uuid again only says who owns it, and that it is there.
 
@@ -175,7 +178,7 @@ class Shard(ShardState):
             if known.state == SegmentState.SUSPECT:
                 self.space.set_state(known, SegmentState.OK)
             return Status.OK, known.index
-        segment = self.space.mount(self.now, uuid, name, nbytes, host, client, number)
+        segment = self.space.mount(self.now, uuid, name, nbytes, host, client, number, tier)
         if segment is None:
             return Status.NO_SPACE, -1
         return Status.OK, segment.index
@@ -253,6 +256,16 @@ class Shard(ShardState):
     def finish_task(self, client: int, number: int, ok: bool, message: str = "") -> Status:
         """End a running copy or move."""
         return self.tasks.finish(client, number, ok, message)
+
+    @operation
+    def fetch_hauls(self, client: int, limit: int = 16) -> list[Haul]:
+        """Return hauls of this client, begun now or before: it runs none while it asks."""
+        return self.hauls.fetch(client, limit)
+
+    @operation
+    def finish_haul(self, client: int, number: int, statuses: NDArray[np.int16]) -> Status:
+        """End a running haul, of which there is a status for each object."""
+        return self.hauls.finish(client, number, statuses)
 
     @operation
     def drain(self, segment: int) -> tuple[Status, int]:

@@ -20,7 +20,7 @@ from mooncake_store.core import context as places
 from mooncake_store.core.facts import ForgottenFact, SegmentFact
 from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.options import Placement, ShardConfig, StartOptions
-from mooncake_store.core.records import SIZE_MAX, SegmentState
+from mooncake_store.core.records import SIZE_MAX, SegmentState, Tier
 from mooncake_store.core.wheel import Wheel
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Segment:
     allocator: Allocator
     full_at: int
     """Bytes at the high watermark: what is above is evicted again."""
+    tier: Tier = Tier.MEMORY
     state: SegmentState = SegmentState.OK
     returns_as: SegmentState = SegmentState.OK
     """What an ABSENT one will be once its worker is back."""
@@ -103,6 +104,7 @@ class Segment:
             self.gone_at,
             self.busy_until,
             int(self.returns_as),
+            int(self.tier),
         )
 
 
@@ -185,6 +187,7 @@ class Space:
         most = config.segments_max
         self.alive = context.bind(places.ALIVE, np.zeros(most, np.uint8))
         self.dead = context.bind(places.DEAD, np.zeros(most, np.uint8))
+        self.tiers = context.bind(places.TIERS, np.zeros(most, np.uint8))
         self.lease_until = context.bind(places.LEASE_UNTIL, np.zeros(most, np.int64))
         self._counts = np.zeros(most, np.int64)
         self.quarantine = Wheel(4)  # segment, offset, size, late writer or 0
@@ -217,6 +220,7 @@ class Space:
         host: str,
         owner: int,
         number: int | None = None,
+        tier: Tier = Tier.MEMORY,
     ) -> Segment | None:
         """Add a segment; None when no number is left, or `number` is not free."""
         self.return_freed()
@@ -226,13 +230,15 @@ class Space:
         index = int(free[0]) if number is None else number
         allocator = create_allocator(self._config.allocator, nbytes)
         full_at = int(self._config.high_watermark * nbytes)
-        segment = Segment(index, uuid, name, host, nbytes, owner, allocator, full_at)
+        segment = Segment(index, uuid, name, host, nbytes, owner, allocator, full_at, tier)
         segment.usable_from = self._busy_until(uuid)
         self._readers.pop(index, None)
         self._segments[index] = segment
         self._by_uuid[uuid] = segment
         self.touch(segment)
-        self.alive[index], self.dead[index] = 1, 0
+        self.alive[index], self.dead[index], self.tiers[index] = 1, 0, tier
+        if tier == Tier.DISK:
+            self._numbers[places.DISKS_USED] = 1
         self.lease_until[index] = segment.usable_from
         self._cycle = None
         self.changes += 1
@@ -241,7 +247,7 @@ class Space:
     def restore(self, fact: SegmentFact, horizon: int) -> None:
         """Mount a segment as it was; leases on it may run until `horizon`."""
         given = fact.uuid, fact.name, fact.nbytes, fact.host, fact.owner, fact.index
-        segment = self.mount(0, *given)
+        segment = self.mount(0, *given, Tier(fact.tier))
         if segment is not None:
             segment.usable_from, segment.gone_at = fact.usable_from, fact.gone_at
             segment.busy_until = fact.busy_until

@@ -98,6 +98,7 @@ class AllShards:
                 *slice_of(spec.nbytes, i, shards),
                 worker.uuid,
                 worker.epoch,
+                spec.tier,
             ),
         )
 

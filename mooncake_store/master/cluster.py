@@ -21,7 +21,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mooncake_store.core.records import SegmentState, Status
+from mooncake_store.core.records import SegmentState, Status, Tier
 from mooncake_store.master.all_shards import AllShards, numbers_in, refusal, state_of, states_in
 from mooncake_store.master.doors import doors_of, reachable
 from mooncake_store.master.lineage import Lineage
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NAME_CHARS_MAX = 128
+TIERS = frozenset(Tier)
 SWEEP_S = 0.05
 READERS_NS = 2 * SECOND_NS
 """A shard sweeps three million rows in that time, on a machine that is not busy."""
@@ -293,6 +294,7 @@ class Cluster:
             or not reachable(spec.descriptor)
             or not 0 < spec.nbytes < 1 << 62
             or not self._shards.can_share(spec.nbytes)
+            or spec.tier not in TIERS
         ):
             return Status.INVALID_PARAMS, -1
         known = self._roster.find(spec.uuid)

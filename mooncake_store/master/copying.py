@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mooncake_store.core.records import Status
 from mooncake_store.core.tasks import TaskKind
 from mooncake_store.master.answers import Answer, answers
@@ -13,6 +15,8 @@ from mooncake_store.wire import shard as wire
 from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from mooncake_store.core.tasks import Task
     from mooncake_store.master.clients import Peer
     from mooncake_store.master.site import Site
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Copying"]
 
 TASKS_PER_FETCH = 256
+HAULS_PER_FETCH = wire.BATCH_MAX // wire.HAUL_OBJECTS_MAX
 
 
 class Copying:
@@ -94,3 +99,35 @@ class Copying:
             self._now(), peer.handle, request.number, request.ok, request.message
         )
         return wire.TaskOutcome(int(status))
+
+    @answers(wire.FETCH_HAULS, changes=True)
+    def fetch_hauls(self, peer: Peer, request: Any) -> Answer:
+        """Hand out batches of copies between tiers to the asking worker."""
+        hauls = self._shard.fetch_hauls(
+            self._now(), peer.handle, max(0, min(request.limit, HAULS_PER_FETCH))
+        )
+        bases = self._site.bases
+        sizes = [len(haul.sizes) for haul in hauls]
+
+        def side_by_side(columns: list[NDArray[Any]], kind: type) -> NDArray[Any]:
+            return np.concatenate(columns) if columns else np.empty(0, kind)
+
+        return {
+            "haul": np.repeat(np.array([haul.number for haul in hauls], np.int64), sizes),
+            "source": np.repeat(np.array([haul.source for haul in hauls], np.int16), sizes),
+            "source_offset": side_by_side(
+                [haul.source_offsets + bases[haul.source] for haul in hauls], np.int64
+            ),
+            "target": np.repeat(np.array([haul.target for haul in hauls], np.int16), sizes),
+            "target_offset": side_by_side(
+                [haul.target_offsets + bases[haul.target] for haul in hauls], np.int64
+            ),
+            "size": side_by_side([haul.sizes for haul in hauls], np.int64),
+            "checksum": side_by_side([haul.checksums for haul in hauls], np.uint64),
+        }
+
+    @answers(wire.FINISH_HAUL, changes=True)
+    def finish_haul(self, peer: Peer, request: Any) -> Answer:
+        """End a batch of the asking worker."""
+        number, statuses = request
+        return {"status": int(self._shard.finish_haul(self._now(), peer.handle, number, statuses))}

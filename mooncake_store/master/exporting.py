@@ -204,6 +204,7 @@ def _segment(fact: SegmentFact) -> SegmentEntry:
         fact.usable_from,
         None if fact.gone_at == NEVER else fact.gone_at,
         fact.busy_until,
+        fact.tier,
     )
 
 

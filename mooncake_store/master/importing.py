@@ -28,7 +28,7 @@ from mooncake_store.core.facts import ClientFact, ForgottenFact, SegmentFact, Te
 from mooncake_store.core.journal import extent_cells, fact_cell
 from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.portable import cells_of
-from mooncake_store.core.records import SegmentState
+from mooncake_store.core.records import SegmentState, Tier
 from mooncake_store.core.restore import StreamEnd, restore
 from mooncake_store.core.space import NEVER
 from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX
@@ -347,6 +347,7 @@ def _segment_fact(entry: SegmentEntry, shift: _Shift) -> SegmentFact:
         NEVER if gone_at_ns is None else shift.until(gone_at_ns),
         shift.until(entry.busy_until_ns),
         int(_state(entry.returns_as)),
+        int(Tier(entry.tier)),
     )
 
 

@@ -133,4 +133,5 @@ def _entry(segment: LentSegment, used: int = 0) -> wire.SegmentEntry:
         spec.descriptor,
         used,
         worker.name,
+        spec.tier,
     )

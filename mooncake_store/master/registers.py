@@ -78,6 +78,7 @@ class KeptSegment(msgspec.Struct, frozen=True):
     nbytes: int
     descriptor: bytes
     worker: bytes
+    tier: int = 0
 
 
 class Registers(msgspec.Struct, frozen=True):

@@ -154,6 +154,7 @@ class Roster:
                     segment.spec.nbytes,
                     segment.spec.descriptor,
                     segment.worker.uuid,
+                    segment.spec.tier,
                 )
                 for segment in segments.values()
             ),
@@ -168,7 +169,9 @@ class Roster:
             worker = LentWorker(kept.uuid, kept.epoch, kept.name, kept.host, keeps=kept.keeps)
             self.workers[kept.uuid] = worker
         for known in registers.segments:
-            spec = wire.SegmentSpec(known.uuid, known.name, known.nbytes, known.descriptor)
+            spec = wire.SegmentSpec(
+                known.uuid, known.name, known.nbytes, known.descriptor, known.tier
+            )
             self.enter(LentSegment(known.number, self.workers[known.worker], spec))
 
     def forget(self) -> None:

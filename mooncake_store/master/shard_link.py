@@ -14,7 +14,7 @@ import msgspec
 
 from mooncake_store.core.janitor import DrainState
 from mooncake_store.core.records import SegmentState as State
-from mooncake_store.core.records import Status
+from mooncake_store.core.records import Status, Tier
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
 from transfer_engine.errors import InvalidArgumentError, StoreError
@@ -123,6 +123,7 @@ class LocalShard:
             request.nbytes,
             request.host,
             request.number,
+            Tier(request.tier),
         )
         if status == Status.OK:
             if number != request.number:

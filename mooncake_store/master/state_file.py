@@ -110,6 +110,8 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     usable_from_ns: int
     gone_at_ns: int | None
     busy_until_ns: int
+    tier: int = 0
+    """A core `Tier` number."""
 
 
 class MemoryEntry(msgspec.Struct, frozen=True):

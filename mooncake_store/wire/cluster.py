@@ -55,6 +55,8 @@ class SegmentSpec(msgspec.Struct, frozen=True, array_like=True):
     name: str
     nbytes: int
     descriptor: bytes
+    tier: int = 0
+    """A core `Tier` number: memory, or a disk."""
 
 
 class Mount(msgspec.Struct, frozen=True, array_like=True, tag="mount"):
@@ -116,6 +118,8 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True):
     descriptor: bytes
     used_bytes: int = 0
     worker: str = ""
+    tier: int = 0
+    """A core `Tier` number."""
 
 
 class SegmentsReply(msgspec.Struct, frozen=True, array_like=True, tag="segments"):
@@ -197,6 +201,8 @@ class MountSlice(msgspec.Struct, frozen=True, array_like=True, tag="slice"):
     nbytes: int
     worker: bytes
     worker_epoch: int
+    tier: int = 0
+    """A core `Tier` number."""
 
 
 class SegmentChange(msgspec.Struct, frozen=True, array_like=True, tag="state"):

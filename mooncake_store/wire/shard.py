@@ -25,6 +25,8 @@ TTL_DEFAULT = 0xFFFF_FFFF
 NAME_BLOB_MAX = 8 << 20
 LIST_BYTES_MAX = 1 << 20
 """Bytes of names in one page of a listing."""
+HAUL_OBJECTS_MAX = 1024
+"""Objects in one haul."""
 
 
 class PutFlag:
@@ -391,6 +393,31 @@ SUBMIT_TASK = Operation("submit_task", 0x33, Cold(SubmitTask), Cold(TaskReply), 
 TASK = Operation("task", 0x34, Cold(TaskRequest), Cold(TaskReply), "how a task stands")
 FETCH_TASKS = Operation("fetch_tasks", 0x35, Cold(FetchTasks), Cold(TaskList), "takes work")
 FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome), "ends work")
+FETCH_HAULS = Operation(
+    "fetch_hauls",
+    0x37,
+    _packed([("limit", "u4")]),
+    # The objects of a haul stand side by side, in the order in which they are reported.
+    _packed(
+        [],
+        Column("haul", "i8"),
+        Column("source", "i2"),
+        Column("source_offset", "i8"),
+        Column("target", "i2"),
+        Column("target_offset", "i8"),
+        Column("size", "i8"),
+        Column("checksum", "u8"),
+    ),
+    "takes up to so many batches of copies between tiers, which this client must then finish",
+)
+FINISH_HAUL = Operation(
+    "finish_haul",
+    0x38,
+    # 0: it has arrived, and a disk has it for good; else why not.
+    _packed([("number", "i8")], Column("statuses", "i2"), rows=HAUL_OBJECTS_MAX),
+    _packed([("status", "i2")]),
+    "ends a batch this client took; an object damaged at its source (CHECKSUM) loses that replica",
+)
 
 
 class SingleKey(NamedTuple):
@@ -491,5 +518,7 @@ SHARD = Registry(
         TASK,
         FETCH_TASKS,
         FINISH_TASK,
+        FETCH_HAULS,
+        FINISH_HAUL,
     ],
 )

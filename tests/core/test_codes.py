@@ -7,7 +7,9 @@ from mooncake_store.core import codes, names, records
 INTERNAL = {"RETRY", "SWAP"}
 
 
-@pytest.mark.parametrize("kind", [records.State, records.Flag, records.Status, records.EventKind])
+@pytest.mark.parametrize(
+    "kind", [records.State, records.Flag, records.Status, records.EventKind, records.Tier]
+)
 def test_numbers_with_a_name_in_both_are_equal(kind):
     shared = [member for member in kind if hasattr(codes, member.name)]
     assert shared
