@@ -36,9 +36,9 @@ RETRY, SWAP = 1, 2
 OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, SINK = 0, 1, 2, 3, 4, 5, 6
 MISSING = 7
 """Replicas that readable objects have fewer than they were put for; begun copies count as there."""
-HITS, MISSES, READ_BYTES, WRITTEN_BYTES, AWAY = 8, 9, 10, 11, 12
-"""Counters that only grow: keys gets found and did not find, bytes of the former, bytes put, and of
-the keys not found those that lie on absent segments."""
+HITS, MISSES, READ_BYTES, WRITTEN_BYTES, AWAY, DISK_HITS = 8, 9, 10, 11, 12, 13
+"""Counters that only grow: keys gets found and did not find, bytes of the former, bytes put, of the
+keys not found those on absent segments, of those found those on disks alone."""
 TALLY_WORDS = 16
 
 HOLDERS_MAX = 255

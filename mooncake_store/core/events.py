@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core import context as places
-from mooncake_store.core.records import EventKind
+from mooncake_store.core.records import EventKind, Flag, Tier
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +59,8 @@ class Events:
             event = self.ring[place : place + 1]
             event["digest_lo"] = rows["digest_lo"][row : row + 1].view(np.uint64)
             event["digest_hi"] = rows["digest_hi"][row : row + 1].view(np.uint64)
-            event["kind"], event["tenant"], event["tier"] = kind, cold["tenant"][row], 0
+            event["kind"], event["tenant"] = kind, cold["tenant"][row]
+            event["tier"] = Tier.DISK if rows["flags"][row] & Flag.OFF_MEMORY else Tier.MEMORY
             self.next_number += 1
 
     def cleared(self, tenant: int) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mooncake_store.core import codes as c
+from mooncake_store.core.placing import pinnable_bytes
+from mooncake_store.core.records import Tier
 
 if TYPE_CHECKING:
     from mooncake_store.core.state import ShardState
@@ -56,11 +58,23 @@ class ShardStats:
     """Bytes of what was found."""
     written_bytes: int
     """Bytes of completed puts, each object counted once."""
+    disk_total: int
+    """Of `bytes_total`, what disks have; `disk_allocated` likewise."""
+    disk_allocated: int
+    disk_hits: int
+    """Of the hits, those of objects that lay on disks alone."""
+    demoted_objects: int
+    """Those that left memory for a disk, and their bytes..."""
+    demoted_bytes: int
+    promoted_objects: int
+    """...and that were copied back."""
+    promoted_bytes: int
+    hauls_unfinished: int
 
 
 def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
     """Return the totals of a shard as they stand. O(segments), whatever the objects."""
-    config, space, tally = state.config, state.space, state.tally
+    space, tally = state.space, state.tally
     total, hard = space.total_bytes(), int(tally[c.HARD_BYTES])
     room = max(0, space.watermark_bytes() - hard)
     return ShardStats(
@@ -82,10 +96,18 @@ def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
         tasks_unfinished=tasks_unfinished,
         replicas_missing=int(tally[c.MISSING]),
         room_bytes=room,
-        pinnable_bytes=max(0, min(room, int(config.hard_pin_share * total) - hard)),
+        pinnable_bytes=max(0, min(room, pinnable_bytes(state) - hard)),
         hits=int(tally[c.HITS]),
         misses=int(tally[c.MISSES]),
         misses_absent=int(tally[c.AWAY]),
         read_bytes=int(tally[c.READ_BYTES]),
         written_bytes=int(tally[c.WRITTEN_BYTES]),
+        disk_total=space.total_bytes(Tier.DISK),
+        disk_allocated=space.used_bytes(Tier.DISK),
+        disk_hits=int(tally[c.DISK_HITS]),
+        demoted_objects=state.totals.demoted_objects,
+        demoted_bytes=state.totals.demoted_bytes,
+        promoted_objects=state.totals.promoted_objects,
+        promoted_bytes=state.totals.promoted_bytes,
+        hauls_unfinished=len(state.hauls),
     )

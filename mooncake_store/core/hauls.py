@@ -1,23 +1,49 @@
 """Hauls: batches of copies between tiers, run by whoever owns the source, seen by everyone.
 
-Interface only, so far.
+    shard.hauls.demote(rows)         # memory to disk; the replicas in memory go when it has arrived
+    shard.hauls.promote(rows)        # disk to memory, into spare room; the one on disk stays
+
+A haul is up to HAUL_OBJECTS objects, from one segment to one segment, in columns: what `tasks.py`
+does for one object, for many at the price of one. Its objects are flagged as those of a task. They
+are nobody's wish, so they stand in nobody's way: who removes one, or puts it anew, has it leave its
+haul (`let_go`), and what the worker may still write to is quarantined until it reports.
+
+A worker that was told of a haul and did not finish it in time is a late writer. How many hauls wait
+is bounded for each worker. Cost: a few kernel calls a haul.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mooncake_store.core.records import Status
+import numpy as np
+
+from mooncake_store.core import codes as c
+from mooncake_store.core.kernels import tiers as k
+from mooncake_store.core.records import REPLICAS_MAX, SegmentState, Status, Tier
+from mooncake_store.core.space import writers_of
+from mooncake_store.core.tasks import answers, drop_replica, spare_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    import numpy as np
-
+    from mooncake_store.core.space import Segment
     from mooncake_store.core.state import ShardState
 
-__all__ = ["Haul", "Hauls"]
+__all__ = ["DAMAGED", "HAULS_PER_WORKER", "LATER", "REFUSED", "TAKEN", "Haul", "Hauls"]
+
+HAUL_OBJECTS = 1024
+HAUL_BYTES = 256 << 20
+"""Most bytes of a haul, unless a single object has more."""
+HAULS_PER_WORKER = 16
+"""Hauls that wait for one worker, or that it runs."""
+TARGETS_TRIED = 4
+DAMAGED = -801
+"""What a worker reports of an object whose bytes are not those of its checksum at the source."""
+REFUSED, TAKEN, LATER = 0, 1, 2
+"""What became of an object that was to be hauled: it cannot be, it is, or its worker is busy."""
 
 
 @dataclass(slots=True)
@@ -29,33 +55,348 @@ class Haul:
     """Handle of the only client that may fetch and finish it."""
     source: int
     target: int
+    moves: bool
+    """Whether the replicas in memory go when it has ended well."""
+    rows: NDArray[np.int32]
+    """-1: the object has left the haul."""
     source_offsets: NDArray[np.int64]
     target_offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     checksums: NDArray[np.uint64]
+    begun_ns: int
+    """When it was told, 0 before..."""
+    created_ns: int
+    """...and when it was queued."""
+    nbytes: int
+
+    def without(self, left: NDArray[np.bool_]) -> None:
+        """Leave objects out. Not once it was told: it is reported in the order of its columns."""
+        self.rows, self.checksums = self.rows[~left], self.checksums[~left]
+        self.source_offsets = self.source_offsets[~left]
+        self.target_offsets = self.target_offsets[~left]
+        self.sizes = self.sizes[~left]
 
 
 class Hauls:
-    """All hauls of a shard: `shard.hauls`."""
+    """All hauls of a shard."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
+        self._hauls: dict[int, Haul] = {}
+        self._of_worker: Counter[int] = Counter()
+        self._leaving: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._hauls)
 
     def demote(self, rows: NDArray[np.int32], *, keep: bool = False) -> int:
         """Queue readable objects to be copied to a disk; returns how many were taken.
 
         Their replicas in memory go when they have arrived, unless they are to be kept.
         """
-        return 0
+        return int(np.count_nonzero(self.offer(rows, keep=keep) == TAKEN))
+
+    def offer(self, rows: NDArray[np.int32], *, keep: bool = False) -> NDArray[np.uint8]:
+        """Queue as `demote` does; says of each object what became of it."""
+        return self._haul(rows, Tier.MEMORY, moves=not keep)
 
     def promote(self, rows: NDArray[np.int32]) -> int:
-        """Queue objects that lie on disks alone to be copied to memory; returns how many."""
-        return 0
+        """Queue objects that lie on disks alone to be copied to memory; returns how many.
+
+        As many as there is spare room for: they evict nothing.
+        """
+        return int(np.count_nonzero(self._haul(rows, Tier.DISK, moves=False) == TAKEN))
 
     def fetch(self, client: int, limit: int) -> list[Haul]:
-        """Return up to `limit` hauls of this worker, which runs none while it asks."""
-        return []
+        """Return up to `limit` hauls of this worker, which runs none while it asks.
+
+        So what it was told before and has not finished is told again, as `Tasks.fetch` does.
+        """
+        if not self._of_worker[client]:
+            return []
+        mine = [haul for haul in self._hauls.values() if haul.worker == client]
+        out = [haul for haul in mine if haul.begun_ns][:limit]
+        for haul in mine:
+            if len(out) >= limit:
+                break
+            if not haul.begun_ns and self._begin(haul):
+                out.append(haul)
+        return out
 
     def finish(self, client: int, number: int, statuses: NDArray[np.int16]) -> Status:
-        """End a haul: what has arrived becomes readable, the space of the rest returns."""
-        return Status.TASK_NOT_FOUND
+        """End a haul: what has arrived becomes readable, the space of the rest returns.
+
+        The report of one that was given up returns its space before its time.
+        """
+        haul = self._hauls.get(number)
+        if haul is None:
+            if 0 < number <= 0xFFFFFFFF:
+                self._writer_done(client, number)
+            return Status.TASK_NOT_FOUND
+        if haul.worker != client:
+            return Status.ILLEGAL_CLIENT
+        if not haul.begun_ns:
+            return Status.NO_TASK
+        if len(statuses) != len(haul.rows):
+            return Status.INVALID_PARAMS
+        self._end(haul, statuses == 0, 0)
+        if self._state.space.tiers[haul.source] == Tier.DISK:
+            damaged = haul.rows[(statuses == DAMAGED) & (haul.rows >= 0)]
+            self._lose(damaged, haul.source)
+        self._writer_done(client, number)
+        return Status.OK
+
+    def expire(self) -> None:
+        """Give up hauls whose worker is gone or silent for too long, or that cannot end well."""
+        state = self._state
+        for haul in list(self._hauls.values()):
+            since = haul.begun_ns or haul.created_ns
+            closed = int(state.closed[haul.worker])
+            if closed or state.now - since >= state.config.task_timeout_ns:
+                nobody_writes = closed == 2 or not haul.begun_ns
+                self._give_up(haul, 0 if nobody_writes else self._deadline(haul))
+
+    def let_go(self, rows: NDArray[np.int32]) -> None:
+        """Have objects leave their hauls, for whoever wants something else of them."""
+        state = self._state
+        for haul in list(self._hauls.values()):
+            leaving = np.isin(haul.rows, rows) & (haul.rows >= 0)
+            if leaving.any():
+                gone = haul.rows[leaving]
+                self._unload(haul, gone, leaving, np.zeros(len(gone), np.bool_), haul.begun_ns > 0)
+                haul.rows[leaving] = -1
+                assert not (state.flags(gone) & c.TASK).any()
+
+    def leaving_bytes(self, segment: int) -> int:
+        """Bytes of a segment that will be free when the hauls under way have ended well."""
+        return self._leaving[segment]
+
+    def leaving_bytes_of_all(self) -> int:
+        """The same of all segments."""
+        return self._leaving.total()
+
+    def moving_bytes(self, tenant: int) -> int:
+        """Bytes that a tenant has twice because of moves under way: its quota counts them once."""
+        owners, total = self._state.cold["tenant"], 0
+        for haul in self._hauls.values():
+            if haul.moves:
+                there = haul.rows >= 0
+                total += int(haul.sizes[there][owners[haul.rows[there]] == tenant].sum())
+        return total
+
+    def _begin(self, haul: Haul) -> bool:
+        """Tell of a haul for the first time; False when there is nothing left to be told."""
+        left = haul.rows < 0
+        if left.any():
+            haul.without(left)
+        if not len(haul.rows) or not self._sound(haul):
+            self._give_up(haul, 0)
+            return False
+        haul.begun_ns = max(1, self._state.now)
+        return True
+
+    def _sound(self, haul: Haul) -> bool:
+        """Whether both segments can be used. A move to where nobody can read gives nothing up."""
+        alive = self._state.space.alive
+        return bool(alive[haul.source]) and bool(alive[haul.target])
+
+    def _deadline(self, haul: Haul) -> int:
+        """When a worker that was told of a haul writes no more."""
+        config = self._state.config
+        return haul.begun_ns + config.task_timeout_ns + config.put_release_ns
+
+    def _haul(self, rows: NDArray[np.int32], tier: Tier, *, moves: bool) -> NDArray[np.uint8]:
+        """Queue objects to be hauled off a tier; says of each what became of it."""
+        state = self._state
+        rows = np.ascontiguousarray(rows, np.int32)
+        out = np.full(len(rows), REFUSED, np.uint8)
+        targets = [
+            s
+            for s in state.space.all()
+            if s.tier != tier and s.state == SegmentState.OK and s.usable_from <= state.now
+        ]
+        if not targets or not len(rows):
+            return out
+        answering = state.space.mask(lambda segment: answers(state, segment.index))
+        segments, offsets = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        k.sources(state.words, rows, int(tier), answering, not moves, segments, offsets)
+        _, first = np.unique(rows, return_index=True)
+        again = np.ones(len(rows), np.bool_)
+        again[first] = False
+        segments[again] = -1
+        for index in np.unique(segments[segments >= 0]).tolist():
+            source = state.space.get(index)
+            assert source is not None
+            places = np.flatnonzero(segments == index)
+            out[places] = self._from(source, targets, rows[places], offsets[places], moves)
+        return out
+
+    def _from(
+        self,
+        source: Segment,
+        targets: list[Segment],
+        rows: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        moves: bool,
+    ) -> NDArray[np.uint8]:
+        """Queue what lies on one segment, to the nearest that has room."""
+        out = np.full(len(rows), REFUSED, np.uint8)
+        ends = np.cumsum(self._state.rows["size"][rows])
+        start = 0
+        while start < len(rows):
+            before = int(ends[start - 1]) if start else 0
+            full = int(np.searchsorted(ends, before + HAUL_BYTES, side="right"))
+            stop = min(max(full, start + 1), start + HAUL_OBJECTS)
+            left = np.arange(start, stop)
+            for target in sorted(targets, key=lambda t: _distance(source, t))[:TARGETS_TRIED]:
+                if self._of_worker[source.owner] >= HAULS_PER_WORKER:
+                    out[left] = LATER
+                    out[stop:] = LATER
+                    return out
+                took = self._load(source, target, rows[left], offsets[left], moves)
+                out[left[took]] = TAKEN
+                left = left[~took]
+                if not len(left):
+                    break
+            start = stop
+        return out
+
+    def _load(
+        self,
+        source: Segment,
+        target: Segment,
+        rows: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        moves: bool,
+    ) -> NDArray[np.bool_]:
+        """Queue one haul of the rows that find room; says which they are."""
+        state = self._state
+        sizes = state.rows["size"][rows].astype(np.int64)
+        took = state.rows["replicas"][rows] < REPLICAS_MAX
+        state.space.return_freed()
+        if target.tier == Tier.MEMORY:
+            took &= np.cumsum(sizes) <= spare_bytes(state, target) - target.used
+        if not moves:
+            took &= self._within_quotas(rows, sizes)
+        where = np.full(len(rows), -1, np.int64)
+        if took.any():
+            where[took] = target.allocator.allocate(sizes[took])
+            took &= where >= 0
+        if not took.any():
+            return took
+        chosen, where, sizes = rows[took], where[took], sizes[took]
+        state.journal.expect_marks(len(chosen))
+        k.load(state.words, chosen, target.index, where)
+        most = int(state.rows["replicas"][chosen].max())
+        state.replicas_most = max(state.replicas_most, most)
+        # Numbered as puts are: who writes late is known by his number, also after a restart.
+        number = int(state.tally[c.GENERATION]) % 0xFFFFFFFF + 1
+        state.tally[c.GENERATION] = number
+        haul = self._hauls[number] = Haul(
+            number,
+            source.owner,
+            source.index,
+            target.index,
+            moves,
+            chosen,
+            offsets[took],
+            where,
+            sizes,
+            state.rows["checksum"][chosen].copy(),
+            begun_ns=0,
+            created_ns=state.now,
+            nbytes=int(sizes.sum()),
+        )
+        self._of_worker[haul.worker] += 1
+        if moves:
+            self._leaving[source.index] += haul.nbytes
+        return took
+
+    def _within_quotas(
+        self, rows: NDArray[np.int32], sizes: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which of these objects their tenants may have once more."""
+        state = self._state
+        tenants = state.cold["tenant"][rows]
+        out = np.ones(len(rows), np.bool_)
+        for number in np.unique(tenants).tolist():
+            quota = state.tenant_by_number[number].quota_bytes
+            if quota is not None:
+                mine = tenants == number
+                room = quota - int(state.tenant_use[number, 0])
+                out[mine] = np.cumsum(sizes[mine]) <= room
+        return out
+
+    def _end(self, haul: Haul, arrived: NDArray[np.bool_], until: int) -> None:
+        """Make what has arrived readable, and undo the rest; its space returns at `until`."""
+        state = self._state
+        del self._hauls[haul.number]
+        self._of_worker[haul.worker] -= 1
+        if haul.moves:
+            self._leaving[haul.source] -= haul.nbytes
+        there = haul.rows >= 0
+        rows = haul.rows[there]
+        arrived = arrived[there] & self._sound(haul)
+        self._unload(haul, rows, there, arrived, until > 0)
+        here = rows[arrived]
+        if not len(here):
+            return
+        state.retier(here)
+        if haul.moves:
+            leaving = here[(state.flags(here) & c.HARD_PIN) == 0]  # pinned meanwhile: it stays
+            state.drop_tier(leaving, Tier.MEMORY)
+            state.totals.demoted_objects += len(leaving)
+            state.totals.demoted_bytes += int(state.rows["size"][leaving].sum())
+        elif state.space.tiers[haul.target] == Tier.MEMORY:
+            state.totals.promoted_objects += len(here)
+            state.totals.promoted_bytes += int(state.rows["size"][here].sum())
+
+    def _unload(
+        self,
+        haul: Haul,
+        rows: NDArray[np.int32],
+        which: NDArray[np.bool_],
+        arrived: NDArray[np.bool_],
+        late: bool,
+    ) -> None:
+        """End the haul of `rows`, which stand at `which`: free what did not arrive, or hold it."""
+        state = self._state
+        state.journal.expect_marks(len(rows))
+        k.unload(state.words, rows, haul.target, arrived)
+        extents = np.zeros((5, len(rows) - int(np.count_nonzero(arrived))), np.int64)
+        extents[0] = haul.target
+        extents[1] = haul.target_offsets[which][~arrived]
+        extents[2] = haul.sizes[which][~arrived]
+        if late:
+            extents[3], extents[4] = haul.worker << 32 | haul.number, self._deadline(haul)
+        state.space.free_or_quarantine(extents)
+
+    def _give_up(self, haul: Haul, until: int) -> None:
+        self._end(haul, np.zeros(len(haul.rows), np.bool_), until)
+
+    def _writer_done(self, client: int, number: int) -> None:
+        """Return the space that waited for the worker of a haul."""
+        if self._state.space.late:
+            writer = writers_of(np.array([client]), np.array([number]))
+            self._state.space.writers_done(writer)
+
+    def _lose(self, rows: NDArray[np.int32], segment: int) -> None:
+        """Drop replicas whose bytes are damaged; an object without another is lost."""
+        state = self._state
+        alone = state.rows["replicas"][rows] == 1
+        for row in rows[~alone].tolist():
+            lease_end = int(state.rows["lease_end"][row])
+            drop_replica(state, row, segment, lease_end if lease_end > state.now else 0)
+        state.retier(rows[~alone])
+        state.totals.lost_objects += int(np.count_nonzero(alone))
+        state.dispose(rows[alone])
+
+
+def _distance(source: Segment, target: Segment) -> tuple[bool, bool, bool, float]:
+    """How much speaks against a target: no room before others have to leave, then the way there."""
+    return (
+        target.used > target.full_at,
+        target.owner != source.owner,
+        target.host != source.host,
+        target.used / target.nbytes,
+    )

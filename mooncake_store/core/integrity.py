@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_store.core import codes as k
-from mooncake_store.core.reads import extents_of
-from mooncake_store.core.records import Flag, SegmentState, State
+from mooncake_store.core.reads import extents_of, replicas_of
+from mooncake_store.core.records import Flag, SegmentState, State, Tier
 from mooncake_store.core.space import UNREADABLE
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def check(state: ShardState) -> None:
     state.table.check_integrity()
     state.hand_on_notes()
     state.policy.check_integrity()
+    state.disk_policy.check_integrity()
     state.soft_policy.check_integrity()
     state.groups.check_integrity()
     live = np.flatnonzero(state.rows["state"][: state.table.rows_high] != State.FREE)
@@ -56,18 +57,39 @@ def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
     readable = rows["state"] == State.READABLE
     hard = (rows["flags"] & Flag.HARD_PIN) != 0
     soft = (rows["flags"] & Flag.SOFT_PIN) != 0
+    on_disk, in_memory = _tiers_of(state, live)
+    told = (rows["flags"] & Flag.ON_DISK) != 0, (rows["flags"] & Flag.OFF_MEMORY) == 0
+    assert np.array_equal(told[0], on_disk), "a row is wrong about whether it lies on a disk"
+    assert np.array_equal(told[1], in_memory), "a row is wrong about whether it lies in memory"
     plain = live[readable & ~hard & ~soft]
-    assert len(state.policy) == len(plain), (
-        f"{len(state.policy)} objects in the eviction order, {len(plain)} belong there"
-    )
+    for policy, tier, there in (
+        (state.policy, "memory", in_memory),
+        (state.disk_policy, "disks", on_disk),
+    ):
+        belong = live[readable & ~hard & ~soft & there]
+        assert np.array_equal(np.sort(policy.coldest(len(policy))), belong), (
+            f"{len(policy)} objects in the order of {tier}, {len(belong)} belong there"
+        )
     pinned = live[readable & soft & ~hard]
     assert len(state.soft_policy) == len(pinned), "the soft-pinned order counts wrongly"
-    assert all(int(row) in state.policy for row in plain), "an object is missing in the order"
     for tenant, order in state.quota_orders.items():
         order.check_integrity()
         mine = plain[state.cold["tenant"][plain] == tenant]
         assert np.array_equal(np.sort(order.coldest(len(order))), mine), f"tenant {tenant}: order"
     assert all(int(row) in state.soft_policy for row in pinned), "a soft pin has no place"
+
+
+def _tiers_of(
+    state: ShardState, live: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which rows have a complete replica on a disk, and which have one in memory."""
+    found = np.zeros((2, len(live)), np.bool_)
+    for at, row in enumerate(live.tolist()):
+        unfinished = state.rows["state"][row] == State.WRITING
+        for segment, _, life in replicas_of(state, row):
+            if unfinished or life == State.READABLE:
+                found[0 if state.space.tiers[segment] == Tier.DISK else 1, at] = True
+    return found[0], found[1]
 
 
 def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mooncake_store.core import context as places
 from mooncake_store.core import pressure, puts
 from mooncake_store.core.kernels import leases
 from mooncake_store.core.kernels import scan as k
@@ -96,6 +97,7 @@ class Janitor:
         state.space.expire_memories(state.now)
         self._end_soft_pins()
         self._tasks.expire()
+        state.hauls.expire()
         for segment in state.space.all():
             if segment.gone_at <= state.now and segment.state != SegmentState.GONE:
                 self.end_segment(segment)
@@ -106,6 +108,10 @@ class Janitor:
         state.table.maintain(0, growing=False)
         if not state.space.quarantine.due(state.now):  # else there is room to come without victims
             pressure.relieve(state)
+        if state.numbers[places.DISKS_USED]:
+            state.hand_on_notes()
+            state.hauls.demote(state.fresh.take(), keep=True)
+            state.hauls.promote(state.risers.take())
         self._repair.step(DRAIN_IN_FLIGHT if self._running else REPAIR_IN_FLIGHT)
 
     def client_closed(self) -> None:
@@ -184,6 +190,7 @@ class Janitor:
         for row in several[:ATTENDED_MAX].tolist():
             self._drop_dead_replicas(row)
         emptied = several[:ATTENDED_MAX]
+        state.retier(emptied)
         doomed = np.concatenate([rest[single], emptied[state.rows["segment"][emptied] < 0]])
         state.totals.lost_objects += len(doomed)
         first = (state.flags(doomed) & Flag.UPSERT) != 0
@@ -196,6 +203,8 @@ class Janitor:
 
     def _drop_dead_replicas(self, row: int) -> None:
         state = self._state
+        if int(state.rows["flags"][row]) & Flag.TASK:
+            state.hauls.let_go(np.array([row], np.int32))
         dead = {s for s, _, _ in replicas_of(state, row) if state.space.dead[s]}
         if int(state.rows["flags"][row]) & Flag.TASK:
             self._tasks.abandon(row, dead, "a replica of the object was lost")
@@ -322,7 +331,7 @@ class Janitor:
             return  # comes up again in the next round
         if any((task := self._tasks.get(n)) and task.row == row for n in job.running):
             return
-        target = choose_target(state, row)
+        target = choose_target(state, row, job.segment)
         status, number = Status.NO_SPACE, 0
         if target is not None:
             digest = state.digests(np.array([row]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-__all__ = ["DEFAULTS", "Placement", "StartOptions", "ShardConfig", "SoftPin"]
+__all__ = ["DEFAULTS", "Offload", "Placement", "StartOptions", "ShardConfig", "SoftPin"]
 
 SECOND = 1_000_000_000
 
@@ -23,6 +23,14 @@ class Placement(IntEnum):
 
     RANDOM = 0
     FREE_RATIO = 1
+
+
+class Offload(IntEnum):
+    """When objects are copied from memory to the disks that a pool has."""
+
+    NONE = 0
+    EVICT = 1  # when they are to leave memory
+    WRITE = 2  # as soon as they are put, as far as the disks keep up; else as above
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,9 @@ class ShardConfig:
     placement: Placement = Placement.RANDOM
     hits_window_ns: int = 10 * SECOND
     """Gets of an object are counted anew in each window."""
+    offload: Offload = Offload.EVICT
+    promotion_hits: int = 2
+    """Gets within one window after which what lies on disks alone is copied to memory; 0: never."""
     tasks_max: int = 65_536
     task_timeout_ns: int = 60 * SECOND
     events_kept: int = 262_144

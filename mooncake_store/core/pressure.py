@@ -1,5 +1,9 @@
 """Making room: eviction in the order of the policy, with leases, pins, groups and tenants heeded.
 
+Each tier has an order of its own. What leaves memory and lies on a disk as well is not lost; the
+rest is copied to a disk first by background relief, where there is one (`hauls.py`). Who needs room
+at once waits for no disk.
+
 Two passes. The first takes objects without pins, coldest first, until the target is met. Only if
 it freed less than the floor does the second take soft-pinned ones, until the floor is met. A group
 leaves whole or not at all. What still has a reader is never a candidate.
@@ -20,8 +24,11 @@ from eviction.base import picking
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import windows
+from mooncake_store.core.hauls import REFUSED, TAKEN
 from mooncake_store.core.kernels import scan as k
-from mooncake_store.core.records import Flag
+from mooncake_store.core.kernels import tiers
+from mooncake_store.core.options import Offload
+from mooncake_store.core.records import Flag, SegmentState, Tier
 from mooncake_store.core.space import UNREADABLE
 
 if TYPE_CHECKING:
@@ -39,6 +46,9 @@ BYTES_MAX = 1 << 62
 """More than any pool holds, and what kernels can count to."""
 RECLAIM_ROWS = 65_536
 """Rows searched for late puts in one eviction."""
+
+COPIED_AMONG = 4096
+"""Coldest objects of memory among which a request that needs room looks for those on disks too."""
 
 PIECES_MAX = 64
 """Objects of a smaller share of their segment find room wherever some others leave."""
@@ -60,7 +70,10 @@ class EvictReport:
 def evict(
     state: ShardState, ratio: float, floor: float | None = None, limit: int | None = None
 ) -> EvictReport:
-    """Evict `ratio` of the bytes in use; soft-pinned objects only up to `floor` of them."""
+    """Evict `ratio` of the bytes in use; soft-pinned objects only up to `floor` of them.
+
+    From memory, unless all that is lent is disks.
+    """
     if not 0 <= ratio <= 1 or not (floor is None or 0 <= floor <= 1):
         raise ValueError(f"evict: ratio {ratio} and floor {floor} must be between 0 and 1")
     _reclaim_late_puts(state)
@@ -69,12 +82,14 @@ def evict(
         return EvictReport()
     target = _share(ratio, used)
     least = _share(ratio / 2 if floor is None else floor, used)
-    where = _present(state)
-    first = _pass(state, state.policy, target, where, limit)
+    where, tier = _present(state), state.space.first_tier
+    leave = partial(_leave, state, tier)
+    first = _pass(state, state.order_of(tier), tier, target, where, limit, leave)
     state.space.release_quarantine(state.now)
     if first.bytes >= least or not state.config.evict_soft_pinned:
         return first
-    return first + _pass(state, state.soft_policy, least - first.bytes, where, limit)
+    least -= first.bytes
+    return first + _pass(state, state.soft_policy, tier, least, where, limit, leave)
 
 
 def _share(ratio: float, used: int) -> int:
@@ -86,34 +101,55 @@ def relieve(state: ShardState) -> EvictReport:
     """Evict a bounded number of objects from the segments above their high watermark.
 
     Where that leaves one full, of what is pinned softly, and all of them together are above theirs
-    as well, the coldest go wherever they lie, and those with pins last.
+    as well, the coldest go wherever they lie, and those with pins last. Disks come first: what then
+    leaves memory finds room there.
     """
+    if not state.numbers[places.DISKS_USED]:
+        return _relieve(state, Tier.MEMORY)
+    return _relieve(state, Tier.DISK) + _relieve(state, Tier.MEMORY)
+
+
+def _relieve(state: ShardState, tier: Tier) -> EvictReport:
     config = state.config
     full = []
     target = 0
     for segment in state.space.all():
-        if segment.used > segment.full_at and segment.state not in UNREADABLE:
+        if segment.tier != tier or segment.state in UNREADABLE:
+            continue
+        used = segment.used - state.hauls.leaving_bytes(segment.index)
+        if used > segment.full_at:
             full.append(segment)
-            excess = segment.used / segment.nbytes - config.high_watermark + config.eviction_ratio
-            target += _share(min(1.0, max(config.eviction_ratio, excess)), segment.used)
+            excess = used / segment.nbytes - config.high_watermark + config.eviction_ratio
+            target += _share(min(1.0, max(config.eviction_ratio, excess)), used)
     if not full:
         return EvictReport()
     _reclaim_late_puts(state)
-    where = _on_segments(state, full)
-    first = _pass(state, state.policy, target, where, VICTIMS_MAX)
-    over = state.space.excess_bytes()
+    where, order = _on_segments(state, full, tier), state.order_of(tier)
+    offloads = tier == Tier.MEMORY and config.offload != Offload.NONE
+    leave = partial(_offload, state) if offloads else partial(_leave, state, tier)
+    first = _pass(state, order, tier, target, where, VICTIMS_MAX, leave)
+    over = state.space.excess_bytes(tier)
+    if tier == Tier.MEMORY:
+        over -= state.hauls.leaving_bytes_of_all()
     if 2 * first.bytes >= target or over <= 0:
         return first
     present = _present(state)
-    second = _pass(state, state.policy, over, present, VICTIMS_MAX)
+    second = _pass(state, order, tier, over, present, VICTIMS_MAX, leave)
     if config.evict_soft_pinned:
-        second += _pass(state, state.soft_policy, over - second.bytes, present, VICTIMS_MAX)
+        over -= second.bytes
+        second += _pass(state, state.soft_policy, tier, over, present, VICTIMS_MAX, leave)
     return first + second
 
 
-def _on_segments(state: ShardState, segments: list[Segment]) -> Filter | None:
-    """Return a filter for objects with a replica on one of `segments`; None if that is all."""
-    if len(segments) == len(state.space):
+def _on_segments(
+    state: ShardState, segments: list[Segment], tier: Tier | None = None
+) -> Filter | None:
+    """Return a filter for objects with a replica on one of `segments`; None if that is all.
+
+    All, that is, of a tier if one is named.
+    """
+    some = state.space.all()
+    if len(segments) == sum(tier is None or segment.tier == tier for segment in some):
         return None
     wanted = state.space.mask(lambda s: s in segments)
 
@@ -157,8 +193,22 @@ def make_room(
     bytes abound, and an object is large, room in one piece is made instead, or nothing leaves;
     not among so many objects that looking for it would hold up everybody else.
     """
-    if not order:
-        return False
+    made = False
+    for tier in Tier:
+        some = [segment for segment in order if segment.tier == tier]
+        if some:
+            made |= _make_room(state, some, tier, sizes, copies, attempt)
+    return made
+
+
+def _make_room(
+    state: ShardState,
+    order: list[Segment],
+    tier: Tier,
+    sizes: NDArray[np.int64],
+    copies: int,
+    attempt: int,
+) -> bool:
     needed = sum(sizes.tolist()) * copies  # no fixed width to overflow
     _reclaim_late_puts(state)
     released = state.space.release_quarantine(state.now)
@@ -168,15 +218,15 @@ def make_room(
         # What is coldest leaves first: it may lie side by side. Not where it would be in vain.
         lacks_a_piece = _have_room(order, largest if attempt else 2 * largest, copies)
         if lacks_a_piece or state.numbers[places.TALLY + c.HARD_BYTES]:
-            found, choice = _windows(state, order, largest, copies)
+            found, choice = _windows(state, order, tier, largest, copies)
             if lacks_a_piece and choice is not None:
-                return _clear(state, found, choice, largest)
+                return _clear(state, tier, found, choice, largest)
             if choice is None:
                 return released > 0
     lacking = _lacking(order, needed // copies, copies) if copies > 1 else []
     freed = 0
     for segments, nbytes in lacking or [(order, max(needed, 1))]:
-        got = _free(state, segments, nbytes, attempt)
+        got = _free(state, tier, segments, nbytes, attempt)
         freed += got
         if not got:
             break  # then room on the others is of no use
@@ -197,13 +247,34 @@ def _lacking(order: list[Segment], nbytes: int, copies: int) -> list[tuple[list[
     return [(short, lacking)] if lacking > 0 else []
 
 
-def _free(state: ShardState, segments: list[Segment], nbytes: int, attempt: int) -> int:
-    """Evict what lies on these segments, what is pinned softly last; return how many objects."""
-    where, target = _on_segments(state, segments), nbytes << attempt
-    report = _pass(state, state.policy, target, where, VICTIMS_MAX)
+def _free(
+    state: ShardState, tier: Tier, segments: list[Segment], nbytes: int, attempt: int
+) -> int:
+    """Have objects leave these segments, what is pinned softly last; return how many."""
+    where, target = _on_segments(state, segments, tier), nbytes << attempt
+    leave = partial(_leave, state, tier)
+    report = _drop_copied(state, tier, target, where)
+    if report.bytes < target:
+        left = target - report.bytes
+        report += _pass(state, state.order_of(tier), tier, left, where, VICTIMS_MAX, leave)
     if report.bytes < nbytes and state.config.evict_soft_pinned:
-        report += _pass(state, state.soft_policy, target - report.bytes, where, VICTIMS_MAX)
+        left = target - report.bytes
+        report += _pass(state, state.soft_policy, tier, left, where, VICTIMS_MAX, leave)
     return report.objects
+
+
+def _drop_copied(state: ShardState, tier: Tier, target: int, where: Filter | None) -> EvictReport:
+    """Take from memory what lies on a disk as well, among the coldest: nothing is lost by that."""
+    if tier != Tier.MEMORY or not len(state.disk_policy):
+        return EvictReport()
+    state.hand_on_notes()
+    rows = state.policy.coldest(COPIED_AMONG)
+    rows = rows[(state.rows["flags"][rows] & c.ON_DISK) != 0]
+    choice = _Choice(state, state.policy, tier, where)
+    rows = rows[choice.eligible(rows)].astype(np.int32)
+    rows = rows[_lies_also(state, rows, tier)]
+    ends = np.cumsum(choice.sizes(rows.astype(np.int64)))
+    return _drop(state, rows[: int(np.searchsorted(ends, target)) + 1], tier)
 
 
 def _have_room(order: list[Segment], nbytes: int, copies: int) -> bool:
@@ -212,22 +283,25 @@ def _have_room(order: list[Segment], nbytes: int, copies: int) -> bool:
 
 
 def _windows(
-    state: ShardState, order: list[Segment], size: int, copies: int
+    state: ShardState, order: list[Segment], tier: Tier, size: int, copies: int
 ) -> tuple[list[windows.Window], _Choice | None]:
     """The cheapest places for `size` bytes, and what chose them; None if there are too few."""
     for soft in (False, True)[: 1 + state.config.evict_soft_pinned]:
-        choice = _Choice(state, state.soft_policy if soft else state.policy, None)
+        policy = state.soft_policy if soft else state.order_of(tier)
+        choice = _Choice(state, policy, tier, None)
         found = windows.cheapest(state, order, size, choice.eligible, soft)
         if len(found) >= copies:
             return found[:copies], choice
     return [], None
 
 
-def _clear(state: ShardState, found: list[windows.Window], choice: _Choice, size: int) -> bool:
+def _clear(
+    state: ShardState, tier: Tier, found: list[windows.Window], choice: _Choice, size: int
+) -> bool:
     """Evict what lies in these places; whether each is one hole now."""
     # At once: an object may lie in two of these places, or its group in both.
     rows = np.unique(np.concatenate([window.rows for window in found]))
-    _leave(state, choice.with_groups(rows.astype(np.int32)))
+    _leave(state, tier, choice.with_groups(rows.astype(np.int32)))
     state.space.release_quarantine(state.now)
     holes = [windows.gather(state, window, size) for window in found]
     return all(holes)
@@ -239,7 +313,8 @@ def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
     Pinned ones stay: soft pins have one order for all tenants, and a walk over it for the sake of
     one would hold up the others. What lies on absent segments may leave: it counts as the others.
     """
-    report = _pass(state, state.quota_orders[tenant], needed, None, VICTIMS_MAX)
+    leave = partial(_evict, state)
+    report = _pass(state, state.quota_orders[tenant], None, needed, None, VICTIMS_MAX, leave)
     if report.bytes < needed:
         _reclaim_late_puts(state)
     return report
@@ -248,25 +323,27 @@ def evict_tenant(state: ShardState, tenant: int, needed: int) -> EvictReport:
 def _pass(
     state: ShardState,
     policy: EvictionPolicy,
+    tier: Tier | None,
     target: int,
     where: Filter | None,
     limit: int | None,
+    leave: Callable[[NDArray[np.int32]], EvictReport],
 ) -> EvictReport:
-    """Evict from one policy, coldest first, until `target` bytes are free."""
+    """Have objects `leave` a tier, or all, coldest first, until `target` bytes of it are free."""
     target = min(target, BYTES_MAX)
     state.hand_on_notes()
     if target <= 0 or len(policy) == 0:
         return EvictReport()
     if where is None and len(state.groups) == 0:
-        victims = policy.victims(target, _plainly(state), limit)
+        victims = policy.victims(target, _plainly(state, tier), limit)
     else:
-        choice = _Choice(state, policy, where)
+        choice = _Choice(state, policy, tier, where)
         ids = policy.victims(target, picking(choice.sizes, choice.eligible), limit)
         victims = choice.with_groups(ids.astype(np.int32))
-    return _leave(state, victims)
+    return leave(victims)
 
 
-def _leave(state: ShardState, victims: NDArray[np.int32]) -> EvictReport:
+def _evict(state: ShardState, victims: NDArray[np.int32]) -> EvictReport:
     """Evict these rows, and count them."""
     if len(victims) == 0:
         return EvictReport()
@@ -276,22 +353,97 @@ def _leave(state: ShardState, victims: NDArray[np.int32]) -> EvictReport:
     return report
 
 
-def _plainly(state: ShardState) -> Pick:
+def _leave(state: ShardState, tier: Tier, victims: NDArray[np.int32]) -> EvictReport:
+    """Take these rows from a tier: those that lie on another as well go on there.
+
+    Of a group that would lose a member nothing stays.
+    """
+    if not state.numbers[places.DISKS_USED]:
+        return _evict(state, victims)
+    stays = _lies_also(state, victims, tier)
+    stays &= ~_in_groups_of(state, victims, victims[~stays])
+    return _drop(state, victims[stays], tier) + _evict(state, victims[~stays])
+
+
+def _offload(state: ShardState, victims: NDArray[np.int32]) -> EvictReport:
+    """Take these rows from memory: those on a disk as well at once, others when they are there.
+
+    Those whose worker is busy stay for now, and what no disk takes is evicted.
+    """
+    copied = _lies_also(state, victims, Tier.MEMORY)
+    report = _drop(state, victims[copied], Tier.MEMORY)
+    rest = victims[~copied]
+    outcome = state.hauls.offer(rest)
+    begun = rest[outcome == TAKEN]
+    report += EvictReport(0, int(state.rows["size"][begun].sum()))
+    refused = rest[outcome == REFUSED]
+    goes = ~_in_groups_of(state, refused, victims[copied])
+    goes &= ~_in_groups_of(state, refused, rest[outcome != REFUSED])
+    return report + _evict(state, refused[goes])
+
+
+def _drop(state: ShardState, rows: NDArray[np.int32], tier: Tier) -> EvictReport:
+    """Take rows from a tier that lie on another as well."""
+    if len(rows) == 0:
+        return EvictReport()
+    report = EvictReport(len(rows), state.drop_tier(rows, tier))
+    if tier == Tier.MEMORY:
+        state.totals.demoted_objects += report.objects
+        state.totals.demoted_bytes += report.bytes
+    return report
+
+
+def _lies_also(state: ShardState, rows: NDArray[np.int32], tier: Tier) -> NDArray[np.bool_]:
+    """Which rows can be read on another tier as well."""
+    out = np.empty(len(rows), np.bool_)
+    tiers.lies_also(state.words, rows, int(tier), out)
+    return out
+
+
+def _in_groups_of(
+    state: ShardState, rows: NDArray[np.int32], others: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Which rows are in a group that one of `others` is in."""
+    out = np.zeros(len(rows), np.bool_)
+    if len(state.groups):
+        grouped = others[(state.flags(others) & c.GROUPED) != 0]
+        numbers = {state.groups.number(int(row)) for row in grouped}
+        for at in np.flatnonzero(state.flags(rows) & c.GROUPED).tolist():
+            out[at] = state.groups.number(int(rows[at])) in numbers
+    return out
+
+
+def _plainly(state: ShardState, tier: Tier | None) -> Pick:
     """Return a choice in one kernel call: of objects anywhere, none of them in a group."""
+    number = _number(state, tier)
 
     def pick(ids: NDArray[np.int64], wanted: int, room: int) -> tuple[NDArray[np.int32], int]:
         out = np.empty(len(ids), np.int32)
-        count, total = k.choose(state.words, ids, state.now, wanted, room, out)
+        count, total = k.choose(state.words, ids, state.now, number, wanted, room, out)
         return out[:count], total
 
     return pick
 
 
+def _number(state: ShardState, tier: Tier | None) -> int:
+    """Return a tier as kernels know it; where there is but one, nothing is looked at."""
+    if tier is None or not state.numbers[places.DISKS_USED]:
+        return int(k.ALL_TIERS)
+    return int(tier)
+
+
 class _Choice:
     """What one pass may evict, and what it counts: a group counts once, as a whole."""
 
-    def __init__(self, state: ShardState, policy: EvictionPolicy, where: Filter | None) -> None:
+    def __init__(
+        self,
+        state: ShardState,
+        policy: EvictionPolicy,
+        tier: Tier | None,
+        where: Filter | None,
+    ) -> None:
         self._state = state
+        self._number = _number(state, tier)
         self._soft = policy is state.soft_policy
         self._where = where
         self._groups: dict[int, bool] = {}
@@ -301,7 +453,7 @@ class _Choice:
         """Filter candidates of the policy."""
         state = self._state
         out = np.empty(len(ids), np.bool_)
-        k.eligible(state.words, ids, state.now, out)
+        k.eligible(state.words, ids, state.now, self._number, out)
         if self._where is not None:
             out &= self._where(ids)
         if len(state.groups):
@@ -315,7 +467,7 @@ class _Choice:
             state = self._state
             members = np.array(list(state.groups.members(number)), np.int64)
             out = np.empty(len(members), np.bool_)
-            k.eligible(state.words, members, state.now, out)
+            k.eligible(state.words, members, state.now, k.ALL_TIERS, out)
             pinned = (state.rows["flags"][members] & Flag.SOFT_PIN) != 0
             self._groups[number] = bool(out.all()) and (self._soft or not pinned.any())
         return self._groups[number]
@@ -324,7 +476,7 @@ class _Choice:
         """Return the bytes each id frees; a group's first member stands for all."""
         state = self._state
         out = np.empty(len(ids), np.int64)
-        k.row_bytes(state.words, ids, out)
+        k.row_bytes(state.words, ids, self._number, out)
         if len(state.groups):
             for at in np.flatnonzero(state.rows["flags"][ids] & Flag.GROUPED):
                 number = state.groups.number(int(ids[at]))
@@ -335,7 +487,7 @@ class _Choice:
     def _group_bytes(self, number: int) -> int:
         members = np.array(list(self._state.groups.members(number)), np.int64)
         out = np.empty(len(members), np.int64)
-        k.row_bytes(self._state.words, members, out)
+        k.row_bytes(self._state.words, members, self._number, out)
         return int(out.sum())
 
     def with_groups(self, victims: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
-from mooncake_store.core import pressure
 from mooncake_store.core.kernels import writes as k
 from mooncake_store.core.names import as_lengths
 from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
+from mooncake_store.core.placing import place
 from mooncake_store.core.records import (
     KEYS_MAX,
     PUT_ROW,
@@ -21,7 +20,8 @@ from mooncake_store.core.records import (
     Flag,
     Status,
 )
-from mooncake_store.core.space import SPREAD_RUN, nth_largest, writers_of
+from mooncake_store.core.space import writers_of
+from mooncake_store.core.spreading import SPREAD_RUN
 from mooncake_store.core.state import INT64, UINT32, UINT64, ShardState, as_column, as_words
 
 if TYPE_CHECKING:
@@ -188,6 +188,10 @@ def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int
     complete = state.rows["state"][rows] == c.READABLE
     flags = state.flags(rows)
     busy = (flags & Flag.TASK) != 0
+    if busy.any() and len(state.hauls):
+        state.hauls.let_go(rows[busy])
+        flags = state.flags(rows)
+        busy = (flags & Flag.TASK) != 0
     status[asked[busy]] = Status.BUSY
     running = rows[complete & ~busy & ((flags & Flag.UPSERT) != 0)]
     twins = state.cold["twin"][running] - 1
@@ -254,7 +258,7 @@ def _fill(
         return
     rows = found[accepted]
     _mark(state, who[1], rows, accepted, options)
-    failed = _place(state, who, rows, as_column(sizes[accepted], INT64), options)
+    failed = place(state, who[1], rows, as_column(sizes[accepted], INT64), options)
     if failed is not None:
         bad = failed != c.OK
         status[accepted[bad]] = failed[bad]
@@ -380,88 +384,6 @@ def _mark(
             if options.groups[at]:
                 state.groups.add(row, tenant, options.groups[at])
                 state.set_flag(row, Flag.GROUPED)
-
-
-def _place(
-    state: ShardState,
-    who: Who,
-    rows: NDArray[np.int32],
-    sizes: NDArray[np.int64],
-    options: StartOptions,
-) -> NDArray[np.int16] | None:
-    """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
-    order = state.space.order(state.now, options)
-    result = np.zeros(len(rows), np.int16)
-    large = sizes > nth_largest(order, options.replicas_min)
-    if large.any():  # for these nobody else shall be evicted, nor anybody wait in vain
-        never = sizes[large] > state.space.largest_bytes(options.replicas_min)
-        too_large = sizes[large] > state.space.largest_bytes(1)
-        refusal = np.where(too_large, Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)
-        result[large] = np.where(never, refusal, Status.NO_SPACE)
-    if options.hard_pin or state.tenant_by_number[who[1]].quota_bytes is not None:
-        _hold_limits(state, who[1], sizes, options, result)
-    todo = np.flatnonzero(result == c.OK)
-    for attempt in range(pressure.ATTEMPTS_MAX):
-        got = state.space.place(order, sizes[todo], options.replicas, not options.preferred)
-        enough = got.counts >= options.replicas_min
-        for replica in range(options.replicas):
-            some = enough & (got.counts > replica)
-            k.attach(
-                state.rows,
-                state.cold,
-                state.overflow,
-                rows[todo[some]],
-                np.ascontiguousarray(got.segments[some, replica]),
-                np.ascontiguousarray(got.offsets[some, replica]),
-                who[1],
-                state.tally,
-                state.tenant_use,
-            )
-            rest = ~enough & (got.counts > replica)
-            state.space.free(
-                got.segments[rest, replica].astype(np.int64), got.offsets[rest, replica]
-            )
-        todo = todo[~enough]
-        if len(todo) == 0:
-            break
-        if not pressure.make_room(state, order, sizes[todo], options.replicas_min, attempt):
-            break
-    result[todo] = c.NO_SPACE
-    return result if result.any() else None
-
-
-def _hold_limits(
-    state: ShardState,
-    tenant: int,
-    sizes: NDArray[np.int64],
-    options: StartOptions,
-    result: NDArray[np.int16],
-) -> None:
-    """Refuse, in order, what a tenant's quota or the share of hard pins does not allow."""
-    needs = [size * options.replicas for size in sizes.tolist()]  # no fixed width to overflow
-    quota = state.tenant_by_number[tenant].quota_bytes
-    if quota is not None:
-        for at, need in enumerate(needs):
-            if need > quota:  # at once: neither eviction nor a further segment would help
-                result[at] = Status.TENANT_QUOTA
-        over = sum(itertools.compress(needs, result == c.OK)) - quota
-        over += int(state.tenant_use[tenant, 0])
-        if over > 0:
-            pressure.evict_tenant(state, tenant, over)
-        _refuse_over(needs, quota - int(state.tenant_use[tenant, 0]), result, Status.TENANT_QUOTA)
-    if options.hard_pin:
-        room = int(state.config.hard_pin_share * state.space.total_bytes())
-        _refuse_over(needs, room - int(state.tally[c.HARD_BYTES]), result, Status.PINS_FULL)
-
-
-def _refuse_over(needs: list[int], room: int, result: NDArray[np.int16], status: Status) -> None:
-    """Refuse every need that does not fit into what those accepted before it left."""
-    for at, need in enumerate(needs):
-        if result[at] == c.OK:
-            if need > room:
-                result[at] = status
-            else:
-                room -= need
 
 
 def put_end(

@@ -194,6 +194,6 @@ EVENT = np.dtype(
         ("digest_hi", "<u8"),
         ("kind", "<u2"),
         ("tenant", "<u2"),
-        ("tier", "<u4"),  # always 0: all segments are of one tier so far
+        ("tier", "<u4"),  # where it lay then, a `Tier`; that it goes to another is no event
     ]
 )

@@ -14,6 +14,7 @@ from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.kernels.reads import readable
 from mooncake_store.core.options import SoftPin
 from mooncake_store.core.patterns import compile_pattern
+from mooncake_store.core.placing import pinnable_bytes
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import KEYS_MAX, REPLICAS_REMOVED_MAX, Flag, State, Status
 from mooncake_store.core.state import ShardState, as_words
@@ -44,6 +45,12 @@ def remove(
     )
     if total < 0:
         state.dispose_special(doomed[:count], flags)
+    if len(state.hauls) and (status == Status.BUSY).any():
+        # What the shard copies by itself is in nobody's way.
+        busy = np.flatnonzero(status == Status.BUSY)
+        rows = state.table.find(as_words(digests[busy]))
+        state.hauls.let_go(rows)
+        status[busy] = _remove_rows(state, client, rows, force)
     return status
 
 
@@ -72,6 +79,8 @@ def _remove_replica(
     held = {s for s, _, _ in replicas_of(state, row) if not state.space.dead[s]}
     if segment not in held:
         return Status.REPLICA_NOT_FOUND
+    if int(state.rows["flags"][row]) & c.TASK:
+        state.hauls.let_go(np.array([row], np.int32))
     flags = int(state.rows["flags"][row])
     if held == {segment} or flags & (c.TASK | c.UPSERT):
         return Status(int(remove(state, digest, client=client)[0]))
@@ -81,6 +90,7 @@ def _remove_replica(
     wanted, left = int(state.cold["wanted"][row]), int(state.rows["replicas"][row]) - 1
     # The client may still read there under a lease of its own.
     drop_replica(state, row, segment, int(state.rows["lease_end"][row]))
+    state.retier(np.array([row], np.int32))
     if wanted > left:
         state.cold["wanted"][row] = wanted - 1
         state.tally[c.MISSING] -= 1
@@ -124,6 +134,7 @@ def remove_matching(
     begun = state.now - state.config.put_discard_ns
     writing = (state.rows["state"][rows] == State.WRITING) & (state.rows["lease_end"][rows] > begun)
     rows = rows[~writing & ((state.flags(rows) & c.UPSERT) == 0)]
+    state.hauls.let_go(rows)
     removed = int(np.count_nonzero(_remove_rows(state, client, rows, force) == Status.OK))
     if kind == "all" and removed and state.tenant_use[tenant, 1] == 0:
         state.events.cleared(tenant)
@@ -172,7 +183,7 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
 def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -> NDArray[np.int16]:
     """Set or clear the hard pin of readable objects, within the allowed share of the pool."""
     found, status = _readable(state, digests)
-    room = int(state.config.hard_pin_share * state.space.total_bytes())
+    room = pinnable_bytes(state)
     state.hand_on_notes()
     for at in np.flatnonzero(status == Status.OK):
         row = int(found[at])

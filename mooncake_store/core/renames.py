@@ -80,6 +80,7 @@ def _rename(
 ) -> int:
     found = state.table.find(old)
     row = int(found[0])
+    state.hauls.let_go(found)
     refusal = _movable(state, client, found, force)
     if refusal != c.OK or np.array_equal(old, new):
         return refusal
@@ -126,6 +127,7 @@ def _clear(
     readable(state.words, other, there)
     if there[0] and not overwrite:
         return c.ALREADY_EXISTS
+    state.hauls.let_go(other)
     status, doomed = np.empty(1, np.int16), np.empty(1, np.int32)
     if k.check_remove(state.words, client, state.now, force, other, status, doomed):
         # No event: the one of the renamed object follows and says what the key names now.

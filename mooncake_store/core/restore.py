@@ -14,7 +14,7 @@ What is not the same afterwards, and why that harms nobody:
   anybody has ended, and nobody gives one back early.
 - Objects stand in the order of eviction by when they were last leased, as far as snapshots saw
   that, else by when they were put.
-- Copies that ran are given up. Where they wrote, nothing is placed until their time is over.
+- Copies and hauls that ran are given up. Where they wrote nothing is placed until their time is up.
 
 Rows that cannot be true (space that is another's, a segment nobody knows) are dropped and counted.
 
@@ -56,6 +56,7 @@ from mooncake_store.core.facts import (
     decode_fact,
 )
 from mooncake_store.core.kernels import cells as k
+from mooncake_store.core.kernels.tiers import retier
 from mooncake_store.core.last_cells import KnownRows
 from mooncake_store.core.reads import extents_of, replicas_of
 from mooncake_store.core.records import Flag, State
@@ -251,6 +252,7 @@ class _Rebuild:
         held = self._space()
         self._table()
         self._totals()
+        self._tiers()
         self._orders()
         self._groups()
         self._leases()
@@ -402,6 +404,11 @@ class _Rebuild:
         shard.words[places.PINS_USED] = int(soft.any())
         shard.replicas_most = max(1, int(replicas.max(initial=0)))
 
+    def _tiers(self) -> None:
+        """Have every row say on which tiers it lies."""
+        live = self._live.astype(np.int32)
+        retier(self._shard.words, live, np.empty(len(live), np.uint8))
+
     def _orders(self) -> None:
         """Enter objects into the orders of eviction, those first that were leased longest ago."""
         shard, live = self._shard, self._live
@@ -437,12 +444,13 @@ class _Rebuild:
         """Give up copies that ran: their workers may write for as long as a put."""
         shard, live = self._shard, self._live
         until = shard.now + shard.config.put_release_ns
-        copied = live[(shard.rows["flags"][live] & c.TASK) != 0].tolist()
-        for row in copied:
+        copied = live[(shard.rows["flags"][live] & c.TASK) != 0]
+        for row in copied.tolist():
             shard.clear_flag(row, Flag.TASK)
             for segment, _, life in replicas_of(shard, row):
                 if life == State.WRITING:
                     drop_replica(shard, row, segment, until)
+        shard.retier(copied.astype(np.int32))
 
     def _end_puts(self) -> None:
         """Give up puts of clients that nobody knows."""

@@ -173,6 +173,7 @@ class Shard(ShardState):
             if known.owner != client and known.owner in self.client_by_handle:
                 return Status.ILLEGAL_CLIENT, known.index
             known.owner = client
+            self._know_tier(known, tier)
             self.space.touch(known)
             self.space.set_absent(known, False)
             if known.state == SegmentState.SUSPECT:
@@ -182,6 +183,13 @@ class Shard(ShardState):
         if segment is None:
             return Status.NO_SPACE, -1
         return Status.OK, segment.index
+
+    def _know_tier(self, segment: Segment, tier: Tier) -> None:
+        """Take a segment for what its owner says; before there were tiers it was always memory."""
+        if segment.tier != tier:
+            self.space.set_tier(segment, tier)
+            state = self.rows["state"][: self.table.rows_high]
+            self.retier(np.flatnonzero(state != State.FREE).astype(np.int32))
 
     @operation
     def unmount(self, client: int, uuid: bytes, force: bool = False) -> Status:

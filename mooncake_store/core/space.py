@@ -1,14 +1,12 @@
 """Segments, who owns every byte of them, and where a new object goes.
 
 `Space` owns one allocator per segment and the quarantine: extents that left their object while a
-reader's lease or a late writer's time still ran (invariant 4 and 5). Placement is decided per
-batch, not per object: a batch is spread over a few segments in contiguous runs, so the cost of
-choosing is paid once per run and a reader of the batch still meets several workers.
+reader's lease or a late writer's time still ran (invariant 4 and 5). It says which segments a batch
+may go to, most wanted first; how the batch is spread over them is in `spreading.py`.
 """
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,8 +17,9 @@ from alloc import create_allocator
 from mooncake_store.core import context as places
 from mooncake_store.core.facts import ForgottenFact, SegmentFact
 from mooncake_store.core.kernels import removal as k
-from mooncake_store.core.options import Placement, ShardConfig, StartOptions
+from mooncake_store.core.options import Offload, Placement, ShardConfig, StartOptions
 from mooncake_store.core.records import SIZE_MAX, SegmentState, Tier
+from mooncake_store.core.spreading import interleave_hosts, nth_largest
 from mooncake_store.core.wheel import Wheel
 
 if TYPE_CHECKING:
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
     from mooncake_store.core.context import Context
     from mooncake_store.core.journal import Journal
 
-__all__ = ["SPREAD_RUN", "Segment", "Space", "nth_largest", "writers_of"]
+__all__ = ["Segment", "Space", "writers_of"]
 
-SPREAD_RUN = 128
-"""Fewest objects of a batch worth a segment of their own."""
 FREED_KEPT = 4096
 """Extents that wait, at most, to be returned to their allocators together."""
 RATIO_SAMPLE = 16
@@ -118,52 +115,6 @@ class Late:
     """Whether another put took its place."""
 
 
-@dataclass(slots=True)
-class Extents:
-    """Where the replicas of a batch were placed; `counts[i]` columns of row i are filled."""
-
-    segments: NDArray[np.int16]
-    offsets: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-
-def _place(
-    out: Extents, order: list[Segment], sizes: NDArray[np.int64], runs: int, below_watermark: bool
-) -> None:
-    """Go around the segments of `order` once with what lacks replicas, in `runs` from as many."""
-    n, choices = len(sizes), len(order)
-    start = np.arange(n) * runs // max(n, 1)
-    tried = np.zeros(n, np.int64)
-    for replica in range(out.segments.shape[1]):
-        todo = np.flatnonzero((out.counts == replica) & (tried < choices))
-        while len(todo):
-            where = (start[todo] + tried[todo]) % choices
-            tried[todo] += 1
-            for choice in np.unique(where):
-                segment, some = order[choice], todo[where == choice]
-                if replica:
-                    some = some[(out.segments[some, :replica] != segment.index).all(axis=1)]
-                offsets = segment.allocator.allocate(sizes[some])
-                if below_watermark:
-                    _give_back(segment, offsets, sizes[some])
-                got = offsets >= 0
-                some = some[got]
-                out.segments[some, replica] = segment.index
-                out.offsets[some, replica] = offsets[got]
-                out.counts[some] += 1
-            todo = todo[(out.counts[todo] == replica) & (tried[todo] < choices)]
-
-
-def _give_back(segment: Segment, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-    """Free as many of the last of these extents as a segment has above its high watermark."""
-    excess = segment.used - segment.full_at
-    if excess > 0:
-        got = np.flatnonzero(offsets >= 0)[::-1]
-        last = got[: np.searchsorted(np.cumsum(sizes[got]), excess) + 1]
-        segment.allocator.free(offsets[last])
-        offsets[last] = -1
-
-
 class Space:
     """All segments of a shard."""
 
@@ -177,6 +128,7 @@ class Space:
         self._segments: dict[int, Segment] = {}
         self._by_uuid: dict[bytes, Segment] = {}
         self._cycle: list[Segment] | None = None
+        self._further: list[Segment] = []  # disks, where objects are put into memory
         self.changes = 0
         """How often a segment came, went or changed its state."""
         self.absent = 0
@@ -257,6 +209,15 @@ class Space:
                 self._enter_state(segment, SegmentState.ABSENT)
             else:
                 self.set_state(segment, SegmentState(fact.state))
+
+    def set_tier(self, segment: Segment, tier: Tier) -> None:
+        """Change of what a segment is made."""
+        segment.tier = tier
+        self.tiers[segment.index] = tier
+        self._numbers[places.DISKS_USED] |= tier == Tier.DISK
+        self._cycle = None
+        self.changes += 1
+        self.touch(segment)
 
     def touch(self, segment: Segment) -> None:
         """Have what is known of a segment written down with the operation that runs."""
@@ -378,6 +339,16 @@ class Space:
         readers = [ForgottenFact(index, b"", 0, until) for index, until in self._readers.items()]
         return memories + readers
 
+    @property
+    def first_tier(self) -> Tier:
+        """Where objects are put: disks only take them where no memory is lent that could.
+
+        Memory that is suspect may soon be back; what is absent or drains does not count.
+        """
+        some = [s for s in self._segments.values() if s.state in KEEPING]
+        disks = some and all(s.tier == Tier.DISK for s in some)
+        return Tier.DISK if disks else Tier.MEMORY
+
     def turn(self, now: int) -> tuple[list[Segment], int]:
         """Return the segments in their cycle and where in it a batch begins.
 
@@ -386,20 +357,40 @@ class Space:
         self.return_freed()
         cycle = self._cycle
         if cycle is None:
-            cycle = self._cycle = _interleave_hosts(
-                [s for s in self._segments.values() if s.state == SegmentState.OK]
-            )
+            tier = self.first_tier
+            some = [s for s in self._segments.values() if s.state == SegmentState.OK]
+            cycle = interleave_hosts([s for s in some if s.tier == tier])
+            self._further = interleave_hosts([s for s in some if s.tier > tier])
+            self._cycle = cycle
             self._usable_from = max((s.usable_from for s in cycle), default=0)
         if self._config.placement != Placement.RANDOM or self._usable_from > now:
             return cycle, -1
         return cycle, int(self._rng.random() * len(cycle))
 
     def order(self, now: int, options: StartOptions) -> list[Segment]:
-        """Return the segments that may take a replica, most wanted first."""
+        """Return the segments that may take a replica, most wanted first.
+
+        Those of the first tier, and disks that are preferred by name.
+        """
         cycle, start = self.turn(now)
         if start < 0:
             start = int(self._rng.random() * len(cycle))
         cycle = cycle[start:] + cycle[:start]
+        if options.preferred:
+            cycle += [s for s in self._further if s.name in options.preferred]
+        return self._wanted(cycle, now, options)
+
+    def further(self, now: int, options: StartOptions) -> list[Segment]:
+        """Return the disks that take replicas for which there is no memory, most wanted first.
+
+        To be asked after `order`.
+        """
+        cycle = self._further
+        start = int(self._rng.random() * len(cycle)) if cycle else 0
+        cycle = [s for s in cycle[start:] + cycle[:start] if s.name not in options.preferred]
+        return self._wanted(cycle, now, options)
+
+    def _wanted(self, cycle: list[Segment], now: int, options: StartOptions) -> list[Segment]:
         usable = [s for s in cycle if s.usable_from <= now and s.name not in options.excluded]
         if self._config.placement == Placement.FREE_RATIO:
             head, tail = usable[:RATIO_SAMPLE], usable[RATIO_SAMPLE:]
@@ -408,25 +399,6 @@ class Space:
             rank = {name: i for i, name in enumerate(options.preferred)}
             usable.sort(key=lambda s: rank.get(s.name, len(rank)))
         return usable
-
-    def place(
-        self, order: list[Segment], sizes: NDArray[np.int64], replicas: int, spread: bool
-    ) -> Extents:
-        """Find an extent per replica on distinct segments, as many as there is room for.
-
-        With `spread`, none goes above its high watermark, where eviction begins, while others may
-        have room below theirs.
-        """
-        self.return_freed()
-        n = len(sizes)
-        where = np.full((n, replicas), -1, np.int16), np.full((n, replicas), -1, np.int64)
-        out = Extents(*where, np.zeros(n, np.int64))
-        if spread and len(order) > 1:
-            runs = min(len(order), max(1, n // SPREAD_RUN))
-            _place(out, order, sizes, runs, below_watermark=True)
-        if (out.counts < replicas).any():
-            _place(out, order, sizes, runs=1, below_watermark=False)
-        return out
 
     def expect_freed(self, count: int) -> None:
         """Make room for `count` extents in FREED_EXTENTS, as far as there can be."""
@@ -512,9 +484,16 @@ class Space:
             if segment is not None:
                 segment.quarantined += sign * int(extents[extents[:, 0] == index, 2].sum())
 
-    def total_bytes(self) -> int:
-        """Bytes of all segments whose replicas can be read."""
-        return sum(s.nbytes for s in self._segments.values() if s.state not in UNREADABLE)
+    def total_bytes(self, tier: Tier | None = None) -> int:
+        """Bytes of all segments, or those of a tier, whose replicas can be read."""
+        return sum(s.nbytes for s in self._readable(tier))
+
+    def _readable(self, tier: Tier | None) -> list[Segment]:
+        return [
+            s
+            for s in self._segments.values()
+            if s.state not in UNREADABLE and (tier is None or s.tier == tier)
+        ]
 
     def largest_bytes(self, nth: int) -> int:
         """Size of the nth largest segment that may ever take an object, SIZE_MAX without any.
@@ -528,20 +507,26 @@ class Space:
     def watermark_bytes(self) -> int:
         """Bytes that objects can keep: above the high watermark what was just put is evicted again.
 
+        Disks count as far as objects come there.
+
         Segments that drain will take nothing any more; one that is suspect may soon be back. One
         that is absent may stay away, and who counts on its room puts what finds none.
         """
-        return sum(s.full_at for s in self._segments.values() if s.state in KEEPING)
+        some = [s for s in self._segments.values() if s.state in KEEPING]
+        if self._config.offload == Offload.NONE:
+            some = [s for s in some if s.tier == self.first_tier]
+        return sum(s.full_at for s in some)
 
-    def excess_bytes(self) -> int:
-        """What the segments that `watermark_bytes` counts hold above it, all of them together."""
+    def excess_bytes(self, tier: Tier) -> int:
+        """What segments of a tier that `watermark_bytes` counts hold above it, all together."""
         self.return_freed()
-        return sum(s.used - s.full_at for s in self._segments.values() if s.state in KEEPING)
+        some = [s for s in self._segments.values() if s.state in KEEPING and s.tier == tier]
+        return sum(s.used - s.full_at for s in some)
 
-    def used_bytes(self) -> int:
-        """Bytes of them that are not free."""
+    def used_bytes(self, tier: Tier | None = None) -> int:
+        """Bytes of those that `total_bytes` counts that are not free."""
         self.return_freed()
-        return sum(s.used for s in self._segments.values() if s.state not in UNREADABLE)
+        return sum(s.used for s in self._readable(tier))
 
     def mask(self, keep: Callable[[Segment], bool]) -> NDArray[np.uint8]:
         """Return one byte per segment number: whether `keep` says so."""
@@ -551,25 +536,6 @@ class Space:
         return out
 
 
-def nth_largest(segments: list[Segment], nth: int) -> int:
-    """Return the size of the nth largest of some segments, 0 if there are fewer."""
-    sizes = heapq.nlargest(nth, (segment.nbytes for segment in segments))
-    return sizes[-1] if len(sizes) == nth else 0
-
-
 def writers_of(owners: NDArray[Any], generations: NDArray[Any]) -> NDArray[np.int64]:
     """Return one number per put: who writes it, and which generation. Never 0."""
     return owners.astype(np.int64) << 32 | generations.astype(np.int64)
-
-
-def _interleave_hosts(segments: list[Segment]) -> list[Segment]:
-    """Order segments so that neighbours are on different hosts as far as possible."""
-    by_host: dict[str, list[Segment]] = {}
-    for segment in sorted(segments, key=lambda s: s.index):
-        by_host.setdefault(segment.host, []).append(segment)
-    out: list[Segment] = []
-    queues = list(by_host.values())
-    while queues:
-        out += [queue.pop(0) for queue in queues]
-        queues = [queue for queue in queues if queue]
-    return out

@@ -23,10 +23,11 @@ from mooncake_store.core.events import Events
 from mooncake_store.core.facts import ClientFact, MembersFact, TenantFact
 from mooncake_store.core.groups import Groups
 from mooncake_store.core.journal import Journal
-from mooncake_store.core.kernels import leases
+from mooncake_store.core.kernels import leases, tiers
 from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.names import NameArena
-from mooncake_store.core.records import COLD, KEYS_MAX, OVERFLOW, ROW, Flag
+from mooncake_store.core.options import Offload
+from mooncake_store.core.records import COLD, KEYS_MAX, OVERFLOW, ROW, Flag, Tier
 from mooncake_store.core.ring import Ring
 from mooncake_store.core.space import Space
 from mooncake_store.core.table import Table
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from eviction.base import EvictionPolicy
     from mooncake_store.core.facts import Fact, SegmentFact
+    from mooncake_store.core.hauls import Hauls
     from mooncake_store.core.journal import Sink
     from mooncake_store.core.options import ShardConfig
 
@@ -61,6 +63,9 @@ TENANTS_MAX = 1 << 16
 MEMBERS_PER_FACT = 16
 NOTES_KEPT = 4096
 """Uses, arrivals and departures that wait, about, to be told to the policies together."""
+WAITING_MAX = 65_536
+"""Rows of a kind that wait, most."""
+_NO_ROWS = np.empty(0, np.int32)
 ROW_MASK = (1 << NOTE_SHIFT) - 1
 """The row in a note."""
 
@@ -92,6 +97,11 @@ class Totals:
     evicted_bytes: int = 0
     expired_puts: int = 0
     lost_objects: int = 0
+    demoted_objects: int = 0
+    """Those that left memory for a disk, by a haul or because they were there already."""
+    demoted_bytes: int = 0
+    promoted_objects: int = 0
+    promoted_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -103,8 +113,31 @@ class Leased:
     host: str = ""
 
 
+class Waiting:
+    """Rows that something is to be done for soon. What finds no room is not, which harms nobody."""
+
+    def __init__(self) -> None:
+        self._some: list[NDArray[np.int32]] = []
+        self._count = 0
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Have rows wait."""
+        rows = rows[: WAITING_MAX - self._count]
+        if len(rows):
+            self._some.append(rows.astype(np.int32))
+            self._count += len(rows)
+
+    def take(self) -> NDArray[np.int32]:
+        """Return the rows that wait, which wait no more."""
+        some, self._some, self._count = self._some, [], 0
+        return np.concatenate(some) if some else _NO_ROWS
+
+
 class ShardState:
     """All columns and parts of a shard."""
+
+    hauls: Hauls
+    """Made with the shard that this is the state of."""
 
     def __init__(
         self, config: ShardConfig, ring: Ring | None = None, sink: Sink | None = None
@@ -135,6 +168,9 @@ class ShardState:
         self.space = Space(config, self.rng, self.context, self.journal)
         self.policy = create_policy(config.eviction_policy, rows_max)
         self.soft_policy = create_policy("lru", rows_max)
+        # What lies on disks; what lies in memory as well has a place in both orders.
+        self.disk_policy = create_policy(config.eviction_policy, rows_max)
+        self.risers, self.fresh = Waiting(), Waiting()
         # Tenants with a quota have an order of their own beside: a walk over everybody's objects
         # to find the coldest of one took 105 ms among two million.
         self.quota_orders: dict[int, EvictionPolicy] = {}
@@ -296,12 +332,33 @@ class ShardState:
             for tenant, order in self.quota_orders.items():
                 ours = self.cold["tenant"][notes & ROW_MASK] == tenant
                 order.replay(notes[ours | (notes >> NOTE_SHIFT != INSERT)])  # ignores the absent
+            if self.numbers[places.DISKS_USED]:
+                self._tell_disks(notes)
             self.numbers[places.NOTED] = 0
+
+    def _tell_disks(self, notes: NDArray[np.int64]) -> None:
+        """Tell the order of disks what concerns it, and note what is to change its tier."""
+        on_disk, risers = np.empty(len(notes), np.int64), np.empty(len(notes), np.int32)
+        wanted = self.config.promotion_hits
+        count, rising = tiers.sort_notes(self.words, notes, wanted, on_disk, risers)
+        self.disk_policy.replay(on_disk[:count])
+        self.risers.add(risers[:rising])
+        if self.config.offload == Offload.WRITE:
+            self.fresh.add(notes[notes >> NOTE_SHIFT == INSERT] & ROW_MASK)
+
+    def order_of(self, tier: Tier) -> EvictionPolicy:
+        """Return the order in which objects without pins leave a tier."""
+        return self.disk_policy if tier == Tier.DISK else self.policy
 
     def enter_order(self, rows: NDArray[Any]) -> None:
         """Make objects candidates for eviction, the hottest of all."""
         self.hand_on_notes()
-        self.policy.insert(rows)
+        if self.numbers[places.DISKS_USED]:
+            flags = self.rows["flags"][rows]
+            self.policy.insert(rows[flags & c.OFF_MEMORY == 0])
+            self.disk_policy.insert(rows[flags & c.ON_DISK != 0])
+        else:
+            self.policy.insert(rows)
         for tenant, order in self.quota_orders.items():
             order.insert(rows[self.cold["tenant"][rows] == tenant])
 
@@ -309,6 +366,8 @@ class ShardState:
         """Make objects candidates no more."""
         self.hand_on_notes()
         self.policy.remove(rows)
+        if self.numbers[places.DISKS_USED]:
+            self.disk_policy.remove(rows)
         for order in self.quota_orders.values():
             order.remove(rows)
 
@@ -317,6 +376,8 @@ class ShardState:
         if tenant not in self.quota_orders:
             self.hand_on_notes()
             rows = self.policy.coldest(len(self.policy))
+            below = self.disk_policy.coldest(len(self.disk_policy))
+            rows = np.concatenate([below[self.rows["flags"][below] & c.OFF_MEMORY != 0], rows])
             order = create_policy(self.config.eviction_policy, self.config.objects_max)
             order.insert(rows[self.cold["tenant"][rows] == tenant])
             self.quota_orders[tenant] = order
@@ -343,10 +404,46 @@ class ShardState:
         """Enter completed objects into the eviction order their pins call for. O(n)."""
         if len(rows) == 0:
             return
+        if self.config.offload == Offload.WRITE:
+            self.fresh.add(rows)
         pins = self.flags(rows) & (c.SOFT_PIN | c.HARD_PIN)
         self.enter_order(rows[pins == 0])
         self.soft_policy.insert(rows[pins == c.SOFT_PIN])
         self.time_soft_pins(rows[(pins & c.SOFT_PIN) != 0])
+
+    def retier(self, rows: NDArray[np.int32]) -> None:
+        """Have rows whose replicas came or went know on which tiers they lie, and stand there.
+
+        Cheap where no disk was ever lent. O(n + replicas).
+        """
+        if not self.numbers[places.DISKS_USED] or len(rows) == 0:
+            return
+        self.hand_on_notes()
+        before = np.empty(len(rows), np.uint8)
+        tiers.retier(self.words, rows, before)
+        now = self.flags(rows)
+        ordered = (now & (c.SOFT_PIN | c.HARD_PIN) == 0) & (self.rows["segment"][rows] >= 0)
+        ordered &= self.rows["state"][rows] == c.READABLE
+        changed = before ^ now
+        moved, sank = ordered & (changed & c.OFF_MEMORY != 0), ordered & (changed & c.ON_DISK != 0)
+        self.policy.remove(rows[moved & (now & c.OFF_MEMORY != 0)])
+        self.policy.insert(rows[moved & (now & c.OFF_MEMORY == 0)])
+        self.disk_policy.remove(rows[sank & (now & c.ON_DISK == 0)])
+        self.disk_policy.insert(rows[sank & (now & c.ON_DISK != 0)])
+
+    def drop_tier(self, rows: NDArray[np.int32], tier: Tier) -> int:
+        """Drop the replicas of readable objects on a tier; they have others. Returns the bytes.
+
+        Space that is read under leases waits for their end.
+        """
+        if len(rows) == 0:
+            return 0
+        self.journal.expect_marks(len(rows))
+        out = np.empty((5, int(self.rows["replicas"][rows].sum(dtype=np.int64))), np.int64)
+        count, total = tiers.drop_tier(self.words, self.now, rows, int(tier), out)
+        self.space.free_or_quarantine(out[:, :count])
+        self.retier(rows)
+        return int(total)
 
     def time_soft_pins(self, rows: NDArray[np.int32]) -> None:
         """Note when soft pins end; under a hard pin their time runs as well."""

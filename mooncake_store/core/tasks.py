@@ -181,12 +181,7 @@ class Tasks:
 
     def answers(self, index: int) -> bool:
         """Whether the owner of a segment is there to copy from it."""
-        segment = self._state.space.get(index)
-        return (
-            segment is not None
-            and segment.state in (SegmentState.OK, SegmentState.DRAINING, SegmentState.DRAINED)
-            and segment.owner in self._state.client_by_handle
-        )
+        return answers(self._state, index)
 
     def _check(
         self, digest: NDArray[np.uint64], source: int | None, targets: list[int]
@@ -348,6 +343,7 @@ class Tasks:
         if ok and task.kind == TaskKind.MOVE:
             lease_end = int(state.rows["lease_end"][row])
             drop_replica(state, row, task.source, lease_end if lease_end > state.now else 0)
+        state.retier(np.array([row], np.int32))
 
     def _close(self, task: Task, outcome: TaskState, message: str) -> None:
         task.state, task.message, task.updated_ns = outcome, message, self._state.now
@@ -357,20 +353,21 @@ class Tasks:
             del self._tasks[self._finished.popleft()]
 
 
+def answers(state: ShardState, index: int) -> bool:
+    """Whether the owner of a segment is there to copy from it."""
+    segment = state.space.get(index)
+    return (
+        segment is not None
+        and segment.state in (SegmentState.OK, SegmentState.DRAINING, SegmentState.DRAINED)
+        and segment.owner in state.client_by_handle
+    )
+
+
 def drop_replica(state: ShardState, row: int, segment: int, until: int) -> None:
     """Unlink one replica of a living object; its space returns at `until` (0: now)."""
     state.journal.mark(row)
     size = int(state.rows["size"][row])
-    offset = k.drop_replica(
-        state.rows,
-        state.cold,
-        state.overflow,
-        row,
-        segment,
-        int(state.cold["tenant"][row]),
-        state.tally,
-        state.tenant_use,
-    )
+    offset = k.drop_replica(state.words, row, segment)
     if offset >= 0:
         extent = np.array([[segment], [offset], [size], [0], [until]], np.int64)
         state.space.free_or_quarantine(extent)
@@ -385,10 +382,16 @@ def spare_bytes(state: ShardState, segment: Segment) -> int:
     return int(max(0.0, config.high_watermark - config.eviction_ratio) * segment.nbytes)
 
 
-def choose_target(state: ShardState, row: int) -> int | None:
-    """Return a segment that could take one more replica of `row`, the emptiest of a few."""
-    held = {s for s, _, _ in replicas_of(state, row)}
+def choose_target(state: ShardState, row: int, source: int) -> int | None:
+    """Return a segment that could take a replica of `row` in place of the one on another.
+
+    The emptiest of a few, of the tier of that one if there is any.
+    """
+    replicas = replicas_of(state, row)
+    held = {s for s, _, _ in replicas}
     hosts = {s.host for s in state.space.all() if s.index in held}
-    order = [s for s in state.space.order(state.now, DEFAULTS) if s.index not in held]
-    order.sort(key=lambda s: (s.host in hosts, s.used / s.nbytes))
+    order = state.space.order(state.now, DEFAULTS) + state.space.further(state.now, DEFAULTS)
+    order = [s for s in order if s.index not in held]
+    tier = state.space.tiers[source]
+    order.sort(key=lambda s: (s.tier != tier, s.host in hosts, s.used / s.nbytes))
     return order[0].index if order else None

@@ -165,6 +165,18 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     """What becomes of what the shard holds when its process or host ends; none: it is lost."""
     journal_bytes: int = 0
     """What was written down so far."""
+    disk_total: int = 0
+    """Of `bytes_total`, what disks have; `disk_allocated` of what is allocated."""
+    disk_allocated: int = 0
+    disk_hits: int = 0
+    """Of the hits, those of objects that lay on disks alone."""
+    demoted_objects: int = 0
+    """Objects that left memory for a disk, and their bytes; promoted: that were copied back."""
+    demoted_bytes: int = 0
+    promoted_objects: int = 0
+    promoted_bytes: int = 0
+    hauls_unfinished: int = 0
+    """Batches of copies between tiers that wait or run."""
 
 
 class SubmitTask(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

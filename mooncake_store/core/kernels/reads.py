@@ -10,6 +10,7 @@ from kernel_cache import njit
 from mooncake_store.core.codes import (
     ABSENT,
     AWAY,
+    DISK_HITS,
     HITS,
     HITS_BITS,
     HITS_MASK,
@@ -18,6 +19,7 @@ from mooncake_store.core.codes import (
     MISSES,
     NOT_FOUND,
     NOT_READY,
+    OFF_MEMORY,
     OK,
     READ_BYTES,
     READABLE,
@@ -114,7 +116,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
     window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
-    m, hits, misses, away, nbytes = 0, 0, 0, 0, 0
+    m, hits, misses, away, nbytes, on_disk = 0, 0, 0, 0, 0, 0
     count = context[NOTED]
     for i in range(digests.shape[0]):
         row = found[i]
@@ -139,6 +141,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
             continue
         hits += 1
         nbytes += rows[row].size
+        on_disk += (rows[row].flags & OFF_MEMORY) != 0
         answers[i].size = rows[row].size
         answers[i].checksum = rows[row].checksum
         answers[i].generation = rows[row].generation
@@ -161,6 +164,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
         context[TALLY + MISSES] += misses
         context[TALLY + AWAY] += away
         context[TALLY + READ_BYTES] += nbytes
+        context[TALLY + DISK_HITS] += on_disk
     return m
 
 

@@ -7,28 +7,58 @@ replicas on segment s are lost. All kernels are O(n + replicas).
 import numpy as np
 
 from kernel_cache import njit
-from mooncake_store.core.codes import HARD_PIN, KERNEL, READABLE, SINK, TASK, UPSERT, WRITING
-from mooncake_store.core.context import ROWS, TALLY
+from mooncake_store.core.codes import (
+    DISK,
+    HARD_PIN,
+    KERNEL,
+    MEMORY,
+    OFF_MEMORY,
+    ON_DISK,
+    READABLE,
+    SINK,
+    TASK,
+    UPSERT,
+    WRITING,
+)
+from mooncake_store.core.context import BYTE, OVERFLOW_ROWS, ROWS, TALLY, TIERS
 from mooncake_store.core.kernels.columns import column
-from mooncake_store.core.records import ROW
+from mooncake_store.core.records import OVERFLOW, ROW
+
+ALL_TIERS = -1
 
 
 @njit(**KERNEL, inline="always")
-def may_leave(rows, row, now):
-    """Whether a row may be evicted now, its group left aside. O(1)."""
+def may_leave(rows, row, now, tier):
+    """Whether a row may leave a tier now, on which it lies, its group left aside. O(1)."""
+    flags = np.int64(rows[row].flags)
     return (
         rows[row].state == READABLE
         and rows[row].lease_end <= now
-        and not rows[row].flags & (HARD_PIN | TASK | UPSERT)
+        and not flags & (HARD_PIN | TASK | UPSERT)
+        and not (tier == MEMORY and flags & OFF_MEMORY)
+        and not (tier == DISK and not flags & ON_DISK)
     )
 
 
 @njit(**KERNEL)
-def eligible(context, ids, now, out):
-    """out[i] = whether row ids[i] may be evicted now, groups left aside."""
+def eligible(context, ids, now, tier, out):
+    """out[i] = whether row ids[i] may leave a tier, or all, now, groups left aside."""
     rows = column(context, ROWS, ROW)
     for i in range(ids.shape[0]):
-        out[i] = may_leave(rows, ids[i], now)
+        out[i] = may_leave(rows, ids[i], now, tier)
+
+
+@njit(**KERNEL, inline="always")
+def replicas_on(rows, overflow, tiers, row, tier):
+    """How many replicas a row has on a tier, or in all. O(replicas), O(1) for all or one."""
+    if tier == ALL_TIERS or rows[row].more < 0:
+        return np.int64(rows[row].replicas)
+    count = np.int64(rows[row].segment >= 0 and tiers[rows[row].segment] == tier)
+    link = rows[row].more
+    while link >= 0:
+        count += tiers[overflow[link].segment] == tier
+        link = overflow[link].next
+    return count
 
 
 @njit(**KERNEL)
@@ -44,12 +74,15 @@ def on_segments(rows, overflow, wanted, ids, out):
 
 
 @njit(**KERNEL)
-def choose(context, ids, now, wanted, room, out):
-    """Take the first of `ids` that may be evicted, until they make `wanted` bytes or are `room`.
+def choose(context, ids, now, tier, wanted, room, out):
+    """Take the first of `ids` that may leave a tier, or all, until they make `wanted` bytes of it.
+
+    Or until they are `room`.
 
     Only without groups. Returns (how many, their bytes).
     """
     rows = column(context, ROWS, ROW)
+    overflow, tiers = column(context, OVERFLOW_ROWS, OVERFLOW), column(context, TIERS, BYTE)
     sink = 0
     for i in range(ids.shape[0]):
         sink ^= rows[ids[i]].lease_end
@@ -60,19 +93,20 @@ def choose(context, ids, now, wanted, room, out):
         if total >= wanted or count >= room:
             break
         row = ids[i]
-        if may_leave(rows, row, now):
+        if may_leave(rows, row, now, tier):
             out[count] = row
             count += 1
-            total += rows[row].size * rows[row].replicas
+            total += rows[row].size * replicas_on(rows, overflow, tiers, row, tier)
     return count, total
 
 
 @njit(**KERNEL)
-def row_bytes(context, ids, out):
-    """out[i] = bytes that row ids[i] occupies in all its replicas."""
+def row_bytes(context, ids, tier, out):
+    """out[i] = bytes that row ids[i] occupies in its replicas on a tier, or in all."""
     rows = column(context, ROWS, ROW)
+    overflow, tiers = column(context, OVERFLOW_ROWS, OVERFLOW), column(context, TIERS, BYTE)
     for i in range(ids.shape[0]):
-        out[i] = rows[ids[i]].size * rows[ids[i]].replicas
+        out[i] = rows[ids[i]].size * replicas_on(rows, overflow, tiers, ids[i], tier)
 
 
 @njit(**KERNEL)

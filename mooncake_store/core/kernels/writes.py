@@ -12,6 +12,7 @@ from mooncake_store.core.codes import (
     ALREADY_EXISTS,
     BUSY,
     BYTES,
+    DISK,
     DOOMED,
     GENERATION,
     HARD_BYTES,
@@ -22,13 +23,16 @@ from mooncake_store.core.codes import (
     INVALID_WRITE,
     KERNEL,
     MARK_ENDED,
+    MEMORY,
     MISSING,
     NAME_BYTES_MAX,
     NO_SPACE,
     NOT_FOUND,
     NOTE_INSERT,
     OBJECTS,
+    OFF_MEMORY,
     OK,
+    ON_DISK,
     READABLE,
     RETRY,
     SINK,
@@ -72,6 +76,7 @@ from mooncake_store.core.context import (
     TABLE_B,
     TALLY,
     TENANT_USE,
+    TIERS,
 )
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.reads import first_offset
@@ -130,7 +135,7 @@ def record(ring, at, rows, cold, row, kind):
     ring[at].digest_hi = rows[row].digest_hi
     ring[at].kind = kind
     ring[at].tenant = cold[row].tenant
-    ring[at].tier = 0
+    ring[at].tier = DISK if rows[row].flags & OFF_MEMORY else MEMORY
 
 
 @njit(**KERNEL, inline="always")
@@ -283,6 +288,7 @@ def start(
     enter(context, words, sizes, lengths, status, found, fresh)
     marks, marked = column(context, MARKS, INT64), context[MARKED]
     started, left, retries, total = 0, 0, 0, 0
+    on_disk = column(context, TIERS, BYTE)[segment] == DISK
     for i in range(n):
         row = found[i]
         if status[i] == OK:
@@ -301,6 +307,8 @@ def start(
         open_row(rows, cold, row, sizes[i], now, client, tenant, request, 1, tally)
         set_first(rows, row, segment, offsets[i])
         rows[row].replicas = 1
+        if on_disk:
+            rows[row].flags = ON_DISK | OFF_MEMORY
         total += sizes[i]
         answers[i].generation = rows[row].generation
         answers[i].replicas = 1
@@ -499,8 +507,10 @@ def revoke(rows, cold, found, generations, client, status, doomed):
 
 
 @njit(**KERNEL)
-def drop_replica(rows, cold, overflow, row, segment, tenant, tally, tenant_use):
+def drop_replica(context, row, segment):
     """Unlink the replica of `row` on `segment`; returns its offset or -1. O(replicas)."""
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     offset = np.int64(-1)
     link = rows[row].more
     if rows[row].segment == segment:
@@ -526,9 +536,9 @@ def drop_replica(rows, cold, overflow, row, segment, tenant, tally, tenant_use):
         give_link(overflow, link)
     rows[row].replicas -= 1
     if rows[row].state == READABLE and missing(rows, cold, row) > 0:
-        tally[MISSING] += 1
-    tally[BYTES] -= rows[row].size
-    tenant_use[tenant, 0] -= rows[row].size
+        context[TALLY + MISSING] += 1
+    context[TALLY + BYTES] -= rows[row].size
+    column(context, TENANT_USE, INT64)[2 * np.int64(cold[row].tenant)] -= rows[row].size
     if rows[row].flags & HARD_PIN:
-        tally[HARD_BYTES] -= rows[row].size
+        context[TALLY + HARD_BYTES] -= rows[row].size
     return offset

@@ -1,0 +1,255 @@
+"""Kernels that know of what a replica's segment is made: tiers of rows, and hauls between them.
+
+A row says by two flags on which tiers complete replicas of it lie (`Flag`); `tiers[s]` is the tier
+of segment s. A replica that a haul writes is WRITING, and the last of its chain or behind complete
+ones. Layouts are those of `records.py`, places in `context` those of `context.py`. All kernels are
+O(n + replicas).
+"""
+
+import numpy as np
+
+from kernel_cache import njit
+from mooncake_store.core.codes import (
+    BYTES,
+    DISK,
+    HARD_BYTES,
+    HARD_PIN,
+    HITS_MASK,
+    KERNEL,
+    MEMORY,
+    MISSING,
+    NOTE_REMOVE,
+    OFF_MEMORY,
+    ON_DISK,
+    READABLE,
+    TASK,
+    UPSERT,
+    WRITING,
+)
+from mooncake_store.core.context import (
+    ALIVE,
+    BYTE,
+    COLD_ROWS,
+    INT64,
+    MARKED,
+    MARKS,
+    OVERFLOW_ROWS,
+    ROWS,
+    TALLY,
+    TENANT_USE,
+    TIERS,
+)
+from mooncake_store.core.kernels.columns import column
+from mooncake_store.core.kernels.reads import first_offset
+from mooncake_store.core.kernels.table import take_link
+from mooncake_store.core.kernels.writes import drop_replica, keep_marks, missing
+from mooncake_store.core.records import COLD, OVERFLOW, ROW
+
+ROW_MASK = (1 << 32) - 1
+"""The row in a note."""
+
+
+@njit(**KERNEL)
+def retier(context, chosen, before):
+    """Make the flags of rows say on which tiers they lie; `before` is what all flags were."""
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    tiers = column(context, TIERS, BYTE)
+    for i in range(chosen.shape[0]):
+        row = chosen[i]
+        before[i] = rows[row].flags
+        if rows[row].segment < 0:
+            continue
+        some_disk = tiers[rows[row].segment] == DISK
+        some_memory = not some_disk
+        link = rows[row].more
+        while link >= 0:
+            if overflow[link].state == READABLE:
+                on_disk = tiers[overflow[link].segment] == DISK
+                some_disk |= on_disk
+                some_memory |= not on_disk
+            link = overflow[link].next
+        flags = np.int64(rows[row].flags) & ~np.int64(ON_DISK | OFF_MEMORY)
+        if some_disk:
+            flags |= ON_DISK
+        if not some_memory:
+            flags |= OFF_MEMORY
+        rows[row].flags = flags
+
+
+@njit(**KERNEL, inline="always")
+def first_on(rows, overflow, tiers, row, tier):
+    """The first segment of a tier on which a row has a replica, -1 for none. O(replicas)."""
+    segment = np.int64(rows[row].segment)
+    link = rows[row].more
+    while segment >= 0 and tiers[segment] != tier:
+        segment = np.int64(-1)
+        if link >= 0:
+            segment = np.int64(overflow[link].segment)
+            link = overflow[link].next
+    return segment
+
+
+@njit(**KERNEL)
+def lies_also(context, chosen, tier, out):
+    """out[i] = whether a replica of row chosen[i] on another tier than this can be read."""
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    tiers, alive = column(context, TIERS, BYTE), column(context, ALIVE, BYTE)
+    for i in range(chosen.shape[0]):
+        segment = np.int64(rows[chosen[i]].segment)
+        found = segment >= 0 and tiers[segment] != tier and alive[segment] != 0
+        link = rows[chosen[i]].more
+        while not found and link >= 0:
+            segment = np.int64(overflow[link].segment)
+            found = (
+                overflow[link].state == READABLE and tiers[segment] != tier and alive[segment] != 0
+            )
+            link = overflow[link].next
+        out[i] = found
+
+
+@njit(**KERNEL)
+def drop_tier(context, now, chosen, tier, out):
+    """Unlink the replicas that rows have on a tier; no replica of theirs is being written.
+
+    `out` is columns as of `dispose`: segment, offset, size, 0, until. Returns (extents, bytes).
+    """
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    tiers = column(context, TIERS, BYTE)
+    marks, marked = column(context, MARKS, INT64), context[MARKED]
+    m, total = 0, 0
+    for i in range(chosen.shape[0]):
+        row = chosen[i]
+        marks[marked + i] = row
+        until = rows[row].lease_end
+        if until <= now:
+            until = 0
+        segment = first_on(rows, overflow, tiers, row, tier)
+        while segment >= 0:
+            out[0, m] = segment
+            out[1, m] = drop_replica(context, row, segment)
+            out[2, m] = rows[row].size
+            out[3, m] = 0
+            out[4, m] = until
+            m += 1
+            total += rows[row].size
+            segment = first_on(rows, overflow, tiers, row, tier)
+    keep_marks(context, marked + chosen.shape[0])
+    return m, total
+
+
+@njit(**KERNEL)
+def sources(context, chosen, tier, answering, kept, segments, offsets):
+    """Find where rows that may be hauled off a tier are to be read: segment -1 for the others.
+
+    A row may be hauled that is complete, lies on that tier, not on another, and has no other
+    business; one that is pinned hard only if the source is `kept`. answering[s] = whether somebody
+    can read from segment s.
+    """
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    tiers = column(context, TIERS, BYTE)
+    barred = TASK | UPSERT | (OFF_MEMORY | ON_DISK if tier == MEMORY else 0)
+    if not kept:
+        barred |= HARD_PIN
+    for i in range(chosen.shape[0]):
+        row = chosen[i]
+        segments[i] = -1
+        offsets[i] = 0
+        if rows[row].state != READABLE or rows[row].flags & barred:
+            continue
+        if tier == DISK and not rows[row].flags & OFF_MEMORY:
+            continue
+        segment = np.int64(rows[row].segment)
+        if segment >= 0 and tiers[segment] == tier and answering[segment]:
+            segments[i] = segment
+            offsets[i] = first_offset(rows, row)
+        link = rows[row].more
+        while segments[i] < 0 and link >= 0:
+            segment = np.int64(overflow[link].segment)
+            if overflow[link].state == READABLE and tiers[segment] == tier and answering[segment]:
+                segments[i] = segment
+                offsets[i] = overflow[link].offset
+            link = overflow[link].next
+
+
+@njit(**KERNEL)
+def load(context, chosen, segment, offsets):
+    """Give each row a replica on a segment that a haul writes, and tie the row to that."""
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    tenant_use = column(context, TENANT_USE, INT64)
+    marks, marked = column(context, MARKS, INT64), context[MARKED]
+    for i in range(chosen.shape[0]):
+        row = chosen[i]
+        marks[marked + i] = row
+        link = take_link(overflow)
+        overflow[link].offset = offsets[i]
+        overflow[link].segment = segment
+        overflow[link].state = WRITING
+        overflow[link].next = -1
+        if rows[row].more < 0:
+            rows[row].more = link
+        else:
+            last = rows[row].more
+            while overflow[last].next >= 0:
+                last = overflow[last].next
+            overflow[last].next = link
+        if missing(rows, cold, row) > 0:
+            context[TALLY + MISSING] -= 1
+        rows[row].replicas += 1
+        rows[row].flags |= TASK
+        context[TALLY + BYTES] += rows[row].size
+        tenant_use[2 * np.int64(cold[row].tenant)] += rows[row].size
+        if rows[row].flags & HARD_PIN:
+            context[TALLY + HARD_BYTES] += rows[row].size
+    keep_marks(context, marked + chosen.shape[0])
+
+
+@njit(**KERNEL)
+def unload(context, chosen, segment, arrived):
+    """End a haul of rows to a segment: what arrived[i] can be read there, the rest is unlinked."""
+    rows = column(context, ROWS, ROW)
+    overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
+    marks, marked = column(context, MARKS, INT64), context[MARKED]
+    for i in range(chosen.shape[0]):
+        row = chosen[i]
+        marks[marked + i] = row
+        rows[row].flags &= ~TASK & 0xFF
+        if not arrived[i]:
+            drop_replica(context, row, segment)
+            continue
+        link = rows[row].more
+        while link >= 0:
+            if overflow[link].segment == segment:
+                overflow[link].state = READABLE
+            link = overflow[link].next
+    keep_marks(context, marked + chosen.shape[0])
+
+
+@njit(**KERNEL)
+def sort_notes(context, notes, hits_wanted, on_disk, risers):
+    """List the notes that are about rows on disks or that went, and the rows that are to rise.
+
+    Those were read, lie on disks alone, and were read `hits_wanted` times lately, if that is not 0.
+    Returns how many of each.
+    """
+    rows = column(context, ROWS, ROW)
+    count, rising = 0, 0
+    for i in range(notes.shape[0]):
+        row = notes[i] & ROW_MASK
+        flags = rows[row].flags
+        if notes[i] == row:
+            if flags & ON_DISK:
+                on_disk[count] = notes[i]
+                count += 1
+            if flags & OFF_MEMORY and rows[row].state == READABLE and not flags & TASK:
+                if hits_wanted > 0 and (rows[row].hits & HITS_MASK) >= hits_wanted:
+                    risers[rising] = row
+                    rising += 1
+        elif notes[i] & NOTE_REMOVE:
+            on_disk[count] = notes[i]
+            count += 1
+    return count, rising

@@ -1,0 +1,153 @@
+"""Space for the replicas of new objects: where it is, or who leaves for them, within the limits.
+
+Objects go into memory while the pool lends any. Disks take what is larger than all memory there is,
+replicas for which there is no further memory, and everything where only disks are lent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_store.core import codes as c
+from mooncake_store.core import pressure
+from mooncake_store.core.kernels import writes as k
+from mooncake_store.core.records import Status
+from mooncake_store.core.spreading import nth_largest, spread
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mooncake_store.core.options import StartOptions
+    from mooncake_store.core.space import Segment
+    from mooncake_store.core.spreading import Extents
+    from mooncake_store.core.state import ShardState
+
+__all__ = ["pinnable_bytes", "place"]
+
+
+def place(
+    state: ShardState,
+    tenant: int,
+    rows: NDArray[np.int32],
+    sizes: NDArray[np.int64],
+    options: StartOptions,
+) -> NDArray[np.int16] | None:
+    """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
+    order = state.space.order(state.now, options)
+    further = state.space.further(state.now, options)
+    result = np.zeros(len(rows), np.int16)
+    large = sizes > nth_largest(order + further, options.replicas_min)
+    if large.any():  # for these nobody else shall be evicted, nor anybody wait in vain
+        never = sizes[large] > state.space.largest_bytes(options.replicas_min)
+        too_large = sizes[large] > state.space.largest_bytes(1)
+        refusal = np.where(too_large, Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)
+        result[large] = np.where(never, refusal, Status.NO_SPACE)
+    if options.hard_pin or state.tenant_by_number[tenant].quota_bytes is not None:
+        _hold_limits(state, tenant, sizes, options, result)
+    todo = np.flatnonzero(result == c.OK)
+    for attempt in range(pressure.ATTEMPTS_MAX):
+        state.space.return_freed()
+        got = spread(order, further, sizes[todo], options.replicas, not options.preferred)
+        enough = got.counts >= options.replicas_min
+        _attach(state, tenant, rows[todo], got, enough)
+        todo = todo[~enough]
+        if len(todo) == 0:
+            break
+        if not _make_room(state, order, further, sizes[todo], options, attempt):
+            break
+    state.retier(rows)
+    result[todo] = c.NO_SPACE
+    return result if result.any() else None
+
+
+def _attach(
+    state: ShardState,
+    tenant: int,
+    rows: NDArray[np.int32],
+    got: Extents,
+    enough: NDArray[np.bool_],
+) -> None:
+    """Give rows that have `enough` replicas these, and return the space of the others."""
+    for replica in range(got.segments.shape[1]):
+        some = enough & (got.counts > replica)
+        k.attach(
+            state.rows,
+            state.cold,
+            state.overflow,
+            rows[some],
+            np.ascontiguousarray(got.segments[some, replica]),
+            np.ascontiguousarray(got.offsets[some, replica]),
+            tenant,
+            state.tally,
+            state.tenant_use,
+        )
+        rest = ~enough & (got.counts > replica)
+        state.space.free(got.segments[rest, replica].astype(np.int64), got.offsets[rest, replica])
+
+
+def _make_room(
+    state: ShardState,
+    order: list[Segment],
+    further: list[Segment],
+    sizes: NDArray[np.int64],
+    options: StartOptions,
+    attempt: int,
+) -> bool:
+    """Free room where these objects are to go; False when there is none."""
+    copies, made = options.replicas_min, False
+    fit = sizes <= nth_largest(order, 1)
+    if fit.any():
+        here = min(copies, len(order)) if further else copies
+        made |= pressure.make_room(state, order, sizes[fit], here, attempt)
+    below = ~fit if copies <= len(order) else np.ones(len(sizes), np.bool_)
+    if further and below.any():
+        made |= pressure.make_room(state, further, sizes[below], 1, attempt)
+    return made
+
+
+def _hold_limits(
+    state: ShardState,
+    tenant: int,
+    sizes: NDArray[np.int64],
+    options: StartOptions,
+    result: NDArray[np.int16],
+) -> None:
+    """Refuse, in order, what a tenant's quota or the share of hard pins does not allow."""
+    needs = [size * options.replicas for size in sizes.tolist()]  # no fixed width to overflow
+    quota = state.tenant_by_number[tenant].quota_bytes
+    if quota is not None:
+        for at, need in enumerate(needs):
+            if need > quota:  # at once: neither eviction nor a further segment would help
+                result[at] = Status.TENANT_QUOTA
+        over = sum(itertools.compress(needs, result == c.OK)) - quota
+        over += _used(state, tenant)
+        if over > 0:
+            pressure.evict_tenant(state, tenant, over)
+        _refuse_over(needs, quota - _used(state, tenant), result, Status.TENANT_QUOTA)
+    if options.hard_pin:
+        room = pinnable_bytes(state)
+        _refuse_over(needs, room - int(state.tally[c.HARD_BYTES]), result, Status.PINS_FULL)
+
+
+def _used(state: ShardState, tenant: int) -> int:
+    """Return the bytes of a tenant; what is on its way to another tier counts once."""
+    return int(state.tenant_use[tenant, 0]) - state.hauls.moving_bytes(tenant)
+
+
+def pinnable_bytes(state: ShardState) -> int:
+    """Return the most bytes that may be pinned hard, where objects are put."""
+    total = state.space.total_bytes(state.space.first_tier)
+    return int(state.config.hard_pin_share * total)
+
+
+def _refuse_over(needs: list[int], room: int, result: NDArray[np.int16], status: Status) -> None:
+    """Refuse every need that does not fit into what those accepted before it left."""
+    for at, need in enumerate(needs):
+        if result[at] == c.OK:
+            if need > room:
+                result[at] = status
+            else:
+                room -= need
