@@ -1,12 +1,15 @@
 """`mooncake stat`: everything the store knows of one object."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mooncake_store.cli.shared.app import JsonOption, command, emit, table
 from mooncake_store.cli.shared.client import connected, key_of, store_options, text_of
+
+if TYPE_CHECKING:
+    from mooncake_store.client.results import Replica
 
 
 @command(
@@ -39,9 +42,14 @@ def stat(
             ("group", found.group or "none"),
         ]
         rows += [
-            (f"copy {number}", f"{copy.segment} on {copy.host} at offset {copy.offset}")
+            (f"copy {number}", f"{_place(copy)} at offset {copy.offset}")
             for number, copy in enumerate(found.replicas, 1)
         ]
         return table({"": "left", " ": "left"}, rows)
 
     emit(value, as_json=as_json, human=human)
+
+
+def _place(copy: "Replica") -> str:
+    kind = f" ({copy.tier})" if copy.tier else ""
+    return f"{copy.segment}{kind} on {copy.host}"

@@ -74,7 +74,7 @@ def _rested(until: float) -> bool:
 
 
 def _value(found: ClusterStatus) -> dict[str, Any]:
-    from mooncake_store.core.records import SegmentState
+    from mooncake_store.core.records import SegmentState, Tier
 
     return {
         "ready": found.ready,
@@ -92,6 +92,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
                 "name": s.name,
                 "worker": s.worker,
                 "host": s.host,
+                "tier": Tier(s.tier).name.lower(),
                 "state": SegmentState(s.state).name.lower(),
                 "size": s.nbytes,
                 "used": s.used_bytes,
@@ -104,7 +105,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
 def _drawn(found: ClusterStatus) -> Any:
     from rich.console import Group
 
-    from mooncake_store.core.records import SegmentState
+    from mooncake_store.core.records import SegmentState, Tier
     from mooncake_store.units import format_duration, format_size
 
     workers = {worker.name: worker for worker in found.workers}
@@ -118,6 +119,7 @@ def _drawn(found: ClusterStatus) -> Any:
         "segment": "left",
         "worker": "left",
         "host": "left",
+        "tier": "left",
         "state": "left",
         "used": "right",
         "of": "right",
@@ -133,6 +135,7 @@ def _drawn(found: ClusterStatus) -> Any:
                 segment.name,
                 segment.worker,
                 segment.host,
+                Tier(segment.tier).name.lower(),
                 state,
                 format_size(segment.used_bytes),
                 format_size(segment.nbytes),

@@ -97,6 +97,11 @@ def _rates(
             # Objects on absent segments take none of the room that `bytes_total` counts.
             "bytes_used": min(new.bytes_used, new.bytes_allocated),
             "bytes_total": new.bytes_total,
+            "disk_total": new.disk_total,
+            "disk_allocated": new.disk_allocated,
+            "disk_hits_per_s": rate(old.disk_hits, new.disk_hits),
+            "demoted_bytes_per_s": rate(old.demoted_bytes, new.demoted_bytes),
+            "promoted_bytes_per_s": rate(old.promoted_bytes, new.promoted_bytes),
             "clients": new.clients,
             "replicas_missing": new.replicas_missing,
         }
@@ -156,11 +161,33 @@ def _drawn(value: dict[str, Any], width: int) -> Any:
     missing = sum(shard["replicas_missing"] for shard in value["shards"])
     if missing:
         told.append(f"missing replicas: {missing:,}")
+    if any(shard["disk_total"] for shard in value["shards"]):
+        told.append(_of_disks(value["shards"]))
     absent = sum(shard["absent_per_s"] for shard in value["shards"])
     if absent:
         told.append(f"asked for, on absent workers: {_short(absent)} keys/s")
     shown = columns | wide if width >= WIDE else columns
     return Group(printable(value["url"]), table(shown, rows), *told)
+
+
+def _of_disks(shards: list[dict[str, Any]]) -> str:
+    """How full the disks are, and what moves to them and back."""
+    from mooncake_store.units import format_size
+
+    used, total, down, up, hits = (
+        sum(shard[name] for shard in shards)
+        for name in (
+            "disk_allocated",
+            "disk_total",
+            "demoted_bytes_per_s",
+            "promoted_bytes_per_s",
+            "disk_hits_per_s",
+        )
+    )
+    return (
+        f"disks: {format_size(used)} of {format_size(total)}, {down / 1e9:.2f} GB/s from memory, "
+        f"{up / 1e9:.2f} GB/s back, {_short(hits)} keys/s read there"
+    )
 
 
 def _short(number: float) -> str:

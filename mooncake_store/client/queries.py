@@ -17,7 +17,7 @@ import numpy as np
 from mooncake_store.client.failures import explain_absent
 from mooncake_store.client.results import Infos, QueryResult, SegmentName
 from mooncake_store.client.transfers import learn_segments, records
-from mooncake_store.core.records import GET_ROW, REPLICA
+from mooncake_store.core.records import GET_ROW, REPLICA, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,5 +80,6 @@ def name_segments(
 def _name(core: Core, number: int) -> SegmentName:
     target = core.directory.known.get(number)
     if target is None:
-        return SegmentName(f"#{number}", "", "")
-    return SegmentName(target.entry.name, target.entry.host, target.transport)
+        return SegmentName(f"#{number}", "", "", "")
+    entry = target.entry
+    return SegmentName(entry.name, entry.host, target.transport, Tier(entry.tier).name.lower())

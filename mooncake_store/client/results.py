@@ -209,6 +209,8 @@ class Replica:
     offset: int
     transport: str
     """How this client would read it; empty when that is not known yet."""
+    tier: str
+    """"memory" or "disk"; empty as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +229,11 @@ class SegmentName(NamedTuple):
     name: str
     host: str
     transport: str
+    tier: str
 
     def replica(self, offset: int) -> Replica:
         """A copy that lies there."""
-        return Replica(self.name, self.host, offset, self.transport)
+        return Replica(self.name, self.host, offset, self.transport, self.tier)
 
 
 class Infos(Sequence["ObjectInfo | None"]):

@@ -6,11 +6,11 @@ Each raises Contradiction, which names the settings for the loader. O(length of 
 from __future__ import annotations
 
 from mooncake_store.config.setting import Contradiction
-from mooncake_store.endpoint import LOCAL, is_local, split_quota
+from mooncake_store.endpoint import LOCAL, is_local, is_loopback, split_quota
 from mooncake_store.units import MIB
 from transfer_engine.errors import ConfigError
 
-__all__ = ["check_kept_pool", "check_list", "check_memory", "check_quotas"]
+__all__ = ["check_exposure", "check_kept_pool", "check_list", "check_memory", "check_quotas"]
 
 QUOTAS_MAX = 64
 """Namespaces with a quota: a shard tells the eviction order of each of every use of an object."""
@@ -68,3 +68,21 @@ def check_quotas(table: str, quotas: tuple[str, ...], shards: int) -> None:
         names.append(name)
     if names:
         check_list(table, "quotas", tuple(names))
+
+
+def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:
+    """Refuse an address that others reach and that nothing guards."""
+    if insecure and secret_file:
+        raise Contradiction(
+            f"{table}.insecure and {table}.secret_file exclude each other: leave out one of them",
+            "insecure",
+            "secret_file",
+        )
+    if not (secret_file or insecure or is_loopback(host)):
+        raise Contradiction(
+            f"{table}.host {host!r} can be reached from other machines, so set secret_file, "
+            "or insecure if everybody there may read and change everything",
+            "host",
+            "secret_file",
+            "insecure",
+        )

@@ -24,6 +24,7 @@ from msgspec import Meta
 
 from eviction.registry import STORE_POLICIES, check_store_policy
 from mooncake_store.config.checks import (
+    check_exposure,
     check_kept_pool,
     check_list,
     check_memory,
@@ -40,7 +41,6 @@ from mooncake_store.config.loading import (
 )
 from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
 from mooncake_store.endpoint import (
-    is_loopback,
     read_secret,
     split_address,
     split_quota,
@@ -220,6 +220,23 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
         bool,
         Meta(description="Evict soft-pinned objects when nothing else frees enough."),
     ] = True
+    offload: Annotated[
+        Literal["none", "evict", "write"],
+        Meta(
+            description="When objects are copied from memory to the disks that workers lend: when "
+            "they are to leave memory (evict), soon after they were put, as far as the disks keep "
+            "up (write), or never (none: what leaves memory is gone)."
+        ),
+    ] = "evict"
+    promotion_hits: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="Gets within 10 s after which an object that lies on disks alone is copied "
+            "back to memory, where that has spare room. 0: never.",
+        ),
+    ] = 2
     state: Annotated[
         str,
         Meta(
@@ -312,7 +329,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
                 "high_watermark",
             )
         check_quotas(self.table, self.quotas, self.shards)
-        _check_exposure(self.table, self.host, self.secret_file, self.insecure)
+        check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
 
 class WorkerConfig(Settings, frozen=True, kw_only=True):
@@ -402,8 +419,8 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             )
         for rail in self.rails:
             _check_address(self.table, "rails", rail, split_rail)
-            _check_exposure(self.table, split_rail(rail)[0], self.secret_file, self.insecure)
-        _check_exposure(self.table, self.host, self.secret_file, self.insecure)
+            check_exposure(self.table, split_rail(rail)[0], self.secret_file, self.insecure)
+        check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
 
 class ClientConfig(Settings, frozen=True, kw_only=True):
@@ -574,20 +591,3 @@ def _check_address(
         split(address)
     except ConfigError as error:
         raise Contradiction(f"{table}.{name}: {error.what}", name) from None
-
-
-def _check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:
-    if insecure and secret_file:
-        raise Contradiction(
-            f"{table}.insecure and {table}.secret_file exclude each other: leave out one of them",
-            "insecure",
-            "secret_file",
-        )
-    if not (secret_file or insecure or is_loopback(host)):
-        raise Contradiction(
-            f"{table}.host {host!r} can be reached from other machines, so set secret_file, "
-            "or insecure if everybody there may read and change everything",
-            "host",
-            "secret_file",
-            "insecure",
-        )

@@ -19,8 +19,9 @@ import numpy as np
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core.kernels import scan as k
+from mooncake_store.core.options import DEFAULTS
 from mooncake_store.core.reads import replicas_of
-from mooncake_store.core.records import Status
+from mooncake_store.core.records import Flag, Status, Tier
 from mooncake_store.core.space import NEVER
 from mooncake_store.core.state import TENANTS_MAX
 from mooncake_store.core.tasks import Tasks, TaskState, spare_bytes
@@ -110,7 +111,7 @@ class Repair:
         columns = state.rows, state.cold, state.overflow
         masks = targets.sources, targets.open_to, targets.barred
         find = partial(k.short_of_replicas, *columns, *masks)
-        asked = len(targets.room), targets.room_max
+        asked = len(targets.room), targets.room_max, targets.disks
         return state.scan(find, self._cursor, ROWS_PER_STEP, *asked)
 
     def _submit(self, rows: NDArray[np.int32], allowed: int, targets: _Targets) -> int | None:
@@ -159,13 +160,16 @@ class _Targets:
         self.room: dict[int, int] = {}
         cycle, start = state.space.turn(state.now)
         self._turn = max(start, 0)
-        for segment in cycle:
+        self.disks = 0
+        for segment in cycle + state.space.further(state.now, DEFAULTS):
             room = spare_bytes(state, segment) - segment.used - booked.get(segment.index, 0)
             if room > 0 and segment.usable_from <= state.now:
                 self._segments.append(segment)
                 self.room[segment.index] = room
+                self.disks += segment.tier == Tier.DISK
         self.room_max = max(self.room.values(), default=0)
         self.open_to = state.space.mask(lambda segment: segment.index in self.room)
+        self.open_to += self.open_to & state.space.tiers  # 2 is a disk
         self.barred = np.zeros(TENANTS_MAX, np.uint8)
         for number, tenant in state.tenant_by_number.items():
             if tenant.quota_bytes is not None:
@@ -173,21 +177,26 @@ class _Targets:
         self.sources = state.space.mask(lambda segment: tasks.answers(segment.index))
 
     def take(self, row: int, held: list[int]) -> int:
-        """Return a segment for one more replica, if possible on a host without one; -1 for none."""
-        space = self._state.space
+        """Return a segment for one more replica, -1 for none.
+
+        In memory if possible, but on a disk for what left memory; then on a host without one.
+        """
+        space, record = self._state.space, self._state.rows[row]
         hosts = {segment.host for index in held if (segment := space.get(index)) is not None}
-        size, count = int(self._state.rows["size"][row]), len(self._segments)
-        chosen = -1
+        size, count = int(record["size"]), len(self._segments)
+        below = bool(record["flags"] & Flag.OFF_MEMORY)
+        chosen, rank = -1, (False, False)
         for _ in range(min(count, SEGMENTS_COMPARED)):
             segment = self._segments[self._turn % count]
             self._turn += 1
-            if segment.index in held or self.room[segment.index] < size:
+            on_disk = segment.tier == Tier.DISK
+            if segment.index in held or self.room[segment.index] < size or below > on_disk:
                 continue
-            if segment.host not in hosts:
-                chosen = segment.index
+            against = (on_disk and not below, segment.host in hosts)
+            if chosen < 0 or against < rank:
+                chosen, rank = segment.index, against
+            if not any(rank):
                 break
-            if chosen < 0:
-                chosen = segment.index
         if chosen >= 0:
             self.room[chosen] -= size
         return chosen

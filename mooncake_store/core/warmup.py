@@ -13,10 +13,11 @@ from mooncake_store.core.kernels.cells import words_marked
 from mooncake_store.core.last_cells import last_cells
 from mooncake_store.core.names import Names
 from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
+from mooncake_store.core.records import Tier
 from mooncake_store.core.restore import Damage, StreamEnd, restore
 from mooncake_store.core.ring import GENERATION, HEAD, Ring
 from mooncake_store.core.shard import Shard
-from mooncake_store.core.state import INT64, as_column
+from mooncake_store.core.state import INT64, as_column, as_words
 from mooncake_store.core.stretches import snapshots
 from mooncake_store.core.tasks import TaskKind
 
@@ -33,6 +34,25 @@ class _Nobody:
 
     def make_room(self, words: int) -> bool:
         raise AssertionError(f"no room for {words} words")
+
+
+def _haul(shard: Shard, client: int) -> None:
+    """Have objects go to a disk and back, and be evicted from both."""
+    now = 1 << 42
+    for name, tier in (("c", Tier.MEMORY), ("d", Tier.DISK)):
+        shard.mount(now, client, name.encode() * 16, name, 1 << 20, name, None, tier)
+    digests, sizes = np.arange(40, 48, dtype=np.uint64).reshape(4, 2), np.full(4, 1000, np.int64)
+    answers, _ = shard.put_start(now, client, 0, digests, sizes)
+    generations = np.ascontiguousarray(answers["generation"])
+    shard.put_end(now, client, digests, generations, np.zeros(4, np.uint64))
+    rows = shard.table.find(as_words(digests))
+    for move in (shard.hauls.demote, shard.hauls.promote):
+        move(rows)
+        for haul in shard.fetch_hauls(now, client):
+            shard.finish_haul(now, client, haul.number, np.zeros(len(haul.rows), np.int16))
+    shard.get(now, client, digests, 10)
+    shard.tick(now + 1)
+    shard.evict(1 << 43, 0.5)
 
 
 def warmup() -> None:
@@ -81,6 +101,7 @@ def warmup() -> None:
     shard.put_end(1 << 41, client, one, np.ascontiguousarray(answers["generation"]), checksums[:1])
     shard.drain(1 << 41, 0)
     shard.tick(1 << 42)
+    _haul(shard, client)
     end = StreamEnd(1 << 42, 0, 1, int(ring.header[GENERATION]), 1)
     words = as_column(ring.cells[1 : ring.header[HEAD]], INT64)
     runs = [(1, words)]

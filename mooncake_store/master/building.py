@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store import core
 from mooncake_store.config.settings import split_quota
-from mooncake_store.core.options import Placement, ShardConfig
+from mooncake_store.core.options import Offload, Placement, ShardConfig
 from mooncake_store.core.shard import Shard
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.keeping import Keeper
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 _CORE = Path(core.__path__[0])
 # Whoever removes a batch often has more to remove, and nothing else to do meanwhile.
 _RUNS = frozenset({REMOVE.opcode})
+_OFFLOADS = {"none": Offload.NONE, "evict": Offload.EVICT, "write": Offload.WRITE}
 _PLACEMENTS = {"random": Placement.RANDOM, "free_ratio": Placement.FREE_RATIO}
 
 
@@ -66,6 +67,8 @@ def shard_config(config: MasterConfig, shard: int) -> ShardConfig:
         eviction_policy=config.eviction_policy,
         allocator=config.allocator,
         placement=_PLACEMENTS[config.placement],
+        offload=_OFFLOADS[config.offload],
+        promotion_hits=config.promotion_hits,
         events_kept=config.events_kept,
         seed=shard,
         debug_integrity=config.debug_integrity,

@@ -11,7 +11,9 @@ from mooncake_store.core.cell_text import About
 from mooncake_store.core.last_cells import last_cells
 from mooncake_store.core.names import Names
 from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
+from mooncake_store.core.records import Tier
 from mooncake_store.core.shard import Shard
+from mooncake_store.core.state import as_words
 from mooncake_store.core.stretches import snapshots, stretch
 from mooncake_store.core.tasks import TaskKind
 from tests import interpreting
@@ -117,7 +119,35 @@ def some_life(seed):
     found = snapshots(pairs)
     some, end = stretch(pairs, found[-1].begin, found[-1].begin + 500)
     said += [np.array(found), *(words for _, words in some), np.array([end])]
-    return said + an_eviction_without_groups(seed) + an_absence(seed)
+    return said + an_eviction_without_groups(seed) + an_absence(seed) + an_offload(seed)
+
+
+def an_offload(seed):
+    """Have objects go to a disk and back, some of which leave meanwhile; return the answers."""
+    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, seed=seed))
+    client = shard.open_client(0, b"w" * 16, 1, "host")
+    for name, tier in (("a", Tier.MEMORY), ("b", Tier.MEMORY), ("d", Tier.DISK)):
+        shard.mount(0, client, name.encode() * 16, name, 1 << 20, name, None, tier)
+    digests, sizes = np.arange(80, dtype=np.uint64).reshape(40, 2), np.full(40, 5000)
+    said = []
+    for keys, replicas in ((slice(20), 1), (slice(20, 30), 3), (slice(30, 40), 2)):
+        options = StartOptions(replicas=replicas)
+        rows, _ = shard.put_start(0, client, 0, digests[keys], sizes[keys], None, options)
+        generations = np.ascontiguousarray(rows["generation"])
+        checksums = np.zeros(len(generations), np.uint64)
+        said.append(shard.put_end(0, client, digests[keys], generations, checksums))
+    rows = shard.table.find(as_words(digests))
+    for move in (shard.hauls.demote, shard.hauls.promote):
+        assert move(rows) > 0
+        said.append(shard.remove(1, digests[:3]))
+        for haul in shard.fetch_hauls(1, client):
+            statuses = np.arange(len(haul.rows)) % 2
+            shard.finish_haul(1, client, haul.number, statuses.astype(np.int16))
+        said += shard.get(1, client, digests, 0)
+        shard.check_integrity()
+    report = shard.evict(2, 0.5)
+    shard.check_integrity()
+    return [*said, np.array([report.objects, report.bytes])]
 
 
 def an_eviction_without_groups(seed):

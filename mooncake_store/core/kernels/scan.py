@@ -140,7 +140,8 @@ def short_of_replicas(rows, cold, overflow, sources, targets, barred, span, out)
 
     Only those that may be copied now: no task and no newer generation ties them, they are of
     span[3] bytes at most, their tenant t is not barred[t], a segment s with sources[s] has a
-    replica, and one of the span[2] segments with targets[s] has none.
+    replica, and one of the span[2] segments with targets[s] has none. For what lies on disks alone
+    it is one of the span[4] segments where targets[s] is above 1.
     """
     count = 0
     for row in range(span[0], span[1]):
@@ -150,14 +151,17 @@ def short_of_replicas(rows, cold, overflow, sources, targets, barred, span, out)
             continue
         if barred[cold[row].tenant]:
             continue
+        least, most = 1, span[2]
+        if rows[row].flags & OFF_MEMORY:
+            least, most = 2, span[4]
         reachable = sources[rows[row].segment] != 0
-        held = np.int64(targets[rows[row].segment])
+        held = np.int64(targets[rows[row].segment] >= least)
         link = rows[row].more
         while link >= 0:
             reachable |= sources[overflow[link].segment] != 0
-            held += targets[overflow[link].segment]
+            held += targets[overflow[link].segment] >= least
             link = overflow[link].next
-        if reachable and held < span[2]:
+        if reachable and held < most:
             out[count] = row
             count += 1
     return count

@@ -1,0 +1,171 @@
+"""A shard whose bytes exist: segments are bytearrays, and workers carry out hauls by copying them.
+
+What a model would have to be told of tiers shows itself here. Whoever reads compares bytes, under a
+lease until its end; workers are slow, stop in the middle, report late, and write after they were
+given up. `check` compares everything that can be read with what was put.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mooncake_store.core.options import ShardConfig, StartOptions
+from mooncake_store.core.records import Status, Tier
+from tests.core.keeping import Kept
+from tests.core.lab import START, digests_of
+
+if TYPE_CHECKING:
+    import random
+
+    from mooncake_store.core.hauls import Haul
+    from mooncake_store.core.shard import Shard
+
+DAMAGED = -801
+
+
+@dataclass(slots=True)
+class Reader:
+    """Looks at bytes under a lease."""
+
+    segment: int
+    offset: int
+    value: bytes
+    until: int
+
+
+@dataclass(slots=True)
+class World:
+    """One client, which is the worker of all segments as well."""
+
+    rng: random.Random
+    config: ShardConfig
+    kept: Kept = field(init=False)
+    now: int = START
+    client: int = 0
+    segments: dict[int, bytearray] = field(default_factory=dict)
+    objects: dict[int, bytes] = field(default_factory=dict)
+    """What was put and acknowledged."""
+    readers: list[Reader] = field(default_factory=list)
+    running: list[Haul] = field(default_factory=list)
+    """Hauls that a worker was told of and has not reported; some were given up long ago."""
+    removed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.kept = Kept(self.config)
+        self.client = self.shard.open_client(self.now, b"c" * 16, 1)
+
+    @property
+    def shard(self) -> Shard:
+        return self.kept.shard
+
+    def mount(self, name: str, nbytes: int, tier: Tier) -> int:
+        uuid = name.encode().ljust(16)
+        given = uuid, name, nbytes, "host", None, tier
+        status, index = self.shard.mount(self.now, self.client, *given)
+        assert status == Status.OK
+        self.segments[index] = bytearray(nbytes)
+        return index
+
+    def value_of(self, size: int) -> bytes:
+        return self.rng.randbytes(size)
+
+    def put(self, key: int, size: int, *, upsert: bool = False, **options: Any) -> int:
+        """Put an object; returns the status."""
+        start = self.shard.upsert_start if upsert else self.shard.put_start
+        given = digests_of([key]), np.array([size]), None, StartOptions(**options)
+        rows, replicas = start(self.now, self.client, 0, *given)
+        if rows["status"][0] == Status.OK:
+            value = self.value_of(size)
+            for replica in replicas:
+                self.write(int(replica["segment"]), int(replica["offset"]), value)
+            generation = np.ascontiguousarray(rows["generation"])
+            ended = self.shard.put_end(
+                self.now, self.client, digests_of([key]), generation, np.ones(1, np.uint64)
+            )
+            assert ended[0] == Status.OK
+            self.objects[key] = value
+            self.removed.discard(key)
+        return int(rows["status"][0])
+
+    def remove(self, key: int, *, force: bool = False) -> int:
+        status = int(self.shard.remove(self.now, digests_of([key]), force)[0])
+        if status == Status.OK:
+            self.removed.add(key)
+            del self.objects[key]
+        return status
+
+    def get(self, key: int, ttl_ns: int = 0) -> bool:
+        """Read an object from all its replicas; False for a miss."""
+        rows, replicas = self.shard.get(self.now, self.client, digests_of([key]), ttl_ns)
+        if rows["status"][0] != Status.OK:
+            return False
+        assert key not in self.removed, f"{key} came back"
+        for replica in replicas:
+            segment, offset = int(replica["segment"]), int(replica["offset"])
+            size = int(rows["size"][0])
+            assert self.segments[segment][offset : offset + size] == self.objects[key], (
+                f"{key} has other bytes on segment {segment}"
+            )
+            if ttl_ns:
+                until = self.now + ttl_ns
+                self.readers.append(Reader(segment, offset, self.objects[key], until))
+        return True
+
+    def tiers(self, key: int) -> set[Tier]:
+        """Where complete replicas of an object lie."""
+        _, replicas = self.shard.get(self.now, 0, digests_of([key]), 0)
+        return {Tier(int(self.shard.space.tiers[r["segment"]])) for r in replicas}
+
+    def write(self, segment: int, offset: int, value: bytes) -> None:
+        self.segments[segment][offset : offset + len(value)] = value
+
+    def pass_time(self, ns: int) -> None:
+        self.now += ns
+        self.shard.tick(self.now)
+
+    def fetch(self, limit: int = 16) -> None:
+        """Have the worker ask for hauls; what it was told before, it goes on with."""
+        known = {haul.number for haul in self.running}
+        told = self.shard.fetch_hauls(self.now, self.client, limit)
+        self.running += [haul for haul in told if haul.number not in known]
+
+    def carry(self, haul: Haul, statuses: list[int] | None = None) -> Status:
+        """Copy what has status 0 of a haul, and report it."""
+        self.running.remove(haul)
+        told = [0] * len(haul.sizes) if statuses is None else statuses
+        self.copy(haul, told)
+        return self.shard.finish_haul(self.now, self.client, haul.number, np.array(told, np.int16))
+
+    def copy(self, haul: Haul, statuses: list[int]) -> None:
+        columns = haul.source_offsets, haul.target_offsets, haul.sizes
+        for status, source, target, size in zip(statuses, *columns, strict=True):
+            if status == 0:
+                value = self.segments[haul.source][source : source + size]
+                self.write(haul.target, int(target), bytes(value))
+
+    def work(self) -> int:
+        """Do all there is, well."""
+        self.fetch()
+        done = list(self.running)
+        for haul in done:
+            self.carry(haul)
+        return len(done)
+
+    def restart(self) -> None:
+        """Go on with the shard that is made of what this one wrote down."""
+        self.kept.shard, _ = self.kept.again(self.now)
+
+    def check(self) -> None:
+        """Everything that can be read has the bytes that were put, and leases hold."""
+        self.shard.check_integrity()
+        self.readers = [reader for reader in self.readers if reader.until > self.now]
+        for reader in self.readers:
+            there = self.segments[reader.segment][reader.offset : reader.offset + len(reader.value)]
+            assert there == reader.value, "bytes changed under a lease"
+        for key in self.objects:
+            self.get(key)
+        for key in self.removed:
+            assert not self.get(key)
