@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core.options import ShardConfig, StartOptions
-from mooncake_store.core.records import Status
+from mooncake_store.core.records import Status, Tier
 from mooncake_store.core.shard import Shard
 from mooncake_store.core.tasks import TaskKind, TaskState
 
@@ -62,7 +62,14 @@ class Lab:
     def open(self, number: int, epoch: int = 1, host: str = "") -> int:
         return self.shard.open_client(self.now, number.to_bytes(16, "little"), epoch, host)
 
-    def mount(self, number: int, nbytes: int = 16 * MIB, host: str = "", client: int = -1) -> int:
+    def mount(
+        self,
+        number: int,
+        nbytes: int = 16 * MIB,
+        host: str = "",
+        client: int = -1,
+        tier: Tier = Tier.MEMORY,
+    ) -> int:
         status, index = self.shard.mount(
             self.now,
             self.client if client < 0 else client,
@@ -70,6 +77,8 @@ class Lab:
             f"segment{number}",
             nbytes,
             host,
+            None,
+            tier,
         )
         assert status == Status.OK
         return index

@@ -31,6 +31,7 @@ from mooncake_store.config.settings import (
     load,
     settings_of,
 )
+from mooncake_store.core.records import Tier
 from mooncake_store.errors import StoreError
 from mooncake_store.master.building import build_service, liveness_times, shard_config
 from mooncake_store.master.liveness import Liveness
@@ -145,6 +146,25 @@ def pinned_under_pressure(given):
     lab.put(range(8), MIB, soft_pin=1)
     lab.evict(1.0)
     return lab.exists(range(8))
+
+
+def hauled_by_pressure(given):
+    """How many objects go to a disk when memory is above its watermark."""
+    lab = core(given, nbytes=MIB)
+    lab.mount(9, 8 * MIB, tier=Tier.DISK)
+    lab.put(range(62), 16_384)
+    lab.tick()
+    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client))
+
+
+def hauled_after_a_get(given):
+    """How many objects come back from a disk."""
+    lab = core(given)
+    lab.mount(9, 8 * MIB, tier=Tier.DISK)
+    lab.put([1], preferred=("segment9",))
+    lab.get([1], ttl=1)
+    lab.tick()
+    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client))
 
 
 def offsets(given):
@@ -415,6 +435,8 @@ OBSERVED = {
     "master.eviction_ratio": Observation({"eviction_ratio": 0.5}, left_after_a_tick),
     "master.eviction_policy": Observation({"eviction_policy": "fifo"}, evicted_first),
     "master.evict_soft_pinned": Observation({"evict_soft_pinned": False}, pinned_under_pressure),
+    "master.offload": Observation({"offload": "write"}, hauled_by_pressure),
+    "master.promotion_hits": Observation({"promotion_hits": 1}, hauled_after_a_get),
     "master.state": Observation({"state": STATE}, names_of_two_runs),
     "master.journal": Observation(
         {"journal": "none"}, journal_of_a_shard, {"state": STATE, "journal": "written"}
