@@ -16,6 +16,7 @@ import numpy as np
 
 from mooncake_store.core import context as places
 from mooncake_store.core import pressure, puts
+from mooncake_store.core.hauls import LATER
 from mooncake_store.core.kernels import leases
 from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.reads import replicas_of
@@ -44,6 +45,8 @@ PINS_ENDED_MAX = 4096
 DRAIN_IN_FLIGHT = 64
 """Moves of one drain at a time; also copies of the repair at a time while a drain runs."""
 REPAIR_IN_FLIGHT = 256
+HAULED_PER_STEP = 4096
+"""Objects, about, for which one step looks whether they are to go to another tier."""
 DRAIN_RETRIES = 3
 DRAINS_KEPT = 1024
 """Drain jobs that have ended and can still be asked for."""
@@ -109,10 +112,17 @@ class Janitor:
         if not state.space.quarantine.due(state.now):  # else there is room to come without victims
             pressure.relieve(state)
         if state.numbers[places.DISKS_USED]:
-            state.hand_on_notes()
-            state.hauls.demote(state.fresh.take(), keep=True)
-            state.hauls.promote(state.risers.take())
+            self._change_tiers()
         self._repair.step(DRAIN_IN_FLIGHT if self._running else REPAIR_IN_FLIGHT)
+
+    def _change_tiers(self) -> None:
+        """Have hauled what was put, where that is wanted, and what is read often on disks."""
+        state = self._state
+        state.hand_on_notes()
+        fresh = state.fresh.take(HAULED_PER_STEP)
+        outcome = state.hauls.offer(fresh, keep=True)
+        state.fresh.add(fresh[outcome == LATER])
+        state.hauls.promote(state.risers.take(HAULED_PER_STEP))
 
     def client_closed(self) -> None:
         """Note that unfinished puts of a closed client wait for the sweep."""

@@ -1,7 +1,7 @@
 """Space for the replicas of new objects: where it is, or who leaves for them, within the limits.
 
-Objects go into memory while the pool lends any. Disks take what is larger than all memory there is,
-replicas for which there is no further memory, and everything where only disks are lent.
+Objects go into memory while there is any. Disks take what is larger than all of it, replicas for
+which there is no further memory, and everything while there is none.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from eviction.base import picking
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import windows
-from mooncake_store.core.hauls import REFUSED, TAKEN
+from mooncake_store.core.hauls import REFUSED
 from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.kernels import tiers
 from mooncake_store.core.options import Offload
@@ -374,11 +374,11 @@ def _offload(state: ShardState, victims: NDArray[np.int32]) -> EvictReport:
     report = _drop(state, victims[copied], Tier.MEMORY)
     rest = victims[~copied]
     outcome = state.hauls.offer(rest)
-    begun = rest[outcome == TAKEN]
-    report += EvictReport(0, int(state.rows["size"][begun].sum()))
+    waits = rest[outcome != REFUSED]  # nobody else has to leave for those
+    report += EvictReport(0, int(state.rows["size"][waits].sum()))
     refused = rest[outcome == REFUSED]
     goes = ~_in_groups_of(state, refused, victims[copied])
-    goes &= ~_in_groups_of(state, refused, rest[outcome != REFUSED])
+    goes &= ~_in_groups_of(state, refused, waits)
     return report + _evict(state, refused[goes])
 
 

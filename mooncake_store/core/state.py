@@ -127,9 +127,13 @@ class Waiting:
             self._some.append(rows.astype(np.int32))
             self._count += len(rows)
 
-    def take(self) -> NDArray[np.int32]:
-        """Return the rows that wait, which wait no more."""
-        some, self._some, self._count = self._some, [], 0
+    def take(self, about: int) -> NDArray[np.int32]:
+        """Return about so many rows, which wait no more."""
+        some: list[NDArray[np.int32]] = []
+        while self._some and about > 0:
+            some.append(self._some.pop(0))
+            about -= len(some[-1])
+            self._count -= len(some[-1])
         return np.concatenate(some) if some else _NO_ROWS
 
 
