@@ -85,6 +85,9 @@ def _tiers_of(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which rows have a complete replica on a disk, and which have one in memory."""
     found = np.zeros((2, len(live)), np.bool_)
+    if not state.space.tiers.any():
+        found[1] = True
+        return found[0], found[1]
     for at, row in enumerate(live.tolist()):
         unfinished = state.rows["state"][row] == State.WRITING
         for segment, _, life in replicas_of(state, row):
