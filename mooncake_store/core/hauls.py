@@ -84,7 +84,7 @@ class Hauls:
         self._state = state
         self._hauls: dict[int, Haul] = {}
         self._of_worker: Counter[int] = Counter()
-        self._leaving: Counter[int] = Counter()
+        self._leaving: dict[int, int] = {}  # bytes, by segment
 
     def __len__(self) -> int:
         return len(self._hauls)
@@ -139,7 +139,7 @@ class Hauls:
             return Status.NO_TASK
         if len(statuses) != len(haul.rows):
             return Status.INVALID_PARAMS
-        self._end(haul, statuses == 0, 0)
+        self._end(haul, statuses == 0, late=False)
         if self._state.space.tiers[haul.source] == Tier.DISK:
             damaged = haul.rows[(statuses == DAMAGED) & (haul.rows >= 0)]
             self._lose(damaged, haul.source)
@@ -147,14 +147,19 @@ class Hauls:
         return Status.OK
 
     def expire(self) -> None:
-        """Give up hauls whose worker is gone or silent for too long, or that cannot end well."""
+        """Give up hauls whose worker is gone or silent for too long."""
         state = self._state
         for haul in list(self._hauls.values()):
             since = haul.begun_ns or haul.created_ns
             closed = int(state.closed[haul.worker])
             if closed or state.now - since >= state.config.task_timeout_ns:
-                nobody_writes = closed == 2 or not haul.begun_ns
-                self._give_up(haul, 0 if nobody_writes else self._deadline(haul))
+                self._give_up(haul, fenced=closed == 2)
+
+    def abandon(self, segment: int) -> None:
+        """Give up hauls from or to a segment that is gone, or absent."""
+        for haul in list(self._hauls.values()):
+            if segment in (haul.source, haul.target):
+                self._give_up(haul)
 
     def let_go(self, rows: NDArray[np.int32]) -> None:
         """Have objects leave their hauls, for whoever wants something else of them."""
@@ -169,11 +174,11 @@ class Hauls:
 
     def leaving_bytes(self, segment: int) -> int:
         """Bytes of a segment that will be free when the hauls under way have ended well."""
-        return self._leaving[segment]
+        return self._leaving.get(segment, 0)
 
     def leaving_bytes_of_all(self) -> int:
         """The same of all segments."""
-        return self._leaving.total()
+        return sum(self._leaving.values())
 
     def moving_bytes(self, tenant: int) -> int:
         """Bytes that a tenant has twice because of moves under way: its quota counts them once."""
@@ -190,7 +195,7 @@ class Hauls:
         if left.any():
             haul.without(left)
         if not len(haul.rows) or not self._sound(haul):
-            self._give_up(haul, 0)
+            self._give_up(haul)
             return False
         haul.begun_ns = max(1, self._state.now)
         return True
@@ -309,7 +314,7 @@ class Hauls:
         )
         self._of_worker[haul.worker] += 1
         if moves:
-            self._leaving[source.index] += haul.nbytes
+            self._leaving[source.index] = self.leaving_bytes(source.index) + haul.nbytes
         return took
 
     def _within_quotas(
@@ -327,17 +332,19 @@ class Hauls:
                 out[mine] = np.cumsum(sizes[mine]) <= room
         return out
 
-    def _end(self, haul: Haul, arrived: NDArray[np.bool_], until: int) -> None:
-        """Make what has arrived readable, and undo the rest; its space returns at `until`."""
+    def _end(self, haul: Haul, arrived: NDArray[np.bool_], *, late: bool) -> None:
+        """Make what has arrived readable, and undo the rest, which a `late` worker may write to."""
         state = self._state
         del self._hauls[haul.number]
         self._of_worker[haul.worker] -= 1
         if haul.moves:
             self._leaving[haul.source] -= haul.nbytes
+            if not self._leaving[haul.source]:
+                del self._leaving[haul.source]
         there = haul.rows >= 0
         rows = haul.rows[there]
         arrived = arrived[there] & self._sound(haul)
-        self._unload(haul, rows, there, arrived, until > 0)
+        self._unload(haul, rows, there, arrived, late)
         here = rows[arrived]
         if not len(here):
             return
@@ -371,8 +378,10 @@ class Hauls:
             extents[3], extents[4] = haul.worker << 32 | haul.number, self._deadline(haul)
         state.space.free_or_quarantine(extents)
 
-    def _give_up(self, haul: Haul, until: int) -> None:
-        self._end(haul, np.zeros(len(haul.rows), np.bool_), until)
+    def _give_up(self, haul: Haul, *, fenced: bool = False) -> None:
+        """End a haul of which nothing has arrived; unless it is `fenced` its worker may be late."""
+        late = haul.begun_ns > 0 and not fenced
+        self._end(haul, np.zeros(len(haul.rows), np.bool_), late=late)
 
     def _writer_done(self, client: int, number: int) -> None:
         """Return the space that waited for the worker of a haul."""

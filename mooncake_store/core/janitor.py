@@ -133,6 +133,7 @@ class Janitor:
         """Hide a segment's replicas at once; the sweep forgets them."""
         self._state.space.set_state(segment, SegmentState.GONE)
         segment.gone_at = NEVER
+        self._state.hauls.abandon(segment.index)
         job = self._running.get(segment.index)
         if job is not None:
             self._end(job, DrainState.FAILED, "the segment was unmounted")
@@ -213,8 +214,6 @@ class Janitor:
 
     def _drop_dead_replicas(self, row: int) -> None:
         state = self._state
-        if int(state.rows["flags"][row]) & Flag.TASK:
-            state.hauls.let_go(np.array([row], np.int32))
         dead = {s for s, _, _ in replicas_of(state, row) if state.space.dead[s]}
         if int(state.rows["flags"][row]) & Flag.TASK:
             self._tasks.abandon(row, dead, "a replica of the object was lost")

@@ -143,6 +143,7 @@ class Shard(ShardState):
             del self.clients[known.uuid]
         self.closed[client] = 2 if fenced else 1
         self.tasks.expire()
+        self.hauls.expire()  # before the handle is another's
         self.janitor.client_closed()
 
     # Segments.
@@ -230,6 +231,8 @@ class Shard(ShardState):
         known = self.space.get(segment)
         if known is not None:
             self.space.set_absent(known, absent)
+            if absent:
+                self.hauls.abandon(segment)
 
     def segments(self) -> list[Segment]:
         """Return all segments, gone ones that are still being swept included."""
