@@ -448,6 +448,39 @@ def test_further_replicas_go_to_a_disk_where_there_is_no_further_memory() -> Non
     pool.check()
 
 
+def segments_of(pool: World, key: int) -> set[int]:
+    return {segment for segment, _ in pool.places(key)}
+
+
+def test_what_left_memory_gets_its_missing_replica_on_another_disk() -> None:
+    pool = world()
+    pool.put(1, SIZE, replicas=2)
+    other = pool.mount("other", 8 * MIB, Tier.DISK)
+    assert segments_of(pool, 1) == {0, 1}
+    fill(pool, 100, 10)
+    assert segments_of(pool, 1) == {1}
+    for _ in range(100):
+        pool.pass_time(SECOND // 10)
+        pool.work()
+        pool.copy_tasks()
+    assert segments_of(pool, 1) == {1, other}
+    pool.check()
+
+
+def test_a_disk_that_is_drained_moves_to_another_disk() -> None:
+    pool = world()
+    pool.put(1, SIZE)
+    lay_down(pool, 1)
+    other = pool.mount("other", 8 * MIB, Tier.DISK)
+    assert pool.shard.drain(pool.now, 1)[0] == S.OK
+    for _ in range(10):
+        pool.pass_time(SECOND // 10)
+        pool.copy_tasks()
+    assert segments_of(pool, 1) == {other}
+    assert pool.tiers(1) == DISK
+    pool.check()
+
+
 def test_a_pool_of_disks_alone_works_as_one_of_memory() -> None:
     pool = world(memory=0, disk=MIB)
     fill(pool, 100)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core.options import ShardConfig, StartOptions
-from mooncake_store.core.records import Status, Tier
+from mooncake_store.core.records import State, Status, Tier
 from tests.core.keeping import Kept
 from tests.core.lab import START, digests_of
 
@@ -52,6 +52,7 @@ class World:
     running: list[Haul] = field(default_factory=list)
     """Hauls that a worker was told of and has not reported; some were given up long ago."""
     removed: set[int] = field(default_factory=set)
+    moved_before: int = 0
 
     def __post_init__(self) -> None:
         self.kept = Kept(self.config)
@@ -98,26 +99,38 @@ class World:
         return status
 
     def get(self, key: int, ttl_ns: int = 0) -> bool:
-        """Read an object from all its replicas; False for a miss."""
+        """Read an object, from all its replicas; False for a miss."""
         rows, replicas = self.shard.get(self.now, self.client, digests_of([key]), ttl_ns)
         if rows["status"][0] != Status.OK:
             return False
         assert key not in self.removed, f"{key} came back"
-        for replica in replicas:
-            segment, offset = int(replica["segment"]), int(replica["offset"])
-            size = int(rows["size"][0])
-            assert self.segments[segment][offset : offset + size] == self.objects[key], (
+        self.compare(key)
+        if ttl_ns:
+            until = self.now + ttl_ns
+            for replica in replicas:
+                where = int(replica["segment"]), int(replica["offset"])
+                self.readers.append(Reader(*where, self.objects[key], until))
+        return True
+
+    def compare(self, key: int) -> None:
+        """Compare what lies in all replicas of an object with what was put."""
+        value = self.objects[key]
+        for segment, offset in self.places(key):
+            assert self.segments[segment][offset : offset + len(value)] == value, (
                 f"{key} has other bytes on segment {segment}"
             )
-            if ttl_ns:
-                until = self.now + ttl_ns
-                self.readers.append(Reader(segment, offset, self.objects[key], until))
-        return True
+
+    def places(self, key: int) -> list[tuple[int, int]]:
+        """(segment, offset) of every replica that can be read; looking is no use of an object."""
+        found = self.shard.stat(self.now, digests_of([key])[0])
+        if found is None or found.state != State.READABLE:
+            return []
+        alive = self.shard.space.alive
+        return [(s, o) for s, o, life in found.replicas if life == State.READABLE and alive[s]]
 
     def tiers(self, key: int) -> set[Tier]:
         """Where complete replicas of an object lie."""
-        _, replicas = self.shard.get(self.now, 0, digests_of([key]), 0)
-        return {Tier(int(self.shard.space.tiers[r["segment"]])) for r in replicas}
+        return {Tier(int(self.shard.space.tiers[segment])) for segment, _ in self.places(key)}
 
     def write(self, segment: int, offset: int, value: bytes) -> None:
         self.segments[segment][offset : offset + len(value)] = value
@@ -154,8 +167,27 @@ class World:
             self.carry(haul)
         return len(done)
 
+    def moved(self) -> int:
+        """How many objects left memory, for a disk or for good, since the last restart."""
+        stats = self.shard.stats()
+        return stats.demoted_objects + stats.evicted_objects
+
+    def copy_tasks(self) -> int:
+        """Do the copies and moves of single objects that there are."""
+        tasks = self.shard.fetch_tasks(self.now, self.client, 100)
+        for task in tasks:
+            found = self.shard.stat(self.now, task.digest)
+            assert found is not None
+            (source,) = (offset for s, offset, _ in found.replicas if s == task.source)
+            value = bytes(self.segments[task.source][source : source + found.size])
+            for replica in task.replicas:
+                self.write(int(replica["segment"]), int(replica["offset"]), value)
+            self.shard.finish_task(self.now, self.client, task.number, True)
+        return len(tasks)
+
     def restart(self) -> None:
         """Go on with the shard that is made of what this one wrote down."""
+        self.moved_before += self.moved()
         self.kept.shard, _ = self.kept.again(self.now)
 
     def check(self) -> None:
@@ -166,6 +198,6 @@ class World:
             there = self.segments[reader.segment][reader.offset : reader.offset + len(reader.value)]
             assert there == reader.value, "bytes changed under a lease"
         for key in self.objects:
-            self.get(key)
+            self.compare(key)
         for key in self.removed:
-            assert not self.get(key)
+            assert not self.places(key), f"{key} came back"
