@@ -125,8 +125,9 @@ def _relieve(state: ShardState, tier: Tier) -> EvictReport:
         return EvictReport()
     _reclaim_late_puts(state)
     where, order = _on_segments(state, full, tier), state.order_of(tier)
-    offloads = tier == Tier.MEMORY and config.offload != Offload.NONE
-    leave = partial(_offload, state) if offloads else partial(_leave, state, tier)
+    leave = partial(_leave, state, tier)
+    if tier == Tier.MEMORY and config.offload != Offload.NONE:
+        leave = partial(_offload, state)
     first = _pass(state, order, tier, target, where, VICTIMS_MAX, leave)
     over = state.space.excess_bytes(tier)
     if tier == Tier.MEMORY:
@@ -370,6 +371,8 @@ def _offload(state: ShardState, victims: NDArray[np.int32]) -> EvictReport:
 
     Those whose worker is busy stay for now, and what no disk takes is evicted.
     """
+    if not state.numbers[places.DISKS_USED]:
+        return _evict(state, victims)
     copied = _lies_also(state, victims, Tier.MEMORY)
     report = _drop(state, victims[copied], Tier.MEMORY)
     rest = victims[~copied]
