@@ -208,7 +208,9 @@ def test_a_worker_that_is_late_harms_nobody() -> None:
     assert len(pool.shard.hauls) == 0
     assert pool.tiers(1) == MEMORY
     assert pool.shard.stats().quarantined_bytes == SIZE
+    pool.running = []
     lay_down(pool, 1)
+    pool.running = [haul]
     pool.copy(haul, [0])
     pool.check()
     assert pool.carry(haul) == S.TASK_NOT_FOUND

@@ -45,7 +45,9 @@ def test_a_worker_is_told_of_hauls_and_ends_them(start_cluster, wire_to):
     assert {s.name: s.tier for s in cluster.segments()} == {"m": Tier.MEMORY, "d": Tier.DISK}
     client, mine = cluster.shard(1), cluster.shard(1, uuid=worker)
     names = [n for n in numbered(b"k", 200) if ids.shard_of(digests(n), 2)[0] == 1][:60]
-    _, where = client.put(names, SIZE)  # of the 64 that its half of the memory holds
+    rows, where = client.put_start(names, SIZE)  # of the 64 that its half of the memory holds
+    assert rows["status"].tolist() == [0] * 60
+    client.put_end(names, rows)
     assert set(where["segment"]) == {memory}
     hauls = until(lambda: fetched(mine))
     assert fetched(client) is None
