@@ -29,7 +29,7 @@ from mooncake_store.core.tasks import answers, drop_replica, spare_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
     from mooncake_store.core.state import ShardState
 
 __all__ = ["DAMAGED", "HAULS_PER_WORKER", "LATER", "REFUSED", "TAKEN", "Haul", "Hauls"]

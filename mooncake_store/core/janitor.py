@@ -23,7 +23,7 @@ from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.removal import unpin
 from mooncake_store.core.repair import Repair
-from mooncake_store.core.space import NEVER, Segment
+from mooncake_store.core.segment import NEVER, Segment
 from mooncake_store.core.state import CLIENTS_MAX, Leased
 from mooncake_store.core.tasks import TaskKind, Tasks, TaskState, choose_target, drop_replica
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.core.options import StartOptions
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
     from mooncake_store.core.spreading import Extents
     from mooncake_store.core.state import ShardState
 

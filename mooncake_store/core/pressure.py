@@ -28,12 +28,12 @@ from mooncake_store.core.hauls import REFUSED
 from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.kernels import tiers
 from mooncake_store.core.options import Offload
-from mooncake_store.core.records import Flag, SegmentState, Tier
+from mooncake_store.core.records import Flag, Tier
 from mooncake_store.core.space import UNREADABLE
 
 if TYPE_CHECKING:
     from eviction.base import EvictionPolicy, Pick
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
     from mooncake_store.core.state import ShardState
 
 __all__ = ["ATTEMPTS_MAX", "EvictReport", "evict", "evict_tenant", "make_room", "relieve"]

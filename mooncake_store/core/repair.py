@@ -22,14 +22,14 @@ from mooncake_store.core.kernels import scan as k
 from mooncake_store.core.options import DEFAULTS
 from mooncake_store.core.reads import replicas_of
 from mooncake_store.core.records import Flag, Status, Tier
-from mooncake_store.core.space import NEVER
+from mooncake_store.core.segment import NEVER
 from mooncake_store.core.state import TENANTS_MAX
 from mooncake_store.core.tasks import Tasks, TaskState, spare_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
     from mooncake_store.core.state import ShardState
 
 __all__ = ["Repair"]

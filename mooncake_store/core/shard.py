@@ -34,7 +34,7 @@ from mooncake_store.core.tasks import Task, TaskKind, Tasks
 if TYPE_CHECKING:
     from mooncake_store.core.journal import Sink
     from mooncake_store.core.ring import Ring
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
 
 __all__ = ["Shard"]
 
@@ -43,6 +43,8 @@ Digests = NDArray[np.uint64]
 
 class Shard(ShardState):
     """The operations of one shard: each takes the time, and answers key by key."""
+
+    hauls: Hauls
 
     def __init__(
         self,

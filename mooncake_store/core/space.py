@@ -19,6 +19,7 @@ from mooncake_store.core.facts import ForgottenFact, SegmentFact
 from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.options import Offload, Placement, ShardConfig, StartOptions
 from mooncake_store.core.records import SIZE_MAX, SegmentState, Tier
+from mooncake_store.core.segment import Segment
 from mooncake_store.core.spreading import interleave_hosts, nth_largest
 from mooncake_store.core.wheel import Wheel
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from alloc.base import Allocator
     from mooncake_store.core.context import Context
     from mooncake_store.core.journal import Journal
 
@@ -42,67 +42,12 @@ RELEASED_MAX = 16_384
 """Extents that leave the quarantine at once; a million that came due together took 176 ms."""
 LATE_KEPT = 65_536
 """Late writers that are known, at most; the space of those before waits for its whole time."""
-NEVER = 1 << 62
 ANY_MEMORY = b"any"
 """In place of the 16 bytes of a uuid: all memory that is mounted, whatever is known of it."""
 KEEPING = (SegmentState.OK, SegmentState.SUSPECT)
 """States of segments on which objects can be put and stay."""
 UNREADABLE = (SegmentState.ABSENT, SegmentState.GONE)
 """States of segments whose replicas cannot be read."""
-
-
-@dataclass(slots=True)
-class Segment:
-    """One mounted segment (this shard's slice of it)."""
-
-    index: int
-    uuid: bytes
-    name: str
-    host: str
-    nbytes: int
-    owner: int
-    allocator: Allocator
-    full_at: int
-    """Bytes at the high watermark: what is above is evicted again."""
-    tier: Tier = Tier.MEMORY
-    state: SegmentState = SegmentState.OK
-    returns_as: SegmentState = SegmentState.OK
-    """What an ABSENT one will be once its worker is back."""
-    usable_from: int = 0
-    """Leases on an earlier life of the same memory end here."""
-    gone_at: int = NEVER
-    """Deadline of a graceful unmount."""
-    busy_until: int = 0
-    """When the last late writer or reader of a GONE segment's memory is out of time."""
-    quarantined: int = 0
-
-    @property
-    def life(self) -> SegmentState:
-        """Its state; of an absent one that which it will have once its worker is back."""
-        return self.returns_as if self.state == SegmentState.ABSENT else self.state
-
-    @property
-    def used(self) -> int:
-        """Bytes that are not free: objects and quarantine, rounded as the allocator rounds."""
-        return self.allocator.allocated_bytes
-
-    @property
-    def fact(self) -> SegmentFact:
-        """What is written down of it."""
-        return SegmentFact(
-            self.index,
-            self.uuid,
-            self.name,
-            self.host,
-            self.nbytes,
-            self.owner,
-            int(self.state),
-            self.usable_from,
-            self.gone_at,
-            self.busy_until,
-            int(self.returns_as),
-            int(self.tier),
-        )
 
 
 @dataclass(slots=True)

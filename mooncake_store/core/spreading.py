@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
 
 __all__ = ["SPREAD_RUN", "Extents", "interleave_hosts", "nth_largest", "spread"]
 

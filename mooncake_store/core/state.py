@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from eviction.base import EvictionPolicy
     from mooncake_store.core.facts import Fact, SegmentFact
-    from mooncake_store.core.hauls import Hauls
     from mooncake_store.core.journal import Sink
     from mooncake_store.core.options import ShardConfig
 
@@ -137,10 +136,25 @@ class Waiting:
         return np.concatenate(some) if some else _NO_ROWS
 
 
+class Hauling(Protocol):
+    """What operations on the state ask of `hauls.py`, where each is explained."""
+
+    def __len__(self) -> int: ...
+    def demote(self, rows: NDArray[np.int32], *, keep: bool = False) -> int: ...
+    def offer(self, rows: NDArray[np.int32], *, keep: bool = False) -> NDArray[np.uint8]: ...
+    def promote(self, rows: NDArray[np.int32]) -> int: ...
+    def expire(self) -> None: ...
+    def abandon(self, segment: int) -> None: ...
+    def let_go(self, rows: NDArray[np.int32]) -> None: ...
+    def leaving_bytes(self, segment: int) -> int: ...
+    def leaving_bytes_of_all(self) -> int: ...
+    def moving_bytes(self, tenant: int) -> int: ...
+
+
 class ShardState:
     """All columns and parts of a shard."""
 
-    hauls: Hauls
+    hauls: Hauling
     """Made with the shard that this is the state of."""
 
     def __init__(

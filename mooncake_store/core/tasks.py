@@ -31,7 +31,7 @@ from mooncake_store.core.state import ShardState, as_words
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
 
 __all__ = ["Task", "TaskKind", "TaskState", "Tasks"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
     from mooncake_store.core.state import ShardState
 
 __all__ = ["ROWS_MAX", "Window", "cheapest", "gather"]

@@ -25,8 +25,8 @@ from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.portable import objects_of, readable_rows, unfinished_extents
 from mooncake_store.core.records import SegmentState
 from mooncake_store.core.restore import StreamEnd, restore
+from mooncake_store.core.segment import NEVER
 from mooncake_store.core.shard import Shard
-from mooncake_store.core.space import NEVER
 from mooncake_store.journal.origin import this_boot
 from mooncake_store.master.keeping import take_lock
 from mooncake_store.master.kept_files import unusable

@@ -30,7 +30,7 @@ from mooncake_store.core.options import ShardConfig
 from mooncake_store.core.portable import cells_of
 from mooncake_store.core.records import SegmentState, Tier
 from mooncake_store.core.restore import StreamEnd, restore
-from mooncake_store.core.space import NEVER
+from mooncake_store.core.segment import NEVER
 from mooncake_store.core.state import CLIENTS_MAX, TENANTS_MAX
 from mooncake_store.journal.origin import Origin, this_boot
 from mooncake_store.journal.ring_file import remove_rings

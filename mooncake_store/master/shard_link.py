@@ -22,7 +22,7 @@ from transfer_engine.errors import InvalidArgumentError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from mooncake_store.core.space import Segment
+    from mooncake_store.core.segment import Segment
     from mooncake_store.master.site import Site
     from transfer_engine.rpc.serving import Connection
     from transfer_engine.wire.cold import Cold

@@ -270,8 +270,7 @@ def start(
 
     Does what `claim`, `attach` and `put_reply` do together, for keys that stand at `first` and
     after in their batch; rows and statuses are left in FOUND and STATUS there. Returns (rows
-    started, offsets left over, which come first in `offsets`, RETRY answers), or -1 for the first
-    and nothing done when one of the offsets is -1.
+    started, offsets left over, now first, RETRY answers); -1 and nothing done if an offset is -1.
     """
     n = words.shape[0]
     for i in range(n):
@@ -288,7 +287,7 @@ def start(
     enter(context, words, sizes, lengths, status, found, fresh)
     marks, marked = column(context, MARKS, INT64), context[MARKED]
     started, left, retries, total = 0, 0, 0, 0
-    on_disk = column(context, TIERS, BYTE)[segment] == DISK
+    tier = ON_DISK | OFF_MEMORY if column(context, TIERS, BYTE)[segment] == DISK else 0
     for i in range(n):
         row = found[i]
         if status[i] == OK:
@@ -307,8 +306,7 @@ def start(
         open_row(rows, cold, row, sizes[i], now, client, tenant, request, 1, tally)
         set_first(rows, row, segment, offsets[i])
         rows[row].replicas = 1
-        if on_disk:
-            rows[row].flags = ON_DISK | OFF_MEMORY
+        rows[row].flags = tier
         total += sizes[i]
         answers[i].generation = rows[row].generation
         answers[i].replicas = 1
