@@ -13,6 +13,8 @@ from tests.waiting import until
 
 MIB = 1 << 20
 SIZE = 65_536
+PATIENT = {"client_ttl": "30m", "ping_interval": "5m"}
+"""These workers never ping."""
 
 
 def lend(cluster, worker):
@@ -37,9 +39,7 @@ def finished(shard, number, statuses):
 
 
 def test_a_worker_is_told_of_hauls_and_ends_them(start_cluster, wire_to):
-    cluster = wire_to(
-        start_cluster(workers=0, in_process=False, shards=2, master={"client_ttl": "60s"})
-    )
+    cluster = wire_to(start_cluster(workers=0, in_process=False, shards=2, master=PATIENT))
     worker = secrets.token_bytes(16)
     memory, disk = lend(cluster, worker)
     assert {s.name: s.tier for s in cluster.segments()} == {"m": Tier.MEMORY, "d": Tier.DISK}
