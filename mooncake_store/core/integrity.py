@@ -78,6 +78,14 @@ def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
         mine = plain[state.cold["tenant"][plain] == tenant]
         assert np.array_equal(np.sort(order.coldest(len(order))), mine), f"tenant {tenant}: order"
     assert all(int(row) in state.soft_policy for row in pinned), "a soft pin has no place"
+    levels = state.cold["pin_level"][live]
+    assert not levels[~(readable & soft)].any(), "what has no soft pin has a level of one"
+    walked = state.cold["pin_level"][state.soft_policy.coldest(len(pinned))].astype(np.int64)
+    assert (np.diff(walked) >= 0).all(), "a soft pin of a higher level comes first"
+    chilled = state.chilled.coldest(len(state.chilled))
+    state.chilled.check_integrity()
+    ordered = state.policy.coldest(len(state.policy))
+    assert np.isin(chilled, ordered).all(), "what leaves first is not in the eviction order"
 
 
 def _tiers_of(

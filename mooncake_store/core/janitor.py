@@ -26,6 +26,7 @@ from mooncake_store.core.repair import Repair
 from mooncake_store.core.segment import NEVER, Segment
 from mooncake_store.core.state import CLIENTS_MAX, Leased
 from mooncake_store.core.tasks import TaskKind, Tasks, TaskState, choose_target, drop_replica
+from mooncake_store.core.wheel import due_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -226,7 +227,7 @@ class Janitor:
             drop_replica(state, row, segment, until)
 
     def _end_soft_pins(self) -> None:
-        """Make objects whose soft pin has ended ordinary again."""
+        """Make objects whose soft pin has ended ordinary again, and time those prolonged since."""
         state = self._state
         due = state.soft_ends.pop(state.now, PINS_ENDED_MAX)
         if due is None:
@@ -234,8 +235,11 @@ class Janitor:
         rows = due[:, 0].astype(np.int32)
         same = state.rows["generation"][rows] == due[:, 1]
         same &= (state.flags(rows) & Flag.SOFT_PIN) != 0
-        same &= (state.rows["state"][rows] == State.READABLE) & (state.pin_ends[rows] <= state.now)
-        unpin(state, np.unique(rows[same]))
+        same &= state.rows["state"][rows] == State.READABLE
+        rows = np.unique(rows[same])
+        ended = due_at(state.pin_ends[rows]) <= state.now
+        unpin(state, rows[ended])
+        state.time_soft_pins(rows[~ended])
 
     def drain(self, index: int) -> tuple[Status, int]:
         """Start moving everything off a segment."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-__all__ = ["DEFAULTS", "Offload", "Placement", "StartOptions", "ShardConfig", "SoftPin"]
+__all__ = [
+    "CLIPPED",
+    "DEFAULTS",
+    "PRIORITY_MAX",
+    "HintAction",
+    "Offload",
+    "Placement",
+    "ShardConfig",
+    "SoftPin",
+    "StartOptions",
+]
 
 SECOND = 1_000_000_000
 
@@ -16,6 +26,23 @@ class SoftPin(IntEnum):
     PRESERVE = 0
     ENABLE = 1
     DISABLE = 2
+
+
+class HintAction(IntEnum):
+    """What a hint says of objects; `hints.py` has the meaning of each."""
+
+    PIN = 0
+    RETAIN = 1
+    PREFETCH = 2
+    DEMOTE = 3
+    SHARE = 4
+
+
+PRIORITY_MAX = 3
+"""The lower priorities leave first: 0 is that of objects without a soft pin, 1 that of an ordinary
+pin."""
+CLIPPED = 1
+"""As the status of a hint: taken, but for less time than was asked for."""
 
 
 class Placement(IntEnum):

@@ -330,7 +330,27 @@ def _pass(
     limit: int | None,
     leave: Callable[[NDArray[np.int32]], EvictReport],
 ) -> EvictReport:
-    """Have objects `leave` a tier, or all, coldest first, until `target` bytes of it are free."""
+    """Have objects `leave` a tier, or all, coldest first, until `target` bytes of it are free.
+
+    Before the ordinary objects in memory those leave that hints say nobody needs soon.
+    """
+    state.hand_on_notes()
+    first = EvictReport()
+    if policy is state.policy and len(state.chilled):
+        first = _take(state, state.chilled, tier, target, where, limit, leave)
+        limit = None if limit is None else limit - first.objects
+    return first + _take(state, policy, tier, target - first.bytes, where, limit, leave)
+
+
+def _take(
+    state: ShardState,
+    policy: EvictionPolicy,
+    tier: Tier | None,
+    target: int,
+    where: Filter | None,
+    limit: int | None,
+    leave: Callable[[NDArray[np.int32]], EvictReport],
+) -> EvictReport:
     target = min(target, BYTES_MAX)
     state.hand_on_notes()
     if target <= 0 or len(policy) == 0:

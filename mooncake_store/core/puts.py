@@ -456,6 +456,7 @@ def _swap_in(state: ShardState, old: int) -> None:
     elif before & c.SOFT_PIN and asked != DISABLE_PIN:
         state.set_flag(new, Flag.SOFT_PIN)
         state.pin_ends[new] = state.pin_ends[old]
+        state.cold["pin_level"][new] = state.cold["pin_level"][old]
     else:
         state.pin_ends[new] = 0
     if before & c.GROUPED and not after & c.GROUPED:

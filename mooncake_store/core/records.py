@@ -100,6 +100,7 @@ class Status(IntEnum):
     SUPERSEDED = -750  # ours: a later put of the key took this one's place; the drop-in API says 0
     OTHER_NAME = -751  # ours: an object of another name has this digest; the drop-in API says -600
     ABSENT = -752  # ours: it lies on workers that are absent for now; the drop-in API says -704
+    PINNED = -753  # ours: a hint that a pin contradicts; the drop-in API gives no hints
     TASK_NOT_FOUND = -1400
     TASK_LIMIT = -1401
     JOB_NOT_FOUND = -1402
@@ -146,7 +147,8 @@ COLD = np.dtype(
         ("owner", "<u2"),  # handle of the client that put it
         ("tenant", "<u2"),
         ("wanted", "u1"),  # replicas asked for
-        ("spare", "u1", (3,)),
+        ("pin_level", "u1"),  # of its soft pin: 0 for an ordinary one, see `pinned.py`
+        ("spare", "u1", (2,)),
     ]
 )
 """What requests seldom need of a row; 24 bytes."""

@@ -23,7 +23,16 @@ from mooncake_store.core.tasks import drop_replica
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["pin", "remove", "remove_matching", "remove_replicas", "set_hard_pin"]
+__all__ = [
+    "find_readable",
+    "pin",
+    "remove",
+    "remove_matching",
+    "remove_replicas",
+    "set_hard_pin",
+    "set_soft_pins",
+    "unpin",
+]
 
 KINDS = ("prefix", "glob", "regex", "all")
 
@@ -64,7 +73,7 @@ def remove_replicas(
     """
     if len(digests) > REPLICAS_REMOVED_MAX:
         return np.full(len(digests), Status.INVALID_PARAMS, np.int16)
-    found, status = _readable(state, digests)
+    found, status = find_readable(state, digests)
     for at in np.flatnonzero(status == Status.OK):
         row, digest = int(found[at]), digests[at : at + 1]
         status[at] = _remove_replica(state, client, row, digest, segment)
@@ -145,25 +154,44 @@ def pin(
     state: ShardState, digests: NDArray[np.uint64], soft_pin: SoftPin, ttl_ns: int | None = None
 ) -> NDArray[np.int16]:
     """Set or clear the soft pin of readable objects."""
-    found, status = _readable(state, digests)
+    found, status = find_readable(state, digests)
     rows = np.unique(found[status == Status.OK])
     if soft_pin == SoftPin.PRESERVE or len(rows) == 0:
         return status
     ttl = state.config.soft_pin_ttl_ns
     if ttl_ns is not None:
         ttl = max(0, min(ttl_ns, state.config.soft_pin_ttl_max_ns))
-    unpin(state, rows[(state.flags(rows) & Flag.SOFT_PIN) != 0])
-    state.journal.mark(rows)
     if soft_pin == SoftPin.ENABLE and ttl > 0:
-        state.set_flag(rows, Flag.SOFT_PIN)
-        state.pin_ends[rows] = state.now + ttl
-        state.words[places.PINS_USED] = 1
-        state.tally[c.SOFT_PINNED] += len(rows)
-        plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
-        state.leave_order(plain)
-        state.soft_policy.insert(plain)
-        state.time_soft_pins(rows)
+        set_soft_pins(state, rows, np.full(len(rows), state.now + ttl))
+    else:
+        unpin(state, rows[(state.flags(rows) & Flag.SOFT_PIN) != 0])
     return status
+
+
+def set_soft_pins(
+    state: ShardState,
+    rows: NDArray[np.int32],
+    ends: NDArray[np.int64],
+    levels: NDArray[np.uint8] | int = 0,
+) -> None:
+    """Pin readable objects softly, in place of the soft pins they have.
+
+    No row comes twice. One whose pin is prolonged is timed already, for when that would have
+    ended: else whoever prolongs a pin all day would leave an entry behind each time.
+    """
+    pinned = (state.flags(rows) & Flag.SOFT_PIN) != 0
+    prolonged = pinned & (state.pin_ends[rows] <= ends)
+    unpin(state, rows[pinned])
+    state.journal.mark(rows)
+    state.set_flag(rows, Flag.SOFT_PIN)
+    state.pin_ends[rows] = ends
+    state.cold["pin_level"][rows] = levels
+    state.words[places.PINS_USED] = 1
+    state.tally[c.SOFT_PINNED] += len(rows)
+    plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
+    state.leave_order(plain)
+    state.soft_policy.insert(plain)
+    state.time_soft_pins(rows[~prolonged])
 
 
 def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
@@ -173,6 +201,7 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
     state.journal.mark(rows)
     state.clear_flag(rows, Flag.SOFT_PIN)
     state.pin_ends[rows] = 0
+    state.cold["pin_level"][rows] = 0
     state.tally[c.SOFT_PINNED] -= len(rows)
     plain = rows[(state.flags(rows) & Flag.HARD_PIN) == 0]
     state.hand_on_notes()
@@ -182,7 +211,7 @@ def unpin(state: ShardState, rows: NDArray[np.int32]) -> None:
 
 def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -> NDArray[np.int16]:
     """Set or clear the hard pin of readable objects, within the allowed share of the pool."""
-    found, status = _readable(state, digests)
+    found, status = find_readable(state, digests)
     room = pinnable_bytes(state)
     state.hand_on_notes()
     for at in np.flatnonzero(status == Status.OK):
@@ -208,7 +237,7 @@ def set_hard_pin(state: ShardState, digests: NDArray[np.uint64], pinned: bool) -
     return status
 
 
-def _readable(
+def find_readable(
     state: ShardState, digests: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
     """Find rows, and say of each key whether it is readable."""

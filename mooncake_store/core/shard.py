@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooncake_store.core import codes as c
-from mooncake_store.core import integrity, lost_answers, pressure, puts, reads, removal, renames
+from mooncake_store.core import (
+    hints,
+    integrity,
+    lost_answers,
+    pressure,
+    puts,
+    reads,
+    removal,
+    renames,
+)
 from mooncake_store.core.facts import ClientFact, ClosedFact, TenantFact
 from mooncake_store.core.figures import ShardStats, totals
 from mooncake_store.core.hauls import Haul, Hauls
@@ -79,6 +88,7 @@ class Shard(ShardState):
     remove_matching = operation(removal.remove_matching)
     pin = operation(removal.pin)
     set_hard_pin = operation(removal.set_hard_pin)
+    hint = operation(hints.hint)
     evict = operation(pressure.evict)
 
     # Tenants and clients.

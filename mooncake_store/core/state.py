@@ -27,6 +27,7 @@ from mooncake_store.core.kernels import leases, tiers
 from mooncake_store.core.kernels import removal as k
 from mooncake_store.core.names import NameArena
 from mooncake_store.core.options import Offload
+from mooncake_store.core.pinned import PinnedOrder
 from mooncake_store.core.records import COLD, KEYS_MAX, OVERFLOW, ROW, Flag, Tier
 from mooncake_store.core.ring import Ring
 from mooncake_store.core.space import Space
@@ -185,7 +186,9 @@ class ShardState:
         self.pin_ends = bind(places.PIN_ENDS, reserve(rows_max, np.int64))
         self.space = Space(config, self.rng, self.context, self.journal)
         self.policy = create_policy(config.eviction_policy, rows_max)
-        self.soft_policy = create_policy("lru", rows_max)
+        self.soft_policy = PinnedOrder(rows_max, self.cold["pin_level"])
+        # Of what is in the order of memory: it leaves before the coldest, until somebody uses it.
+        self.chilled = create_policy("lru", rows_max)
         # What lies on disks; what lies in memory as well has a place in both orders.
         self.disk_policy = create_policy(config.eviction_policy, rows_max)
         self.risers, self.fresh = Waiting(), Waiting()
@@ -345,6 +348,8 @@ class ShardState:
         if count:
             notes = self._notes[:count]
             self.policy.replay(notes)
+            if len(self.chilled):
+                self.chilled.remove(notes & ROW_MASK)
             if self.numbers[places.PINS_USED]:  # what comes by a note is not pinned
                 self.soft_policy.replay(notes[notes >> NOTE_SHIFT != INSERT])
             for tenant, order in self.quota_orders.items():
@@ -386,8 +391,22 @@ class ShardState:
         self.policy.remove(rows)
         if self.numbers[places.DISKS_USED]:
             self.disk_policy.remove(rows)
+        self.chilled.remove(rows)
         for order in self.quota_orders.values():
             order.remove(rows)
+
+    def use(self, rows: NDArray[Any]) -> None:
+        """Note a use of objects, as a get does: each becomes the hottest of its order."""
+        self.hand_on_notes()
+        self.chilled.remove(rows)
+        orders = self.policy, self.disk_policy, self.soft_policy, *self.quota_orders.values()
+        for order in orders:
+            order.touch(rows)
+
+    def chill(self, rows: NDArray[Any]) -> None:
+        """Let objects without pins leave first, whatever the policy, unless they are used again."""
+        self.hand_on_notes()
+        self.chilled.insert(rows)
 
     def order_tenant(self, tenant: int) -> None:
         """Give a tenant an eviction order of its own. O(objects of all) when it has none yet."""
@@ -444,7 +463,9 @@ class ShardState:
         ordered &= self.rows["state"][rows] == c.READABLE
         changed = before ^ now
         moved, sank = ordered & (changed & c.OFF_MEMORY != 0), ordered & (changed & c.ON_DISK != 0)
-        self.policy.remove(rows[moved & (now & c.OFF_MEMORY != 0)])
+        off = rows[moved & (now & c.OFF_MEMORY != 0)]
+        self.policy.remove(off)
+        self.chilled.remove(off)
         self.policy.insert(rows[moved & (now & c.OFF_MEMORY == 0)])
         self.disk_policy.remove(rows[sank & (now & c.ON_DISK == 0)])
         self.disk_policy.insert(rows[sank & (now & c.ON_DISK != 0)])

@@ -15,9 +15,14 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Wheel"]
+__all__ = ["Wheel", "due_at"]
 
 SLOT_NS = 10_000_000
+
+
+def due_at(deadlines: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return when entries with these deadlines come due."""
+    return -(-deadlines // SLOT_NS) * SLOT_NS
 
 
 class Wheel:

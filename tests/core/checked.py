@@ -17,6 +17,7 @@ import numpy as np
 from mooncake_store.core.records import Flag, SegmentState, State, Status
 from mooncake_store.core.state import as_words
 from tests.core import audit
+from tests.core.checked_hints import HintCalls
 from tests.core.checked_segments import SegmentCalls
 from tests.core.keeping import Kept
 from tests.core.lab import START, digests_of, names_of
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 WRONG_WRITER = {Status.INVALID_WRITE, Status.ILLEGAL_CLIENT}
 
 
-class Checked(SegmentCalls):
+class Checked(SegmentCalls, HintCalls):
     """Calls both, compares, and keeps the last calls for the failure report."""
 
     def __init__(self, config: ShardConfig, slack: int) -> None:
@@ -480,6 +481,8 @@ class Checked(SegmentCalls):
         for victim in victims:
             if victim.key in pinned:
                 expect(not plain, f"soft-pinned {victim.key} left before plain objects")
+                lower = [item.key for item in rest if item.priority < victim.priority]
+                expect(not lower, f"{victim.key} left before {lower} of a lower priority")
             elif by_use:
                 expect(
                     victim.stamp <= coldest,
@@ -535,6 +538,7 @@ class Checked(SegmentCalls):
             if item.soft_pin_end and not (enable and wanted):
                 item.stamp = self.model.clock
             item.soft_pin_end = until if enable and wanted else 0
+            item.priority = 1
 
     def hard_pin(self, keys: Sequence[int], pinned: bool) -> None:
         self.note("hard_pin", list(keys), pinned)

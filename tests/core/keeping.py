@@ -120,6 +120,7 @@ def objects_of(shard: Shard) -> dict[tuple[int, ...], Any]:
             shard.names.get(row),
             shard.groups.name(row),
             int(shard.pin_ends[row]),
+            int(cold["pin_level"]),
             0 if readable else int(record["lease_end"]),
         )
     return found

@@ -371,6 +371,7 @@ class Reference:
             ttl = self.config.soft_pin_ttl_ns if ttl is None else ttl
             until = self.now + min(ttl, self.config.soft_pin_ttl_max_ns)
             item.soft_pin_end = until if ttl else 0
+            item.priority = 1
         elif options.soft_pin == SoftPin.DISABLE:
             item.soft_pin_end = 0
 

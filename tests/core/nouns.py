@@ -51,6 +51,8 @@ class Object:
     writing: Version | None = None
     holds: Holds = field(default_factory=Holds)
     soft_pin_end: int = 0
+    priority: int = 1
+    """Of its soft pin, while it has one."""
     hard_pin: bool = False
     group: str = ""
     stamp: int = 0

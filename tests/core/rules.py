@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mooncake_store.core.options import Placement, ShardConfig, SoftPin, StartOptions
+from mooncake_store.core.options import (
+    PRIORITY_MAX,
+    HintAction,
+    Placement,
+    ShardConfig,
+    SoftPin,
+    StartOptions,
+)
 from mooncake_store.core.records import SIZE_MAX, SegmentState
 from tests.core.checked import Checked
 from tests.core.lab import MIB, SECOND
@@ -90,6 +97,7 @@ class Rules:
             self.sleep: 6,
             self.pin: 3,
             self.hard_pin: 2,
+            self.hint: 3,
             self.copy: 4,
             self.copy_end: 5,
             self.fetch: 2,
@@ -319,6 +327,14 @@ class Rules:
 
     def hard_pin(self) -> None:
         self.checked.hard_pin(self._keys(3), self.rng.random() < 0.4)
+
+    def hint(self) -> None:
+        action, pick = self.rng.choice(list(HintAction)), self.rng.choice
+        least = 1 if action == HintAction.PIN else 0
+        priority = self.rng.randrange(least, PRIORITY_MAX + 1)
+        ttl = pick((None, 7 * SECOND + 3, 60 * SECOND + 1, 200_000 * SECOND))
+        tenant = pick((0, 0, 0, 0, 1))
+        self.checked.hint(tenant, self._keys(5), action, priority, ttl)
 
     def copy(self) -> None:
         readable = [key for key in self.model.objects if self.model.readable(key)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mooncake_store.core.janitor import SWEEP_ROWS_URGENT
-from mooncake_store.core.options import StartOptions
+from mooncake_store.core.options import HintAction, StartOptions
 from mooncake_store.core.records import KEYS_MAX, SEGMENT_BYTES_MAX, SIZE_MAX, Status
 from mooncake_store.core.state import TENANTS_MAX
 from tests.core.lab import MIB, SECOND, Lab, digests_of
@@ -113,6 +113,7 @@ def test_a_batch_above_the_limit_is_refused_whole() -> None:
         lab.shard.renew(lab.now, lab.client, digests, generations, SECOND)[0],
         lab.shard.release(lab.now, lab.client, digests, generations),
         lab.shard.remove(lab.now, digests),
+        lab.shard.hint(lab.now, 0, digests, HintAction.RETAIN),
     ):
         assert (np.asarray(out) == S.INVALID_PARAMS).all()
     assert lab.shard.stats() == before

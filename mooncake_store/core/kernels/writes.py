@@ -110,6 +110,7 @@ def open_row(rows, cold, row, size, now, client, tenant, request, wanted, tally)
     cold[row].twin = 0
     cold[row].owner = client
     cold[row].wanted = wanted
+    cold[row].pin_level = 0
 
 
 @njit(**KERNEL, inline="always")
