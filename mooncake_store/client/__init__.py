@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
+        HintResult,
         ListedColumns,
         ListedObject,
         ObjectInfo,
@@ -45,6 +46,7 @@ __all__ = [
     "ClientStats",
     "Digests",
     "GetResult",
+    "HintResult",
     "ListedColumns",
     "ListedObject",
     "News",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mooncake_store.client.results import (
         BatchResult,
         GetResult,
+        HintResult,
         ListedObject,
         ObjectInfo,
         ObjectStat,
@@ -375,6 +376,23 @@ class Client(BlockingLife):
     ) -> BatchResult:
         """Pin a batch."""
         return self._run(self._operations.pin_many(keys, soft, hard, ttl, options))
+
+    def hint(
+        self,
+        keys: Keys,
+        action: str,
+        *,
+        ttl: float | str | None = None,
+        priority: int | None = None,
+        **options: Unpack[CallOptions],
+    ) -> HintResult:
+        """Tell the store what to expect of a batch: pin, retain, prefetch, demote, share.
+
+        A hint is a wish: what became of it stands in the columns of the result, and nothing is
+        promised for what it was taken of. Objects of a lower `priority` are evicted first: 0 for
+        ordinary ones, 1 for those with a soft pin, up to 3. `ttl` is that of pin and retain.
+        """
+        return self._run(self._operations.hint(keys, action, ttl, priority, options))
 
     # The client and the store themselves.
 

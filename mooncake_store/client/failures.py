@@ -71,6 +71,8 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     Status.LEASE_EXPIRED: (LeaseExpiredError, "the lease ended before the transfer did"),
     Status.BUSY: (BusyError, "a copy or move of the object is running"),
     Status.TENANT_QUOTA: (NoSpaceError, "the quota of the namespace has no room for the object"),
+    Status.PINNED: (BusyError, "the object is pinned, and a pin counts for more than this hint"),
+    Status.TASK_LIMIT: (BusyError, "as many copies wait as a shard takes"),
     ChecksumMismatchError.code: (
         ChecksumMismatchError,
         "what was read is not what was put, on every replica",
@@ -91,6 +93,8 @@ _ADVICE: dict[int, str] = {
     "of the master), and is as before if they come back",
     Status.OTHER_NAME: "choose another key; where the master names keys with a secret (identity "
     "keyed, its default) nobody can make two of them meet",
+    Status.PINNED: "clear its pins first, or leave it to evictions",
+    Status.TASK_LIMIT: "ask again when `mooncake top` says that fewer replicas are missing",
     Status.TENANT_QUOTA: "remove or unpin objects of the namespace, wait for leases to end, or "
     "raise its quota in the setting quotas of the master",
 }

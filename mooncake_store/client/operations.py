@@ -17,6 +17,7 @@ from mooncake_store.client.arguments import count_of, flag_of
 from mooncake_store.client.buffers import Buffers, Memory, locate, locate_one
 from mooncake_store.client.core import CallOptions, Core, PutOptions, ReadOptions
 from mooncake_store.client.failures import NOT_RENAMED
+from mooncake_store.client.hints import hint
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.keys import Key, KeyBatch, Keys
 from mooncake_store.client.pieces import PiecePutting, PieceReading, Pieces
@@ -26,6 +27,7 @@ from mooncake_store.client.requests import KeyRequests, check_named
 from mooncake_store.client.results import (
     BatchResult,
     GetResult,
+    HintResult,
     ObjectInfo,
     PutManyResult,
     PutResult,
@@ -511,3 +513,14 @@ class Operations:
         }
         self.core.counters.keys += len(asked.status)
         return asked.change("pin", asked.requests(PIN, asked.good(), fields))
+
+    def hint(
+        self,
+        keys: Keys,
+        action: str,
+        ttl: float | str | None,
+        priority: int | None,
+        options: CallOptions,
+    ) -> Steps[HintResult]:
+        """Give a hint about a batch."""
+        return hint(self._over(keys, options), action, ttl, priority)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchResult",
     "GetResult",
+    "HintResult",
     "ListedColumns",
     "ListedObject",
     "ObjectInfo",
@@ -44,6 +45,7 @@ __all__ = [
 
 _ALREADY_EXISTS = -705  # AlreadyExistsError.code
 _SUPERSEDED = -750  # Status.SUPERSEDED
+_MISSING = -704, -703  # NotFoundError.code, ReplicaNotReadyError.code
 
 
 class BatchResult:
@@ -198,6 +200,44 @@ class PutManyResult(BatchResult):
         if error is not None:
             return PutResult("rejected", error=error)
         return PutResult("stored", replicas=int(self.replicas[at]))
+
+
+class HintResult(BatchResult):
+    """What became of a hint, key by key: each is True in one of four columns.
+
+    `accepted`; `clipped`: taken, for less time than was asked for; `missing`: no readable object
+    has the key; `rejected`: the hint was not taken, and `error` says why. The first two have not
+    failed.
+    """
+
+    __slots__ = ("clipped",)
+
+    def __init__(
+        self,
+        keys: KeyBatch,
+        statuses: NDArray[np.int16],
+        errors: Mapping[int, StoreError | str] | None,
+        clipped: NDArray[np.bool_],
+    ) -> None:
+        super().__init__("hint", keys, statuses, errors)
+        self.clipped = clipped
+
+    @property
+    def accepted(self) -> NDArray[np.bool_]:
+        """Which keys the hint was taken of, as it was given."""
+        taken: NDArray[np.bool_] = self.statuses == 0
+        return taken & ~self.clipped
+
+    @property
+    def missing(self) -> NDArray[np.bool_]:
+        """Which keys name nothing that can be read now."""
+        return np.isin(self.statuses, _MISSING)
+
+    @property
+    def rejected(self) -> NDArray[np.bool_]:
+        """Which keys the hint was not taken of, though they may name an object."""
+        failed: NDArray[np.bool_] = self.statuses != 0
+        return failed & ~self.missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ IDEMPOTENT = frozenset(
     {
         "map", "segments", "status", "get", "exists", "find_prefix", "renew", "list", "stat",
         "stats", "put_start", "put_end", "put_revoke", "remove", "remove_replicas", "pin",
+        "hint",
         "drain_status", "task", "snapshot", "events",
     }
 )  # fmt: skip

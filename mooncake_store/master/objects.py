@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core.names import Names
-from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
+from mooncake_store.core.options import DEFAULTS, HintAction, SoftPin, StartOptions
 from mooncake_store.core.records import Status
 from mooncake_store.master.answers import Answer, answers
 from mooncake_store.master.pending import Put
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Objects"]
 
 _SOFT_PINS = {1: SoftPin.ENABLE, 2: SoftPin.DISABLE}
+_HINTS = frozenset(HintAction)
 
 
 class Objects:
@@ -169,6 +170,16 @@ class Objects:
             further = self._shard.set_hard_pin(now, digests, bool(hard))
             statuses = np.where(statuses == 0, further, statuses)
         return {"statuses": statuses}
+
+    @answers(wire.HINT, keys="digests", changes=True)
+    def hint(self, peer: Peer, request: Any) -> Answer:
+        """Take a hint of objects of the asking namespace."""
+        action, priority, ttl_ms, digests = request
+        if action not in _HINTS:
+            raise InvalidArgumentError(f"hint {action}: use 0 to {max(_HINTS)}")
+        ttl_ns = None if ttl_ms < 0 else ttl_ms * MILLISECOND_NS
+        wish = HintAction(action), priority, ttl_ns
+        return {"statuses": self._shard.hint(self._now(), peer.tenant, digests, *wish)}
 
 
 def _reader(peer: Peer, flags: int) -> int:

@@ -368,6 +368,13 @@ PIN = Operation(
     _STATUSES,
     "changes pins: soft_pin 0 keep, 1 set, 2 clear; hard_pin -1 keep, 0 clear, 1 set",
 )
+HINT = Operation(
+    "hint",
+    0x39,
+    _packed([("action", "u1"), ("priority", "u1"), ("ttl_ms", "i8")], _DIGESTS),
+    _STATUSES,
+    "actions: 0 pin, 1 retain, 2 prefetch, 3 demote, 4 share; a status of 1: for less than ttl_ms",
+)
 LIST = Operation(
     "list",
     0x2B,
@@ -520,6 +527,7 @@ SHARD = Registry(
         REMOVE_REPLICAS,
         RENAME,
         PIN,
+        HINT,
         LIST,
         EVENTS,
         SNAPSHOT,

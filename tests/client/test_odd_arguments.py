@@ -24,7 +24,7 @@ ODD = [
 PLAIN = {
     "keys": ["k", "l"], "data": b"v", "value": b"v", "items": {"k": b"v"}, "values": [b"v", b"w"],
     "array": np.arange(3), "buffers": [bytearray(1)] * 2, "buffer": bytearray(1), "size": 1,
-    "offset": 0, "soft": True, "target": "m", "targets": ["m", "n"],
+    "offset": 0, "soft": True, "target": "m", "targets": ["m", "n"], "action": "retain",
 }  # fmt: skip
 """What an argument gets that must be there while another one is odd; "k" where none is here."""
 

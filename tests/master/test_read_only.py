@@ -64,6 +64,7 @@ def test_it_reads_and_lists(reader):
         ("remove_matching", lambda store: store.clear(force=True)),
         ("rename", lambda store: store.rename("one", "three", force=True)),
         ("pin", lambda store: store.pin("one", hard=True)),
+        ("hint", lambda store: store.hint(["one"], "demote")),
     ],
 )
 def test_changes_are_refused_by_name(reader, writer, operation, call):

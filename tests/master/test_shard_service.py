@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from mooncake_store.core.options import CLIPPED
 from mooncake_store.core.records import EventKind, Status
 from mooncake_store.errors import (
     IllegalClientError,
@@ -291,6 +292,20 @@ def test_pins_renewals_and_releases(pool):
     assert pool.remove([b"p1"]) == [Status.HAS_LEASE]
     pool.call(wire.RELEASE, digests=digests(*names), generations=generations)
     assert pool.remove([b"p1"]) == [0]
+
+
+def test_hints_of_no_sense_are_refused_and_harm_nobody(pool):
+    pool.put([b"h1"], 1000)
+    keys = digests(b"h1", b"missing")
+    wish = {"action": 0, "priority": 3, "ttl_ms": 1 << 62, "digests": keys}
+    assert pool.call(wire.HINT, **wish).statuses.tolist() == [CLIPPED, Status.NOT_FOUND]
+    for odd in ({"priority": 0}, {"priority": 255}, {"ttl_ms": 0}):
+        statuses = pool.call(wire.HINT, **(wish | odd)).statuses.tolist()
+        assert statuses == [Status.INVALID_PARAMS] * 2
+    with pytest.raises(InvalidArgumentError, match="use 0 to 4"):
+        pool.call(wire.HINT, **(wish | {"action": 5}))
+    assert pool.stats().soft_pinned == 1
+    assert pool.remove([b"h1"]) == [0]
 
 
 def test_matching_names_are_removed_and_bad_patterns_refused(pool):

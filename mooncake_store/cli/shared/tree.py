@@ -21,7 +21,7 @@ __all__ = ["COMMANDS", "root", "run"]
 
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
-    "put", "get", "sync", "ls", "stat", "exists", "rm", "mount", "umount",
+    "put", "get", "sync", "ls", "stat", "exists", "hint", "rm", "mount", "umount",
     "serve", "chat", "doctor", "topology", "journal", "state", "secret", "warmup", "bench",
 )  # fmt: skip
 ELSEWHERE = {"serve": "serving.cli", "chat": "serving.cli"}
