@@ -50,10 +50,11 @@ from transfer_engine.errors import (
 )
 from transfer_engine.handle import OPEN_TIMEOUT_S, SegmentHandle
 from transfer_engine.kernels import moving
-from transfer_engine.notify import Posted, Probe, decode_answer, encode, note
+from transfer_engine.notify import Posted, Probe, Sync, decode_answer, encode, note
 from transfer_engine.outcome import BatchResult
 from transfer_engine.paths.routes import PathReport, Prober, Routes, routes_of
 from transfer_engine.paths.run import SLICED_BYTES_MIN, move_sliced, slice_threads
+from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.mapping import load_kernels
 from transfer_engine.segments.memory import Segment, flat_view
 from transfer_engine.single import move_at_once
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
     from transfer_engine.notify import Answer, Post, Question
 
 __all__ = ["TransferEngine"]
+
+SYNC_TIMEOUT_S = 30.0
 
 
 class TransferEngine:
@@ -228,6 +231,18 @@ class TransferEngine:
         started = time.monotonic()
         self._ask(target.descriptor, Probe(), timeout_s)
         return time.monotonic() - started
+
+    def sync(self, target: SegmentHandle, *, timeout_s: float = SYNC_TIMEOUT_S) -> None:
+        """Return when what was written to a file segment, by anybody, is on its medium.
+
+        Raises TransferError or TransferTimeoutError where the device does not say so: what was
+        written since the last time may be lost. Another process is asked over TCP.
+        """
+        own = FileSegment.find(target.descriptor.uuid)
+        if isinstance(own, FileSegment):
+            own.file.sync(time.monotonic() + timeout_s)
+        else:
+            self._ask(target.descriptor, Sync(target.descriptor.uuid), timeout_s)
 
     def _ask(self, descriptor: SegmentDescriptor, question: Question, timeout_s: float) -> Answer:
         for transport in self._transports:

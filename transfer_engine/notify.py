@@ -4,6 +4,7 @@
     survey   what is published under names that begin so, as descriptors
     post     a notification: a name and a few bytes, for the application at the other end
     probe    nothing; who answers, with how many segments
+    sync     have what was written to a file segment on its medium before you answer
 
 These travel on data connections, between batches, so they have the handshake, the secret and the
 bounds of those. A notification posted after a batch over the same engine is seen after the bytes
@@ -29,12 +30,15 @@ from transfer_engine.errors import (
     NotFoundError,
     RemoteProtocolError,
 )
+from transfer_engine.segments.file import FileSegment
 
 if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
+    from transfer_engine.transports.owner import Served
 
 __all__ = [
     "QUESTION_BYTES_MAX",
+    "SYNC_S",
     "Alive",
     "Find",
     "Found",
@@ -46,6 +50,8 @@ __all__ = [
     "Probe",
     "Survey",
     "Surveyed",
+    "Sync",
+    "Synced",
     "decode_answer",
     "encode",
     "note",
@@ -53,6 +59,8 @@ __all__ = [
 
 QUESTION_BYTES_MAX = 80 << 10
 ANSWER_BYTES_MAX = 4 << 20
+SYNC_S = 20.0
+"""How long the owner of a file waits for its device before it answers that it does not know."""
 _DATA_BYTES_MAX = 64 << 10
 _NAME_CHARS_MAX = 256
 # More than MessagePack puts before bytes, and before a list of them.
@@ -84,6 +92,16 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
     """Are you there?"""
 
 
+class Sync(msgspec.Struct, frozen=True, array_like=True, tag="sync"):
+    """Is all that was written to this segment on its medium? It is when that is answered."""
+
+    uuid: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Synced(msgspec.Struct, frozen=True, array_like=True, tag="synced"):
+    """It is."""
+
+
 class Found(msgspec.Struct, frozen=True, array_like=True, tag="found"):
     """The descriptor of a segment, encoded."""
 
@@ -110,8 +128,8 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     segments: int
 
 
-Question: TypeAlias = Find | Survey | Post | Probe
-Answer: TypeAlias = Found | Surveyed | Posted | Alive
+Question: TypeAlias = Find | Survey | Post | Probe | Sync
+Answer: TypeAlias = Found | Surveyed | Posted | Alive | Synced
 
 encode = msgspec.msgpack.Encoder().encode
 _QUESTIONS: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
@@ -187,6 +205,9 @@ class Publisher(Protocol):
     def described(self) -> list[SegmentDescriptor]:
         """Return the descriptors of everything that is published, in the order of publishing."""
 
+    def find(self, uuid: bytes) -> Served | None:
+        """Return a published segment."""
+
 
 class PeerService:
     """Answers the questions of peers for one server."""
@@ -211,7 +232,17 @@ class PeerService:
             return Surveyed(self._survey(asked.prefix))
         if isinstance(asked, Post):
             return Posted(self.inbox.put(Notification(peer, asked.name, asked.data)))
+        if isinstance(asked, Sync):
+            return self._sync(asked.uuid)
         return Alive(*self._identity, len(self._publisher.described()))
+
+    def _sync(self, uuid: bytes) -> Synced:
+        segment = self._publisher.find(uuid)
+        if not isinstance(segment, FileSegment):
+            what = "has no medium" if segment else "is not published"
+            raise NotFoundError(f"segment {uuid.hex()} {what}", operation="sync", advice="")
+        segment.file.sync(time.monotonic() + SYNC_S)
+        return Synced()
 
     def _survey(self, prefix: str) -> list[bytes]:
         told: list[bytes] = []

@@ -488,3 +488,29 @@ def one_write(offset, data):
     address = column(data.ctypes.data)
     columns = column(offset), column(data.size), address, statuses
     return Batch(Operation.WRITE, *columns, data.size, time.monotonic() + 5)
+
+
+def test_a_device_that_does_not_sync_holds_nobody_longer_than_its_deadline(tmp_path, monkeypatch):
+    going_on, done = threading.Event(), threading.Event()
+
+    def hang(fd):
+        going_on.wait(PATIENCE_S)
+        done.set()
+
+    with (
+        FileSegment.create(tmp_path / "segment", 1 << 20) as segment,
+        TransferServer(tcp=None) as server,
+        TransferEngine() as engine,
+    ):
+        target = engine.open(server.publish(segment))
+        engine.sync(target)
+        monkeypatch.setattr(os, "fdatasync", hang)
+        with pytest.raises(TransferTimeoutError, match="sync"):
+            engine.sync(target, timeout_s=0.05)
+        going_on.set()
+        assert done.wait(PATIENCE_S)
+
+
+def test_what_is_no_file_is_not_synced(owner, engine):
+    with pytest.raises(NotFoundError, match="no medium"):
+        engine.sync(engine.open(owner.publish(1 << 16, 5)))

@@ -15,7 +15,8 @@ between pieces: memory that a device may still write to is not given back before
 a device that hangs holds its batch until the kernel gives it up.
 
 `durable` opens the file with O_DSYNC: what is reported as written is on the medium. Without it,
-it is in the device's cache, or in the page cache, and a power cut may lose it.
+it is in the device's cache, or in the page cache, and a power cut may lose it unless `sync` was
+called after it.
 
 Cost: O(n log n) in the requests; one system call per run of touching blocks and per PIECE_BYTES.
 """
@@ -36,12 +37,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from transfer_engine.base import CANCELLED
+from transfer_engine.base import CANCELLED, remaining_s
 from transfer_engine.errors import (
     AuthError,
     ConfigError,
     InvalidArgumentError,
     StoreError,
+    TransferError,
+    TransferTimeoutError,
 )
 from transfer_engine.kernels import file
 from transfer_engine.os_errors import open_error
@@ -262,6 +265,29 @@ class BlockFile:
             )  # fmt: skip
         self._failing = failed
 
+    def sync(self, deadline: float) -> None:
+        """Return when all that was written is on the medium.
+
+        Raises TransferError where that failed: nobody knows then which of it is. Raises
+        TransferTimeoutError for a device that hangs.
+        """
+        fd = os.dup(self._fd)  # what hangs may outlive this object
+        turn = _threads.submit(_sync, fd)
+        try:
+            turn.result(remaining_s(deadline, "sync", self.name))
+        except TimeoutError as error:
+            if turn.cancel():
+                os.close(fd)
+            raise TransferTimeoutError(
+                "the device does not say that it has everything", operation="sync", peer=self.name
+            ) from error
+        except OSError as error:
+            raise TransferError(
+                f"what was written may not be on the medium: {error.strerror}",
+                operation="sync",
+                peer=self.name,
+            ) from error
+
     def close(self) -> None:
         """Close the file. Transfers under way must have ended. Idempotent."""
         fd, self._fd = self._fd, -1
@@ -310,6 +336,13 @@ def _take_turn(turn: Future[None], run: Callable[[], None]) -> None:
         turn.set_exception(error)
     else:
         turn.set_result(None)
+
+
+def _sync(fd: int) -> None:
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
 
 
 @functools.cache
