@@ -2,6 +2,7 @@
 
     restored = restore(shard, runs, end, now)
     restored = restore(shard, runs, end, now, damage)     # where stretches are missing
+    restored = restore(shard, runs, end, now, cut=True)   # where the last words may be
 
 `runs` are the words of a journal in order, cut between cells, each with its position. Rows are
 taken from them as they come, and facts in order; what belongs to them (table, totals, free space,
@@ -32,6 +33,13 @@ What else may be missing, and why nothing wrong follows:
   placed on any memory until all of these are out of time (`_rest`).
 - That writers are done with what waits for them: it waits longer.
 - Of which groups rows are members: told with the rows, and lost with them.
+
+A journal that was `cut` when its host ended is true, but older than what its workers hold. On
+disks and other hosts something else may lie by now where an object did: whoever reads it compares
+checksums. What the missing words gave out is not given out again: nothing is placed on the segments
+that are known until their readers and writers are out of time, and generations go on behind those
+that may have been used. A segment of which only the missing words told is new to the shard, and
+used at once; a late writer to it would have to come from another host that saw it mounted.
 
 Cost: O(words + rows log rows).
 """
@@ -76,6 +84,8 @@ __all__ = ["Damage", "Restored", "StreamEnd", "restore"]
 
 INT64 = np.dtype(np.int64)
 _EXTENT_COLUMNS = 5
+_LEAP = 1 << 24
+"""More generations than words that no disk had can have told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +125,17 @@ class Restored:
 
 
 def restore(
-    shard: Shard, runs: Iterable[Run], end: StreamEnd, now: int, damage: Damage | None = None
+    shard: Shard,
+    runs: Iterable[Run],
+    end: StreamEnd,
+    now: int,
+    damage: Damage | None = None,
+    *,
+    cut: bool = False,
 ) -> Restored:
-    """Fill a shard that was never used with what `runs` say; nothing is missing without `damage`.
+    """Fill a shard that was never used with what `runs` say.
+
+    Nothing is missing without `damage`, but for words at the end where it was `cut`.
 
     Raises ValueError, with the shard in no state to be used, for words that are no cells.
     """
@@ -145,6 +163,8 @@ def restore(
     restored = rebuild.run(lost)
     if damage is not None and known is not None and (known.gaps or lost):
         rebuild.rest(damage.now, restored)
+    if cut:
+        rebuild.leap()
     shard.journal.publish()
     return restored
 
@@ -284,6 +304,14 @@ class _Rebuild:
             until = max(until, self._end.horizon)
         if until > self._shard.now:
             self._shard.space.rest(until)
+
+    def leap(self) -> None:
+        """Give out nothing that words which are missing at the end may have given out."""
+        shard = self._shard
+        config = shard.config
+        writers = config.task_timeout_ns + config.put_release_ns
+        shard.space.rest_mounted(shard.now + max(writers, config.lease_ttl_max_ns))
+        shard.tally[c.GENERATION] = (int(shard.tally[c.GENERATION]) + _LEAP) & 0xFFFFFFFF
 
     @property
     def _live(self) -> NDArray[np.int64]:

@@ -273,6 +273,10 @@ class Space:
         That goes for memory that is mounted from now on as well: the shard may have known it.
         """
         self.remember(ForgottenFact(-1, ANY_MEMORY, until, 0))
+        self.rest_mounted(until)
+
+    def rest_mounted(self, until: int) -> None:
+        """Place nothing on the segments that there are before a time."""
         for segment in self._segments.values():
             segment.usable_from = max(segment.usable_from, until)
             self.touch(segment)

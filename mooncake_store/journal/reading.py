@@ -114,11 +114,14 @@ class Contents:
             return ""
         if self.void:
             return self.void
-        if not self.same_boot:
-            return "this host was started anew, and with it went the memory that objects lay in"
-        if not self.ended and not self.needed:
+        if not self.ended and not self.needed and self.same_boot:
             return _NO_END
         return ""
+
+    @property
+    def cut(self) -> bool:
+        """Whether words may be missing at the end, which no disk had when the host ended."""
+        return self.facts is not None and not self.same_boot and not self.ended
 
     @property
     def missing(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mooncake_store import core
+from mooncake_store.clock import AheadClock
 from mooncake_store.config.settings import split_quota
 from mooncake_store.core.options import Offload, Placement, ShardConfig
 from mooncake_store.core.shard import Shard
@@ -114,9 +115,8 @@ async def _open_keeper(
     where = folder / f"shard-{place.shard}"
     limits = shard_config(config, place.shard)
     try:
-        return await asyncio.to_thread(
-            Keeper.open, limits, origin, where, config.journal, clock.now_ns()
-        )
+        times = clock.now_ns(), clock.wall_ns()
+        return await asyncio.to_thread(Keeper.open, limits, origin, where, config.journal, *times)
     except NoSpaceError as error:
         if config.state != AUTO:
             raise
@@ -130,6 +130,8 @@ def build_service(
     """Return the service of one shard, on the running loop, not yet ticking."""
     times = ShardTimes(config.default_lease_ttl_ns, config.lease_ttl_max_ns, config.client_ttl_ns)
     shard = Shard(shard_config(config, place.shard)) if keeper is None else keeper.shard
+    if keeper is not None and keeper.ahead_ns:
+        clock = AheadClock(clock, keeper.ahead_ns)
     for quota in config.quotas:
         namespace, quota_bytes = split_quota(quota)
         shard.tenant(namespace, slice_of(quota_bytes, place.shard, place.shards)[1])

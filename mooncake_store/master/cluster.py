@@ -123,8 +123,9 @@ class Cluster:
             lineage.begin_anew()
         if lineage.moved:
             log.warning(
-                "the state directory is not where it was written, or was put back: it may be older "
-                "than what its workers hold, so nothing is read there until they have mounted"
+                "the state directory is not where it was written, or was put back, or this host "
+                "was started anew: it may be older than what its workers hold, so nothing is read "
+                "there until they have mounted"
             )
         self._shards, self._liveness, self._life = AllShards(links), liveness, facts.life
         await self.reconcile()

@@ -61,6 +61,7 @@ __all__ = ["ROWS_MAX", "Exported", "boot_bytes", "export_state"]
 
 ROWS_MAX = 1 << 30
 """As many as the setting allows; reserves address space, not memory."""
+_NO_BOOT = 0, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,8 @@ def _restored(seen: Seen, facts: Facts, put_release_ns: int) -> Shard:
 def _shard_record(number: int, shard: Shard, facts: Facts, seen: Seen, clock: Clock) -> ShardRecord:
     told = list(shard.all_but_rows())
     boot = seen.contents.boot or this_boot()
+    if facts.now > clock.now_ns():  # it goes on from an earlier boot, on a clock that nobody has
+        boot = _NO_BOOT
     here = boot == this_boot()
     return ShardRecord(
         shard=number,

@@ -1,14 +1,15 @@
 """A shard that outlives its process: its folder, what it left there, and who writes on.
 
-    keeper = Keeper.open(limits, origin, folder, level, now)
+    keeper = Keeper.open(limits, origin, folder, level, now, wall_ns)
     keeper.shard            # with all that the run before left, or new
     keeper.close()          # everything is in files, and the memory beside them is given back
 
 One process at a time: a lock that the system releases holds the folder, for a moment also against
 the process that is just ending. What cannot be read is refused with one sentence and left as it is.
-What can be read, but is of another boot of this host, is not used: nobody could say whose the
-memory is that objects lay in. Of what is not whole that is used of which `losses` knows that it is
-true, and nothing where that is not known. All of it is told, with what it cost.
+What is of another boot of this host is used as well: the time of the shard goes on, and which
+segments are still there their workers say when they mount, those on disks and no memory of this
+host. Of what is not whole that is used of which `losses` knows that it is true, and nothing where
+that is not known. All of it is told, with what it cost.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Keeper:
         self.restored = Restored()
         self.kept = believed
         """Whether this shard goes on where the one before it ended."""
+        self.ahead_ns = 0
+        """How far the time of the shard is ahead of the clock, which began anew with the host."""
         self.syncs = level == "synced"
         self._ring = ring
         self._noter = noter
@@ -106,20 +109,27 @@ class Keeper:
 
     @classmethod
     def open(
-        cls, limits: ShardConfig, origin: Origin, folder: Path, level: Level, now: int
+        cls,
+        limits: ShardConfig,
+        origin: Origin,
+        folder: Path,
+        level: Level,
+        now: int,
+        wall_ns: int = 0,
     ) -> Self:
         """Return the keeper of a folder, which is made if need be, with its shard.
 
-        `now` is the time on the shard's clock. Raises ConfigError for a folder that will not do,
-        and NoSpaceError where there is no room for its memory; nothing is left open then.
+        `now` is the time on the clock of this boot, `wall_ns` the date, 0 where nobody knows it.
+        Raises ConfigError for a folder that will not do, and NoSpaceError where there is no room
+        for its memory; nothing is left open then.
         """
-        keeper = cls._open(limits, origin, folder, level, now)
+        keeper = cls._open(limits, origin, folder, level, (now, wall_ns))
         wanted = limits.events_kept
         if keeper.shard.config.events_kept != wanted and keeper._writer.state == "kept":
             # A ring of another size. What was written last it alone may have, so it has to end in
             # good order before another one takes its place.
             keeper.close()
-            keeper = cls._open(limits, origin, folder, level, now)
+            keeper = cls._open(limits, origin, folder, level, (now, wall_ns))
         if keeper.shard.config.events_kept != wanted:
             log.warning(
                 "shard %d does not keep %d events yet: its disk fails", origin.shard, wanted
@@ -128,7 +138,12 @@ class Keeper:
 
     @classmethod
     def _open(
-        cls, limits: ShardConfig, origin: Origin, folder: Path, level: Level, now: int
+        cls,
+        limits: ShardConfig,
+        origin: Origin,
+        folder: Path,
+        level: Level,
+        times: tuple[int, int],
     ) -> Self:
         with ExitStack() as undo:
             try:
@@ -139,7 +154,7 @@ class Keeper:
             undo.callback(os.close, lock)
             left = Left.find(folder, origin)
             undo.callback(left.close)
-            keeper = cls._read(limits, origin, folder, level, now, lock, left, undo)
+            keeper = cls._read(limits, origin, folder, level, times, lock, left, undo)
             undo.pop_all()
         return keeper
 
@@ -183,7 +198,7 @@ class Keeper:
         origin: Origin,
         folder: Path,
         level: Level,
-        now: int,
+        times: tuple[int, int],
         lock: int,
         left: Left,
         undo: ExitStack,
@@ -227,7 +242,7 @@ class Keeper:
         if not kept:
             keeper._settle()
         else:
-            keeper._restore(contents, runs, judgement, now)
+            keeper._restore(contents, runs, judgement, *times)
             log.info(
                 "shard %d knows %d objects of %d bytes again after %.2f s",
                 origin.shard,
@@ -237,14 +252,29 @@ class Keeper:
             )
         return keeper
 
-    def _restore(self, contents: Contents, runs: list[Run], judgement: Judgement, now: int) -> None:
+    def _restore(
+        self, contents: Contents, runs: list[Run], judgement: Judgement, now: int, wall_ns: int
+    ) -> None:
         facts, shard = contents.facts, self._origin.shard
         assert facts is not None
+        passed_ns = 0 if contents.same_boot else max(0, wall_ns - facts.wall_ns)
+        # Also in later runs of a boot: only a start of the host lets the clock fall behind.
+        self.ahead_ns = max(0, facts.now + passed_ns - now)
+        now += self.ahead_ns
+        if not contents.same_boot:
+            log.warning(
+                "shard %d: this host was started anew; what lay in its memory is gone, what lies "
+                "on disks is there again when their workers have mounted%s",
+                shard,
+                ", unless the last moments before that were not written down"
+                if contents.cut
+                else "",
+            )
         end = StreamEnd(
             facts.now, facts.horizon, facts.events_next, facts.generation, facts.snapshot
         )
         try:
-            self.restored = restore(self.shard, runs, end, now, judgement.damage)
+            self.restored = restore(self.shard, runs, end, now, judgement.damage, cut=contents.cut)
         except ValueError as error:
             rows, rows_max = rows_of(runs), self.shard.config.objects_max
             if rows > rows_max:

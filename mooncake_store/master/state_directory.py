@@ -32,6 +32,7 @@ from mooncake_store.master.kept_files import read_whole, unusable, write_whole
 from mooncake_store.program.locks import holder_of, lock_file, sign_lock
 from transfer_engine import forking
 from transfer_engine.errors import ConfigError
+from transfer_engine.segments.mapping import host_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,12 +157,13 @@ def _take_lock(path: Path) -> int:
 def _place_of(lock: int) -> str:
     """Return what no copy of an open file has, nor the file itself once it is written again.
 
-    Whoever puts a file back can choose all but when it was changed.
+    Whoever puts a file back can choose all but when it was changed. Nor has it the file after a
+    start of the host: memory that was lent before is gone, whatever the state says of it.
     """
     if lock < 0:
         return ""
     found = os.fstat(lock)
-    return f"{found.st_ino}:{found.st_ctime_ns}"
+    return f"{found.st_ino}:{found.st_ctime_ns}:{host_identity()}"
 
 
 @contextmanager
