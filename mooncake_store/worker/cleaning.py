@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from mooncake_store.worker.keeping import allocated_bytes, holder_of, lock_record, read_record
+from mooncake_store.worker.lasting import LastingFile
 from mooncake_store.worker.memory_files import RECORD, base_of, by_worker, is_data, own_prefix
 from transfer_engine.errors import ConfigError
 
@@ -64,7 +65,11 @@ def _clean(folder: str, base: str, names: tuple[str, ...]) -> Found:
     try:
         with suppress(ConfigError):  # damaged: its files tell as much as is needed
             record = read_record(lock, path, "")
-            worker = worker if record is None else record.worker
+            if record is not None:
+                worker = record.worker
+                lasting = [kept.path for kept in record.segments if kept.lasting]
+                if (file := LastingFile.beside(lasting, base)) is not None:
+                    file.remove()
         for each in (*paths, path):
             with suppress(FileNotFoundError):
                 os.unlink(each)

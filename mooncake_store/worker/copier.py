@@ -12,99 +12,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_store.wire import cluster as wire
 from mooncake_store.wire import shard as shard_wire
-from transfer_engine.base import SegmentDescriptor
-from transfer_engine.engine import TransferEngine
+from mooncake_store.worker.errands import CALL_S, Errands
 from transfer_engine.errors import NotFoundError, StoreError
-from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.segments.memory import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
-
+    from mooncake_store.worker.errands import Lent
     from transfer_engine.handle import SegmentHandle
-    from transfer_engine.segments.file import FileSegment
-
-    Lent: TypeAlias = Segment | FileSegment
+    from transfer_engine.rpc.blocking import BlockingConnection
 
 __all__ = ["Copier"]
 
 log = logging.getLogger(__name__)
 
-CALL_S = 5.0
 FETCH = 64
 MESSAGE_CHARS_MAX = 500
 PIECE_BYTES = 8 << 20
 
 
-class Copier:
-    """Copies from segments of this process into those of others; used by one thread.
+class Copier(Errands):
+    """Copies from segments of this process into those of others."""
 
-    `identity` says to shards whose copies these are; `describe` asks the master for segments by
-    their numbers, and leaves out those that are gone.
-    """
-
-    def __init__(
-        self,
-        segments: Sequence[Lent],
-        descriptors: Mapping[bytes, SegmentDescriptor],
-        identity: shard_wire.OpenClient,
-        describe: Callable[[tuple[int, ...]], tuple[wire.SegmentEntry, ...]],
-        secret: bytes | None,
-    ) -> None:
-        self._segments = segments
-        self._identity = identity
-        self._describe = describe
-        self._secret = secret
-        self._engine = TransferEngine(secret=secret)
-        # Those that are files are read like segments of others.
-        self._files: dict[bytes, SegmentHandle] = {}
-        for segment in segments:
-            if isinstance(segment, Segment):
-                self._engine.register(segment)
-            else:
-                self._files[segment.uuid] = self._engine.open(descriptors[segment.uuid])
-        self._connections: dict[str, BlockingConnection] = {}
-        self._targets: dict[int, SegmentHandle] = {}
-        self._epoch = 0
-
-    def work(self, cluster: wire.ClusterMap, numbers: tuple[int, ...]) -> bool:
-        """Run what every shard has for this worker; return whether there was anything.
-
-        `numbers` are those under which the master knows the segments, in their order.
-        """
-        if cluster.epoch != self._epoch:
-            self._reset(cluster.epoch)
-        worked = False
-        for address in cluster.shards:
-            connection = self._shard(address)
-            body = shard_wire.FETCH_TASKS.request.pack(shard_wire.FetchTasks(FETCH))
-            reply = connection.call(shard_wire.FETCH_TASKS, body, timeout_s=CALL_S)
-            tasks = shard_wire.FETCH_TASKS.reply.unpack(reply).tasks
-            if tasks:
-                worked = True
-                lent = dict(zip(numbers, self._segments, strict=True))
-                self._finish(connection, tasks, self._run(lent, tasks))
-        return worked
-
-    def _shard(self, address: str) -> BlockingConnection:
-        connection = self._connections.get(address)
-        if connection is not None and not connection.closed and connection.stale():
-            connection.close()
-        if connection is None or connection.closed:
-            connection = BlockingConnection.connect(
-                address, shard_wire.SHARD, secret=self._secret, timeout_s=CALL_S
-            )
-            self._connections[address] = connection
-            opening = shard_wire.OPEN.request.pack(self._identity)
-            try:
-                connection.call(shard_wire.OPEN, opening, timeout_s=CALL_S)
-            except BaseException:
-                connection.close()  # it speaks for nobody
-                raise
-        return connection
+    def _serve(self, connection: BlockingConnection, lent: dict[int, Lent]) -> bool:
+        body = shard_wire.FETCH_TASKS.request.pack(shard_wire.FetchTasks(FETCH))
+        reply = connection.call(shard_wire.FETCH_TASKS, body, timeout_s=CALL_S)
+        tasks = shard_wire.FETCH_TASKS.reply.unpack(reply).tasks
+        if tasks:
+            self._finish(connection, tasks, self._run(lent, tasks))
+        return bool(tasks)
 
     def _run(self, lent: dict[int, Lent], tasks: tuple[shard_wire.TaskWork, ...]) -> dict[int, str]:
         """Copy; return the number of each task that failed, and why."""
@@ -136,7 +72,7 @@ class Copier:
         for task, _ in parts:
             if task.source[0] not in lent:
                 raise NotFoundError(f"segment {task.source[0]} is not of this worker", advice="")
-        there = self._target(target)
+        there = self._target(target).handle
         for task, offset in parts:
             source = lent[task.source[0]]
             if not isinstance(source, Segment):
@@ -168,16 +104,6 @@ class Copier:
             self._engine.read_into(source, task.source[1] + at, part)
             self._engine.write_from(target, offset + at, part)
 
-    def _target(self, number: int) -> SegmentHandle:
-        handle = self._targets.get(number)
-        if handle is None:
-            found = self._describe((number,))
-            if not found:
-                raise NotFoundError(f"segment {number} is not mounted any more", advice="")
-            descriptor = SegmentDescriptor.decode(found[0].descriptor)
-            handle = self._targets[number] = self._engine.open(descriptor)
-        return handle
-
     def _finish(
         self,
         connection: BlockingConnection,
@@ -195,22 +121,3 @@ class Copier:
             ids.append(connection.send(shard_wire.FINISH_TASK, body, timeout_s=CALL_S))
         for request_id in ids:
             connection.recv(request_id, timeout_s=CALL_S)
-
-    def _drop(self, number: int) -> None:
-        handle = self._targets.pop(number, None)
-        if handle is not None:
-            handle.close()
-
-    def _reset(self, epoch: int) -> None:
-        """Forget what belonged to a former run of the master."""
-        self._epoch = epoch
-        for number in list(self._targets):
-            self._drop(number)
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
-
-    def close(self) -> None:
-        """Close all connections. Idempotent."""
-        self._reset(0)
-        self._engine.close()

@@ -16,6 +16,10 @@ refused while the first lives. It is replaced whole or not at all, before the ma
 is lent, and names no memory that is yet to be removed or made. Memory that the master has
 forgotten, or that lay there over a start of the machine, means nothing: it is not taken up.
 
+Files and devices outlive a start of the machine, so what is known of them lies on a disk as well
+(`lasting`). That is believed after such a start only: before it the record in the folder says more.
+A worker that is stopped leaves them to its next run, with what lies in them, and no memory.
+
 Not done here: making segments (`segments`), and removing what dead workers left (`cleaning`).
 Cost: a dozen small system calls, whatever the size of the memory.
 """
@@ -37,6 +41,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from mooncake_store.worker.lasting import LastingFile
 from mooncake_store.worker.memory_files import (
     FOLDER,
     RECORD,
@@ -103,6 +108,8 @@ class Kept(msgspec.Struct, frozen=True):
     made: str
     identity: str
     """What tells the file from another one at its path."""
+    lasting: bool = False
+    """Whether its bytes are there after a start of the machine."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -163,11 +170,23 @@ def identity_of(path: str) -> str:
     return f"{found.st_dev}:{found.st_ino}:{found.st_rdev}:{found.st_size}"
 
 
+def _lasting_identity(identity: str) -> str:
+    """Return what of an identity outlives a start of the machine; of devices nothing does."""
+    _, inode, device, size = identity.split(":")
+    return f"{inode}:{size}" if device == "0" else ""
+
+
 class MemoryKeeper:
     """The files of one worker, held by this run of it from `hold` to `close`. Thread-safe."""
 
     def __init__(
-        self, folder: str, worker: str, contents: tuple[str, int], former: Record | None, lock: int
+        self,
+        folder: str,
+        worker: str,
+        contents: tuple[str, int],
+        former: Record | None,
+        lock: int,
+        lasting: LastingFile | None,
     ) -> None:
         self.folder = folder
         self.uuid = secrets.token_bytes(_UUID_BYTES)
@@ -178,7 +197,9 @@ class MemoryKeeper:
         self.run = 0
         """The run of the master in which what is taken up was mounted last, 0 for none."""
         self._former: dict[str, Kept] = {}
+        self._rebooted = False
         self._lent: tuple[Kept, ...] = ()
+        self._lasting = lasting
         self._lock = lock
         self._turn = threading.Lock()
         self._leaving = False
@@ -189,11 +210,14 @@ class MemoryKeeper:
         forking.register(self)
 
     @classmethod
-    def hold(cls, folder: str, worker: str, cluster: str, life: int) -> Self:
+    def hold(
+        cls, folder: str, worker: str, cluster: str, life: int, lent: Iterable[str] = ()
+    ) -> Self:
         """Take the place of the former run of this name, if there was one.
 
-        Raises ConfigError while that one lives, for memory of another cluster, and for a record
-        that cannot be read; whatever lies there is then left as it is.
+        `lent` are the files and devices that outlive the machine. Raises ConfigError while that run
+        lives, for memory of another cluster, and for a record that cannot be read; whatever lies
+        there is then left as it is.
         """
         path = os.path.join(folder, base_of(worker) + RECORD)
         try:
@@ -219,22 +243,29 @@ class MemoryKeeper:
                     f"{former.cluster}, and this is {cluster}",
                     advice=f"{_how_to_clean(folder, worker)}, or give this worker another name",
                 )
-            return cls(folder, worker, (cluster, life), former, lock)
+            lasting = LastingFile.beside(lent, base_of(worker))
+            if lasting is not None and os.path.realpath(lasting.path) == os.path.realpath(path):
+                lasting = None  # the folder of the memory is on a disk itself
+            if former is None and lasting is not None:
+                former = _before_the_start(lasting, worker, cluster)
+            return cls(folder, worker, (cluster, life), former, lock, lasting)
         except BaseException:
             os.close(lock)
             raise
 
     def _take_up(self, former: Record) -> None:
         """Know what the former run lent, unless that means nothing any more."""
-        why = ""
-        if former.boot != host_identity():
+        self._rebooted = former.boot != host_identity()
+        why, segments = "", former.segments
+        if former.life != self._life:
+            why, segments = "the master has lost what it knew of it", ()
+        elif self._rebooted:
+            segments = tuple(kept for kept in segments if kept.lasting)
             why = "it is from before this machine was started"
-        elif former.life != self._life:
-            why = "the master has lost what it knew of it"
-        if why and former.segments:
+        if len(segments) < len(former.segments):
             log.info("worker %s lends memory anew: %s", self._worker, why)
-        elif not why:
-            self._former = {kept.path: kept for kept in former.segments}
+        if segments or not why:
+            self._former = {kept.path: kept for kept in segments}
             self.run = former.run
 
     def disown(self, why: str) -> None:
@@ -274,11 +305,17 @@ class MemoryKeeper:
             why = "its settings are others now"
         elif wanted.nbytes not in (None, found.nbytes):
             why = "its size is another one now"
-        elif identity_of(self.place(found.path)) != found.identity:
+        elif not self._is_as_left(found):
             why = "the file is not as it was left"
         if why:
             log.info("worker %s makes %s anew: %s", self._worker, found.name, why)
         return None if why else found
+
+    def _is_as_left(self, kept: Kept) -> bool:
+        now = identity_of(self.place(kept.path))
+        if not self._rebooted or not now:
+            return now == kept.identity
+        return _lasting_identity(now) == _lasting_identity(kept.identity)
 
     def begin(self, taken: Iterable[Kept]) -> None:
         """Write down what is taken up, and remove the memory that is not."""
@@ -308,12 +345,19 @@ class MemoryKeeper:
 
     def leave(self) -> None:
         """Leave nothing to a next run. What is mapped stays so. Idempotent."""
+        self._leave(())
+
+    def leave_memory(self) -> None:
+        """Leave files and devices to a next run, and no memory. Idempotent."""
+        self._leave(tuple(kept for kept in self._lent if kept.lasting))
+
+    def _leave(self, staying: tuple[Kept, ...]) -> None:
         with self._turn:
             if self._lock < 0:
                 return
-            self._leaving = True
+            self._leaving, self._lent = True, staying
             with suppress(OSError):  # what is not in its place is not taken up either
-                self._write(())
+                self._write(staying)
             self._remove_data(set())
 
     def close(self) -> None:
@@ -324,8 +368,11 @@ class MemoryKeeper:
                 return
             if self._leaving:
                 self._remove_data(set())  # what was being made when it left included
-                with suppress(OSError):
-                    os.unlink(self.place(self._base + RECORD))
+                if not self._lent:
+                    with suppress(OSError):
+                        os.unlink(self.place(self._base + RECORD))
+                    if self._lasting is not None:
+                        self._lasting.remove()
             os.close(lock)
 
     def after_fork(self) -> None:
@@ -364,6 +411,20 @@ class MemoryKeeper:
             raise
         before, self._lock = self._lock, lock
         os.close(before)
+        if self._lasting is not None:
+            staying = tuple(kept for kept in lent if kept.lasting)
+            content = msgspec.json.encode(msgspec.structs.replace(record, segments=staying))
+            self._lasting.write(content)
+
+
+def _before_the_start(lasting: LastingFile, worker: str, cluster: str) -> Record | None:
+    """Return what a run before this start of the machine wrote on a disk, of the same cluster."""
+    content = lasting.read()
+    if not content:
+        return None
+    record = _decode(content, lasting.path, "remove it; what the worker lent is then lent anew")
+    mine = (record.worker, record.cluster) == (worker, cluster)
+    return record if mine and record.boot != host_identity() else None
 
 
 def lock_record(path: str) -> int:
@@ -404,8 +465,10 @@ def read_record(lock: int, path: str, advice: str) -> Record | None:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror or error}", advice=advice
         ) from error
-    if not content:
-        return None
+    return _decode(content, path, advice) if content else None
+
+
+def _decode(content: bytes, path: str, advice: str) -> Record:
     try:
         version = msgspec.json.decode(content, type=dict[str, object]).get("version")
         if isinstance(version, int) and version > VERSION:

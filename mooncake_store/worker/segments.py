@@ -5,7 +5,8 @@ that does not exist yet is created with its space reserved; it stays when the wo
 
 Memory is anonymous and ends with its process, or lies in files of a folder (`keeping`): then a run
 finds the memory, files and devices of the one before it that was killed, as they were, under the
-same uuids. Nothing else of what lay somewhere before is looked at.
+same uuids; files and block devices also of one that was stopped, or that ended with the machine.
+Nothing else of what lay somewhere before is looked at.
 
 When the master has lost its objects, readers and writers of before may still be under way.
 They keep what they have: memory and files are replaced by new ones. A device cannot be; it
@@ -20,6 +21,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
+from mooncake_store.core.records import Tier
 from mooncake_store.units import format_size, parse_size
 from mooncake_store.worker.keeping import Kept, MemoryKeeper, Wanted, identity_of, memory_folder
 from transfer_engine.errors import ConfigError
@@ -29,7 +31,7 @@ from transfer_engine.segments.memory import Segment
 if TYPE_CHECKING:
     from mooncake_store.config.settings import WorkerConfig
 
-__all__ = ["WorkerSegments", "Place", "parse_place"]
+__all__ = ["WorkerSegments", "Place", "parse_place", "tier_of"]
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,11 @@ def parse_place(text: str) -> Place:
             advice="for example /mnt/nvme/pool:64GiB, or /dev/dax0.0",
         )
     return found
+
+
+def tier_of(segment: Segment | FileSegment) -> Tier:
+    """Return what a segment is made of: what is mapped is memory, also where a device is."""
+    return Tier.DISK if isinstance(segment, FileSegment) else Tier.MEMORY
 
 
 class WorkerSegments:
@@ -81,7 +88,8 @@ class WorkerSegments:
         `MemoryKeeper.hold` does.
         """
         assert self.folder is not None
-        self._keeper = keeper = MemoryKeeper.hold(self.folder, self._name, cluster, life)
+        lasting = [place.path for place in self._places if not _is_memory(place.path)]
+        self._keeper = keeper = MemoryKeeper.hold(self.folder, self._name, cluster, life, lasting)
         self.run = keeper.run
         return keeper.uuid, keeper.epoch
 
@@ -118,7 +126,7 @@ class WorkerSegments:
             keeper.keep(
                 Kept(
                     segment.uuid.hex(), segment.name, segment.size, each.path, each.made,
-                    identity_of(keeper.place(each.path)),
+                    identity_of(keeper.place(each.path)), isinstance(segment, FileSegment),
                 )
                 for each, segment in zip(wanted, self.segments, strict=True)
             )  # fmt: skip
@@ -141,6 +149,8 @@ class WorkerSegments:
     def _open(self, wanted: Wanted, kept: Kept | None) -> Segment | FileSegment:
         uuid = None if kept is None else bytes.fromhex(kept.uuid)
         if not wanted.made:
+            if kept is not None:
+                wanted = wanted._replace(nbytes=kept.nbytes)
             return self._lend(wanted, uuid)
         assert wanted.nbytes is not None
         path = None if self._keeper is None else self._keeper.place(wanted.path)
@@ -176,7 +186,7 @@ class WorkerSegments:
             self._claim(path)
             return made
         self._claim(path)
-        if stat.S_ISCHR(os.stat(path).st_mode):
+        if _is_memory(path):
             return Segment.map(path, nbytes, name=name, uuid=uuid)
         return FileSegment.open(path, size=nbytes, name=name, uuid=uuid)
 
@@ -219,9 +229,16 @@ class WorkerSegments:
         self.run = 0  # not before: what fails on the way is done once more
 
     def leave(self) -> None:
-        """Leave no memory to a next run; what is lent stays so until `close`. Idempotent."""
+        """Leave nothing to a next run; what is lent stays so until `close`. Idempotent."""
         if self._keeper is not None:
             self._keeper.leave()
+
+    def leave_memory(self) -> list[bytes]:
+        """Leave files and devices to a next run, and return the uuids of all else. Idempotent."""
+        if self._keeper is not None:
+            self._keeper.leave_memory()
+        kept = self._keeper is not None
+        return [s.uuid for s in self.segments if not (kept and isinstance(s, FileSegment))]
 
     def close(self) -> None:
         """Give all up. Files stay, those of memory too unless `leave` was called. Idempotent."""
@@ -234,6 +251,14 @@ class WorkerSegments:
             segment.close()
         while self._locks:
             os.close(self._locks.pop())
+
+
+def _is_memory(path: str) -> bool:
+    """Whether a device is mapped: what lies in it is looked after like memory."""
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _touch(memory: Segment) -> None:

@@ -4,9 +4,10 @@
         ...
 
 Starting creates the segments, publishes them (`TransferServer`: shared memory and TCP) and mounts
-them at the master. From then on two threads work: one only says "alive" on the liveness service,
-so that nothing this process does delays it; the other mounts again when the master asks for it
-and runs the copies and moves whose source lies here. Neither ends by what it meets (`lasting`). A
+them at the master. From then on three threads work: one only says "alive" on the liveness service,
+so that nothing this process does delays it; another mounts again when the master asks for it and
+runs the copies and moves whose source lies here; the last one runs hauls between memory and disks.
+None ends by what it meets (`lasting`). A
 worker of which a part cannot go on, be it these or those that serve the memory, falls silent, and
 so is alive to nobody: others stop using what can no longer be reached, or trusted to be looked
 after.
@@ -23,8 +24,9 @@ and the master says whether it comes from that.
 
 A worker with a name keeps its memory in files (`keeping`). Killed and started again it is the same
 worker in a newer run, with the same segments: it asks the master who it is before it takes them up,
-and objects are where they were as soon as it has mounted. A worker that is stopped leaves nothing,
-one that is suspended all of it, as if it was killed.
+and objects are where they were as soon as it has mounted. A worker that is stopped leaves what
+lies in files and devices, one that is suspended all of it, as if it was killed; one that is drained
+leaves nothing.
 
 Not done here: deciding what lies where, and for how long a silent worker is waited for (the master
 does).
@@ -50,7 +52,8 @@ from mooncake_store.wire import cluster as wire
 from mooncake_store.wire import shard as shard_wire
 from mooncake_store.worker.capacity import check_room
 from mooncake_store.worker.copier import Copier
-from mooncake_store.worker.segments import WorkerSegments
+from mooncake_store.worker.hauler import Hauler
+from mooncake_store.worker.segments import WorkerSegments, tier_of
 from transfer_engine.errors import (
     ConfigError,
     IllegalClientError,
@@ -85,6 +88,8 @@ RETURN_S = 10.0
 """For how long a master that was there is asked often whether it is there again."""
 RETURN_PAUSES_S = (0.05, 0.25)
 """Pauses meanwhile are drawn from these, so that many workers do not come at once."""
+HAUL_PAUSE_S = 0.005
+"""The first pause where there is no haul; each further one is twice as long."""
 JOIN_S = 5.0
 WITHDRAW_S = 1.0
 LEASES_S = 30.0
@@ -120,6 +125,8 @@ class Worker:
         self._map: wire.ClusterMap | None = None
         self._cluster: BlockingConnection | None = None
         self._copier: Copier | None = None
+        self._hauler: Hauler | None = None
+        self._hauls: tuple[Hauler, wire.ClusterMap, tuple[int, ...]] | None = None  # while mounted
         self._lock = threading.Lock()  # one user of the cluster connection at a time
         self._mounting = threading.Lock()  # held by the work thread while it mounts again
         self._leaving = False
@@ -128,7 +135,7 @@ class Worker:
         self._remount = threading.Event()
         self._threads: list[LastingThread] = []
         self._pulse: BlockingConnection | None = None
-        self._pause_s = 0.0
+        self._pause_s = self._haul_pause_s = 0.0
         self._away_since: float | None = None  # time.monotonic() when the master was gone
         self._states = StateLog(log)
         self._closed = False
@@ -170,7 +177,8 @@ class Worker:
             raise
         self._lent.populate()
         self._pause_s = self._interval_s
-        for name, turn in (("tasks", self._work), ("ping", self._ping)):
+        turns = ("tasks", self._work), ("hauls", self._haul), ("ping", self._ping)
+        for name, turn in turns:
             thread = LastingThread(f"mooncake-{name}", turn)
             self._threads.append(thread)
             thread.start()
@@ -195,13 +203,12 @@ class Worker:
         assert self._server is not None
         descriptors = {s.uuid: self._server.publish(s) for s in self.segments}
         self._specs = tuple(
-            wire.SegmentSpec(s.uuid, s.name, s.size, descriptors[s.uuid].encode())
+            wire.SegmentSpec(s.uuid, s.name, s.size, descriptors[s.uuid].encode(), int(tier_of(s)))
             for s in self.segments
         )
         identity = shard_wire.OpenClient(self.uuid, self.epoch, self.host, "default")
-        self._copier = Copier(
-            tuple(self.segments), descriptors, identity, self._describe, self._secret
-        )
+        given = tuple(self.segments), descriptors, identity, self._describe, self._secret
+        self._copier, self._hauler = Copier(*given), Hauler(*given)
 
     def _take_place(self) -> None:
         """Become the worker of this name, in the cluster that there is."""
@@ -227,8 +234,8 @@ class Worker:
         """
         assert self._server is not None
         log.warning("worker %s: %s; all memory is replaced", self.name, why)
-        if self._copier is not None:
-            self._copier.close()
+        self._hauls = None
+        self._end_errands()
         for segment in self.segments:
             if self._server.find(segment.uuid) is not None:
                 self._server.withdraw(segment, timeout_s=WITHDRAW_S)
@@ -236,6 +243,11 @@ class Worker:
         self.epoch = max(self.epoch + 1, time.time_ns())
         self._lent.replace(found.cluster, found.life, self.epoch)
         self._publish()
+
+    def _end_errands(self) -> None:
+        for errands in (self._copier, self._hauler):
+            if errands is not None:
+                errands.close()
 
     def _patiently(self, attempt: Callable[[], None], timeout_s: float) -> None:
         """Do what needs the master, again while it is out of reach."""
@@ -294,13 +306,17 @@ class Worker:
             )
         self.numbers, self._disowned, self._mounted = mounted.numbers, 0, found.epoch
         self._away_since = None
+        assert self._hauler is not None
+        self._hauls = self._hauler, found, mounted.numbers
         self._states.change(f"master {self.config.master}", "mounted")
 
     def stop(self, *, drain_s: float = 0.0, leases_s: float = LEASES_S) -> None:
-        """Take the segments back and end.
+        """Take the segments back and end, but for files and devices of a worker with a name.
 
-        With `drain_s` objects are first moved to other workers, for at most that long. The memory
-        stays until readers' leases end, at most `leases_s`. Idempotent.
+        These stay the next run's, with what lies in them: to the master they are away, as when a
+        worker was killed. With `drain_s` nothing stays: objects are first moved to other workers,
+        for at most that long. The memory stays until readers' leases end, at most `leases_s`.
+        Idempotent.
         """
         if self._closed:
             return
@@ -346,8 +362,13 @@ class Worker:
         if self._mounting.acquire(timeout=CALL_S):  # what began before has ended
             self._mounting.release()
         # Before the master lets go: its memory is nobody's from then on.
-        self._lent.leave()
-        segments = tuple(segment.uuid for segment in self.segments)
+        if drain_s:
+            self._lent.leave()
+            segments = tuple(segment.uuid for segment in self.segments)
+        else:
+            segments = tuple(self._lent.leave_memory())
+        if not segments:
+            return 0
         request = wire.Unmount(self.uuid, self.epoch, segments, int(drain_s * 1000))
         try:
             outcome: wire.Outcome = self._call(
@@ -361,8 +382,7 @@ class Worker:
         return outcome.busy_ms
 
     def _release(self) -> None:
-        if self._copier is not None:
-            self._copier.close()
+        self._end_errands()
         if self._server is not None:
             self._server.close()
         self._lent.close()
@@ -497,6 +517,21 @@ class Worker:
             worked = False
         # Work seldom comes alone: look again soon, then less and less often.
         self._pause_s = 0.005 if worked else min(self._interval_s, self._pause_s * 2)
+
+    def _haul(self) -> None:
+        """Run the hauls that wait, one after the other while there are any."""
+        if self._stopping.wait(self._haul_pause_s):
+            return
+        worked, hauls = False, self._hauls
+        if hauls is not None:
+            hauler, cluster, numbers = hauls
+            try:
+                worked = hauler.work(cluster, numbers)
+                self._states.change(f"hauls of {self.name}", "going on", level=logging.DEBUG)
+            except StoreError as error:
+                self._states.change(f"hauls of {self.name}", "waiting", error.what)
+        pause_s = max(HAUL_PAUSE_S, 2 * self._haul_pause_s)
+        self._haul_pause_s = 0.0 if worked else min(self._interval_s, pause_s)
 
 
 def _towards(master: str) -> str:

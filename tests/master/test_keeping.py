@@ -410,6 +410,87 @@ def test_a_lent_file_outlives_a_worker_that_leaves_and_means_nothing_then(run, t
     assert run(**lent).uuids != first.uuids
 
 
+@pytest.fixture
+def next_boot(run, monkeypatch):
+    """Let the machine be started anew: memory goes, with what is said of it, and disks stay."""
+
+    def start():
+        for path in run.folder.iterdir():
+            path.unlink()
+        monkeypatch.setattr("mooncake_store.worker.keeping.host_identity", lambda: "another boot")
+
+    return start
+
+
+@pytest.mark.parametrize("end", ["die", "stop"])
+def test_lent_files_are_found_again_after_a_start_of_the_machine(run, tmp_path, next_boot, end):
+    path = tmp_path / "disk" / "pool"
+    path.parent.mkdir()
+    lent = {"segments_bytes": (2 * MIB,), "files": (f"{path}:1MiB",)}
+    first = run(**lent)
+    first.lent.note_run(77)
+    if end == "stop":
+        assert first.lent.leave_memory() == first.uuids[:1]
+    first.die()
+    next_boot()
+    second = run(**lent)
+    assert (second.uuid, second.lent.run) == (first.uuid, 77)
+    assert second.epoch > first.epoch
+    assert second.uuids[1:] == first.uuids[1:]
+    assert second.uuids[:1] != first.uuids[:1]
+
+
+def test_a_worker_that_is_stopped_leaves_its_files_in_the_same_boot_too(run, tmp_path):
+    lent = {"segments_bytes": (2 * MIB,), "files": (f"{tmp_path / 'pool'}:1MiB",)}
+    first = run(**lent)
+    first.lent.leave_memory()
+    first.die()
+    assert not list(run.folder.glob("*.mem"))
+    second = run(**lent)
+    assert second.uuids[1:] == first.uuids[1:]
+    assert second.uuids[:1] != first.uuids[:1]
+    second.lent.leave()
+    second.die()
+    assert run(**lent).uuids[1:] != first.uuids[1:]
+
+
+def test_what_was_cleaned_away_is_not_found_again(run, tmp_path, next_boot):
+    path = tmp_path / "disk" / "pool"
+    path.parent.mkdir()
+    lent = {"segments_bytes": (), "files": (f"{path}:1MiB",)}
+    first = run(**lent)
+    first.die()
+    assert [found.worker for found in clean(str(run.folder), "w")] == ["w"]
+    next_boot()
+    assert run(**lent).uuids != first.uuids
+
+
+@pytest.mark.parametrize("other", ["file", "life", "cluster"])
+def test_after_a_start_of_the_machine_other_files_and_contents_mean_nothing(
+    run, tmp_path, next_boot, other
+):
+    path = tmp_path / "disk" / "pool"
+    path.parent.mkdir()
+    lent = {"segments_bytes": (), "files": (f"{path}:1MiB",)}
+    first = run(**lent)
+    first.die()
+    next_boot()
+    if other == "file":
+        path.rename(path.with_name("kept"))  # so that its number is not given to the next one
+    contents = {"life": {"life": 2}, "cluster": {"cluster": "c2"}}.get(other, {})
+    assert run(**lent, **contents).uuids != first.uuids
+
+
+def test_a_record_that_no_disk_takes_is_told_once(run, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    (tmp_path / "state").write_text("no folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    first = run(segments_bytes=(), files=(f"{tmp_path / 'pool'}:1MiB",))
+    first.lent.note_run(5)
+    told = [line for line in caplog.messages if "what lies in them is lost" in line]
+    assert len(told) == 1
+
+
 def test_a_record_can_lie_where_files_are_written_through_memory_only(run, monkeypatch):
     """As on hugetlbfs."""
 

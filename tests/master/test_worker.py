@@ -14,7 +14,7 @@ from mooncake_store.errors import AuthError, IllegalClientError, UnavailableErro
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.wire.cluster import CLUSTER, MAP, UNMOUNT
 from mooncake_store.wire.shard import OpenClient
-from mooncake_store.worker import copier
+from mooncake_store.worker import copier, errands
 from mooncake_store.worker.worker import Worker
 from tests.master.wires import numbered
 from tests.waiting import until
@@ -333,7 +333,7 @@ def test_a_shard_that_refuses_a_worker_keeps_no_connection_of_it(monkeypatch):
 
     made = []
     monkeypatch.setattr(
-        copier.BlockingConnection, "connect", classmethod(lambda *_, **__: Refusing())
+        errands.BlockingConnection, "connect", classmethod(lambda *_, **__: Refusing())
     )
     identity = OpenClient(bytes(16), 1, "host", "default")
     copying = copier.Copier((), {}, identity, lambda numbers: (), None)

@@ -1,0 +1,218 @@
+"""Running hauls: batches of objects on their way between memory and disks, fetched and reported.
+
+A haul goes from one segment of this process to one of anybody's, as one batch: the file transport
+sorts it by offset and joins neighbours into large transfers. What comes from a disk is compared
+with its checksum before it is reported, so nothing that a disk made of it gets to readers. What
+goes to a disk is on its medium before it is reported (`TransferEngine.sync`), so no journal says
+that a disk has what it would not have after a power cut.
+
+Each object has a status of its own; what fails as a whole is that of every object. A disk that
+fails again and again is told in the log, once, and again when it is well. Hauls have a thread of
+their own: a disk that hangs holds up nothing else.
+
+A fetch asks for few hauls, and the next one follows at once: what is under way is what a shard
+counts on. Cost: a few calls a haul, and bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mooncake_store.core.records import Tier
+from mooncake_store.program.logs import StateLog
+from mooncake_store.wire import shard as shard_wire
+from mooncake_store.worker.errands import CALL_S, Errands, Target
+from transfer_engine.errors import (
+    ChecksumMismatchError,
+    NotFoundError,
+    StoreError,
+    TransferError,
+)
+from transfer_engine.segments.file import FileSegment
+from transfer_engine.segments.memory import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    from mooncake_store.worker.errands import Lent
+    from transfer_engine.rpc.blocking import BlockingConnection
+
+    Statuses = NDArray[np.int16]
+
+__all__ = ["Haul", "Hauler"]
+
+log = logging.getLogger(__name__)
+
+FETCH = 2
+PART_BYTES = 32 << 20
+"""What goes from a disk to another process at once, through memory of this one."""
+FAILING_AFTER = 3
+"""Hauls in a row of which a part failed, after which a segment is called suspect."""
+
+
+class Haul(NamedTuple):
+    """Objects that go from one segment to another, side by side in columns."""
+
+    number: int
+    source: int
+    target: int
+    source_offsets: NDArray[np.int64]
+    target_offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    checksums: NDArray[np.uint64]
+
+    def part(self, chosen: NDArray[np.intp] | slice) -> Self:
+        """Return some of the objects."""
+        return self._replace(
+            source_offsets=self.source_offsets[chosen],
+            target_offsets=self.target_offsets[chosen],
+            sizes=self.sizes[chosen],
+            checksums=self.checksums[chosen],
+        )
+
+
+class Hauler(Errands):
+    """Hauls from segments of this process into those of anybody."""
+
+    def __init__(self, *given: Any) -> None:
+        # Without rdma: memory is registered with a card once, by who copies.
+        super().__init__(*given, ways=("local", "shm", "file", "tcp"))
+        self._failed: Counter[str] = Counter()
+        self._states = StateLog(log)
+
+    def _serve(self, connection: BlockingConnection, lent: dict[int, Lent]) -> bool:
+        body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH)
+        reply = connection.call(shard_wire.FETCH_HAULS, body, timeout_s=CALL_S)
+        worked = False
+        for haul in hauls_in(shard_wire.FETCH_HAULS.reply.unpack(reply)):
+            statuses = self.run(haul, lent)
+            body = shard_wire.FINISH_HAUL.request.pack(number=haul.number, statuses=statuses)
+            connection.call(shard_wire.FINISH_HAUL, body, timeout_s=CALL_S)
+            worked = True
+        return worked
+
+    def run(self, haul: Haul, lent: dict[int, Lent]) -> Statuses:
+        """Carry a haul out; return what became of each object."""
+        try:
+            return self._move(haul, lent)
+        except Exception as error:  # the shard must hear that its space is free again
+            if not isinstance(error, StoreError):
+                log.exception("the haul to segment %d failed", haul.target)
+            self._drop(haul.target)
+            names = [lent[number].name for number in (haul.source, haul.target) if number in lent]
+            self._note(" to ".join(names) or f"segment {haul.target}", str(error))
+            code = error.code if isinstance(error, StoreError) else TransferError.code
+            return np.full(len(haul.sizes), code, np.int16)
+
+    def _move(self, haul: Haul, lent: dict[int, Lent]) -> Statuses:
+        source = lent.get(haul.source)
+        if source is None:
+            raise NotFoundError(f"segment {haul.source} is not of this worker", advice="")
+        there = self._place(haul.target, lent)
+        # Who takes addresses keeps the memory, should the segments be replaced meanwhile.
+        held = [s.mapping for s in (source, lent.get(haul.target)) if isinstance(s, Segment)]
+        if isinstance(source, Segment):
+            at = source.address + haul.source_offsets
+            given = haul.target_offsets, haul.sizes, at
+            statuses = self._engine.write_batch(there.handle, *given).statuses
+        else:
+            statuses = self._from_disk(haul, source, lent.get(haul.target), there)
+        if there.tier == Tier.DISK and (statuses == 0).any():
+            self._engine.sync(there.handle)
+        del held
+        self._judge(haul, source, there, statuses)
+        return statuses.astype(np.int16)
+
+    def _place(self, number: int, lent: dict[int, Lent]) -> Target:
+        """Return where a haul goes, be it lent by this process or by another one."""
+        own = lent.get(number)
+        if isinstance(own, FileSegment):
+            return Target(self._files[own.uuid], Tier.DISK)
+        return self._target(number)
+
+    def _from_disk(
+        self, haul: Haul, source: FileSegment, own: Lent | None, there: Target
+    ) -> NDArray[np.int32]:
+        """Read, compare, and write what is as it was put."""
+        if isinstance(own, Segment):
+            # Nobody reads there before it is reported, so what is damaged does no harm.
+            return self._read(haul, source, own.address + haul.target_offsets)
+        statuses = np.zeros(len(haul.sizes), np.int32)
+        for first, stop in _parts(haul.sizes):
+            part = haul.part(slice(first, stop))
+            memory = np.empty(int(part.sizes.sum()), np.uint8)
+            at = memory.ctypes.data + np.cumsum(part.sizes) - part.sizes
+            read = self._read(part, source, at)
+            good = np.flatnonzero(read == 0)
+            done = self._engine.write_batch(
+                there.handle, part.target_offsets[good], part.sizes[good], at[good], trusted=True
+            )
+            read[good] = done.statuses
+            statuses[first:stop] = read
+        return statuses
+
+    def _read(self, haul: Haul, source: FileSegment, at: NDArray[np.int64]) -> NDArray[np.int32]:
+        found = self._engine.read_batch(
+            self._files[source.uuid],
+            haul.source_offsets,
+            haul.sizes,
+            at,
+            checksums=True,
+            trusted=True,
+        )
+        statuses = found.statuses.copy()
+        assert found.checksums is not None
+        damaged = (statuses == 0) & (found.checksums != haul.checksums)
+        statuses[damaged] = ChecksumMismatchError.code
+        return statuses
+
+    def _judge(self, haul: Haul, source: Lent, there: Target, statuses: NDArray[np.int32]) -> None:
+        """Note how the disk does that a haul went to or came from."""
+        name = source.name if isinstance(source, FileSegment) else there.handle.descriptor.name
+        bad = statuses[statuses != 0]
+        if len(bad):
+            first = int(bad[0])
+            self._note(name, f"{len(bad)} of {len(haul.sizes)} objects, the first with {first}")
+        elif self._failed.pop(name, 0) >= FAILING_AFTER:
+            self._states.change(f"segment {name}", "well again")
+
+    def _note(self, name: str, why: str) -> None:
+        self._failed[name] += 1
+        if self._failed[name] >= FAILING_AFTER:
+            self._states.change(
+                f"segment {name}", "suspect: hauls fail again and again", why, logging.WARNING
+            )
+
+
+def hauls_in(columns: Any) -> Iterator[Haul]:
+    """Yield the hauls of a reply, whose objects stand side by side."""
+    numbers = columns.haul
+    begins = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+    for first, stop in zip(begins, [*begins[1:], len(numbers)], strict=True):
+        yield Haul(
+            int(numbers[first]),
+            int(columns.source[first]),
+            int(columns.target[first]),
+            columns.source_offset[first:stop],
+            columns.target_offset[first:stop],
+            columns.size[first:stop],
+            columns.checksum[first:stop],
+        )
+
+
+def _parts(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield (first, stop) of objects of PART_BYTES together, or of one that is larger."""
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        stop = max(first + 1, int(np.searchsorted(ends, before + PART_BYTES, "right")))
+        yield first, stop
+        first = stop
