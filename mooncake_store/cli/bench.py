@@ -150,6 +150,13 @@ COMMANDS = {
         {"--quick": "first tokens with hits, streaming, a group of two"} | FULL,
         module="serving.bench",
     ),
+    "tiers": _Bench(
+        "Measure hauls between memory and a file: GB/s there, and back.",
+        {
+            "--quick": "blocks of 64 KiB and 1 MiB to a temporary file and back",
+            "--vs raw": "beside a bare program on the same file system",
+        },
+    ),
     "transfer": _Bench(
         "Measure the transfer engine alone: GB/s of reads and writes.",
         {

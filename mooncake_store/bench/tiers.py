@@ -1,0 +1,177 @@
+"""How fast blocks go from memory to a file and come back, as a worker takes them there.
+
+`demote/SIZE/bN` writes a haul of N blocks to a file segment and has it on the medium; `read_back`
+reads one into memory and compares checksums. It is the worker's own code for both, without a
+master. `raw` is what a bare program does with the same bytes in the same file system, in turn with
+ours: one large write past the page cache and one wait for the medium, one large read, no checksums.
+
+The folder is that of temporary files (TMPDIR): name one on the disk that is meant. Blocks are taken
+in turn from a file that is larger than what a device has under way; where direct I/O is not to be
+had, both sides use the page cache, and reads come from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import tempfile
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_store.bench.harness import alternate
+from mooncake_store.units import KIB, MIB, format_size
+from mooncake_store.wire import shard as shard_wire
+from mooncake_store.worker.hauler import Haul, Hauler
+from transfer_engine.checksum import checksum_ranges
+from transfer_engine.segments.file import FileSegment
+from transfer_engine.segments.memory import Segment
+from transfer_engine.transports.server import TransferServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mooncake_store.bench.harness import Report
+
+__all__ = ["ALTERNATIVES", "run"]
+
+ALTERNATIVES = ("raw",)
+SIZES = (64 * KIB, MIB)
+BATCH = 128
+HAULS, HAULS_QUICK = 4, 2
+"""Hauls of the largest blocks that the file has room for."""
+REPEATS, REPEATS_QUICK = 15, 3
+DEADLINE_S = 8.0
+MEMORY, DISK = 0, 1
+"""Numbers of the segments."""
+
+
+def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
+    """Measure all rows; `vs` may name raw."""
+    hauls = HAULS_QUICK if quick else HAULS
+    with tempfile.TemporaryDirectory(prefix="mooncake-bench-") as folder, ExitStack() as stack:
+        ours = _Hauls(stack, folder, hauls * BATCH * max(SIZES))
+        raw = _Raw(stack, folder, hauls * BATCH * max(SIZES), direct=ours.direct)
+        for size in SIZES:
+            for name in ("demote", "read_back"):
+                sides: dict[str, Callable[[], float]] = {"ours": ours.call(name, size)}
+                if vs:
+                    sides["raw"] = raw.call(name, size)
+                repeats = REPEATS_QUICK if quick else REPEATS
+                found = alternate(sides, repeats, DEADLINE_S)
+                report.row(
+                    f"{name}/{format_size(size)}/b{BATCH}", "GB/s", found.pop("ours"), vs=found
+                )
+
+
+class _Side:
+    """Something that takes blocks to a file and back."""
+
+    nbytes: int
+
+    def call(self, name: str, size: int) -> Callable[[], float]:
+        """Return what moves the next blocks of a size, and answers GB/s."""
+        steps = {"demote": self.demote, "read_back": self.read_back}
+        places = itertools.cycle(range(0, self.nbytes, BATCH * size))
+
+        def once() -> float:
+            at = next(places)
+            began = time.perf_counter()
+            steps[name](size, at)
+            return BATCH * size / (time.perf_counter() - began) / 1e9
+
+        return once
+
+    def demote(self, size: int, at: int) -> None:
+        """Have blocks on the medium, from a place of the file on."""
+        raise NotImplementedError
+
+    def read_back(self, size: int, at: int) -> None:
+        """Have them in memory again."""
+        raise NotImplementedError
+
+
+class _Hauls(_Side):
+    """The segments of a worker, and what carries its hauls out."""
+
+    def __init__(self, stack: ExitStack, folder: str, nbytes: int) -> None:
+        self.nbytes = nbytes
+        memory = stack.enter_context(Segment.create(BATCH * max(SIZES), name="memory"))
+        np.frombuffer(memory.buffer, np.uint8)[:] = _bytes(memory.size)
+        path = os.path.join(folder, "segment")
+        disk = stack.enter_context(FileSegment.create(path, nbytes, name="disk"))
+        self.direct = disk.file.direct
+        server = stack.enter_context(TransferServer(tcp=None))
+        told = {segment.uuid: server.publish(segment) for segment in (memory, disk)}
+        identity = shard_wire.OpenClient(bytes(16), 1, "", "default")
+        self._hauler = Hauler((memory, disk), told, identity, lambda _: (), None)
+        stack.callback(self._hauler.close)
+        self._lent = {MEMORY: memory, DISK: disk}
+        self._address = memory.address
+
+    def _haul(self, source: int, target: int, size: int, at: int) -> None:
+        sizes = np.full(BATCH, size, np.int64)
+        here = np.arange(BATCH, dtype=np.int64) * size
+        offsets = {MEMORY: here, DISK: at + here}
+        # The same bytes lie everywhere in the file, so sums are those of the memory.
+        sums = self._sums[size] if source == DISK else np.zeros(BATCH, np.uint64)
+        haul = Haul(1, source, target, offsets[source], offsets[target], sizes, sums)
+        statuses = self._hauler.run(haul, self._lent)
+        if statuses.any():
+            raise AssertionError(f"a haul failed: {statuses.tolist()}")
+
+    def call(self, name: str, size: int) -> Callable[[], float]:
+        """Fill the file with the blocks that are read, then as any side."""
+        if name == "read_back":
+            here = self._address + np.arange(BATCH, dtype=np.int64) * size
+            sizes = np.full(BATCH, size, np.int64)
+            self._sums = {size: checksum_ranges(here, sizes)}
+            for at in range(0, self.nbytes, BATCH * size):
+                self.demote(size, at)
+        return super().call(name, size)
+
+    def demote(self, size: int, at: int) -> None:
+        self._haul(MEMORY, DISK, size, at)
+
+    def read_back(self, size: int, at: int) -> None:
+        self._haul(DISK, MEMORY, size, at)
+
+
+class _Raw(_Side):
+    """A bare program: a file, memory in whole pages, and two system calls."""
+
+    def __init__(self, stack: ExitStack, folder: str, nbytes: int, *, direct: bool) -> None:
+        self.nbytes = nbytes
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+        self._fd = os.open(os.path.join(folder, "raw"), flags, 0o600)
+        stack.callback(os.close, self._fd)
+        os.posix_fallocate(self._fd, 0, nbytes)
+        self._memory = mmap.mmap(-1, BATCH * max(SIZES))
+        self._memory[:] = _bytes(len(self._memory)).tobytes()
+
+    def call(self, name: str, size: int) -> Callable[[], float]:
+        """Fill the file, as the other side does."""
+        if name == "read_back":
+            for at in range(0, self.nbytes, BATCH * size):
+                self.demote(size, at)
+        return super().call(name, size)
+
+    def demote(self, size: int, at: int) -> None:
+        view = memoryview(self._memory)[: BATCH * size]
+        while view:
+            done = os.pwrite(self._fd, view, at)
+            view, at = view[done:], at + done
+        os.fdatasync(self._fd)
+
+    def read_back(self, size: int, at: int) -> None:
+        view = memoryview(self._memory)[: BATCH * size]
+        while view:
+            done = os.preadv(self._fd, [view], at)
+            view, at = view[done:], at + done
+
+
+def _bytes(count: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.random.default_rng(7).integers(0, 256, count, np.uint8)
