@@ -8,7 +8,7 @@ Segments that are files are read like segments of others.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire import shard as shard_wire
@@ -47,6 +47,8 @@ class Errands(abc.ABC):
     and leaves out those that are gone.
     """
 
+    transports: ClassVar[Sequence[str]] = transports.NAMES
+
     def __init__(
         self,
         segments: Sequence[Lent],
@@ -54,13 +56,12 @@ class Errands(abc.ABC):
         identity: shard_wire.OpenClient,
         describe: Callable[[tuple[int, ...]], tuple[wire.SegmentEntry, ...]],
         secret: bytes | None,
-        ways: Sequence[str] = transports.NAMES,
     ) -> None:
         self._segments = segments
         self._identity = identity
         self._describe = describe
         self._secret = secret
-        self._engine = TransferEngine(transports=ways, secret=secret)
+        self._engine = TransferEngine(transports=self.transports, secret=secret)
         self._files: dict[bytes, SegmentHandle] = {}
         for segment in segments:
             if isinstance(segment, Segment):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.memory import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
@@ -81,9 +81,11 @@ class Haul(NamedTuple):
 class Hauler(Errands):
     """Hauls from segments of this process into those of anybody."""
 
+    # Without rdma: memory is registered with a card once, by who copies.
+    transports: ClassVar[Sequence[str]] = ("local", "shm", "file", "tcp")
+
     def __init__(self, *given: Any) -> None:
-        # Without rdma: memory is registered with a card once, by who copies.
-        super().__init__(*given, ways=("local", "shm", "file", "tcp"))
+        super().__init__(*given)
         self._failed: Counter[str] = Counter()
         self._states = StateLog(log)
 
@@ -112,38 +114,38 @@ class Hauler(Errands):
             return np.full(len(haul.sizes), code, np.int16)
 
     def _move(self, haul: Haul, lent: dict[int, Lent]) -> Statuses:
-        source = lent.get(haul.source)
+        source, own = lent.get(haul.source), lent.get(haul.target)
         if source is None:
             raise NotFoundError(f"segment {haul.source} is not of this worker", advice="")
-        there = self._place(haul.target, lent)
         # Who takes addresses keeps the memory, should the segments be replaced meanwhile.
-        held = [s.mapping for s in (source, lent.get(haul.target)) if isinstance(s, Segment)]
-        if isinstance(source, Segment):
-            at = source.address + haul.source_offsets
-            given = haul.target_offsets, haul.sizes, at
-            statuses = self._engine.write_batch(there.handle, *given).statuses
+        held = [each.mapping for each in (source, own) if isinstance(each, Segment)]
+        if isinstance(source, FileSegment) and isinstance(own, Segment):
+            # Nobody reads there before it is reported, so what is damaged does no harm.
+            statuses = self._read(haul, source, own.address + haul.target_offsets)
+            disk = source.name
         else:
-            statuses = self._from_disk(haul, source, lent.get(haul.target), there)
-        if there.tier == Tier.DISK and (statuses == 0).any():
-            self._engine.sync(there.handle)
+            there = self._place(haul.target, own)
+            disk = there.handle.descriptor.name
+            if isinstance(source, FileSegment):
+                statuses = self._read_and_write(haul, source, there)
+            else:
+                at = source.address + haul.source_offsets
+                given = haul.target_offsets, haul.sizes, at
+                statuses = self._engine.write_batch(there.handle, *given).statuses
+            if there.tier == Tier.DISK and (statuses == 0).any():
+                self._engine.sync(there.handle)
         del held
-        self._judge(haul, source, there, statuses)
+        self._judge(disk, statuses)
         return statuses.astype(np.int16)
 
-    def _place(self, number: int, lent: dict[int, Lent]) -> Target:
+    def _place(self, number: int, own: Lent | None) -> Target:
         """Return where a haul goes, be it lent by this process or by another one."""
-        own = lent.get(number)
         if isinstance(own, FileSegment):
             return Target(self._files[own.uuid], Tier.DISK)
         return self._target(number)
 
-    def _from_disk(
-        self, haul: Haul, source: FileSegment, own: Lent | None, there: Target
-    ) -> NDArray[np.int32]:
+    def _read_and_write(self, haul: Haul, source: FileSegment, there: Target) -> NDArray[np.int32]:
         """Read, compare, and write what is as it was put."""
-        if isinstance(own, Segment):
-            # Nobody reads there before it is reported, so what is damaged does no harm.
-            return self._read(haul, source, own.address + haul.target_offsets)
         statuses = np.zeros(len(haul.sizes), np.int32)
         for first, stop in _parts(haul.sizes):
             part = haul.part(slice(first, stop))
@@ -173,13 +175,12 @@ class Hauler(Errands):
         statuses[damaged] = ChecksumMismatchError.code
         return statuses
 
-    def _judge(self, haul: Haul, source: Lent, there: Target, statuses: NDArray[np.int32]) -> None:
+    def _judge(self, name: str, statuses: NDArray[np.int32]) -> None:
         """Note how the disk does that a haul went to or came from."""
-        name = source.name if isinstance(source, FileSegment) else there.handle.descriptor.name
         bad = statuses[statuses != 0]
         if len(bad):
-            first = int(bad[0])
-            self._note(name, f"{len(bad)} of {len(haul.sizes)} objects, the first with {first}")
+            why = f"{len(bad)} of {len(statuses)} objects, the first with status {int(bad[0])}"
+            self._note(name, why)
         elif self._failed.pop(name, 0) >= FAILING_AFTER:
             self._states.change(f"segment {name}", "well again")
 
