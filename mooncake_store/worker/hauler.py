@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -108,8 +109,7 @@ class Hauler(Errands):
             if not isinstance(error, StoreError):
                 log.exception("the haul to segment %d failed", haul.target)
             self._drop(haul.target)
-            names = [lent[number].name for number in (haul.source, haul.target) if number in lent]
-            self._note(" to ".join(names) or f"segment {haul.target}", str(error))
+            self._failing(_disk_of(haul, lent), str(error))
             code = error.code if isinstance(error, StoreError) else TransferError.code
             return np.full(len(haul.sizes), code, np.int16)
 
@@ -122,10 +122,8 @@ class Hauler(Errands):
         if isinstance(source, FileSegment) and isinstance(own, Segment):
             # Nobody reads there before it is reported, so what is damaged does no harm.
             statuses = self._read(haul, source, own.address + haul.target_offsets)
-            disk = source.name
         else:
             there = self._place(haul.target, own)
-            disk = there.handle.descriptor.name
             if isinstance(source, FileSegment):
                 statuses = self._read_and_write(haul, source, there)
             else:
@@ -135,7 +133,7 @@ class Hauler(Errands):
             if there.tier == Tier.DISK and (statuses == 0).any():
                 self._engine.sync(there.handle)
         del held
-        self._judge(disk, statuses)
+        self._judge(_disk_of(haul, lent), statuses)
         return statuses.astype(np.int16)
 
     def _place(self, number: int, own: Lent | None) -> Target:
@@ -175,28 +173,32 @@ class Hauler(Errands):
         statuses[damaged] = ChecksumMismatchError.code
         return statuses
 
-    def _judge(self, name: str, statuses: NDArray[np.int32]) -> None:
+    def _judge(self, disk: str, statuses: NDArray[np.int32]) -> None:
         """Note how the disk does that a haul went to or came from."""
         bad = statuses[statuses != 0]
         if len(bad):
-            why = f"{len(bad)} of {len(statuses)} objects, the first with status {int(bad[0])}"
-            self._note(name, why)
-        elif self._failed.pop(name, 0) >= FAILING_AFTER:
-            self._states.change(f"segment {name}", "well again")
+            of = f"{len(bad)} of {len(statuses)} objects"
+            self._failing(disk, f"{of}, the first with status {int(bad[0])}")
+        elif self._failed.pop(disk, 0) >= FAILING_AFTER:
+            self._states.change(disk, "well again")
 
-    def _note(self, name: str, why: str) -> None:
-        self._failed[name] += 1
-        if self._failed[name] >= FAILING_AFTER:
-            self._states.change(
-                f"segment {name}", "suspect: hauls fail again and again", why, logging.WARNING
-            )
+    def _failing(self, disk: str, why: str) -> None:
+        self._failed[disk] += 1
+        if self._failed[disk] >= FAILING_AFTER:
+            self._states.change(disk, "suspect: hauls fail again and again", why, logging.WARNING)
+
+
+def _disk_of(haul: Haul, lent: dict[int, Lent]) -> str:
+    """Return what the log calls the disk of a haul: its source, or else its target."""
+    number = haul.source if isinstance(lent.get(haul.source), FileSegment) else haul.target
+    return f"segment {lent[number].name if number in lent else number}"
 
 
 def hauls_in(columns: Any) -> Iterator[Haul]:
     """Yield the hauls of a reply, whose objects stand side by side."""
     numbers = columns.haul
     begins = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
-    for first, stop in zip(begins, [*begins[1:], len(numbers)], strict=True):
+    for first, stop in pairwise([*begins, len(numbers)]):
         yield Haul(
             int(numbers[first]),
             int(columns.source[first]),

@@ -66,7 +66,7 @@ class LastingFile:
         """
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return b""
         except OSError as error:
             raise self._unusable(f"cannot be read: {error.strerror or error}") from error

@@ -221,6 +221,22 @@ def test_a_disk_that_fails_again_and_again_is_told_once_and_when_it_is_well(lab,
     assert "well again" in caplog.text
 
 
+def test_a_disk_that_syncs_no_more_is_told_as_well(lab, monkeypatch, caplog):
+    def fail(fd):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    lab.fill(lab.memory, lab.here)
+    with caplog.at_level(logging.INFO, logger="mooncake_store.worker.hauler"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+            for _ in range(hauler.FAILING_AFTER):
+                lab.haul(MEMORY, lab.here, DISK, lab.there)
+        assert "segment disk" in caplog.text
+        assert "Input/output error" in caplog.text
+        lab.haul(MEMORY, lab.here, DISK, lab.there)
+    assert "well again" in caplog.text
+
+
 def test_hauls_of_one_reply_are_told_apart():
     """Each object is reported with its own haul, in the order of the reply."""
     shape = SimpleNamespace(**columns_of(

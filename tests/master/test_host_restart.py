@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -62,13 +62,12 @@ def lived(folder: Path, *, in_order: bool) -> Shard:
     shard.get(START, client, digests_of([1]), TTL)
     header = keeper._ring.ring.header
     until(lambda: int(header[HEAD]) == int(header[WRITTEN]))
-    if in_order:
-        keeper.close()
-    else:
-        assert keeper._writer.close()
-        os.close(keeper._lock)
-        keeper._lock = -1
-        remove_rings(folder)
+    if not in_order:
+        shutil.copytree(folder, as_it_was := folder.with_name("as-it-was"))
+    keeper.close()
+    if not in_order:
+        shutil.rmtree(folder)
+        as_it_was.rename(folder)
     return shard
 
 
