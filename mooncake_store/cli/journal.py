@@ -317,6 +317,7 @@ def _verified(journals: "KeptJournals", shard: int) -> dict[str, Any]:
         "damages": [_damage(each) for each in contents.damages],
         "torn": None if contents.torn is None else _damage(contents.torn),
         "kept": not unused and not empty,
+        "cut": contents.cut,
         "lost": judgement.lost,
         "why": unused or ("nothing was written down yet" if empty else ""),
     }
@@ -341,6 +342,8 @@ def _told(shard: dict[str, Any]) -> Iterator[str]:
     if shard["torn"]:
         yield f"  torn tail, no damage: {shard['torn']['told']}"
     kept = "keeps all" if not shard["lost"] else f"keeps all but {shard['lost']} objects"
+    if shard["cut"]:
+        kept += ", as it was when the disk had it last: the host was started anew since"
     if not shard["kept"]:
         kept = f"begins with nothing because {shard['why']}"
     yield f"  a master started now {kept}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from typing import TYPE_CHECKING
@@ -12,8 +13,10 @@ import pytest
 from mooncake_store.cli.shared.tree import run
 from mooncake_store.client.blocking import Client
 from mooncake_store.core.ring import HEAD, WRITTEN
-from mooncake_store.journal.ring_file import rings_of
+from mooncake_store.journal.origin import Origin
+from mooncake_store.journal.ring_file import remove_rings, rings_of
 from mooncake_store.local_cluster import LocalCluster
+from mooncake_store.master import kept_journals
 from mooncake_store.master.kept_journals import KeptJournals
 from tests.waiting import until
 
@@ -132,6 +135,21 @@ def test_what_is_whole_is_called_so_and_not_touched(tmp_path: Path, journal: Com
     assert value["whole"]
     assert [shard["damages"] for shard in value["shards"]] == [[], []]
     assert content() == before
+
+
+def test_after_a_start_of_the_host_it_says_what_a_master_goes_on_with(
+    tmp_path: Path, journal: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pool(tmp_path) as cluster:
+        with Client(cluster.url) as client:
+            live_through(client, "key")
+        cluster.kill_master()
+        remove_rings(tmp_path / "shard-0")
+        monkeypatch.setattr(kept_journals, "Origin", functools.partial(Origin, boot=(1, 2)))
+        code, out, _ = journal("verify")
+        assert code == 0
+        assert "keeps all, as it was when the disk had it last" in out
+        assert json.loads(journal("verify", "--json")[1])["shards"][0]["cut"]
 
 
 def test_a_busy_shard_looks_whole(tmp_path: Path, journal: Command) -> None:
