@@ -34,7 +34,6 @@ from transfer_engine.segments.file import FileSegment
 
 if TYPE_CHECKING:
     from transfer_engine.base import SegmentDescriptor
-    from transfer_engine.transports.owner import Served
 
 __all__ = [
     "QUESTION_BYTES_MAX",
@@ -205,8 +204,8 @@ class Publisher(Protocol):
     def described(self) -> list[SegmentDescriptor]:
         """Return the descriptors of everything that is published, in the order of publishing."""
 
-    def find(self, uuid: bytes) -> Served | None:
-        """Return a published segment."""
+    def find(self, uuid: bytes) -> object:
+        """Return a published segment, None where there is none."""
 
 
 class PeerService:
