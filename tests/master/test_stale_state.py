@@ -13,6 +13,7 @@ from mooncake_store.errors import StoreError
 from tests.master.test_programs import MASTER, ready
 from tests.master.wires import ClusterWire
 from tests.waiting import until
+from transfer_engine.segments.mapping import host_identity
 
 pytestmark = pytest.mark.slow
 
@@ -164,7 +165,7 @@ def test_no_other_bytes_are_read_where_nobody_saw_that_it_was_put_back(pool):
         pool.put_back()
         found = (pool.state / "lock").stat()
         registers = json.loads((pool.state / "cluster.json").read_text())
-        registers["place"] = f"{found.st_ino}:{found.st_ctime_ns}"
+        registers["place"] = f"{found.st_ino}:{found.st_ctime_ns}:{host_identity()}"
         (pool.state / "cluster.json").write_text(json.dumps(registers))
         master = pool.start_master()
         with Client(pool.url) as fresh:
