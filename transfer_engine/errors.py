@@ -9,6 +9,7 @@
     ├── HasLeaseError
     ├── ReplicaNotReadyError
     ├── BusyError
+    ├── TooSlowError
     ├── IllegalClientError
     ├── TransferError
     │   ├── TransferTimeoutError (TimeoutError)
@@ -55,6 +56,7 @@ __all__ = [
     "RemoteProtocolError",
     "ReplicaNotReadyError",
     "StoreError",
+    "TooSlowError",
     "TransferError",
     "TransferTimeoutError",
     "TruncatedError",
@@ -186,6 +188,20 @@ class BusyError(StoreError):
     code = -708
     retryable = True
     default_advice = "retry when the running task has ended"
+
+
+class TooSlowError(StoreError):
+    """A read was predicted to take longer than it is worth, so nothing was read.
+
+    `predicted_s` is the least time that a read of the key would take by the prediction, over
+    `transport` from a segment of `tier` "memory" or "disk"; `peer` names it.
+    """
+
+    code = -760
+    default_advice = "compute it, or read it with a larger `worth` or none"
+    predicted_s: float = 0.0
+    transport: str = ""
+    tier: str = ""
 
 
 class IllegalClientError(StoreError):

@@ -4,7 +4,8 @@ How it is built: operations are generators without I/O (`operations`, `listing`)
 run them (`blocking_driver`, `aio_driver`). Batches are `requests` to the shards and `transfers` of
 bytes: `reads`, `writes`, `sessions` (range by range), `pieces`. `single` does for one whole object
 what they do for batches, `views` shows objects. `keys`, `buffers` and `Pieces` are
-what callers hand in, `results` what they get, `leases` and `directory` what a client remembers.
+what callers hand in, `results` what they get, `leases`, `directory` and `costs` what a client
+remembers. `worth` leaves out reads that would take longer than they are worth.
 `extension` is for packages that build on this one.
 """
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
         PutManyResult,
         PutResult,
         QueryResult,
+        ReadCost,
+        ReadCosts,
+        ReadPlace,
         Replica,
     )
 else:
@@ -58,7 +62,10 @@ __all__ = [
     "PutOptions",
     "PutResult",
     "QueryResult",
+    "ReadCost",
+    "ReadCosts",
     "ReadOptions",
+    "ReadPlace",
     "Replica",
     "Rows",
     "View",

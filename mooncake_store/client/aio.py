@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         PutManyResult,
         PutResult,
         QueryResult,
+        ReadCosts,
     )
     from mooncake_store.client.sessions import Writing
     from mooncake_store.client.views import Viewing
@@ -194,6 +195,10 @@ class AsyncClient(AsyncLife):
     async def query_many(self, keys: Keys, **options: Unpack[CallOptions]) -> QueryResult:
         """Size, checksum, generation and replicas of a batch, without leases."""
         return await self._run(self._operations.query_many(keys, options))
+
+    async def read_cost(self, keys: Keys, **options: Unpack[CallOptions]) -> ReadCosts:
+        """What reads of a batch would take and from where, as this client predicts; no lease."""
+        return await self._run(self._operations.read_cost(keys, options))
 
     async def stat(self, key: Key, **options: Unpack[CallOptions]) -> ObjectStat:
         """Everything the store knows of an object."""

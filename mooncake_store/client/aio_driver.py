@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.patience import unreachable
 from mooncake_store.client.setup import Setup, answer_lost, failed
-from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
+from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps, clock
 from mooncake_store.errors import (
     InvalidArgumentError,
     PeerLostError,
@@ -231,18 +231,26 @@ class AsyncDriver:
         handle = move.target.handle
         assert handle is not None
         arguments = (handle, move.offsets, move.lengths, move.addresses)
-        left_s = until - time.monotonic()
+        began = time.monotonic()
+        left_s = until - began
         shared = handle.transport in COPIED
         try:
             if shared and int(move.lengths.sum()) <= self.core.inline_bytes_max:
                 read = move.direction is Direction.READ
                 batch = self.engine.read_batch if read else self.engine.write_batch
-                return batch(*arguments, timeout_s=left_s, checksums=move.checksums, trusted=True)
+                outcome = batch(
+                    *arguments, timeout_s=left_s, checksums=move.checksums, trusted=True
+                )
+                if move.times is not None:
+                    move.times[:] = began, time.monotonic()
+                return outcome
             submission = self.engine.submit(
                 move.direction, *arguments, timeout_s=left_s, checksums=move.checksums, trusted=True
             )
         except StoreError as error:
             return error.again()
+        if move.times is not None:
+            submission.add_done_callback(clock(move.times))
         return asyncio.ensure_future(_ended(submission, move))
 
     async def _open(self, step: Opens) -> list[Any]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.patience import unreachable
 from mooncake_store.client.setup import CONNECTIONS_MAX, Setup, answer_lost, failed
-from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps
+from mooncake_store.client.steps import CLUSTER, Call, Calls, Move, Moves, Opens, Steps, clock
 from mooncake_store.errors import (
     PeerLostError,
     StoreError,
@@ -263,6 +263,8 @@ class BlockingDriver:
                     )
                 except StoreError:
                     continue  # the queue is full: it is copied below
+                if move.times is not None:
+                    submission.add_done_callback(clock(move.times))
                 submitted.append((at, submission))
                 outcome[at] = submission
         for at, move in enumerate(moves):
@@ -281,18 +283,22 @@ class BlockingDriver:
         handle = move.target.handle
         assert handle is not None
         batch = engine.read_batch if move.direction is Direction.READ else engine.write_batch
+        began = time.monotonic()
         try:
-            return batch(
+            outcome = batch(
                 handle,
                 move.offsets,
                 move.lengths,
                 move.addresses,
-                timeout_s=until - time.monotonic(),
+                timeout_s=until - began,
                 checksums=move.checksums,
                 trusted=True,
             )
         except StoreError as error:
             return error.again()
+        if move.times is not None:
+            move.times[:] = began, time.monotonic()
+        return outcome
 
     def _open(self, step: Opens) -> list[Any]:
         outcome: list[Any] = []

@@ -42,10 +42,15 @@ class CallOptions(TypedDict, total=False):
 
 
 class ReadOptions(CallOptions, total=False):
-    """Options of reads: `ttl` of the lease asked for, and whether to `verify` the checksum."""
+    """Options of reads: `ttl` of the lease asked for, and whether to `verify` the checksum.
+
+    `worth` is the time that the read is worth: what is predicted to take longer fails at once with
+    TooSlowError. A read that was predicted to be in time may still take longer.
+    """
 
     ttl: float | str
     verify: bool
+    worth: float | str
 
 
 class PutOptions(CallOptions, total=False):
@@ -78,6 +83,7 @@ class Counters:
     leases_expired: int = 0
     failovers: int = 0
     checksum_failures: int = 0
+    too_slow: int = 0
     bytes_read: dict[str, int] = field(default_factory=dict)
     bytes_written: dict[str, int] = field(default_factory=dict)
 
@@ -137,6 +143,16 @@ class Core:
         if not 1 <= milliseconds < TTL_DEFAULT:
             raise InvalidArgumentError(f"ttl {asked!r} is not between 1ms and 49d")
         return milliseconds
+
+    def ready_by(self, options: ReadOptions) -> float | None:
+        """When, by time.monotonic(), what is read has to be there to be worth it; None: whenever.
+
+        Call it when the operation starts.
+        """
+        asked = options.get("worth")
+        if asked is None:
+            return None
+        return time.monotonic() + parse_duration(asked)
 
     def shard_of(self, digest: bytes) -> int:
         """The shard that serves the key with this digest."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mooncake_store.client.costs import Costs
 from mooncake_store.core.records import SegmentState
 from mooncake_store.errors import StoreError
 from transfer_engine.base import SegmentDescriptor
@@ -22,6 +23,7 @@ from transfer_engine.base import SegmentDescriptor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from mooncake_store.client.costs import Rate
     from mooncake_store.wire.cluster import SegmentEntry
     from transfer_engine.engine import TransferEngine
     from transfer_engine.handle import SegmentHandle
@@ -41,15 +43,22 @@ _COSTS = {"local": 0, "shm": 1, "rdma": 2, "tcp": 3, "file": 4}
 class Target:
     """One segment: what the master says of it, and the handle once it was opened."""
 
-    __slots__ = ("descriptor", "entry", "failures", "handle", "lock", "number")
+    __slots__ = ("descriptor", "entry", "expected", "failures", "handle", "lock", "number", "pace")
 
-    def __init__(self, entry: SegmentEntry) -> None:
+    def __init__(self, entry: SegmentEntry, costs: Costs) -> None:
         self.number = entry.number
         self.entry = entry
         self.descriptor = SegmentDescriptor.decode(entry.descriptor)
         self.handle: SegmentHandle | None = None
         self.failures = 0
         self.lock = threading.Lock()
+        self.pace = costs.pace()
+        # What it would be reached over, as far as is known before it is opened.
+        self.expected = ""
+
+    def rate(self, now: float) -> Rate:
+        """What a read of it takes that begins at `now`, a monotonic time in seconds."""
+        return self.pace.rate(self.transport or self.expected, self.entry.tier, now)
 
     @property
     def transport(self) -> str:
@@ -69,6 +78,7 @@ class Directory:
     def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
+        self.costs = Costs()
         self.targets = _blank(_NUMBERS)
         # Segments that were met, by number.
         self.known: dict[int, Target] = {}
@@ -103,7 +113,7 @@ class Directory:
             known.entry = entry
             return
         try:
-            target = Target(entry)
+            target = Target(entry, self.costs)
         except StoreError:
             return  # of a kind this version cannot read: as good as unknown
         _close(known)
@@ -119,13 +129,10 @@ class Directory:
             self.targets = grown
 
     def _cost(self, target: Target) -> int:
-        if target.handle is not None:
-            return _COSTS.get(target.transport, len(_COSTS))
-        report = self._engine.explain(target.descriptor)
-        return next(
-            (_COSTS.get(path.transport, len(_COSTS)) for path in report if path.chosen),
-            len(_COSTS),
-        )
+        if target.handle is None:
+            report = self._engine.explain(target.descriptor)
+            target.expected = next((path.transport for path in report if path.chosen), "")
+        return _COSTS.get(target.transport or target.expected, len(_COSTS))
 
     def open(self, target: Target, timeout_s: float) -> None:
         """Reach a segment, once however many threads ask."""
@@ -173,7 +180,9 @@ class Directory:
         Segments of the parent's own are another process's here, so they are opened as such.
         """
         self._lock = threading.Lock()
+        self.costs.after_fork()
         for target in self.known.values():
+            target.pace.under_way = {}  # the parent's
             target.lock = threading.Lock()
             if target.transport == "local":
                 target.handle = None

@@ -1,8 +1,13 @@
-"""What packages that build on the client use of it: `compat` and `fs`.
+"""What packages that build on the client use of it: `compat`, `fs` and `serving`.
 
 Users find all they need in `mooncake_store.client`; this is for code that changes with it. Nothing
 else of the modules whose names begin with an underscore is meant for anybody outside.
 """
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
 
 from mooncake_store.client.buffers import Memory, locate_one, new_bytes
 from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE
@@ -10,6 +15,13 @@ from mooncake_store.client.keys import KeyBatch
 from mooncake_store.client.reads import Sink
 from mooncake_store.client.sessions import PutSession
 from mooncake_store.client.steps import CLUSTER, ask_one
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mooncake_store.client.blocking import Client
+    from mooncake_store.client.costs import Rate
+
 
 __all__ = [
     "BUFFER_SMALL",
@@ -21,6 +33,21 @@ __all__ = [
     "PutSession",
     "Sink",
     "ask_one",
+    "expect_rates",
     "locate_one",
     "new_bytes",
+    "rates_of",
 ]
+
+
+def rates_of(client: Client) -> dict[tuple[str, int], Rate]:
+    """What a client has measured, by transport and tier: for others on this host."""
+    directory, now = client._core.directory, time.monotonic()
+    for target in list(directory.known.values()):
+        target.rate(now)  # takes in what was measured since
+    return directory.costs.known(now)
+
+
+def expect_rates(client: Client, rates: Mapping[tuple[str, int], Rate]) -> None:
+    """Let a client that reads nothing itself predict by what another one has measured."""
+    client._core.directory.costs.expect(rates)

@@ -25,6 +25,7 @@ from mooncake_store.errors import (
     PeerLostError,
     ReplicaNotReadyError,
     StoreError,
+    TooSlowError,
     TransferError,
     TransferTimeoutError,
     TruncatedError,
@@ -82,6 +83,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     TransferTimeoutError.code: (TransferTimeoutError, "the transfer did not end in time"),
     UnavailableError.code: (UnavailableError, "no replica can be reached"),
     TransferError.code: (TransferError, "the transfer failed"),
+    TooSlowError.code: (TooSlowError, "reading it would take longer than it is worth"),
 }
 
 _ADVICE: dict[int, str] = {

@@ -21,7 +21,7 @@ from mooncake_store.client.hints import hint
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.keys import Key, KeyBatch, Keys
 from mooncake_store.client.pieces import PiecePutting, PieceReading, Pieces
-from mooncake_store.client.queries import query
+from mooncake_store.client.queries import query, read_costs
 from mooncake_store.client.reads import ArenaSink, BytesSink, MemorySink, Plan, Reading
 from mooncake_store.client.requests import KeyRequests, check_named
 from mooncake_store.client.results import (
@@ -32,6 +32,7 @@ from mooncake_store.client.results import (
     PutManyResult,
     PutResult,
     QueryResult,
+    ReadCosts,
 )
 from mooncake_store.client.sessions import PutSession, Writing
 from mooncake_store.client.single import digest_of, put_one, read_one
@@ -186,7 +187,8 @@ class Operations:
         core, until = self.core, self.core.until(options, ReadOptions)
         ttl_ms = core.lease_ms(options) if "ttl" in options else 0
         verify = options.get("verify", core.config.verify)
-        return Viewing(core, KeyBatch.single(key, core.identity), ttl_ms, verify, until)
+        keys = KeyBatch.single(key, core.identity)
+        return Viewing(core, keys, ttl_ms, verify, until, core.ready_by(options))
 
     def get_into(
         self, key: Key, buffer: Any, offset: int, length: int | None, options: ReadOptions
@@ -260,6 +262,7 @@ class Operations:
             cached and core.config.lease_cache,
             offset,
             length,
+            ready_by=core.ready_by(options),
         )
 
     def get_many(self, keys: Keys, copy: bool, options: ReadOptions) -> Steps[GetResult]:
@@ -306,6 +309,8 @@ class Operations:
         return reading.result(), reading.cols[k.GENERATION]
 
     def _lease(self, keys: Keys, cached: bool, options: ReadOptions) -> Steps[Reading]:
+        if "worth" in options:
+            raise InvalidArgumentError("worth is of reads: a lease moves nothing")
         batch = KeyBatch.of(keys, self.core.identity)
         until = self.core.until(options, ReadOptions)
         plan = replace(self._plan_of(options, cached=cached), operation="lease")
@@ -380,6 +385,11 @@ class Operations:
     def query_many(self, keys: Keys, options: CallOptions) -> Steps[QueryResult]:
         """Size, checksum, generation and replicas of a batch."""
         return query(self._over(keys, options))
+
+    def read_cost(self, keys: Keys, options: CallOptions) -> Steps[ReadCosts]:
+        """What reads of a batch would take."""
+        batch = KeyBatch.of(keys, self.core.identity)
+        return read_costs(self.core, batch, self.core.until(options))
 
     # Removal and pins.
 

@@ -158,7 +158,12 @@ def checksum_pieces(pieces: Pieces, index: Column) -> NDArray[np.uint64]:
 
 
 def move_pieces(
-    pieces: Pieces, at: Column, target: Target, direction: Direction, bases: Column
+    pieces: Pieces,
+    at: Column,
+    target: Target,
+    direction: Direction,
+    bases: Column,
+    times: list[float] | None = None,
 ) -> Move:
     """One row per piece of the objects `at`, which begin at `bases` of a segment."""
     rows, firsts = pieces.rows(at)
@@ -166,7 +171,7 @@ def move_pieces(
     offsets = np.repeat(bases, counts) + pieces.within(rows, firsts)
     lengths, addresses = pieces.lengths[rows], pieces.addresses[rows]
     keep = pieces, pieces.keep
-    return Move(target, direction, offsets, lengths, addresses, False, keep)
+    return Move(target, direction, offsets, lengths, addresses, False, keep, times)
 
 
 def fold(pieces: Pieces, at: Column, outcome: BatchResult, *, hashed: bool) -> BatchResult:
@@ -193,6 +198,8 @@ class PieceReading(Reading):
         self._pieces = pieces
 
     def _place(self, index: Column) -> Column:
+        if not len(index):
+            return index
         misfits = self._pieces.misfits(index, self.cols[k.SIZE, index])
         if not misfits.any():
             return index
@@ -201,8 +208,13 @@ class PieceReading(Reading):
         self.status[index[misfits]] = OUT_OF_RANGE
         return index[~misfits]
 
-    def _move(self, target: Target, index: Column) -> Move:
-        return move_pieces(self._pieces, index, target, Direction.READ, self.cols[k.OFFSET, index])
+    def wanted(self, index: Column) -> Column:
+        """How many bytes of each key the pieces take."""
+        return self._pieces.totals[index]
+
+    def _move(self, target: Target, index: Column, times: list[float]) -> Move:
+        bases = self.cols[k.OFFSET, index]
+        return move_pieces(self._pieces, index, target, Direction.READ, bases, times)
 
     def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
         hashed = self.plan.verify and self._pieces.offsets is None

@@ -4,7 +4,10 @@ Whoever asks about a thousand keys looks at few of the answers one by one, so no
 per key here: `Infos` keeps the records as they came and makes an `ObjectInfo` when one is looked
 at. Only what may change meanwhile is settled at once: the name of each segment.
 
-No lease is taken, and no replica chosen. Cost: one round trip a batch.
+What reads would take (`read_costs`) is asked in the same way: of each key the replica is chosen
+that a read would begin with, and predicted for as `worth.py` does.
+
+No lease is taken. Cost: one round trip a batch.
 """
 
 from __future__ import annotations
@@ -15,9 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_store.client.failures import explain_absent
-from mooncake_store.client.results import Infos, QueryResult, SegmentName
+from mooncake_store.client.kernels import reading as k
+from mooncake_store.client.reads import BytesSink, Plan, Reading
+from mooncake_store.client.results import Infos, QueryResult, ReadCosts, SegmentName
 from mooncake_store.client.transfers import learn_segments, records
+from mooncake_store.client.worth import place_of, queue_of
 from mooncake_store.core.records import GET_ROW, REPLICA, Tier
+from mooncake_store.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,10 +33,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.client.core import Core
+    from mooncake_store.client.keys import KeyBatch
     from mooncake_store.client.requests import KeyRequests
+    from mooncake_store.client.results import ReadPlace
     from mooncake_store.client.steps import Steps
 
-__all__ = ["name_segments", "query"]
+__all__ = ["name_segments", "query", "read_costs"]
 
 
 def query(asked: KeyRequests) -> Steps[QueryResult]:
@@ -83,3 +92,30 @@ def _name(core: Core, number: int) -> SegmentName:
         return SegmentName(f"#{number}", "", "", "")
     entry = target.entry
     return SegmentName(entry.name, entry.host, target.transport, Tier(entry.tier).name.lower())
+
+
+def read_costs(core: Core, keys: KeyBatch, until: float) -> Steps[ReadCosts]:
+    """Predict what reads of a batch would take."""
+    plan = Plan(0, verify=False, cached=False, operation="read_cost")
+    reading = Reading(core, keys, BytesSink(0), plan, until)
+    reading.uncounted = True  # no lease is asked for
+    yield from reading.find(reading.look_up())
+    status, n = reading.status, len(keys)
+    columns, lines = np.zeros((2, n)), np.zeros((2, n), np.int64)
+    found, now = np.flatnonzero(status == k.FOUND), time.monotonic()
+    places: dict[int, ReadPlace] = {}
+    for number, some in reading.by_segment(found) if len(found) else ():
+        target = core.directory.known.get(number)
+        if target is None:
+            status[some] = UnavailableError.code
+            continue
+        rate = target.rate(now)
+        status[some] = 0
+        columns[0, some] = rate.latency_s
+        columns[1, some] = rate.object_s + reading.wanted(some) * rate.byte_s
+        lines[0, some], lines[1, some] = number, queue_of(target)
+        places[number] = place_of(target)
+    statuses = status.astype(np.int16)
+    explain_absent(statuses, reading.errors, plan.operation)
+    sizes = np.where(statuses == 0, reading.cols[k.SIZE], 0)
+    return ReadCosts(keys, statuses, reading.errors, sizes, columns, lines, places)

@@ -5,7 +5,8 @@
     2. Each key gets its cheapest replica (same process, same host, then the network; segments
        that failed lately last; equal ones in turns), and the sink says where its bytes go: a
        buffer that is too small fails here, before any byte is written.
-    3. One batch per segment is moved, checksums computed on the way.
+       Who said what a read is worth gets only what is predicted to be there in time (`worth.py`).
+    3. One batch per segment is moved, and timed, checksums computed on the way.
     4. A failed replica is noted, the next one tried; a plan from the lease table is asked for anew.
     5. Where the lease ran out meanwhile, or was given back, the store is asked whether the same
        generation still stands where it was read. If so the bytes are good. If not, and a removal
@@ -23,6 +24,7 @@ Cost: one round trip a batch; none if all leases run.
 
 from __future__ import annotations
 
+import operator
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,12 +34,14 @@ import numpy as np
 
 from mooncake_store.client.buffers import new_bytes_many
 from mooncake_store.client.core import every
+from mooncake_store.client.costs import Sample
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.failures import BUFFER_SMALL, OUT_OF_RANGE, explain_absent
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.results import GetResult
 from mooncake_store.client.steps import Move, Moves
 from mooncake_store.client.transfers import KeyTransfers, learn_segments, still_there
+from mooncake_store.client.worth import timely
 from mooncake_store.core.records import Status
 from mooncake_store.errors import (
     ChecksumMismatchError,
@@ -73,7 +77,10 @@ _NO_SUMS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a get asks for. `length` None reads to the end; `cached` allows the lease table."""
+    """What a get asks for. `length` None reads to the end; `cached` allows the lease table.
+
+    What is predicted to be there later than `ready_by`, by time.monotonic(), is not read.
+    """
 
     ttl_ms: int
     verify: bool
@@ -81,6 +88,19 @@ class Plan:
     offset: int = 0
     length: int | None = None
     operation: str = "get"
+    ready_by: float | None = None
+
+
+_MOVE = operator.itemgetter(0)
+
+
+class _Begun(NamedTuple):
+    """A transfer under way; `beside` is what others were moving when it began."""
+
+    move: Move
+    nbytes: int
+    beside: int
+    times: list[float]
 
 
 class Answer(NamedTuple):
@@ -180,6 +200,7 @@ class Reading(KeyTransfers):
         # Whether whole objects are read, which is what their checksums speak of.
         self._whole = not plan.offset and plan.length is None
         n = len(self.status)
+        self._hurries = plan.ready_by is not None
         self.lengths: Column = self.cols[k.SIZE] if self._whole else np.zeros(n, np.int64)
         self._addresses: Column = np.zeros(n, np.int64)
         self._refreshed: set[int] = set()
@@ -222,7 +243,7 @@ class Reading(KeyTransfers):
             if not len(again):
                 break
             self._expired = 0
-            index = yield from self._find_anew(again)
+            index = yield from self.find_anew(again)
         return self.result(values)
 
     def result(self, values: Values | None = None) -> GetResult:
@@ -252,7 +273,7 @@ class Reading(KeyTransfers):
     def _where(self, mark: int) -> Column:
         return np.flatnonzero(self.status == mark)
 
-    def _find_anew(self, index: Column) -> Steps[Column]:
+    def find_anew(self, index: Column) -> Steps[Column]:
         """Ask for keys as if for the first time; return those that are FOUND."""
         self.status[index] = k.MISSING
         yield from self.find(index)
@@ -281,12 +302,13 @@ class Reading(KeyTransfers):
             numbers = np.unique(self._replicas[:, 1] & 0xFFFF_FFFF).tolist()
             new = core.directory.unknown(numbers, time.monotonic_ns())
             yield from learn_segments(core, new, self.until)
-        self._choose(index)
+        self.choose(index)
         if not self.uncounted:
             core.leases.remember(self.keys.words, index, sent, cols)
         return found
 
-    def _choose(self, index: Column) -> None:
+    def choose(self, index: Column) -> None:
+        """Give FOUND and FAILED keys the cheapest replica that was not tried, if one is left."""
         chosen, least, most = k.choose(
             index,
             self._replicas,
@@ -301,21 +323,33 @@ class Reading(KeyTransfers):
 
     def _fill(self, index: Column) -> Steps[None]:
         """Transfer FOUND keys until each is filled, or no replica is left to try."""
+        if self._hurries:
+            index = yield from timely(self, index)
         index = self._place(index)
+        bytes_read = self.core.counters.bytes_read
         while len(index):
             targets, lost = yield from self._reach(index, self._attempt_until)
-            moves: list[Move] = []
+            begun: list[_Begun] = []
             until = self.until
-            for target, some in targets:
-                moves.append(self._move(target, some))
-                if target.transport not in COPIED:
-                    until = min(until, self._attempt_until(some))
-            outcomes = (yield Moves(moves, until)) if moves else []
+            try:
+                for target, some in targets:
+                    begun.append(self._begin(target, some))
+                    if target.transport not in COPIED:
+                        until = min(until, self._attempt_until(some))
+                outcomes = (yield Moves([*map(_MOVE, begun)], until)) if begun else []
+            finally:
+                for (target, _), each in zip(targets, begun, strict=False):
+                    target.pace.under_way.pop(id(each.times), None)
             now = time.monotonic_ns()
-            for (target, some), outcome in zip(targets, outcomes, strict=True):
+            for (target, some), each, outcome in zip(targets, begun, outcomes, strict=True):
                 if isinstance(outcome, StoreError):
                     lost.append((target, some, outcome))
                     continue
+                name, (began, ended) = outcome.transport, each.times
+                bytes_read[name] = bytes_read.get(name, 0) + each.nbytes
+                if began < ended and not outcome.statuses.any():
+                    nbytes = each.nbytes + each.beside // 2
+                    target.pace.samples.append(Sample(nbytes, len(some), ended - began, ended))
                 gone = self._judge(target, some, outcome, now)
                 if gone is not None:
                     lost.append((target, gone, NotFoundError("it is not served there any more")))
@@ -326,10 +360,34 @@ class Reading(KeyTransfers):
             failed = self._where(k.FAILED)
             yield from self._find_others(failed)
             index = failed[self.status[failed] == k.FOUND]
+            if self._hurries:
+                index = yield from timely(self, index)
+
+    def _begin(self, target: Target, index: Column) -> _Begun:
+        """A transfer, which counts as under way from now on."""
+        lengths, under_way = self.lengths, target.pace.under_way
+        if len(index) == 1:
+            nbytes = int(lengths[index[0]])
+        else:
+            nbytes = int((lengths if len(index) == len(lengths) else lengths[index]).sum())
+        beside, times = sum([*under_way.values()]), [0.0, 0.0]
+        move = self._move(target, index, times)
+        under_way[id(times)] = nbytes
+        return _Begun(move, nbytes, beside, times)
+
+    def wanted(self, index: Column) -> Column:
+        """How many bytes of each key are to be read, as far as they exist."""
+        sizes: Column = self.cols[k.SIZE, index]
+        if self._whole:
+            return sizes
+        rest = np.maximum(sizes - self.plan.offset, 0)
+        return rest if self.plan.length is None else np.minimum(rest, self.plan.length)
 
     def _place(self, index: Column) -> Column:
         """Decide what is read of each key and where it goes; return the keys that are to be."""
         plan, cols = self.plan, self.cols
+        if not len(index):
+            return index
         if self._whole:
             sizes = cols[k.SIZE]
             lengths = sizes if len(index) == len(sizes) else sizes[index]
@@ -363,7 +421,7 @@ class Reading(KeyTransfers):
         others = (cols[k.FIRST, index] < 0) | ((all_of_them & ~cols[k.TRIED, index]) != 0)
         return half_of(self.until) if others.any() else self.until
 
-    def _move(self, target: Target, index: Column) -> Move:
+    def _move(self, target: Target, index: Column, times: list[float]) -> Move:
         cols, everything = self.cols, len(index) == len(self.status)
         offsets = cols[k.OFFSET] if everything else cols[k.OFFSET, index]
         if self.plan.offset:
@@ -377,6 +435,7 @@ class Reading(KeyTransfers):
             self.plan.verify
             and (self._whole or bool((self.lengths[index] == cols[k.SIZE, index]).all())),
             self.sink.keep,
+            times,
         )
 
     def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
@@ -385,13 +444,7 @@ class Reading(KeyTransfers):
         sums = _NO_SUMS if checksums is None else checksums.view(np.int64)
         failed, expired = k.judge(index, statuses, sums, now, self.cols)
         self._expired += expired
-        counters, lengths = self.core.counters, self.lengths
-        if len(index) == 1:
-            moved = int(lengths[index[0]])
-        else:
-            moved = int((lengths if len(index) == len(lengths) else lengths[index]).sum())
-        name = outcome.transport
-        counters.bytes_read[name] = counters.bytes_read.get(name, 0) + moved
+        counters = self.core.counters
         if not failed:
             if target.failures:
                 self.core.directory.worked(target)
@@ -445,10 +498,10 @@ class Reading(KeyTransfers):
             # Also when there is no time to ask: the next get must not follow the same plan.
             core.leases.drop(self.keys.words, stale, time.monotonic_ns())
         if len(stale) and not out_of_time:
-            self._place((yield from self._find_anew(stale)))
+            self._place((yield from self.find_anew(stale)))
             failed = failed[status[failed] == k.FAILED]
         if not out_of_time:
-            self._choose(failed)
+            self.choose(failed)
             yield from self._doubt(failed[status[failed] == k.FAILED])
         for at in failed[status[failed] == k.FAILED].tolist():
             code, tried = self.failures[at]
@@ -471,7 +524,7 @@ class Reading(KeyTransfers):
         status[index[status[index] == 0]] = k.FAILED
         changed = index[status[index] == Status.LEASE_EXPIRED]
         if len(changed):
-            self._place((yield from self._find_anew(changed)))
+            self._place((yield from self.find_anew(changed)))
 
     # Checking.
 

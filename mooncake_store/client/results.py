@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from mooncake_store.client.failures import error_of
+from mooncake_store.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +41,9 @@ __all__ = [
     "PutManyResult",
     "PutResult",
     "QueryResult",
+    "ReadCost",
+    "ReadCosts",
+    "ReadPlace",
     "Replica",
 ]
 
@@ -350,6 +354,92 @@ class QueryResult(BatchResult):
     def sizes(self) -> NDArray[np.int64]:
         """The size of each object as a column, 0 where the key failed."""
         return np.where(self.statuses == 0, self.infos.sizes, 0)
+
+
+class ReadPlace(NamedTuple):
+    """Where a read would begin: a segment, and how this client would reach it."""
+
+    segment: str
+    host: str
+    transport: str
+    tier: str
+    """"memory" or "disk"."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """What a read of one object alone would take by prediction, and from where."""
+
+    seconds: float
+    size: int
+    place: ReadPlace
+
+
+class ReadCosts(BatchResult):
+    """What reads of a batch would take; indexing gives the `ReadCost` of a key, None if it failed.
+
+    `seconds`: of each key read alone, infinite where it failed. `sizes`: bytes each. Predictions
+    are this client's, from what it read so far, and leave out the question where objects are.
+    """
+
+    __slots__ = ("_columns", "_lines", "_places", "sizes")
+
+    def __init__(
+        self,
+        keys: KeyBatch,
+        statuses: NDArray[np.int16],
+        errors: Mapping[int, StoreError | str] | None,
+        sizes: NDArray[np.int64],
+        columns: NDArray[np.float64],
+        lines: NDArray[np.int64],
+        places: Mapping[int, ReadPlace],
+    ) -> None:
+        super().__init__("read_cost", keys, statuses, errors)
+        self.sizes = sizes
+        self._columns = columns  # of each key: latency of its segment, seconds of its own
+        self._lines = lines  # of each key: its segment, the line it stands in
+        self._places = places  # by segment
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """What each key takes when it is read alone."""
+        return np.where(self.statuses == 0, self._columns.sum(axis=0), np.inf)
+
+    def __getitem__(self, at: int) -> ReadCost | None:
+        if self.statuses[at]:
+            return None
+        seconds, size = float(self.seconds[at]), int(self.sizes[at])
+        return ReadCost(seconds, size, self._places[int(self._lines[0, at])])
+
+    def together(self, index: Sequence[int] | NDArray[np.int64]) -> float:
+        """Seconds that keys at these positions take when they are read as one batch."""
+        positions = np.asarray(index, np.int64)
+        if not len(positions):
+            return 0.0
+        return float(self._ready(positions)[-1])
+
+    def fitting(self, worth: float | str = 0.0, *, each: float = 0.0) -> int:
+        """The most keys from the first one on that take no longer, as one batch, than `worth`.
+
+        `each` is worth, in seconds, that every one of them adds. All of them are found.
+        """
+        ready = self._ready(np.arange(len(self), dtype=np.int64))
+        limits = parse_duration(worth) + each * np.arange(1, len(self) + 1)
+        fits = np.flatnonzero(ready <= limits)
+        return int(fits[-1]) + 1 if len(fits) else 0
+
+    def _ready(self, index: NDArray[np.int64]) -> NDArray[np.float64]:
+        """When each of some keys would be there with those before it, read as one batch."""
+        latency, own = self._columns[:, index]
+        segments, lines = self._lines[:, index]
+        _, firsts = np.unique(segments, return_index=True)
+        taken = own.copy()
+        taken[firsts] += latency[firsts]
+        taken[self.statuses[index] != 0] = np.inf
+        ready = np.zeros(len(index))
+        for line in np.unique(lines).tolist():
+            np.maximum(ready, np.cumsum(np.where(lines == line, taken, 0.0)), out=ready)
+        return ready
 
 
 @dataclass(frozen=True, slots=True)

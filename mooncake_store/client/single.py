@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mooncake_store.client.buffers import new_bytes
+from mooncake_store.client.costs import Sample
 from mooncake_store.client.failures import error_of
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.keys import Digests, label_of, name_of
@@ -177,11 +178,20 @@ def _read(
     else:
         # What follows a failure tries other replicas, and needs time for that.
         place = buffer[0], size, buffer[2]
-        outcome = yield from _move(
-            target, Direction.READ, offset, place, plan.verify, half_of(until)
-        )
+        times = [0.0, 0.0]
+        under_way = target.pace.under_way
+        beside, under_way[id(times)] = sum([*under_way.values()]) // 2, size
+        try:
+            outcome = yield from _move(
+                target, Direction.READ, offset, place, plan.verify, half_of(until), times
+            )
+        finally:
+            under_way.pop(id(times), None)
         if isinstance(outcome, StoreError) or outcome.statuses[0]:
             return _failed(core, target)
+        if times[1] > times[0]:
+            sample = Sample(size + beside, 1, times[1] - times[0], times[1])
+            target.pace.samples.append(sample)
         sum64 = int(outcome.checksums[0]) if plan.verify else 0
         name = outcome.transport
     same = not plan.verify or sum64 == wanted & _UNSIGNED
@@ -255,10 +265,11 @@ def _move(
     memory: tuple[int, int, Any],
     checksum: bool,
     until: float,
+    times: list[float] | None = None,
 ) -> Steps[Any]:
     """Move a batch of one; return its outcome."""
     address, size, owner = memory
     offsets, lengths, addresses = np.array([[offset], [size], [address]], np.int64)
-    move = Move(target, direction, offsets, lengths, addresses, checksum, owner)
+    move = Move(target, direction, offsets, lengths, addresses, checksum, owner, times)
     (outcome,) = yield Moves([move], until)
     return outcome

@@ -14,12 +14,15 @@ does not decide about the others. Cost of a step: 0.2 us.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from mooncake_store.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from mooncake_store.client.directory import Target
@@ -27,7 +30,18 @@ if TYPE_CHECKING:
     from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
 
-__all__ = ["CLUSTER", "Call", "Calls", "Move", "Moves", "Opens", "Steps", "ask_one", "fetch"]
+__all__ = [
+    "CLUSTER",
+    "Call",
+    "Calls",
+    "Move",
+    "Moves",
+    "Opens",
+    "Steps",
+    "ask_one",
+    "clock",
+    "fetch",
+]
 
 Call: TypeAlias = "tuple[int, Operation[Any, Any], bytes]"
 """A request: the shard, the operation, the packed body."""
@@ -43,7 +57,10 @@ class Calls(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One batch; `keep` holds the buffers that `addresses` point into."""
+    """One batch; `keep` holds the buffers that `addresses` point into.
+
+    Who drives it writes to `times` when it began and ended, in seconds.
+    """
 
     target: Target
     direction: Direction
@@ -52,6 +69,7 @@ class Move(NamedTuple):
     addresses: NDArray[Any]
     checksums: bool
     keep: object
+    times: list[float] | None = None
 
 
 class Moves(NamedTuple):
@@ -86,3 +104,13 @@ def fetch(shard: int, operation: Operation[Any, Any], body: bytes, until: float)
 def ask_one(shard: int, operation: Operation[Any, Any], body: bytes, until: float) -> Steps[Any]:
     """Send one request and return its reply; raises what it failed with."""
     return operation.reply.unpack((yield from fetch(shard, operation, body, until)))
+
+
+def clock(times: list[float]) -> Callable[[], None]:
+    """A batch begins now in the background: what to call when it ends, on whatever thread."""
+    began = time.monotonic()
+
+    def ended() -> None:
+        times[:] = began, time.monotonic()
+
+    return ended

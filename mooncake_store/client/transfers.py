@@ -92,7 +92,7 @@ class KeyTransfers(KeyRequests):
         if together is not None and together[0] is index:  # nearly always
             groups = [(together[1], index)]
         else:
-            groups = self._by_segment(index)
+            groups = self.by_segment(index)
         for number, some in groups:
             target = directory.known.get(number)
             if target is None:
@@ -115,7 +115,8 @@ class KeyTransfers(KeyRequests):
             (target, some) for target, some in reached if errors.get(target.number) is None
         ], lost
 
-    def _by_segment(self, index: Column) -> list[tuple[int, Column]]:
+    def by_segment(self, index: Column) -> list[tuple[int, Column]]:
+        """These keys by the segment that was chosen for each."""
         segments = self.cols[k.SEGMENT, index]
         first = int(segments[0])
         if (segments == first).all():

@@ -16,6 +16,7 @@ from mooncake_store.client.leases import RELEASE_MARGIN_NS
 from mooncake_store.client.reads import BytesSink, Plan, Reading
 from mooncake_store.client.requests import KeyRequests, give_back
 from mooncake_store.client.steps import Opens, ask_one
+from mooncake_store.client.worth import timely
 from mooncake_store.core.records import Status
 from mooncake_store.errors import LeaseExpiredError, StoreError
 from mooncake_store.wire.shard import RENEW
@@ -41,7 +42,15 @@ class Viewing:
     entered there again at the end.
     """
 
-    def __init__(self, core: Core, keys: KeyBatch, ttl_ms: int, verify: bool, until: float) -> None:
+    def __init__(
+        self,
+        core: Core,
+        keys: KeyBatch,
+        ttl_ms: int,
+        verify: bool,
+        until: float,
+        ready_by: float | None = None,
+    ) -> None:
         self.core = core
         self.data: memoryview = memoryview(b"")
         self.zero_copy = False
@@ -50,6 +59,7 @@ class Viewing:
         self._ttl_ms = ttl_ms
         self._verify = verify
         self._until = until
+        self._ready_by = ready_by
         self._generation = 0
         self._place = (0, 0)  # segment and offset of what is shown
         self._leased = False
@@ -65,7 +75,7 @@ class Viewing:
         if not self._ttl_ms and core.config.lease_cache and self._show_leased():
             return
         self._ttl_ms = self._ttl_ms or max(1, int((self._until - time.monotonic()) * 1000))
-        plan = Plan(self._ttl_ms, verify=self._verify, cached=False, operation="view")
+        plan = Plan(self._ttl_ms, self._verify, False, operation="view", ready_by=self._ready_by)
         sink = BytesSink(1)
         reading = Reading(core, self._keys, sink, plan, self._until)
         reading.uncounted = True
@@ -75,6 +85,9 @@ class Viewing:
         if reading.status[0] == k.FOUND:
             self._generation = int(reading.cols[k.GENERATION, 0])
             self._hold(int(reading.cols[k.UNTIL, 0]))
+            if self._ready_by is not None:
+                yield from timely(reading, np.zeros(1, np.int64))
+        if reading.status[0] == k.FOUND:
             target = core.directory.known.get(int(reading.cols[k.SEGMENT, 0]))
             if target is not None and (yield from self._show(reading, target)):
                 return
@@ -98,7 +111,12 @@ class Viewing:
         self._place = segment, offset
         self._hold(end)
         target = core.directory.known.get(segment)
-        if target is not None and target.handle is not None and not target.failures:
+        if (
+            target is not None
+            and target.handle is not None
+            and not target.failures
+            and self._in_time(target, size)
+        ):
             try:
                 memory = target.handle.memory()
                 if memory is not None and self._take_in(memory, offset, size, wanted, end):
@@ -109,6 +127,13 @@ class Viewing:
         core.leases.view_ends(low)
         core.leases.take_back(low, high, self._generation, time.monotonic_ns())
         return False
+
+    def _in_time(self, target: Target, size: int) -> bool:
+        """Whether a segment is predicted to give so many bytes in time."""
+        if self._ready_by is None:
+            return True
+        now = time.monotonic()
+        return now + target.rate(now).seconds(size, 1) <= self._ready_by
 
     def _hold(self, end: int) -> None:
         """Note that this has a lease of its own."""

@@ -215,6 +215,15 @@ def test_verdicts(kernel):
     assert kernel("judge")(np.arange(4), statuses, sums[:0], 60, cols) == (0, 1)
 
 
+def test_objects_line_up_behind_those_that_are_read(kernel):
+    ready = np.zeros(4)
+    lengths = np.array([100, 1000, 100, 200], np.int64)
+    end = kernel("line_up")(lengths, 1.0, 0.5, 0.01, 6.0, ready)
+    # The second one would be late, so the third does not wait for it.
+    assert ready.tolist() == pytest.approx([2.5, 13.0, 4.0, 6.5])
+    assert end == pytest.approx(4.0)
+
+
 def test_answers_to_puts(kernel):
     rows = np.zeros(3, PUT_ROW)
     rows[0], rows[1], rows[2] = (5, 0, 2), (0, -705, 0), (6, 0, 1)

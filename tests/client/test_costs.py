@@ -1,0 +1,118 @@
+"""What reads are predicted to take, learnt from made-up transfers on a made-up clock."""
+
+import pytest
+
+from mooncake_store.client.costs import Costs, Sample
+from mooncake_store.core.records import Tier
+
+MB = 1_000_000
+
+
+def read(pace, seconds, *, nbytes=MB, objects=1, at=0.0):
+    pace.samples.append(Sample(nbytes, objects, seconds, at))
+
+
+def predicted(pace, *, transport="tcp", tier=Tier.MEMORY, nbytes=MB, objects=1, at=0.0):
+    return pace.rate(transport, tier, at).seconds(nbytes, objects)
+
+
+def test_the_order_of_transports_holds_before_anything_was_read():
+    seconds = [
+        predicted(Costs().pace(), transport=each) for each in ("shm", "rdma", "tcp", "unheard")
+    ]
+    assert seconds == sorted(seconds)
+    assert predicted(Costs().pace(), tier=Tier.DISK) > predicted(Costs().pace())
+    file = predicted(Costs().pace(), transport="file", tier=Tier.DISK)
+    assert file == predicted(Costs().pace(), transport="file")
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 0.001, 0.5, 20.0])
+def test_the_first_transfer_is_believed(seconds):
+    pace = Costs().pace()
+    read(pace, seconds)
+    assert predicted(pace) == pytest.approx(seconds, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    "truth", [(1e-3, 1e-5, 1e-8), (1e-5, 1e-6, 1e-10), (0.05, 0.0, 1e-9), (1e-4, 0.001, 1e-9)]
+)
+def test_latency_objects_and_bytes_are_told_apart(truth):
+    latency, each, byte = truth
+    pace = Costs().pace()
+    batches = [(4096, 1), (100 * MB, 1), (4096 * 512, 512), (64 * MB, 64)]
+    for turn in range(300):
+        nbytes, objects = batches[turn % 4]
+        seconds = latency + objects * each + nbytes * byte
+        read(pace, seconds, nbytes=nbytes, objects=objects, at=turn * 0.01)
+        predicted(pace, at=turn * 0.01)
+    for nbytes, objects in [*batches, (10 * MB, 10)]:
+        seconds = latency + objects * each + nbytes * byte
+        found = predicted(pace, nbytes=nbytes, objects=objects, at=3.0)
+        assert found == pytest.approx(seconds, rel=0.3), (nbytes, objects)
+
+
+def test_one_pause_changes_little_but_a_path_that_became_slow_is_believed():
+    pace = Costs().pace()
+    for turn in range(20):
+        read(pace, 0.01, at=turn)
+        predicted(pace, at=turn)
+    read(pace, 10.0, at=20)
+    assert predicted(pace, at=20) < 0.02
+    for turn in range(21, 60):
+        read(pace, 10.0, at=turn)
+        predicted(pace, at=turn)
+    assert predicted(pace, at=60) == pytest.approx(10.0, rel=0.3)
+
+
+def test_what_is_learnt_fades_so_that_a_slow_path_is_tried_again():
+    costs = Costs()
+    pace, usual = costs.pace(), predicted(Costs().pace())
+    for turn in range(30):
+        read(pace, 5.0, at=turn)
+    later = [predicted(pace, at=30 + minutes * 60) for minutes in (0, 1, 5, 60)]
+    assert later == sorted(later, reverse=True)
+    assert later[0] > 1000 * usual
+    assert later[-1] == pytest.approx(usual, rel=0.01)
+
+
+def test_neighbours_are_taken_to_be_alike_and_one_that_differs_is_not():
+    costs = Costs()
+    slow, quick = costs.pace(), costs.pace()
+    for turn in range(50):
+        read(slow, 0.2, at=turn)
+        read(quick, 0.02, at=turn)
+        predicted(slow, at=turn)
+        predicted(quick, at=turn)
+    assert predicted(slow, at=50) == pytest.approx(0.2, rel=0.3)
+    assert predicted(quick, at=50) == pytest.approx(0.02, rel=0.3)
+    assert 0.02 < predicted(costs.pace(), at=50) < 0.2
+    # What lies on disks is another kind, and so is another transport.
+    untouched = predicted(Costs().pace(), tier=Tier.DISK)
+    assert predicted(costs.pace(), tier=Tier.DISK, at=50) == untouched
+
+
+def test_what_is_under_way_comes_first():
+    pace = Costs().pace()
+    read(pace, 0.1, nbytes=100 * MB)
+    alone = predicted(pace, nbytes=100 * MB)
+    pace.under_way[1] = 300 * MB
+    assert predicted(pace, nbytes=100 * MB) == pytest.approx(4 * alone, rel=0.1)
+    del pace.under_way[1]
+    assert predicted(pace, nbytes=100 * MB) == alone
+
+
+def test_measurements_that_nobody_asks_about_stay_few():
+    pace = Costs().pace()
+    for turn in range(10_000):
+        read(pace, 0.01, at=turn)
+    assert len(pace.samples) < 100
+    assert predicted(pace, at=10_000) == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [1e-12, 1e12])
+def test_odd_measurements_leave_predictions_finite(seconds):
+    pace = Costs().pace()
+    for turn in range(100):
+        read(pace, seconds, at=turn)
+        predicted(pace, at=turn)
+    assert 0 < predicted(pace, at=100) <= 1e12
