@@ -20,6 +20,7 @@ NAMES = {
     "lookups": "Lookups of a request's prefix, one round trip each.",
     "lookup_seconds": "Time of lookups.",
     "lookup_failures": "Lookups the store did not answer.",
+    "lookup_too_slow": "Objects found that would load more slowly than the engine computes.",
     "load_tokens": "Tokens whose blocks were asked of the store.",
     "load_batches": "Batches read, one round trip to a master each.",
     "load_blocks": "Objects read.",

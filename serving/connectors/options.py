@@ -13,7 +13,7 @@ from serving.connectors.link import StoreLink
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Pause", "Seconds", "StoreOptions"]
+__all__ = ["Pause", "Seconds", "StoreOptions", "WeighedOptions"]
 
 Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
@@ -56,3 +56,15 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if lends and self.segment:
             settings["segment"] = self.segment
         return StoreLink(self.url, settings, rest_s=self.rest_s)
+
+
+class WeighedOptions(StoreOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of connectors that load only what comes sooner than it would be computed."""
+
+    prefill_tokens_per_s: Pause = 0.0
+    """Tokens a second that the engine computes; what would load more slowly is a miss. 0: nothing
+    is."""
+
+    def worth_s(self, tokens: float) -> float:
+        """The seconds in which so many tokens are computed; 0 if that is not known."""
+        return tokens / self.prefill_tokens_per_s if self.prefill_tokens_per_s else 0.0

@@ -15,6 +15,7 @@ from serving.connectors.vllm.options import Options
 from serving.connectors.vllm.scheduler import HANDOFF, SchedulerSide
 from serving.connectors.vllm.worker import WorkerSide
 from tests.held import assert_nothing_held
+from tests.paces import measured
 from tests.vllm.fakes import BLOCK, Blocks, Link, Pool, Request, Store, hashes, layout, step
 from tests.waiting import long_before, until
 
@@ -374,6 +375,75 @@ def test_lookup_of_several_groups_is_one_round_trip():
     assert store.calls == ["exists_many"] * 2
 
 
+def test_what_loads_more_slowly_than_it_is_computed_is_a_miss(engine):
+    one = engine(prefill_tokens_per_s=1000)
+    one.run(Request("a", 13, hashes(3)), [1, 2, 3, 4])
+    one.store.object_s = 0.9 * BLOCK / 1000
+    assert one.match(Request("b", 13, hashes(3))) == (12, True)
+    one.store.object_s = 1.1 * BLOCK / 1000
+    assert one.match(Request("c", 13, hashes(3))) == (0, False)
+    # What another engine announced is loaded all the same: it would be waited for.
+    announced = Request("d", 13, hashes(3), kv_transfer_params={HANDOFF: 12})
+    assert one.match(announced) == (12, True)
+    assert one.store.calls[1:] == ["read_cost", "read_cost", "find_prefix"]
+
+
+def test_several_groups_are_loaded_together_or_not_at_all():
+    plan = layout(FULL, WINDOW)
+    store = Store()
+    for group in plan.groups:
+        for each in hashes(6):
+            store.objects[plan.part(group, 0, 0) + each.hex()] = b""
+    # 24 tokens are six blocks, and the last two or three of the window.
+    needed = 6 + 6 - WINDOW.first_needed(24)
+    for share, tokens in ((0.99, 24), (1.01, 0)):
+        store.object_s = share * 24 / 1000 / needed
+        assert present_prefix(plan, hashes(6), 0, "", _trust, 0.001)(store, 1.0) == tokens
+    needed = 5 + 6 - WINDOW.first_needed(24)
+    for share, tokens in ((0.99, 20), (1.01, 0)):
+        store.object_s = share * 20 / 1000 / needed
+        assert present_prefix(plan, hashes(6), 4, "", _trust, 0.001)(store, 1.0) == tokens
+    assert store.calls == ["read_cost"] * 4
+
+
+def test_the_scheduler_predicts_by_what_the_workers_measure(engine):
+    with LocalCluster(1, "32MiB", in_process=True) as cluster:
+        planning, moving = StoreLink(cluster.url), StoreLink(cluster.url)
+        one = engine(link=planning, prefill_tokens_per_s=1000)
+        one.worker._moves.link = moving
+        request = Request("a", 13, hashes(3))
+        one.run(request, [1, 2, 3, 4])
+        names = [item.key for item in planning.client.list()]
+        moving.client.get_many(names).check()
+        usual = planning.client.read_cost(names).seconds
+        measured(moving.client, 100.0, nbytes=1000)
+        one.scheduler.report(WorkerReport(rates=one.worker._moves.rates()))
+        assert (planning.client.read_cost(names).seconds > 1000 * usual).all()
+        assert one.match(Request("c", 13, hashes(3))) == (0, False)
+        planning.close()
+        moving.close()
+
+
+def test_a_load_reports_what_reads_take_where_it_is_weighed(engine):
+    for rate, reported in ((1000, {("tcp", 0): (1.0, 2.0, 3.0)}), (0, None)):
+        one = engine(prefill_tokens_per_s=rate)
+        one.worker._moves.rates = lambda: {("tcp", 0): (1.0, 2.0, 3.0)}
+        one.run(Request("a", 9, hashes(2)), [1, 2, 3])
+        one.match(Request("b", 9, hashes(2)))
+        one.scheduler.allocated(Request("b", 9, hashes(2)), Blocks([4, 5, 6]), 8)
+        one.worker.begin(one.scheduler.plan(step({}, {})))
+        until(lambda one=one: "b" in one.worker.take_finished()[0])
+        if reported:
+            assert until(one.worker.take_report).rates == reported
+        else:
+            assert one.worker.take_report() is None
+    both = WorkerReport(rates={("tcp", 0): (1.0, 0.0, 0.0)}).aggregate(
+        WorkerReport(rates={("shm", 0): (2.0, 0.0, 0.0)})
+    )
+    assert both
+    assert sorted(both.rates) == [("shm", 0), ("tcp", 0)]
+
+
 def test_every_rank_must_hold_a_block_and_equal_ranks_share_one():
     split = layout(Group(0, BLOCK, 1, 0, 1), tensor_ranks=2)
     store = Store()
@@ -420,9 +490,13 @@ def test_reports_of_workers_add_up():
     assert not WorkerReport()
 
 
-@pytest.mark.parametrize("given", [{"ulr": "x"}, {"distrust_s": 0}, {"client": 3}])
+@pytest.mark.parametrize(
+    "given", [{"ulr": "x"}, {"distrust_s": 0}, {"client": 3}, {"prefill_tokens_per_s": -1}]
+)
 def test_wrong_options_are_named(given):
     with pytest.raises(ConfigError, match=next(iter(given))):
         Options.parse(given, "options")
+    with pytest.raises(ConfigError, match="whole blocks"):
+        Options.parse({"prefill_tokens_per_s": 1, "layers_per_object": 1}, "options")
     options = {"url": "mooncake://h:1/n", "lookup_wait_s": 1}
     assert Options.parse(options, "options").lookup_wait_s == 1

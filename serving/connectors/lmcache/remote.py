@@ -27,7 +27,7 @@ from mooncake_store.errors import ConfigError
 from serving.connectors.blocks import Blocks
 from serving.connectors.counts import Counts
 from serving.connectors.lmcache.names import Names
-from serving.connectors.options import Seconds, StoreOptions
+from serving.connectors.options import Seconds, WeighedOptions
 
 if TYPE_CHECKING:
     import builtins
@@ -42,7 +42,7 @@ _PLUGIN = "mooncake_py"
 _PING_S = 1.0
 
 
-class RemoteOptions(StoreOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RemoteOptions(WeighedOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options, in LMCache's `extra_config` under the name of the plug-in."""
 
     threads: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -81,6 +81,9 @@ class MooncakePyConnector(RemoteConnector):  # type: ignore[misc]
         super().__init__(config, metadata)
         self._memory = memory
         self._options = options
+        # Layer by layer, a key is a chunk of one layer.
+        parts = metadata.kv_shape[0] if config.use_layerwise else 1
+        self._each_s = options.worth_s(metadata.chunk_size) / parts
         self._names = Names(options)
         self._layout = json.dumps(
             [
@@ -110,7 +113,7 @@ class MooncakePyConnector(RemoteConnector):  # type: ignore[misc]
 
     def exists_sync(self, key: Any) -> bool:
         """Whether a chunk is there, asked on the calling thread."""
-        return self._blocks.leading(self._named([key])) == 1
+        return self._blocks.leading(self._named([key]), each_s=self._each_s) == 1
 
     def support_batched_contains(self) -> bool:
         """Yes."""
@@ -118,7 +121,7 @@ class MooncakePyConnector(RemoteConnector):  # type: ignore[misc]
 
     def batched_contains(self, keys: list[Any]) -> int:
         """How many chunks from the first one on are there."""
-        return self._blocks.leading(self._named(keys))
+        return self._blocks.leading(self._named(keys), each_s=self._each_s)
 
     def support_batched_async_contains(self) -> bool:
         """Yes."""
@@ -129,7 +132,9 @@ class MooncakePyConnector(RemoteConnector):  # type: ignore[misc]
     ) -> int:
         """How many chunks from the first one on are there; `pin` keeps them for a load."""
         lease_s = self._options.lookup_lease_s if pin else 0.0
-        return await self._beside(self._blocks.leading, self._named(keys), lease_s)
+        return await self._beside(
+            lambda: self._blocks.leading(self._named(keys), lease_s, each_s=self._each_s)
+        )
 
     # Reads.
 

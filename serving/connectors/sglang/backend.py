@@ -23,7 +23,7 @@ from serving.connectors.blocks import Blocks
 from serving.connectors.counts import Counts
 from serving.connectors.fingerprint import identify, installed_version, kv_heads, short_name
 from serving.connectors.moves import joined
-from serving.connectors.options import StoreOptions
+from serving.connectors.options import StoreOptions, WeighedOptions
 from serving.connectors.sglang.hits import Need, leading, usable
 from serving.connectors.sglang.pools import KV, Model, PagePool, make_pool
 
@@ -47,7 +47,7 @@ class MooncakePyHiCache(HiCacheStorage):  # type: ignore[misc]
     def __init__(self, storage_config: Any, kwargs: dict[str, Any] | None = None) -> None:
         extra = storage_config.extra_config or {}
         self._config = storage_config
-        self._options = StoreOptions.parse(extra.get("store", {}), "extra config, 'store'")
+        self._options = WeighedOptions.parse(extra.get("store", {}), "extra config, 'store'")
         self._flat = not extra.get("interface_v1")
         if self._flat:
             log.warning("interface_v1 is not set: SGLang copies every page before it is stored")
@@ -81,7 +81,8 @@ class MooncakePyHiCache(HiCacheStorage):  # type: ignore[misc]
         pool = self._pools[KV]
         if pool.is_logical:
             return 0
-        return self._blocks.leading(pool.names(keys)) // pool.objects
+        each_s = self._options.worth_s(pool.host.page_size) / pool.objects
+        return self._blocks.leading(pool.names(keys), each_s=each_s) // pool.objects
 
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None

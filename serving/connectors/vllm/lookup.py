@@ -33,10 +33,13 @@ def present_prefix(
     start: int,
     suffix: str,
     trusted: Callable[[int, bytes], bool],
+    token_s: float = 0.0,
 ) -> Callable[[Client, float], int]:
     """Prepare a lookup: how many tokens from `start` on can be restored.
 
     `start` is a multiple of every group's block. Hashes that `trusted` refuses end the prefix.
+    With `token_s`, the seconds in which a token is computed, it is no longer than loads in the time
+    in which it would be computed; of several groups the whole of it, or nothing.
     """
     wanted: list[tuple[Group, list[bytes]]] = []
     for group in layout.groups:
@@ -56,7 +59,12 @@ def present_prefix(
         def leading(client: Client, deadline: float) -> int:
             if not names:
                 return 0
-            return client.find_prefix(names, deadline=deadline) // shards * group.block_tokens
+            if token_s:
+                each_s = token_s * group.block_tokens / shards
+                found = client.read_cost(names, deadline=deadline).fitting(each=each_s)
+            else:
+                found = client.find_prefix(names, deadline=deadline)
+            return found // shards * group.block_tokens
 
         return leading
 
@@ -66,7 +74,11 @@ def present_prefix(
         ]
         if not names:
             return 0
-        found = client.exists_many(names, deadline=deadline).tolist()
+        costs = client.read_cost(names, deadline=deadline) if token_s else None
+        if costs is not None:
+            found = (costs.statuses == 0).tolist()
+        else:
+            found = client.exists_many(names, deadline=deadline).tolist()
         present: list[list[bool]] = []
         at = 0
         for group, blocks in wanted:
@@ -76,9 +88,29 @@ def present_prefix(
                 column.append(all(found[at : at + shards]) and trusted(group.number, each))
                 at += shards
             present.append(column)
-        return longest_prefix(layout, present, start) - start
+        tokens = longest_prefix(layout, present, start)
+        if costs is not None:
+            needed = _needed(layout, wanted, start, tokens)
+            if costs.together(needed) > (tokens - start) * token_s:
+                return 0
+        return tokens - start
 
     return matching
+
+
+def _needed(
+    layout: Layout, wanted: list[tuple[Group, list[bytes]]], start: int, tokens: int
+) -> list[int]:
+    """Which of the names of all groups are loaded for a prefix of so many tokens."""
+    needed: list[int] = []
+    at = 0
+    for group, blocks in wanted:
+        before, shards = start // group.block_tokens, len(layout.parts(group))
+        first = max(before, group.first_needed(tokens)) - before
+        end = tokens // group.block_tokens - before
+        needed += range(at + first * shards, at + end * shards)
+        at += len(blocks) * shards
+    return needed
 
 
 def longest_prefix(layout: Layout, present: list[list[bool]], start: int) -> int:

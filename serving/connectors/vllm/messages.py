@@ -64,6 +64,8 @@ class WorkerReport:
     saves: dict[int, SaveOutcome] = field(default_factory=dict)
     unreadable: set[tuple[int, bytes]] = field(default_factory=set)
     failed_requests: set[str] = field(default_factory=set)
+    rates: dict[tuple[str, int], tuple[float, float, float]] = field(default_factory=dict)
+    """What reads take, by transport and tier: the scheduler's process reads nothing itself."""
 
     def aggregate(self, other: WorkerReport) -> WorkerReport:
         """Add another worker's report."""
@@ -71,7 +73,8 @@ class WorkerReport:
             self.saves.setdefault(number, SaveOutcome(workers=0)).add(theirs)
         self.unreadable |= other.unreadable
         self.failed_requests |= other.failed_requests
+        self.rates |= other.rates
         return self
 
     def __bool__(self) -> bool:
-        return bool(self.saves or self.unreadable or self.failed_requests)
+        return bool(self.saves or self.unreadable or self.failed_requests or self.rates)

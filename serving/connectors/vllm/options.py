@@ -6,12 +6,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from serving.connectors.options import Pause, StoreOptions
+from serving.connectors.options import Pause, WeighedOptions
 
 __all__ = ["Options"]
 
 
-class Options(StoreOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Options(WeighedOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the connector. Durations are in seconds."""
 
     save_decode: bool = True
@@ -24,3 +24,10 @@ class Options(StoreOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Share of the KV cache that unfinished saves may hold; above it saves are skipped."""
     handoff_wait_s: Pause = 5.0
     """How long a decoding engine waits for blocks that a prefilling one announced."""
+
+    def __post_init__(self) -> None:
+        if self.layers_per_object and self.prefill_tokens_per_s:
+            raise ValueError(
+                "prefill_tokens_per_s goes with whole blocks: with layers_per_object a lookup asks "
+                "for the last layers only, and cannot tell what all of them take"
+            )

@@ -166,8 +166,16 @@ class SchedulerSide:
         return found, found > 0
 
     def _ask(self, request: Any, computed: int, waits_until: float) -> _Lookup:
+        # What another engine computed for this request is loaded whatever it takes: it is waited
+        # for, and a prefix that is too slow would look like one that has not come.
+        announced = (request.kv_transfer_params or {}).get(HANDOFF)
         look = present_prefix(
-            self._layout, request.block_hashes, computed, self._suffix, self._trusts
+            self._layout,
+            request.block_hashes,
+            computed,
+            self._suffix,
+            self._trusts,
+            0.0 if announced else self._options.worth_s(1),
         )
         deadline = self._options.lookup_deadline_s
 
@@ -325,6 +333,12 @@ class SchedulerSide:
     def report(self, report: WorkerReport) -> None:
         """Take what the workers did: free memory of saves, distrust what could not be read."""
         self._doubts.note(report.unreadable)
+        if report.rates and self._link.client is not None:
+            from mooncake_store.client.costs import Rate  # Not when vLLM imports this.
+            from mooncake_store.client.extension import expect_rates
+
+            rates = {kind: Rate(*rate) for kind, rate in report.rates.items()}
+            expect_rates(self._link.client, rates)
         if self._feeds:
             self._gone += report.unreadable
         for name in report.failed_requests:

@@ -216,6 +216,10 @@ class WorkerSide:
             for slab, blocks in wanted:
                 self._load_staged(slab, blocks, bad)
         self._load_ended(job, [(blocks, bad[blocks.group]) for blocks in job.groups])
+        if self._options.prefill_tokens_per_s:
+            rates = self._moves.rates()
+            with self._lock:
+                self._report.rates |= rates
 
     def _load_in_place(
         self, wanted: list[tuple[_Slab, GroupBlocks]], bad: dict[int, set[bytes]]
