@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         PutManyResult,
         PutResult,
         QueryResult,
+        ReadCosts,
         Rows,
     )
     from mooncake_store.errors import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         RemoteProtocolError,
         ReplicaNotReadyError,
         StoreError,
+        TooSlowError,
         TransferError,
         TransferTimeoutError,
         TruncatedError,
@@ -76,6 +78,7 @@ __all__ = [
     "PutManyResult",
     "PutResult",
     "QueryResult",
+    "ReadCosts",
     "Rows",
     # Errors.
     "AlreadyExistsError",
@@ -96,6 +99,7 @@ __all__ = [
     "RemoteProtocolError",
     "ReplicaNotReadyError",
     "StoreError",
+    "TooSlowError",
     "TransferError",
     "TransferTimeoutError",
     "TruncatedError",
