@@ -130,8 +130,15 @@ class _Fit:
         if not self._seen:
             return expected
         left = self._left(now)
-        gram = left * self._gram + _PRIOR * np.eye(3)
-        moment = left * self._moment + _PRIOR * expected
+        gram, moment = left * self._gram, left * self._moment
+        # What is expected says how the coefficients are to each other; how large they are, only
+        # as far as measurements have faded. As logarithms: a slow neighbour is no share of a quick
+        # one's time.
+        weight = float(np.trace(gram))
+        scale = float(expected @ moment) / max(float(expected @ gram @ expected), 1e-300)
+        expected = expected * max(scale, 1e-12) ** (weight / (weight + _PRIOR))
+        gram += _PRIOR * np.eye(3)
+        moment += _PRIOR * expected
         used = np.arange(3)
         while True:
             solved = np.linalg.solve(gram[np.ix_(used, used)], moment[used])

@@ -17,7 +17,7 @@ from mooncake_store.client.sessions import PutSession
 from mooncake_store.client.steps import CLUSTER, ask_one
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mooncake_store.client.blocking import Client
     from mooncake_store.client.costs import Rate
@@ -48,6 +48,6 @@ def rates_of(client: Client) -> dict[tuple[str, int], Rate]:
     return directory.costs.known(now)
 
 
-def expect_rates(client: Client, rates: Mapping[tuple[str, int], Rate]) -> None:
+def expect_rates(client: Client, rates: Mapping[tuple[str, int], Sequence[float]]) -> None:
     """Let a client that reads nothing itself predict by what another one has measured."""
     client._core.directory.costs.expect(rates)

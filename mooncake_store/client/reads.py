@@ -200,7 +200,6 @@ class Reading(KeyTransfers):
         # Whether whole objects are read, which is what their checksums speak of.
         self._whole = not plan.offset and plan.length is None
         n = len(self.status)
-        self._hurries = plan.ready_by is not None
         self.lengths: Column = self.cols[k.SIZE] if self._whole else np.zeros(n, np.int64)
         self._addresses: Column = np.zeros(n, np.int64)
         self._refreshed: set[int] = set()
@@ -323,8 +322,9 @@ class Reading(KeyTransfers):
 
     def _fill(self, index: Column) -> Steps[None]:
         """Transfer FOUND keys until each is filled, or no replica is left to try."""
-        if self._hurries:
-            index = yield from timely(self, index)
+        hurries = self.plan.ready_by is not None
+        if hurries:
+            index = yield from self.timely(index)
         index = self._place(index)
         bytes_read = self.core.counters.bytes_read
         while len(index):
@@ -360,8 +360,8 @@ class Reading(KeyTransfers):
             failed = self._where(k.FAILED)
             yield from self._find_others(failed)
             index = failed[self.status[failed] == k.FOUND]
-            if self._hurries:
-                index = yield from timely(self, index)
+            if hurries:
+                index = yield from self.timely(index)
 
     def _begin(self, target: Target, index: Column) -> _Begun:
         """A transfer, which counts as under way from now on."""
@@ -374,6 +374,13 @@ class Reading(KeyTransfers):
         move = self._move(target, index, times)
         under_way[id(times)] = nbytes
         return _Begun(move, nbytes, beside, times)
+
+    def timely(self, index: Column) -> Steps[Column]:
+        """Those of FOUND keys that are predicted to be there in time; the others are refused."""
+        plan = self.plan
+        if plan.ready_by is None:
+            return index
+        return (yield from timely(self, index, plan.ready_by, plan.operation))
 
     def wanted(self, index: Column) -> Column:
         """How many bytes of each key are to be read, as far as they exist."""

@@ -16,7 +16,6 @@ from mooncake_store.client.leases import RELEASE_MARGIN_NS
 from mooncake_store.client.reads import BytesSink, Plan, Reading
 from mooncake_store.client.requests import KeyRequests, give_back
 from mooncake_store.client.steps import Opens, ask_one
-from mooncake_store.client.worth import timely
 from mooncake_store.core.records import Status
 from mooncake_store.errors import LeaseExpiredError, StoreError
 from mooncake_store.wire.shard import RENEW
@@ -85,8 +84,7 @@ class Viewing:
         if reading.status[0] == k.FOUND:
             self._generation = int(reading.cols[k.GENERATION, 0])
             self._hold(int(reading.cols[k.UNTIL, 0]))
-            if self._ready_by is not None:
-                yield from timely(reading, np.zeros(1, np.int64))
+            yield from reading.timely(np.zeros(1, np.int64))
         if reading.status[0] == k.FOUND:
             target = core.directory.known.get(int(reading.cols[k.SEGMENT, 0]))
             if target is not None and (yield from self._show(reading, target)):

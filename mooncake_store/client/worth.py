@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -29,8 +29,8 @@ from mooncake_store.errors import StoreError, TooSlowError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mooncake_store.client.core import Core
     from mooncake_store.client.directory import Target
-    from mooncake_store.client.reads import Reading
     from mooncake_store.client.steps import Steps
 
     Column = NDArray[np.int64]
@@ -39,6 +39,27 @@ if TYPE_CHECKING:
 __all__ = ["place_of", "queue_of", "timely"]
 
 _COPYING = -1
+
+
+class Weighed(Protocol):
+    """A read of a batch, as far as is needed here."""
+
+    core: Core
+    cols: Column
+    status: NDArray[Any]
+    errors: dict[int, StoreError | str]
+
+    def by_segment(self, index: Column) -> list[tuple[int, Column]]:
+        """Keys by the segment that was chosen for each."""
+
+    def choose(self, index: Column) -> None:
+        """Give FAILED keys another replica, if one is left."""
+
+    def find_anew(self, index: Column) -> Steps[Column]:
+        """Ask for keys as if for the first time."""
+
+    def wanted(self, index: Column) -> Column:
+        """How many bytes of each key are to be read."""
 
 
 def queue_of(target: Target) -> int:
@@ -52,10 +73,8 @@ def place_of(target: Target) -> ReadPlace:
     return ReadPlace(entry.name, entry.host, target.transport or target.expected, tier)
 
 
-def timely(reading: Reading, index: Column) -> Steps[Column]:
+def timely(reading: Weighed, index: Column, ready_by: float, operation: str) -> Steps[Column]:
     """Those of the FOUND keys in `index` that would be there in time; the others fail."""
-    ready_by = reading.plan.ready_by
-    assert ready_by is not None
     status, first = reading.status, reading.cols[k.FIRST]
     spent: dict[int, float] = {}
     kept: list[Column] = []
@@ -78,12 +97,12 @@ def timely(reading: Reading, index: Column) -> Steps[Column]:
                 yield from reading.find_anew(stale)
             status[stale[status[stale] == k.MISSING]] = k.FAILED
         some = late[status[late] == k.FOUND]
-    _refuse(reading, index, told)
+    _refuse(reading, index, told, operation)
     return np.sort(np.concatenate(kept)) if kept else index[:0]
 
 
 def _sort_out(
-    reading: Reading,
+    reading: Weighed,
     index: Column,
     now: float,
     left: float,
@@ -114,29 +133,29 @@ def _sort_out(
             continue
         kept.append(some[in_time])
         late.append(some[~in_time])
-        told.append((late[-1], _error(reading, target, float(ready[~in_time].min()), left)))
+        told.append((late[-1], _error(target, float(ready[~in_time].min()), left)))
     return np.concatenate(late) if late else None
 
 
-def _error(reading: Reading, target: Target, seconds: float, left: float) -> TooSlowError:
+def _error(target: Target, seconds: float, left: float) -> TooSlowError:
     """Why keys on a segment are not read: one error for all of them."""
     place = place_of(target)
     error = TooSlowError(
         f"reading it takes {seconds * 1e3:.3g} ms or more by prediction, over {place.transport} "
         f"from {place.tier}; it is worth {max(0.0, left) * 1e3:.3g} ms from now on",
-        operation=reading.plan.operation,
         peer=target.label,
     )
     error.predicted_s, error.transport, error.tier = seconds, place.transport, place.tier
     return error
 
 
-def _refuse(reading: Reading, index: Column, told: Late) -> None:
+def _refuse(reading: Weighed, index: Column, told: Late, operation: str) -> None:
     """Fail the keys that no replica gives in time. The first error told of each names the best."""
     status = reading.status
     gone = index[status[index] == k.FAILED]
     status[gone] = TooSlowError.code
     for some, error in reversed(told):
+        error.operation = operation
         those = some[status[some] == TooSlowError.code].tolist()
         reading.errors.update(dict.fromkeys(those, error))
     reading.core.counters.too_slow += len(gone)

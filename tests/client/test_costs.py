@@ -26,7 +26,7 @@ def test_the_order_of_transports_holds_before_anything_was_read():
     assert file == predicted(Costs().pace(), transport="file")
 
 
-@pytest.mark.parametrize("seconds", [1e-4, 0.001, 0.5, 20.0])
+@pytest.mark.parametrize("seconds", [1e-5, 1e-4, 0.001, 0.5, 20.0])
 def test_the_first_transfer_is_believed(seconds):
     pace = Costs().pace()
     read(pace, seconds)
@@ -89,6 +89,16 @@ def test_neighbours_are_taken_to_be_alike_and_one_that_differs_is_not():
     # What lies on disks is another kind, and so is another transport.
     untouched = predicted(Costs().pace(), tier=Tier.DISK)
     assert predicted(costs.pace(), tier=Tier.DISK, at=50) == untouched
+
+
+def test_a_slow_neighbour_is_no_part_of_a_quick_ones_time():
+    costs = Costs()
+    slow, quick = costs.pace(), costs.pace()
+    for turn in range(20):
+        read(slow, 3600.0, at=turn)
+        read(quick, 0.001, at=turn)
+    assert predicted(slow, at=20) == pytest.approx(3600, rel=0.1)
+    assert predicted(quick, at=20) == pytest.approx(0.001, rel=0.1)
 
 
 def test_what_is_under_way_comes_first():

@@ -6,9 +6,15 @@ import math
 import msgspec
 import pytest
 
-from mooncake_store import InvalidArgumentError, NotFoundError, TooSlowError
+from mooncake_store import (
+    InvalidArgumentError,
+    NotFoundError,
+    TooSlowError,
+    UnavailableError,
+)
 from mooncake_store.client import AsyncClient
 from mooncake_store.core.records import Tier
+from tests.client.interruptions import SlowTransfers
 from tests.paces import measured
 
 HOUR = 3600.0
@@ -164,6 +170,29 @@ def test_reads_are_measured_and_nothing_stays_under_way(url, connect, transports
     assert all(each.nbytes >= each.objects * len(VALUE) for each in samples)
     assert any(each.objects == 1 for each in samples) or transports != ["tcp"]
     assert not any(target.pace.under_way for target in targets)
+
+
+def test_what_is_under_way_is_known_meanwhile(url, connect):
+    store = connect(url, transports=["tcp"], lease_cache=False)
+    store.put("key", VALUE)
+    store.get("key")
+    target, seen = target_of(store, place_of(store, "key")), []
+    SlowTransfers(store, lambda: seen.append(list(target.pace.under_way.values())))
+    store.get("key")
+    store.get_many(["key", "key"]).check()
+    assert seen == [[len(VALUE)], [2 * len(VALUE)]]
+    assert not target.pace.under_way
+
+
+def test_a_store_that_is_away_keeps_nothing_in_time_from_being_read(store, slow, monkeypatch):
+    key, _, other = slow
+    store.put("quick", VALUE, preferred=[other])
+    assert store.get_many(["quick", key]).ok  # leased from now on
+    away = UnavailableError("injected")
+    monkeypatch.setattr(store._driver, "_one", lambda call, until: away)
+    got = store.get_many(["quick", key], worth=60.0)
+    assert got.values == [VALUE, None]
+    assert isinstance(got.error(1), TooSlowError)
 
 
 def test_the_asyncio_client_says_it_too(url, store, slow):

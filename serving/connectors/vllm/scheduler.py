@@ -334,11 +334,10 @@ class SchedulerSide:
         """Take what the workers did: free memory of saves, distrust what could not be read."""
         self._doubts.note(report.unreadable)
         if report.rates and self._link.client is not None:
-            from mooncake_store.client.costs import Rate  # Not when vLLM imports this.
+            # Not when vLLM imports this.
             from mooncake_store.client.extension import expect_rates
 
-            rates = {kind: Rate(*rate) for kind, rate in report.rates.items()}
-            expect_rates(self._link.client, rates)
+            expect_rates(self._link.client, report.rates)
         if self._feeds:
             self._gone += report.unreadable
         for name in report.failed_requests:
