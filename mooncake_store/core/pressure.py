@@ -248,9 +248,7 @@ def _lacking(order: list[Segment], nbytes: int, copies: int) -> list[tuple[list[
     return [(short, lacking)] if lacking > 0 else []
 
 
-def _free(
-    state: ShardState, tier: Tier, segments: list[Segment], nbytes: int, attempt: int
-) -> int:
+def _free(state: ShardState, tier: Tier, segments: list[Segment], nbytes: int, attempt: int) -> int:
     """Have objects leave these segments, what is pinned softly last; return how many."""
     where, target = _on_segments(state, segments, tier), nbytes << attempt
     leave = partial(_leave, state, tier)
