@@ -194,11 +194,15 @@ def make_room(
     bytes abound, and an object is large, room in one piece is made instead, or nothing leaves;
     not among so many objects that looking for it would hold up everybody else.
     """
+    if len(order) < copies:
+        return False  # room on fewer segments is of no use
     made = False
-    for tier in Tier:
+    for tier in Tier:  # as copies are placed: in memory, and elsewhere what has no segment there
         some = [segment for segment in order if segment.tier == tier]
-        if some:
-            made |= _make_room(state, some, tier, sizes, copies, attempt)
+        here = min(copies, len(some))
+        if here:
+            made |= _make_room(state, some, tier, sizes, here, attempt)
+            copies -= here
     return made
 
 

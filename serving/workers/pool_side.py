@@ -8,9 +8,8 @@ The store may be full, slow or gone. Then fetches find nothing and puts keep not
 says so once and tries again later, when somebody asks or the storing thread has nothing else to do.
 Nothing here raises into the engine.
 
-Bounds: a fetch ends at its deadline, a put at the worker's. A fetch that is predicted to miss its
-deadline, the time in which the prefix would be computed, ends at once. The queues hold descriptions
-of blocks of the cache, which is of a fixed size.
+Bounds: a fetch ends at its deadline, a put at the worker's. The queues hold descriptions of blocks
+of the cache, which is of a fixed size.
 """
 
 from __future__ import annotations
@@ -247,23 +246,17 @@ class PoolSide:
                 return False
             numbers = blocks[at : at + step]
             layers = [layer] * len(numbers)
-            # What cannot be there in time is computed now, not when the time is over.
-            waiting = (fetch.layers.stop - layer) * len(blocks) - at
-            worth = left * len(numbers) / waiting
-            buffers = self._memory.buffers(layers, numbers)
-            if not self._read(digests[at : at + step], buffers, left, worth):
+            if not self._read(digests[at : at + step], self._memory.buffers(layers, numbers), left):
                 return False
             self._memory.filled(layers, numbers)
         return True
 
-    def _read(self, digests: NDArray[np.uint64], buffers: Any, left: float, worth: float) -> bool:
+    def _read(self, digests: NDArray[np.uint64], buffers: Any, left: float) -> bool:
         link = self._link
         if link is None:
             return False
         keys = Digests(digests)
-        got = link.call(
-            lambda client: client.get_into_many(keys, buffers, deadline=left, worth=worth)
-        )
+        got = link.call(lambda client: client.get_into_many(keys, buffers, deadline=left))
         if got is None:
             return False
         wrong = [at for at in got.failed if isinstance(got.error(at), ChecksumMismatchError)]

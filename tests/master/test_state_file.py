@@ -109,7 +109,8 @@ def portable(shard: Shard) -> dict[Any, Any]:
     passing = ~(Flag.TASK | Flag.UPSERT)
     found = {}
     for key, values in objects_of(shard).items():
-        life, size, checksum, flags, *where, _, name, group, pinned_until, _ = values
+        # Levels of pins are not exported.
+        life, size, checksum, flags, *where, _, name, group, pinned_until, _, _ = values
         if life == State.READABLE:
             until = pinned_until if flags & Flag.SOFT_PIN else 0
             found[key] = (size, checksum, flags & passing, where, name, group, until)

@@ -2,16 +2,14 @@
 
 import contextlib
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mooncake_store import Digests, LocalCluster
+from mooncake_store import LocalCluster
 from serving.workers.computing import Computing
 from serving.workers.pool_side import Fetch, PoolSide, Storing
-from tests.paces import measured
 from tests.serving.fakes import CARD
 from tests.serving.workers.support import fleet
 from tests.waiting import PATIENCE_S, until
@@ -77,31 +75,6 @@ def test_a_fetch_that_cannot_be_told_keeps_no_other_from_its_own(pool):
         pool.fetch(Fetch(np.zeros(16, np.int64), range(1), 1, False, 0.0, found, end))
     assert ended.wait(PATIENCE_S)
     assert pool.sound
-
-
-def test_a_fetch_that_would_miss_its_deadline_ends_at_once(store):
-    """Layers share what is left of the time; what is predicted to take longer is not read."""
-    with pool_side(store.url) as pool:
-        names = [pool.names.blocks(layer, TOKENS) for layer in range(2)]
-        pool._memory.buffers = lambda layers, blocks: [bytearray(8) for _ in blocks]
-        pool._memory.filled = lambda layers, blocks: None
-
-        def fetched(allowed_s):
-            ended, deadline = threading.Event(), time.monotonic() + allowed_s
-            fetch = Fetch(TOKENS, range(2), 4, True, deadline, lambda count: None, ended.set)
-            fetch.blocks = [0, 1, 2, 3]
-            pool.fetch(fetch)
-            assert ended.wait(PATIENCE_S)
-            return [fetch.wait(layer) for layer in range(2)]
-
-        client = pool._link.client
-        for digests in names:
-            client.put_many(Digests(digests), [bytes(8)] * 4).check()
-        assert fetched(PATIENCE_S) == [True, True]
-        measured(client, 100.0, nbytes=32, objects=4)  # a layer: 200 s for both
-        assert fetched(150.0) == [False, False]
-        assert client.stats().too_slow == 4
-        assert fetched(1000.0) == [True, True]
 
 
 def test_a_pool_that_comes_later_is_found_though_nobody_asks_for_blocks(free_port):
