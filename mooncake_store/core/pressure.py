@@ -337,10 +337,11 @@ def _pass(
     Before the ordinary objects in memory those leave that hints say nobody needs soon.
     """
     state.hand_on_notes()
-    first = EvictReport()
-    if policy is state.policy and len(state.chilled):
-        first = _take(state, state.chilled, tier, target, where, limit, leave)
-        limit = None if limit is None else limit - first.objects
+    if policy is not state.policy or len(state.chilled) == 0:
+        return _take(state, policy, tier, target, where, limit, leave)
+    first = _take(state, state.chilled, tier, target, where, limit, leave)
+    state.hand_on_notes()
+    limit = None if limit is None else limit - first.objects
     return first + _take(state, policy, tier, target - first.bytes, where, limit, leave)
 
 
@@ -354,7 +355,6 @@ def _take(
     leave: Callable[[NDArray[np.int32]], EvictReport],
 ) -> EvictReport:
     target = min(target, BYTES_MAX)
-    state.hand_on_notes()
     if target <= 0 or len(policy) == 0:
         return EvictReport()
     if where is None and len(state.groups) == 0:

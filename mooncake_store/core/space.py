@@ -294,6 +294,8 @@ class Space:
 
         Memory that is suspect may soon be back; what is absent or drains does not count.
         """
+        if not self._numbers[places.DISKS_USED]:
+            return Tier.MEMORY
         some = [s for s in self._segments.values() if s.state in KEEPING]
         disks = some and all(s.tier == Tier.DISK for s in some)
         return Tier.DISK if disks else Tier.MEMORY

@@ -116,7 +116,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
     table_a, table_b = column(context, TABLE_A, INT64), column(context, TABLE_B, INT64)
     find(context, table_a, table_b, rows, digests, found)
     window = ((now // context[HITS_WINDOW_NS]) & HITS_WINDOWS) << HITS_BITS
-    m, hits, misses, away, nbytes, on_disk = 0, 0, 0, 0, 0, 0
+    m, hits, misses, away, nbytes, seen = 0, 0, 0, 0, 0, 0
     count = context[NOTED]
     for i in range(digests.shape[0]):
         row = found[i]
@@ -141,7 +141,7 @@ def get(context, client, now, ttl, digests, answers, replicas):
             continue
         hits += 1
         nbytes += rows[row].size
-        on_disk += (rows[row].flags & OFF_MEMORY) != 0
+        seen |= rows[row].flags
         answers[i].size = rows[row].size
         answers[i].checksum = rows[row].checksum
         answers[i].generation = rows[row].generation
@@ -164,7 +164,9 @@ def get(context, client, now, ttl, digests, answers, replicas):
         context[TALLY + MISSES] += misses
         context[TALLY + AWAY] += away
         context[TALLY + READ_BYTES] += nbytes
-        context[TALLY + DISK_HITS] += on_disk
+        if seen & OFF_MEMORY:  # some of them lie on disks alone
+            for i in range(count - hits, count):
+                context[TALLY + DISK_HITS] += (rows[notes[i]].flags & OFF_MEMORY) != 0
     return m
 
 
