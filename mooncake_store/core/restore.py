@@ -34,12 +34,13 @@ What else may be missing, and why nothing wrong follows:
 - That writers are done with what waits for them: it waits longer.
 - Of which groups rows are members: told with the rows, and lost with them.
 
-A journal that was `cut` when its host ended is true, but older than what its workers hold. On
-disks and other hosts something else may lie by now where an object did: whoever reads it compares
-checksums. What the missing words gave out is not given out again: nothing is placed on the segments
-that are known until their readers and writers are out of time, and generations go on behind those
-that may have been used. A segment of which only the missing words told is new to the shard, and
-used at once; a late writer to it would have to come from another host that saw it mounted.
+A journal that was `cut` when its host ended is true, but older than what its workers hold. On disks
+and other hosts something else may lie by now where an object did: whoever reads all of it compares
+checksums, and who reads a range cannot. What the missing words gave out is not given out again:
+nothing is placed on the segments that are known until their readers and writers are out of time,
+and generations go on behind those that may have been used. A segment of which only the missing
+words told is new to the shard, and used at once; a late writer to it would have to come from
+another host that saw it mounted.
 
 Cost: O(words + rows log rows).
 """
