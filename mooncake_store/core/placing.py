@@ -34,8 +34,12 @@ def place(
     rows: NDArray[np.int32],
     sizes: NDArray[np.int64],
     options: StartOptions,
+    leaving: NDArray[np.int64],
 ) -> NDArray[np.int16] | None:
-    """Allocate and attach replicas, evicting where there is no room; None when all fitted."""
+    """Allocate and attach replicas, evicting where there is no room; None when all fitted.
+
+    `leaving` says what each replaces: bytes, and those pinned hard among them.
+    """
     order = state.space.order(state.now, options)
     further = state.space.further(state.now, options)
     result = np.zeros(len(rows), np.int16)
@@ -46,7 +50,7 @@ def place(
         refusal = np.where(too_large, Status.TOO_LARGE, Status.TOO_FEW_SEGMENTS)
         result[large] = np.where(never, refusal, Status.NO_SPACE)
     if options.hard_pin or state.tenant_by_number[tenant].quota_bytes is not None:
-        _hold_limits(state, tenant, sizes, options, result)
+        _hold_limits(state, tenant, sizes, options, result, leaving)
     todo = np.flatnonzero(result == c.OK)
     for attempt in range(pressure.ATTEMPTS_MAX):
         state.space.return_freed()
@@ -114,14 +118,19 @@ def _hold_limits(
     sizes: NDArray[np.int64],
     options: StartOptions,
     result: NDArray[np.int16],
+    leaving: NDArray[np.int64],
 ) -> None:
-    """Refuse, in order, what a tenant's quota or the share of hard pins does not allow."""
-    needs = [size * options.replicas for size in sizes.tolist()]  # no fixed width to overflow
+    """Refuse, in order, what a tenant's quota or the share of hard pins does not allow.
+
+    What leaves with an object makes room for that one, and for no other: it may stay.
+    """
+    sums = [size * options.replicas for size in sizes.tolist()]  # no fixed width to overflow
     quota = state.tenant_by_number[tenant].quota_bytes
     if quota is not None:
-        for at, need in enumerate(needs):
+        for at, need in enumerate(sums):
             if need > quota:  # at once: neither eviction nor a further segment would help
                 result[at] = Status.TENANT_QUOTA
+        needs = _beyond(sums, leaving[0])
         over = sum(itertools.compress(needs, result == c.OK)) - quota
         over += _used(state, tenant)
         if over > 0:
@@ -129,7 +138,13 @@ def _hold_limits(
         _refuse_over(needs, quota - _used(state, tenant), result, Status.TENANT_QUOTA)
     if options.hard_pin:
         room = pinnable_bytes(state)
+        needs = _beyond(sums, leaving[1])
         _refuse_over(needs, room - int(state.tally[c.HARD_BYTES]), result, Status.PINS_FULL)
+
+
+def _beyond(sums: list[int], leaving: NDArray[np.int64]) -> list[int]:
+    """Return what objects need beyond the room of what leaves with them."""
+    return [max(0, size - gone) for size, gone in zip(sums, leaving.tolist(), strict=True)]
 
 
 def _used(state: ShardState, tenant: int) -> int:

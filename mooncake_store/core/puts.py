@@ -1,8 +1,12 @@
-"""Puts: start (claim rows, find space), end, revoke, and upserts beside a readable generation."""
+"""Puts: start (claim rows, find space), end, revoke, and upserts beside a readable generation.
+
+Whoever begins a put that takes another's place does so in `overtaking.py`: beside it, until the
+new one has its space.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +15,7 @@ from mooncake_store.core import context as places
 from mooncake_store.core.kernels import writes as k
 from mooncake_store.core.names import as_lengths
 from mooncake_store.core.options import DEFAULTS, SoftPin, StartOptions
+from mooncake_store.core.overtaking import begin_beside, leaving_bytes, settle
 from mooncake_store.core.placing import place
 from mooncake_store.core.records import (
     KEYS_MAX,
@@ -28,12 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.core.names import Names
+    from mooncake_store.core.overtaking import Beside, Who
 
 __all__ = ["put_end", "put_revoke", "put_start", "upsert_start"]
 
 NO_LENGTHS = as_lengths(np.empty(0, np.uint32))
-Who: TypeAlias = tuple[int, int, int]
-"""Client, tenant, and the number of the request."""
 DISABLE_PIN = -1
 """In `pin_ends` of a second generation: do not inherit the soft pin."""
 
@@ -78,14 +82,15 @@ def put_start(
     rest = slice(begun, n)
     _claim(state, who, words[rest], sizes[rest], lengths[rest], wish, status[rest], found[rest])
     late = np.flatnonzero(status == c.RETRY)
+    beside = None
     if len(late):
-        _overtake(state, np.unique(found[late]))
-        again, rows = np.zeros(len(late), np.int16), np.empty(len(late), np.int32)
-        keys, again_sizes = as_words(words[late]), as_column(sizes[late], INT64)
-        _claim(state, who, keys, again_sizes, NO_LENGTHS, wish, again, rows)
-        found[late], status[late] = rows, again
-    _fill(state, who, found, sizes, options, status)
-    return _answer(state, found, names, status, answers, replicas)
+        # Of equal keys the first is begun.
+        _, first = np.unique(found[late], return_index=True)
+        status[late] = c.ALREADY_EXISTS
+        at = late[np.sort(first)]
+        beside = begin_beside(state, who, sizes, options.replicas, status, found, at, True)
+    _fill(state, who, found, sizes, options, status, beside)
+    return _answer(state, found, names, status, answers, replicas, beside)
 
 
 def upsert_start(
@@ -113,20 +118,22 @@ def upsert_start(
     _, last = np.unique(words[sound], axis=0, return_index=True)
     passed = np.delete(sound, last)
     status[passed] = c.SUPERSEDED
-    _preempt(state, words, status)
+    _stop_hauls(state, words, status)
     found = np.empty(len(words), np.int32)
     who = client, tenant, request
     lengths = NO_LENGTHS if names is None else as_lengths(names.lengths)
     wish = options.replicas, 0
     _claim(state, who, words, sizes, lengths, wish, status, found)
-    status[status == c.RETRY] = c.ALREADY_EXISTS  # complete, if not to be read now
+    late = np.flatnonzero(status == c.RETRY)
+    complete = state.rows["state"][found[late]] == c.READABLE  # if not to be read now
+    status[late[complete]] = c.ALREADY_EXISTS
     if names is not None:
         state.names.refuse_others(found, status, names)
-    beside = np.flatnonzero(status == c.ALREADY_EXISTS)
-    _second_generations(state, who, sizes, options, status, found, beside)
-    _fill(state, who, found, sizes, options, status)
+    at = np.flatnonzero((status == c.ALREADY_EXISTS) | (status == c.RETRY))
+    beside = begin_beside(state, who, sizes, options.replicas, status, found, at, False)
+    _fill(state, who, found, sizes, options, status, beside)
     answers, replicas = np.empty(n, PUT_ROW), np.empty(n * options.replicas, REPLICA)
-    return _answer(state, found, names, status, answers, replicas)
+    return _answer(state, found, names, status, answers, replicas, beside)
 
 
 def _refusal(
@@ -178,67 +185,16 @@ def _claim(
     k.claim(state.words, state.now, *who, *wish, words, sizes, lengths, status, found)
 
 
-def _preempt(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int16]) -> None:
-    """Clear away unfinished writers of these keys; whom a task holds is busy."""
+def _stop_hauls(state: ShardState, words: NDArray[np.int64], status: NDArray[np.int16]) -> None:
+    """Have objects of these keys leave their hauls; whom a task holds is busy."""
     found = state.table.find(words)
     asked = np.flatnonzero((found >= 0) & (status == Status.OK))
     rows = found[asked]
-    if len(rows) == 0:
-        return
-    complete = state.rows["state"][rows] == c.READABLE
-    flags = state.flags(rows)
-    busy = (flags & Flag.TASK) != 0
+    busy = (state.flags(rows) & Flag.TASK) != 0
     if busy.any() and len(state.hauls):
         state.hauls.let_go(rows[busy])
-        flags = state.flags(rows)
-        busy = (flags & Flag.TASK) != 0
+        busy = (state.flags(rows) & Flag.TASK) != 0
     status[asked[busy]] = Status.BUSY
-    running = rows[complete & ~busy & ((flags & Flag.UPSERT) != 0)]
-    twins = state.cold["twin"][running] - 1
-    _overtake(state, np.concatenate([rows[~complete], twins]))
-
-
-def _overtake(state: ShardState, rows: NDArray[np.int32]) -> None:
-    """Clear away what is in the way of new puts; a writer among it may come and hear of that."""
-    tied = rows[(state.flags(rows) & Flag.UPSERT) != 0]
-    along = np.concatenate([rows, state.cold["twin"][tied] - 1])
-    writers = writers_of(state.cold["owner"][along], state.rows["generation"][along])
-    state.dispose(rows)
-    for writer in writers.tolist():
-        if writer in state.space.late:
-            state.space.late[writer].overtaken = True
-
-
-def _second_generations(
-    state: ShardState,
-    who: Who,
-    sizes: NDArray[np.int64],
-    options: StartOptions,
-    status: NDArray[np.int16],
-    found: NDArray[np.int32],
-    beside: NDArray[np.int64],
-) -> None:
-    """Open a hidden WRITING row for each readable object of `beside`."""
-    if len(beside) == 0:
-        return
-    fresh = state.table.take_rows(len(beside))
-    got = fresh >= 0
-    status[beside] = np.where(got, c.OK, c.NO_SPACE)
-    beside, new = beside[got], fresh[got]
-    k.beside(
-        state.rows,
-        state.cold,
-        found[beside],
-        new,
-        as_column(sizes[beside], INT64),
-        state.now,
-        who,
-        options.replicas,
-        state.tally,
-        state.tenant_use,
-    )
-    state.journal.mark(found[beside], new)
-    found[beside] = new
 
 
 def _fill(
@@ -248,6 +204,7 @@ def _fill(
     sizes: NDArray[np.int64],
     options: StartOptions,
     status: NDArray[np.int16],
+    beside: Beside | None,
 ) -> None:
     """Find space for the claimed rows that have none, and give up those that get none."""
     if options.replicas > state.replicas_most:
@@ -258,7 +215,8 @@ def _fill(
         return
     rows = found[accepted]
     _mark(state, who[1], rows, accepted, options)
-    failed = place(state, who[1], rows, as_column(sizes[accepted], INT64), options)
+    leaving = leaving_bytes(state, beside, who[1], len(found))[:, accepted]
+    failed = place(state, who[1], rows, as_column(sizes[accepted], INT64), options, leaving)
     if failed is not None:
         bad = failed != c.OK
         status[accepted[bad]] = failed[bad]
@@ -272,10 +230,12 @@ def _answer(
     status: NDArray[np.int16],
     answers: NDArray[Any],
     replicas: NDArray[Any],
+    beside: Beside | None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Keep the names of rows that have space, and compose the answer."""
+    """Keep the names of rows that have space, have these overtake others, and tell of them."""
     if names is not None and state.names.store(found, status, names):
         _refuse_nameless(state, found, names, status)
+    settle(state, beside, status)
     return _told(state, found, status, answers, replicas)
 
 
@@ -470,9 +430,10 @@ def _swap_in(state: ShardState, old: int) -> None:
     state.tally[c.MISSING] += max(0, int(state.cold["wanted"][new]) - int(rows["replicas"][new]))
     if int(rows["flags"][new]) & c.SOFT_PIN:
         state.tally[c.SOFT_PINNED] += 1
-    state.table.swap(old, new)
-    state.dispose(np.array([old], np.int32), silently=True)
-    state.become_readable(np.array([new], np.int32))
+    was, now = np.array([old], np.int32), np.array([new], np.int32)
+    state.table.swap(was, now)
+    state.dispose(was, silently=True)
+    state.become_readable(now)
     state.journal.mark(new)
     state.events.stored(state.rows, state.cold, new)
 
@@ -484,7 +445,7 @@ def continue_alone(state: ShardState, old: int) -> None:
     for row in (old, new):
         state.clear_flag(row, Flag.UPSERT)
     state.names.hand_over(old, new)
-    state.table.swap(old, new)
+    state.table.swap(np.array([old], np.int32), np.array([new], np.int32))
     state.journal.mark(old, new)
 
 

@@ -108,9 +108,9 @@ class Table:
         self.maintain(len(doomed), growing=False)
         k.delete(self.head, *self.tables, self._rows, self.free_rows, doomed)
 
-    def swap(self, old_row: int, new_row: int) -> None:
-        """Let the digest of `old_row` lead to `new_row`."""
-        assert k.swap_row(self.head, *self.tables, self._rows, old_row, new_row)
+    def swap(self, old: NDArray[np.int32], new: NDArray[np.int32]) -> None:
+        """Let the digests of `old` rows lead to `new` ones."""
+        assert k.swap_rows(self.head, *self.tables, self._rows, old, new) == len(old)
 
     def rename(self, row: int, low: int, high: int) -> None:
         """Let another digest, which is not in the table, lead to a row in place of its own."""

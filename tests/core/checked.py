@@ -184,24 +184,20 @@ class Checked(SegmentCalls, HintCalls):
                 model.check_refused(tenants(key), key, size, options, status)
 
     def _follow_renewed(self, keys: Sequence[int], statuses: Sequence[Status]) -> None:
-        """What was absent made way for a put, which may have found no room then."""
+        """What was absent made way for a put that found room."""
         for key, status in zip(keys, statuses, strict=True):
             item = self.model.objects.get(key)
-            if item is None or not self.model.absent(item) or status not in NO_ROOM | {OK}:
+            if item is None or not self.model.absent(item) or status != OK:
                 continue
             if item.writing is not None:
                 self.model.forget_writing(item, fenced=False, overtaken=True)
             self.model.forget_current(item)
 
     def _follow_preempted(self, keys: Sequence[int], statuses: Sequence[Status]) -> None:
-        """Writers that were in the way are gone; they may be gone even if there was no room."""
+        """Writers that were in the way of what found room are gone, and no others."""
         for key, status in zip(keys, statuses, strict=True):
             item = self.model.objects.get(key)
-            if item is None or item.writing is None:
-                continue
-            found = item.current is None and self.stat(key)
-            lost = status in NO_ROOM and not (found or self.upsert_runs(key))
-            if status == OK or lost:
+            if item is not None and item.writing is not None and status == OK:
                 self.model.forget_writing(item, fenced=False, overtaken=True)
 
     def _may_be_there(self, granted: set[int]) -> Callable[[int], bool]:

@@ -9,6 +9,7 @@ import numpy as np
 from kernel_cache import njit
 from mooncake_store.core.codes import (
     DISK,
+    DOOMED,
     HARD_PIN,
     KERNEL,
     MEMORY,
@@ -169,10 +170,15 @@ def short_of_replicas(rows, cold, overflow, sources, targets, barred, span, out)
 
 @njit(**KERNEL)
 def late_puts(rows, span, out):
-    """Unfinished puts begun by span[2] among rows span[0]..span[1]; returns how many."""
+    """Unfinished puts begun by span[2] among rows span[0]..span[1]; returns how many.
+
+    But for those that the request which runs now is to overtake.
+    """
     count = 0
     for row in range(span[0], span[1]):
-        if rows[row].state == WRITING and rows[row].lease_end <= span[2]:
+        if rows[row].state != WRITING or rows[row].flags & DOOMED:
+            continue
+        if rows[row].lease_end <= span[2]:
             out[count] = row
             count += 1
     return count

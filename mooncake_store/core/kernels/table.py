@@ -366,6 +366,18 @@ def swap_row(head, table_a, table_b, rows, old_row, new_row):
 
 
 @njit(**KERNEL)
+def swap_rows(head, table_a, table_b, rows, old_rows, new_rows):
+    """Let the entries of old rows name new ones with the same digests. O(n) expected.
+
+    Returns how many there were.
+    """
+    count = 0
+    for i in range(old_rows.shape[0]):
+        count += swap_row(head, table_a, table_b, rows, old_rows[i], new_rows[i])
+    return count
+
+
+@njit(**KERNEL)
 def rename_row(head, table_a, table_b, rows, row, low, high):
     """Drop the entry of `row`, give it the digest (low, high), and enter it under that.
 
@@ -435,7 +447,7 @@ def warmup() -> None:
         head, table_a, table_b, rows, free_rows, digests, np.zeros(1, np.int16), out, flags
     )
     find(head, table_a, table_b, rows, digests, out)
-    swap_row(head, table_a, table_b, rows, 0, 0)
+    swap_rows(head, table_a, table_b, rows, out, out)
     rename_row(head, table_a, table_b, rows, 0, 3, 4)
     drain(head, table_a, table_b, 1)
     delete(head, table_a, table_b, rows, free_rows, out)
