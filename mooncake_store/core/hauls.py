@@ -172,6 +172,29 @@ class Hauls:
                 haul.rows[leaving] = -1
                 assert not (state.flags(gone) & c.TASK).any()
 
+    def give_way(self, segments: set[int], nbytes: int) -> bool:
+        """Have objects that nobody holds leave hauls from these segments; whether any did.
+
+        As many as have `nbytes`, where there are: first of hauls that no worker was told of, as
+        what was told is copied in vain.
+        """
+        rows_of, leaving = self._state.rows, []
+        mine = [haul for haul in self._hauls.values() if haul.source in segments]
+        for haul in sorted(mine, key=lambda haul: haul.begun_ns > 0):
+            rows = haul.rows[haul.rows >= 0]
+            held = rows_of["lease_end"][rows] > self._state.now
+            rows = rows[~held & ((rows_of["flags"][rows] & c.HARD_PIN) == 0)]
+            ends = np.cumsum(rows_of["size"][rows].astype(np.int64))
+            rows = rows[: int(np.searchsorted(ends, nbytes)) + 1]
+            if len(rows):
+                leaving.append(rows)
+                nbytes -= int(ends[len(rows) - 1])
+            if nbytes <= 0:
+                break
+        if leaving:
+            self.let_go(np.concatenate(leaving))
+        return bool(leaving)
+
     def leaving_bytes(self, segment: int) -> int:
         """Bytes of a segment that will be free when the hauls under way have ended well."""
         return self._leaving.get(segment, 0)

@@ -122,6 +122,43 @@ def test_who_needs_room_at_once_waits_for_no_disk() -> None:
     assert pool.shard.stats().evicted_objects > 100
 
 
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("wish", ["demote", "write"])
+def test_room_is_had_where_all_is_on_its_way_to_a_disk_that_hangs(
+    wish: str, large: bool, told: bool
+) -> None:
+    size = MIB // 8 if large else SIZE
+    count = MIB // size
+    pool = world(offload=Offload.WRITE if wish == "write" else Offload.EVICT)
+    for first in range(0, 4 * count, count):
+        for key in range(first, first + count):
+            assert pool.put(key, size) == S.OK
+        if wish == "demote":
+            pool.shard.hauls.demote(rows_of(pool, *range(first, first + count)))
+        pool.pass_time(QUICK)
+        if told:
+            pool.fetch()
+    pool.check()
+    for haul in list(pool.running):
+        pool.copy(haul, [0] * len(haul.sizes))  # late, where nobody else writes
+        pool.check()
+        pool.carry(haul)
+    pool.check()
+
+
+def test_what_has_no_reader_gives_way_before_what_has_one() -> None:
+    pool = world()
+    for key in range(64):
+        pool.put(key, SIZE)
+    assert pool.get(0, 5 * SECOND)
+    assert pool.shard.hauls.demote(rows_of(pool, *range(64))) == 64
+    for key in range(100, 150):
+        assert pool.put(key, SIZE) == S.OK
+    assert pool.get(0)
+    pool.check()
+
+
 def test_who_needs_room_at_once_has_first_what_lies_on_a_disk_too() -> None:
     pool = world()
     for key in range(60):
