@@ -12,8 +12,12 @@ are never negative. What the measurements leave open is as it was expected:
 - of a segment as of its neighbours, all that this client reads over the same transport from the
   same tier, and of these as the defaults say;
 - old ones are forgotten: each counts four fifths as much once the next one is there, and half as
-  much after ten seconds. A reader that leaves a slow path alone would never hear that it is quick
-  again; so within some minutes it tries;
+  much after ten seconds;
+- a path that was quick and is slow now may be quick again, and a reader that leaves it alone would
+  never hear of it. So beside what is learnt stands what it takes in calm, which falls at once, and
+  takes ten seconds or more to double. Of how much the one is above the other, half is believed
+  after three seconds without a measurement. So the path is tried again, in vain a few times where
+  it stays slow;
 - a transfer that took more than four times as long as expected counts as four times: one pause of
   a peer does not make it a slow one, several in a row do. The first one is believed as it is;
 - what this client has under way on a segment is in front of what is asked for now. A transfer
@@ -23,7 +27,7 @@ What other clients move is not known, only felt in the measurements; nor are dis
 segments share. Opening a segment for the first time is not counted.
 
 No clock of its own, no I/O. Measuring is an append to a bounded queue, which the next prediction
-takes in: O(samples since), at most 32 a segment, then two solutions of three equations, 50 us.
+takes in: O(samples since), at most 32 a segment, then two solutions of three equations.
 Threads may share it.
 """
 
@@ -51,6 +55,12 @@ _SAMPLES = 32
 _PRIOR = 0.01
 """How much what is expected weighs, in measurements."""
 _SURPRISE = 4.0
+_RECOVERY_S = 3.0
+"""In what time half of what is above calm is believed to be over."""
+_RISE_S, _RISE_MAX_S = 10.0, 60.0
+"""In what time what it takes in calm may double, and for how long a pause that is counted."""
+_HEARSAY_S = 60.0
+"""In what time half of what others measured is forgotten, as multiples of the defaults."""
 
 
 class Rate(NamedTuple):
@@ -83,7 +93,31 @@ _DEFAULTS = {
 }
 _UNKNOWN = Rate(1e-3, 20e-6, 1 / 0.5e9)
 _DISK = Rate(200e-6, 50e-6, 1 / 1e9)
-_USUAL: Factors = np.ones(3)
+
+
+class Known(NamedTuple):
+    """How many times its default each coefficient is, now and in calm, and when it was measured."""
+
+    factors: Factors
+    at: float
+
+    def blended(self, moment: float) -> Factors:
+        """What is to be believed at a moment."""
+        now, calm = self.factors
+        out: Factors = calm + (now - calm) * _half(moment - self.at, _RECOVERY_S)
+        return out
+
+    def faded(self, moment: float) -> Known:
+        """The same as hearsay: what nobody confirms becomes the defaults."""
+        left = _half(moment - self.at, _HEARSAY_S)
+        return self._replace(factors=np.maximum(self.factors, 1e-9) ** left)
+
+
+_USUAL = Known(np.ones((2, 3)), 0.0)
+
+
+def _half(age_s: float, half_life_s: float) -> float:
+    return math.exp2(-max(0.0, age_s) / half_life_s)
 
 
 def _default(transport: str, tier: int) -> Rate:
@@ -101,53 +135,58 @@ def _times(rate: Rate, factors: Factors) -> Rate:
 class _Fit:
     """Measurements, as multiples of the defaults, and the coefficients that explain them best."""
 
-    __slots__ = ("_at", "_fade_s", "_gram", "_kept", "_moment", "_seen")
+    __slots__ = ("_at", "_fade_s", "_gram", "_kept", "_moments", "_seen")
 
     def __init__(self, kept: float, fade_s: float) -> None:
         self._kept = kept
         self._fade_s = fade_s
         self._gram = np.zeros((3, 3))
-        self._moment = np.zeros(3)
-        self._seen = 0
+        self._moments = np.zeros((2, 3))
+        self._seen = False
         self._at = 0.0
 
-    def learn(self, row: Factors, ratio: float, expected: Factors, at: float) -> None:
+    def learn(self, row: Factors, ratio: float, expected: Known, at: float) -> None:
         """A batch took `ratio` times what the defaults say; `row` is how that is made up."""
+        usual, calm = (self.known(expected, at).factors @ row).tolist()
+        rise = _SURPRISE
         if self._seen:
-            ratio = min(ratio, _SURPRISE * float(row @ self.factors(expected, at)))
-        kept = self._kept * self._left(at)
+            ratio = min(ratio, _SURPRISE * usual)
+            rise = 1 / _half(min(at - self._at, _RISE_MAX_S), _RISE_S)
+        calm = min(ratio, rise * calm)
+        kept = self._kept * _half(at - self._at, self._fade_s)
         self._gram = kept * self._gram + np.outer(row, row)
-        self._moment = kept * self._moment + row * ratio
-        self._seen += 1
+        self._moments = kept * self._moments + np.outer((ratio, calm), row)
+        self._seen = True
         self._at = max(self._at, at)
 
-    def _left(self, now: float) -> float:
-        """How much of a measurement time has left."""
-        return math.exp2(-max(0.0, now - self._at) / self._fade_s)
-
-    def factors(self, expected: Factors, now: float) -> Factors:
-        """How many times its default each coefficient is."""
+    def known(self, expected: Known, now: float) -> Known:
+        """What the measurements say; what they leave open is as `expected`."""
         if not self._seen:
             return expected
-        left = self._left(now)
-        gram, moment = left * self._gram, left * self._moment
-        # What is expected says how the coefficients are to each other; how large they are, only
-        # as far as measurements have faded. As logarithms: a slow neighbour is no share of a quick
-        # one's time.
-        weight = float(np.trace(gram))
-        scale = float(expected @ moment) / max(float(expected @ gram @ expected), 1e-300)
-        expected = expected * max(scale, 1e-12) ** (weight / (weight + _PRIOR))
-        gram += _PRIOR * np.eye(3)
-        moment += _PRIOR * expected
+        left = _half(now - self._at, self._fade_s)
+        factors = _solve(left * self._gram, left * self._moments, expected.factors)
+        return Known(factors, self._at)
+
+
+def _solve(gram: Factors, moments: Factors, expected: Factors) -> Factors:
+    """The coefficients, none of them negative, that come nearest to measurements."""
+    # What is expected says how the coefficients are to each other; how large they are, only
+    # as far as measurements have faded. As logarithms: a slow neighbour is no share of a quick
+    # one's time.
+    weight = float(np.trace(gram))
+    said = np.maximum(((expected @ gram) * expected).sum(axis=1), 1e-300)
+    scale = np.maximum((expected * moments).sum(axis=1) / said, 1e-12)
+    expected = expected * (scale ** (weight / (weight + _PRIOR)))[:, np.newaxis]
+    gram = gram + _PRIOR * np.eye(3)
+    moments = moments + _PRIOR * expected
+    factors: Factors = np.asarray(np.linalg.solve(gram, moments.T).T, np.float64)
+    for at in np.flatnonzero(factors.min(axis=1) < 0).tolist():
         used = np.arange(3)
-        while True:
-            solved = np.linalg.solve(gram[np.ix_(used, used)], moment[used])
-            if solved.min() >= 0:
-                break
-            used = np.delete(used, solved.argmin())
-        factors: Factors = np.zeros(3)
-        factors[used] = solved
-        return factors
+        while factors[at].min() < 0:
+            used = np.delete(used, factors[at, used].argmin())
+            factors[at] = 0
+            factors[at, used] = np.linalg.solve(gram[np.ix_(used, used)], moments[at, used])
+    return factors
 
 
 class Pace:
@@ -165,16 +204,17 @@ class Pace:
     def rate(self, transport: str, tier: int, now: float) -> Rate:
         """The coefficients now; the latency includes what is under way."""
         default, kind = _default(transport, tier), self._costs.kind(transport, tier)
-        usually = self._costs.expected.get((transport, tier), _USUAL)
         with self._costs.lock:
             while self.samples:
                 sample = self.samples.popleft()
                 terms = np.array(default) * (1, sample.objects, sample.nbytes)
                 usual = float(terms.sum())
                 row, ratio = terms / usual, sample.seconds / usual
-                kind.learn(row, ratio, usually, sample.at)
-                self._fit.learn(row, ratio, kind.factors(usually, sample.at), sample.at)
-            factors = self._fit.factors(kind.factors(usually, now), now)
+                heard = self._costs.heard(transport, tier, sample.at)
+                self._fit.learn(row, ratio, kind.known(heard, sample.at), sample.at)
+                kind.learn(row, ratio, heard, sample.at)
+            heard = self._costs.heard(transport, tier, now)
+            factors = self._fit.known(kind.known(heard, now), now).blended(now)
         rate = _times(default, factors)
         waiting = list(self.under_way.values())
         if not waiting:
@@ -189,8 +229,7 @@ class Costs:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._kinds: dict[tuple[str, int], _Fit] = {}
-        # What others measured, as multiples of the defaults.
-        self.expected: dict[tuple[str, int], Factors] = {}
+        self._heard: dict[tuple[str, int], Known] = {}
 
     def pace(self) -> Pace:
         """That of a segment that was not met before."""
@@ -203,19 +242,26 @@ class Costs:
             found = self._kinds.setdefault((transport, tier), _Fit(kept=0.95, fade_s=30.0))
         return found
 
-    def known(self, now: float) -> dict[tuple[str, int], Rate]:
-        """What was learnt of each transport and tier, for a client that reads nothing itself."""
-        with self.lock:
-            return {
-                kind: _times(_default(*kind), fit.factors(self.expected.get(kind, _USUAL), now))
-                for kind, fit in list(self._kinds.items())
-            }
+    def heard(self, transport: str, tier: int, now: float) -> Known:
+        """What others measured."""
+        heard = self._heard.get((transport, tier))
+        return _USUAL if heard is None else heard.faded(now)
 
-    def expect(self, known: Mapping[tuple[str, int], Sequence[float]]) -> None:
-        """Take what another client has learnt for the defaults."""
-        for (transport, tier), rate in known.items():
-            default = np.array(_default(transport, tier))
-            self.expected[transport, tier] = np.maximum(np.array(rate), 0) / default
+    def known(self, now: float) -> dict[tuple[str, int], tuple[Rate, Rate]]:
+        """What each transport and tier takes now, and in calm, for a client that reads nothing."""
+        with self.lock:
+            out = {}
+            for kind, fit in list(self._kinds.items()):
+                known, default = fit.known(self.heard(*kind, now), now), _default(*kind)
+                rates = known.blended(now), known.factors[1]
+                out[kind] = _times(default, rates[0]), _times(default, rates[1])
+            return out
+
+    def expect(self, known: Mapping[tuple[str, int], Sequence[Sequence[float]]], at: float) -> None:
+        """Take what another client has learnt for the defaults; it fades."""
+        for (transport, tier), rates in known.items():
+            factors = np.maximum(np.array(rates), 0) / np.array(_default(transport, tier))
+            self._heard[transport, tier] = Known(factors, at)
 
     def after_fork(self) -> None:
         """Make a new lock in a forked child."""

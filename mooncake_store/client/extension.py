@@ -40,14 +40,16 @@ __all__ = [
 ]
 
 
-def rates_of(client: Client) -> dict[tuple[str, int], Rate]:
-    """What a client has measured, by transport and tier: for others on this host."""
+def rates_of(client: Client) -> dict[tuple[str, int], tuple[Rate, Rate]]:
+    """What a client measures, now and in calm, by transport and tier: for others on this host."""
     directory, now = client._core.directory, time.monotonic()
     for target in list(directory.known.values()):
         target.rate(now)  # takes in what was measured since
     return directory.costs.known(now)
 
 
-def expect_rates(client: Client, rates: Mapping[tuple[str, int], Sequence[float]]) -> None:
+def expect_rates(
+    client: Client, rates: Mapping[tuple[str, int], Sequence[Sequence[float]]]
+) -> None:
     """Let a client that reads nothing itself predict by what another one has measured."""
-    client._core.directory.costs.expect(rates)
+    client._core.directory.costs.expect(rates, time.monotonic())

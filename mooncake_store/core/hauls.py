@@ -22,6 +22,7 @@ import numpy as np
 
 from mooncake_store.core import codes as c
 from mooncake_store.core.kernels import tiers as k
+from mooncake_store.core.options import SECOND
 from mooncake_store.core.records import REPLICAS_MAX, SegmentState, Status, Tier
 from mooncake_store.core.space import writers_of
 from mooncake_store.core.tasks import answers, drop_replica, spare_bytes
@@ -39,6 +40,8 @@ HAUL_BYTES = 256 << 20
 """Most bytes of a haul, unless a single object has more."""
 HAULS_PER_WORKER = 16
 """Hauls that wait for one worker, or that it runs."""
+SLOWEST_BYTES_PER_S = 16 << 20
+"""What the slowest disk moves that is waited for, but for the time that each haul has anyhow."""
 TARGETS_TRIED = 4
 DAMAGED = -801
 """What a worker reports of an object whose bytes are not those of its checksum at the source."""
@@ -85,6 +88,7 @@ class Hauls:
         self._hauls: dict[int, Haul] = {}
         self._of_worker: Counter[int] = Counter()
         self._leaving: dict[int, int] = {}  # bytes, by segment
+        self._heard: dict[int, int] = {}  # when a worker ended a haul last
 
     def __len__(self) -> int:
         return len(self._hauls)
@@ -139,6 +143,7 @@ class Hauls:
             return Status.NO_TASK
         if len(statuses) != len(haul.rows):
             return Status.INVALID_PARAMS
+        self._heard[client] = self._state.now
         self._end(haul, statuses == 0, late=False)
         if self._state.space.tiers[haul.source] == Tier.DISK:
             damaged = haul.rows[(statuses == DAMAGED) & (haul.rows >= 0)]
@@ -150,10 +155,13 @@ class Hauls:
         """Give up hauls whose worker is gone or silent for too long."""
         state = self._state
         for haul in list(self._hauls.values()):
-            since = haul.begun_ns or haul.created_ns
+            # What waits, waits for those before it: as long as the worker ends some.
+            before = max(haul.created_ns, self._heard.get(haul.worker, 0))
             closed = int(state.closed[haul.worker])
-            if closed or state.now - since >= state.config.task_timeout_ns:
+            if closed or state.now - (haul.begun_ns or before) >= self._patience(haul):
                 self._give_up(haul, fenced=closed == 2)
+        for worker in [worker for worker in self._heard if not self._of_worker[worker]]:
+            del self._heard[worker]
 
     def abandon(self, segment: int) -> None:
         """Give up hauls from or to a segment that is gone, or absent."""
@@ -171,6 +179,29 @@ class Hauls:
                 self._unload(haul, gone, leaving, np.zeros(len(gone), np.bool_), haul.begun_ns > 0)
                 haul.rows[leaving] = -1
                 assert not (state.flags(gone) & c.TASK).any()
+
+    def give_way(self, segments: set[int], nbytes: int) -> bool:
+        """Have objects that nobody holds leave hauls from these segments; whether any did.
+
+        As many as have `nbytes`, where there are: first of hauls that no worker was told of, as
+        what was told is copied in vain.
+        """
+        rows_of, leaving = self._state.rows, []
+        mine = [haul for haul in self._hauls.values() if haul.source in segments]
+        for haul in sorted(mine, key=lambda haul: haul.begun_ns > 0):
+            rows = haul.rows[haul.rows >= 0]
+            held = rows_of["lease_end"][rows] > self._state.now
+            rows = rows[~held & ((rows_of["flags"][rows] & c.HARD_PIN) == 0)]
+            ends = np.cumsum(rows_of["size"][rows].astype(np.int64))
+            rows = rows[: int(np.searchsorted(ends, nbytes)) + 1]
+            if len(rows):
+                leaving.append(rows)
+                nbytes -= int(ends[len(rows) - 1])
+            if nbytes <= 0:
+                break
+        if leaving:
+            self.let_go(np.concatenate(leaving))
+        return bool(leaving)
 
     def leaving_bytes(self, segment: int) -> int:
         """Bytes of a segment that will be free when the hauls under way have ended well."""
@@ -204,6 +235,12 @@ class Hauls:
         """Whether both segments can be used. A move to where nobody can read gives nothing up."""
         alive = self._state.space.alive
         return bool(alive[haul.source]) and bool(alive[haul.target])
+
+    def _patience(self, haul: Haul) -> int:
+        """How long a worker has for a haul; less than until its deadline as a late writer."""
+        config = self._state.config
+        moving = haul.nbytes * SECOND // SLOWEST_BYTES_PER_S
+        return config.task_timeout_ns + min(moving, config.put_release_ns // 2)
 
     def _deadline(self, haul: Haul) -> int:
         """When a worker that was told of a haul writes no more."""

@@ -9,6 +9,7 @@ __all__ = [
     "CLIPPED",
     "DEFAULTS",
     "PRIORITY_MAX",
+    "SECOND",
     "HintAction",
     "Offload",
     "Placement",

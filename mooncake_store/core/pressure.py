@@ -2,7 +2,7 @@
 
 Each tier has an order of its own. What leaves memory and lies on a disk as well is not lost; the
 rest is copied to a disk first by background relief, where there is one (`hauls.py`). Who needs room
-at once waits for no disk.
+at once waits for no disk: where all is on its way to one, that gives way.
 
 Two passes. The first takes objects without pins, coldest first, until the target is met. Only if
 it freed less than the floor does the second take soft-pinned ones, until the floor is met. A group
@@ -207,6 +207,26 @@ def make_room(
 
 
 def _make_room(
+    state: ShardState,
+    order: list[Segment],
+    tier: Tier,
+    sizes: NDArray[np.int64],
+    copies: int,
+    attempt: int,
+) -> bool:
+    """Free room on one tier, where need be of what is on its way to a disk: it does not arrive."""
+    given = state, order, tier, sizes, copies, attempt
+    if _free_room(*given):
+        return True
+    sources, nbytes = {segment.index for segment in order}, sum(sizes.tolist()) * copies
+    while tier == Tier.MEMORY and state.hauls.give_way(sources, min(nbytes, BYTES_MAX)):
+        if _free_room(*given):
+            return True
+        nbytes *= 2  # what was let go may lie in pieces, or be in a group that is held
+    return False
+
+
+def _free_room(
     state: ShardState,
     order: list[Segment],
     tier: Tier,

@@ -17,6 +17,7 @@ counts on. Cost: a few calls a haul, and bytes.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -52,6 +53,8 @@ __all__ = ["Haul", "Hauler"]
 log = logging.getLogger(__name__)
 
 FETCH = 2
+STALE_S = 20.0
+"""After this long a haul that was told is not begun: whether it still is one is asked first."""
 PART_BYTES = 32 << 20
 """What goes from a disk to another process at once, through memory of this one."""
 FAILING_AFTER = 3
@@ -92,9 +95,12 @@ class Hauler(Errands):
 
     def _serve(self, connection: BlockingConnection, lent: dict[int, Lent]) -> bool:
         body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH)
+        asked = time.monotonic()
         reply = connection.call(shard_wire.FETCH_HAULS, body, timeout_s=CALL_S)
         worked = False
         for haul in hauls_in(shard_wire.FETCH_HAULS.reply.unpack(reply)):
+            if worked and time.monotonic() - asked > STALE_S:
+                break  # it is told again, unless it was given up meanwhile
             statuses = self.run(haul, lent)
             body = shard_wire.FINISH_HAUL.request.pack(number=haul.number, statuses=statuses)
             connection.call(shard_wire.FINISH_HAUL, body, timeout_s=CALL_S)

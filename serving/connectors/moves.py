@@ -54,17 +54,14 @@ class Moves:
         got = self._take(names, lambda c, within: c.get_many(names, deadline=within))
         return [None] * len(names) if got is None else got.values
 
-    def rates(self) -> dict[tuple[str, int], tuple[float, float, float]]:
+    def rates(self) -> dict[tuple[str, int], tuple[tuple[float, ...], ...]]:
         """What reads of this process take, by transport and tier, as plain data."""
         from mooncake_store.client.extension import rates_of  # Not when the engine imports this.
 
         client = self.link.client
         if client is None:
             return {}
-        return {
-            kind: (rate.latency_s, rate.object_s, rate.byte_s)
-            for kind, rate in rates_of(client).items()
-        }
+        return {kind: tuple(map(tuple, rates)) for kind, rates in rates_of(client).items()}
 
     def _take(self, names: list[str], ask: Callable[[Any, float], Any]) -> Any:
         """Read a batch and see to what failed; None if the store is away."""

@@ -122,6 +122,88 @@ def test_who_needs_room_at_once_waits_for_no_disk() -> None:
     assert pool.shard.stats().evicted_objects > 100
 
 
+def test_hauls_wait_for_their_turn_as_long_as_the_worker_ends_some() -> None:
+    pool = world(promotion_hits=0)
+    for key in range(16):
+        pool.put(key, SIZE)
+        assert pool.shard.hauls.demote(rows_of(pool, key)) == 1
+    for _ in range(16):
+        pool.fetch(limit=1)
+        pool.pass_time(50 * SECOND)
+        pool.carry(pool.running[0])
+    assert [pool.tiers(key) for key in range(16)] == [DISK] * 16
+    pool.check()
+
+
+def test_a_haul_that_is_not_told_ends_though_its_worker_is_busy_once() -> None:
+    pool = world()
+    for key in range(3):
+        pool.put(key, SIZE)
+        assert pool.shard.hauls.demote(rows_of(pool, key)) == 1
+    pool.fetch(limit=1)
+    pool.pass_time(50 * SECOND)
+    pool.carry(pool.running[0])
+    pool.pass_time(59 * SECOND)
+    assert len(pool.shard.hauls) == 2
+    pool.pass_time(2 * SECOND)
+    assert len(pool.shard.hauls) == 0
+
+
+def test_a_large_object_has_the_time_that_a_slow_disk_takes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(hauls, "SLOWEST_BYTES_PER_S", SIZE // 100)
+    pool = world()
+    pool.put(1, SIZE)
+    pool.put(2, 4 * SIZE)  # but no longer than late writers have
+    for key in (1, 2):
+        assert pool.shard.hauls.demote(rows_of(pool, key)) == 1
+    pool.fetch()
+    pool.pass_time(159 * SECOND)
+    assert pool.carry(pool.running[0]) == S.OK
+    assert pool.tiers(1) == DISK
+    pool.pass_time(200 * SECOND)
+    assert len(pool.shard.hauls) == 1
+    pool.pass_time(2 * SECOND)
+    assert len(pool.shard.hauls) == 0
+    pool.check()
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("wish", ["demote", "write"])
+def test_room_is_had_where_all_is_on_its_way_to_a_disk_that_hangs(
+    wish: str, large: bool, told: bool
+) -> None:
+    size = MIB // 8 if large else SIZE
+    count = MIB // size
+    pool = world(offload=Offload.WRITE if wish == "write" else Offload.EVICT)
+    for first in range(0, 4 * count, count):
+        for key in range(first, first + count):
+            assert pool.put(key, size) == S.OK
+        if wish == "demote":
+            pool.shard.hauls.demote(rows_of(pool, *range(first, first + count)))
+        pool.pass_time(QUICK)
+        if told:
+            pool.fetch()
+    pool.check()
+    for haul in list(pool.running):
+        pool.copy(haul, [0] * len(haul.sizes))  # late, where nobody else writes
+        pool.check()
+        pool.carry(haul)
+    pool.check()
+
+
+def test_what_has_no_reader_gives_way_before_what_has_one() -> None:
+    pool = world()
+    for key in range(64):
+        pool.put(key, SIZE)
+    assert pool.get(0, 5 * SECOND)
+    assert pool.shard.hauls.demote(rows_of(pool, *range(64))) == 64
+    for key in range(100, 150):
+        assert pool.put(key, SIZE) == S.OK
+    assert pool.get(0)
+    pool.check()
+
+
 def test_who_needs_room_at_once_has_first_what_lies_on_a_disk_too() -> None:
     pool = world()
     for key in range(60):

@@ -200,6 +200,26 @@ def test_nothing_has_arrived_where_the_medium_cannot_be_told_to_have_it(lab, mon
     assert lab.haul(MEMORY, lab.here, DISK, lab.there) == [0] * len(SIZES)
 
 
+def test_what_waited_long_behind_another_haul_is_asked_for_again(lab, monkeypatch):
+    """It may have been given up meanwhile, and its space be another object's."""
+    now = [0.0]
+    monkeypatch.setattr(hauler, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lab.fill(lab.memory, lab.here)
+    both = [(n, MEMORY, lab.here, DISK, lab.there, lab.sums) for n in (5, 6)]
+
+    def run(haul, lent, run=lab.hauler.run):
+        now[0] += 2 * hauler.STALE_S
+        return run(haul, lent)
+
+    lab.hauler.run = run
+    lab.shard.waiting += [columns_of(both), columns_of(both[1:])]
+    cluster = SimpleNamespace(epoch=1, shards=("127.0.0.1:1",))
+    assert lab.hauler.work(cluster, (MEMORY, DISK))
+    assert list(lab.shard.reported) == [5]
+    assert lab.hauler.work(cluster, (MEMORY, DISK))
+    assert list(lab.shard.reported) == [5, 6]
+
+
 def test_a_segment_that_is_gone_is_the_status_of_every_object(lab):
     assert lab.haul(MEMORY, lab.here, GONE, lab.there) == [NotFoundError.code] * len(SIZES)
     assert lab.haul(FAR, lab.here, DISK, lab.there) == [NotFoundError.code] * len(SIZES)

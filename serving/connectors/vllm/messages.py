@@ -64,8 +64,9 @@ class WorkerReport:
     saves: dict[int, SaveOutcome] = field(default_factory=dict)
     unreadable: set[tuple[int, bytes]] = field(default_factory=set)
     failed_requests: set[str] = field(default_factory=set)
-    rates: dict[tuple[str, int], tuple[float, float, float]] = field(default_factory=dict)
-    """What reads take, by transport and tier: the scheduler's process reads nothing itself."""
+    rates: dict[tuple[str, int], tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    """What reads take, now and in calm, by transport and tier: the scheduler's process reads
+    nothing itself."""
 
     def aggregate(self, other: WorkerReport) -> WorkerReport:
         """Add another worker's report."""
