@@ -155,7 +155,7 @@ FETCHED = sorted(
 )
 """Folders of the original's source."""
 INSTALL_S = 600
-RUN_S = 300
+RUN_S = 600
 TOTAL_S = 2400
 """Within this everything has begun; what has not then fails."""
 LEASE_MS = 1000
