@@ -74,7 +74,10 @@ class PutOptions(CallOptions, total=False):
 
 @dataclass(slots=True)
 class Counters:
-    """What happened so far. Threads may lose a count now and then: these are for people."""
+    """What happened so far. Threads may lose a count now and then: these are for people.
+
+    `disk_reads` counts keys whose bytes came from disks.
+    """
 
     requests: int = 0
     keys: int = 0
@@ -84,6 +87,7 @@ class Counters:
     failovers: int = 0
     checksum_failures: int = 0
     too_slow: int = 0
+    disk_reads: int = 0
     bytes_read: dict[str, int] = field(default_factory=dict)
     bytes_written: dict[str, int] = field(default_factory=dict)
 

@@ -42,7 +42,7 @@ from mooncake_store.client.results import GetResult
 from mooncake_store.client.steps import Move, Moves
 from mooncake_store.client.transfers import KeyTransfers, learn_segments, still_there
 from mooncake_store.client.worth import timely
-from mooncake_store.core.records import Status
+from mooncake_store.core.records import Status, Tier
 from mooncake_store.errors import (
     ChecksumMismatchError,
     NotFoundError,
@@ -452,6 +452,8 @@ class Reading(KeyTransfers):
         failed, expired = k.judge(index, statuses, sums, now, self.cols)
         self._expired += expired
         counters = self.core.counters
+        if target.entry.tier == Tier.DISK:
+            counters.disk_reads += len(index) - failed
         if not failed:
             if target.failures:
                 self.core.directory.worked(target)

@@ -32,7 +32,7 @@ from mooncake_store.client.requests import check_named
 from mooncake_store.client.results import PutResult
 from mooncake_store.client.steps import Move, Moves, fetch
 from mooncake_store.client.writes import StartedPut, attempt_until, patience_ms
-from mooncake_store.core.records import Status
+from mooncake_store.core.records import Status, Tier
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.wire.shard import (
     GET,
@@ -203,6 +203,7 @@ def _read(
         return False
     read = core.counters.bytes_read
     read[name] = read.get(name, 0) + size
+    core.counters.disk_reads += target.entry.tier == Tier.DISK
     return True
 
 

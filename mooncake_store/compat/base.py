@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.client.extension import BUFFER_SMALL, OUT_OF_RANGE
 from mooncake_store.compat.codes import NOT_FOUND, NOT_SUPPORTED, OK, code_of, codes, log
 from mooncake_store.compat.memory import Registry
-from mooncake_store.compat.setup import Wanted, connect, lend
+from mooncake_store.compat.setup import Wanted, connect, lend, lend_disk
 from mooncake_store.compat.values import ReplicateConfig, SoftPinAction
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.failed_reads import FailedReads
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.client import Client, ClientStats, PutOptions
     from mooncake_store.client.results import BatchResult
+    from mooncake_store.compat.disks import LentDisk
     from mooncake_store.worker.worker import Worker
 
 __all__ = ["Base", "Unsupported", "require_keys", "require_text"]
@@ -57,6 +58,7 @@ class Base:
         self._wanted = Wanted("localhost")
         self._worker: Worker | None = None
         self._extra_workers: dict[str, Worker] = {}
+        self._disk: LentDisk | None = None
         self._hostname = ""
         self._registry = Registry()
         self._doubts: FailedReads[str] = FailedReads()
@@ -86,6 +88,7 @@ class Base:
             self._wanted = wanted
             self._registry = Registry(unchecked=wanted.unchecked_pointers)
             self._worker, self._hostname = lend(wanted, self._client)
+            self._disk = lend_disk(wanted, self._client, self._hostname)
             if wanted.http_port is not None:
                 from mooncake_store.compat.http import Endpoint
 
@@ -129,6 +132,7 @@ class Base:
         client, self._client = self._client, None
         workers = [self._worker, *self._extra_workers.values()]
         self._worker, self._extra_workers = None, {}
+        disk, self._disk = self._disk, None
         http, self._http = self._http, None
         _open.discard(self)
         if http is not None:
@@ -139,6 +143,8 @@ class Base:
         for worker in workers:
             if worker is not None and self._pid == os.getpid():
                 worker.stop(leases_s=_LEASES_S)
+        if disk is not None and self._pid == os.getpid():
+            disk.close(leases_s=_LEASES_S)
         self._doubts = FailedReads()
         return OK
 

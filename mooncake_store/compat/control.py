@@ -219,7 +219,6 @@ class Control(HttpServer):
             return _json({"success": False, "error": "name keys: ?keys=key1,key2"}, 400)
         keys = given.split(",")
         found = await client.query_many(keys)
-        nothing = {"disk_values": None, "local_disk_values": None, "nof_values": None}
         data = {}
         for key, info in zip(keys, found.infos, strict=True):
             there = info is not None
@@ -227,7 +226,9 @@ class Control(HttpServer):
                 "ok": there,
                 "error": None if there else _REFUSALS[-704][1],
                 "values": None if info is None else _places(info),
-                **nothing,
+                "disk_values": None,
+                "local_disk_values": None if info is None else _disk_places(info) or None,
+                "nof_values": None,
             }
         return _json({"success": True, "data": data})
 
@@ -311,12 +312,22 @@ def _line(key: str | bytes) -> bytes:
 
 
 def _places(info: ObjectInfo) -> list[dict[str, Any]]:
-    """Replicas as the original describes them; an address is the offset in its segment."""
+    """Replicas in memory as the original describes them; an address is the offset there."""
     return [
         {"size_": info.size, "buffer_address_": replica.offset, "protocol_": "tcp",
          "transport_endpoint_": replica.segment}
         for replica in info.replicas
+        if replica.tier != "disk"
     ]  # fmt: skip
+
+
+def _disk_places(info: ObjectInfo) -> list[dict[str, Any]]:
+    """Replicas on disks; no client has a number that others would know it by."""
+    return [
+        {"client_id": "", "object_size": info.size, "transport_endpoint": replica.segment}
+        for replica in info.replicas
+        if replica.tier == "disk"
+    ]
 
 
 def _detail(entry: SegmentEntry) -> dict[str, Any]:

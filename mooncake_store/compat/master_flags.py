@@ -80,6 +80,8 @@ _METADATA = {"http_metadata_server_host": _HOST, "http_metadata_server_port": "8
 """Flags of the two ports, and what they are where only one is given."""
 _METADATA_SWITCH = "enable_http_metadata_server"
 _TRUE = ("true", "t", "1", "yes", "y")
+_TIERS = ("enable_offload", "offload_on_evict", "promotion_on_hit", "promotion_admission_threshold")
+"""Flags that mean something together."""
 
 _SWITCHES = [
     "allow_evict_soft_pinned_objects",
@@ -118,14 +120,21 @@ _ELSEWHERE = {
     "logs go to standard error": (
         "logtostderr alsologtostderr log_dir minloglevel v stderrthreshold"
     ),
+    "nothing is kept in folders that all clients share; lend a disk instead, by a worker "
+    "(--segment file:PATH,SIZE) or by stores with enable_ssd_offload": (
+        "root_fs_dir global_file_segment_size"
+    ),
+    "stores and workers say how much of a disk they lend, and full disks always evict": (
+        "quota_bytes enable_disk_eviction"
+    ),
+    "what goes to disks and comes back has bounds of its own": (
+        "offload_force_evict offloading_queue_limit offload_cap_ratio promotion_queue_limit "
+        "promotion_max_per_heartbeat"
+    ),
     "this master does not do it, or is told by settings of its own": (
         "enable_metric_reporting enable_ha ha_backend_type "
         "ha_backend_connstring etcd_endpoints cluster_id enable_oplog oplog_poll_interval_ms "
-        "oplog_batch_max_entries batch_oplog_retry_timeout_sec root_fs_dir "
-        "global_file_segment_size enable_disk_eviction quota_bytes enable_offload "
-        "offload_on_evict offload_force_evict offloading_queue_limit offload_cap_ratio "
-        "promotion_on_hit promotion_admission_threshold promotion_queue_limit "
-        "promotion_max_per_heartbeat dynamic_replication_mode "
+        "oplog_batch_max_entries batch_oplog_retry_timeout_sec dynamic_replication_mode "
         "dynamic_replication_heat_window_seconds dynamic_replication_admission_qps_threshold "
         "dynamic_replication_max_memory_replicas enable_kv_events kv_events_bind_endpoint "
         "kv_events_model_name kv_events_backend_id kv_events_tenant_id kv_events_additional_salt "
@@ -154,11 +163,11 @@ def translate(arguments: Sequence[str]) -> Flags:
     if path := given.get("config_path"):
         given = dict(_file(path)) | given
     given.pop("config_path", None)  # one that a file names is not followed
-    settings: dict[str, str] = {}
     notes: list[str] = []
+    settings = _tiers({name: given.pop(name) for name in _TIERS if name in given}, notes)
     control = _place(given, _CONTROL)
     metadata = _place(given, _METADATA)
-    if given.pop(_METADATA_SWITCH, "false").lower() not in _TRUE:
+    if not _is_true(given.pop(_METADATA_SWITCH, "false")):
         if metadata:
             notes.append(f"there is no metadata server without --{_METADATA_SWITCH}")
         metadata = None
@@ -176,6 +185,32 @@ def translate(arguments: Sequence[str]) -> Flags:
         else:
             notes.append(f"--{name} has no effect: {_NOTES[name]}")
     return Flags(settings, notes, control, metadata)
+
+
+def _is_true(value: str) -> bool:
+    return value.lower() in _TRUE
+
+
+def _tiers(given: dict[str, str], notes: list[str]) -> dict[str, str]:
+    """What flags say of moving objects to disks and back; what they leave open stays as it is."""
+    settings = {}
+    if "enable_offload" in given:
+        on_evict = _is_true(given.get("offload_on_evict", "false"))
+        enabled = _is_true(given["enable_offload"])
+        settings["offload"] = ("evict" if on_evict else "write") if enabled else "none"
+    elif "offload_on_evict" in given:
+        notes.append("--offload_on_evict has no effect without --enable_offload")
+    threshold = given.get("promotion_admission_threshold", "2")
+    if not threshold.isdecimal():
+        raise ConfigError(
+            f"--promotion_admission_threshold: {threshold!r} is not a number", advice="use 1 to 255"
+        )
+    if "promotion_on_hit" in given:
+        promotes = _is_true(given["promotion_on_hit"])
+        settings["promotion_hits"] = str(min(255, max(1, int(threshold)))) if promotes else "0"
+    elif "promotion_admission_threshold" in given:
+        notes.append("--promotion_admission_threshold has no effect without --promotion_on_hit")
+    return settings
 
 
 def _place(given: dict[str, str], names: dict[str, str]) -> tuple[str, int] | None:
@@ -209,7 +244,7 @@ def _pairs(arguments: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 
 def _known(name: str) -> None:
-    known = {*_SETTINGS, *_NOTES, *_CONTROL, *_METADATA, _METADATA_SWITCH, "config_path"}
+    known = {*_SETTINGS, *_NOTES, *_CONTROL, *_METADATA, *_TIERS, _METADATA_SWITCH, "config_path"}
     if name in known:
         return
     import difflib

@@ -18,13 +18,21 @@ if TYPE_CHECKING:
 __all__ = ["metric", "metrics", "summary"]
 
 _TOTALS = (
-    ("master_allocated_bytes", "gauge", "bytes_allocated", "Bytes of segments in use."),
-    ("master_total_capacity_bytes", "gauge", "bytes_total", "Bytes of all segments."),
+    ("master_allocated_file_size_bytes", "gauge", "disk_allocated", "Bytes of disks in use."),
+    ("master_total_file_capacity_bytes", "gauge", "disk_total", "Bytes of all disks."),
     ("master_key_count", "gauge", "objects", "Readable objects."),
     ("master_soft_pin_key_count", "gauge", "soft_pinned", "Objects with a soft pin."),
     ("master_evicted_key_count", "counter", "evicted_objects", "Objects that were evicted."),
     ("master_evicted_size_bytes", "counter", "evicted_bytes", "Bytes that were evicted."),
-)
+    (
+        "master_promotion_completed_total", "counter", "promoted_objects",
+        "Objects that were copied from disks to memory.",
+    ),
+    (
+        "master_promotion_completed_bytes_total", "counter", "promoted_bytes",
+        "Bytes that were copied from disks to memory.",
+    ),
+)  # fmt: skip
 
 
 def metric(name: str, kind: str, text: str, samples: Iterable[tuple[str, int]]) -> list[str]:
@@ -37,6 +45,9 @@ def metric(name: str, kind: str, text: str, samples: Iterable[tuple[str, int]]) 
 def metrics(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
     """The figures in the text format of Prometheus."""
     lines: list[str] = []
+    used, total = _memory(shards)
+    lines += metric("master_allocated_bytes", "gauge", "Bytes of memory in use.", [("", used)])
+    lines += metric("master_total_capacity_bytes", "gauge", "Bytes of all memory.", [("", total)])
     for name, kind, field, text in _TOTALS:
         lines += metric(name, kind, text, [("", _total(shards, field))])
     alive = [("", _alive(status))]
@@ -52,16 +63,26 @@ def metrics(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
 
 def summary(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
     """The figures in a line for people."""
-    used, total = _total(shards, "bytes_allocated"), _total(shards, "bytes_total")
+    used, total = _memory(shards)
+    on_disk, disks = _total(shards, "disk_allocated"), _total(shards, "disk_total")
     ready = "true" if status.ready else "false"
     return (
         f"role=leader, state=serving, service_ready={ready}, master={{"
         f"Mem Storage: {format_size(used)} / {format_size(total)}"
         f"{f' ({100 * used / total:.1f}%)' if total else ''}"
+        f" | SSD Storage: {format_size(on_disk)} / {format_size(disks)}"
         f" | Keys: {_total(shards, 'objects')} (soft-pinned: {_total(shards, 'soft_pinned')})"
         f" | Clients: {_alive(status)}"
         f" | Eviction: keys={_total(shards, 'evicted_objects')}, "
         f"size={format_size(_total(shards, 'evicted_bytes'))}}}"
+    )
+
+
+def _memory(shards: Sequence[ShardFigures]) -> tuple[int, int]:
+    """How much of the memory is in use, and how much there is: what is not on disks."""
+    return (
+        _total(shards, "bytes_allocated") - _total(shards, "disk_allocated"),
+        _total(shards, "bytes_total") - _total(shards, "disk_total"),
     )
 
 

@@ -16,6 +16,7 @@ from mooncake_store.compat.codes import INVALID_PARAMS, NOT_FOUND, NOT_SUPPORTED
 from mooncake_store.compat.setup import SEGMENT_BYTES_MIN, Wanted, lend
 from mooncake_store.compat.values import (
     Descriptor,
+    LocalDiskDescriptor,
     MemoryDescriptor,
     QueryTaskResponse,
     ReplicaDescriptor,
@@ -218,18 +219,23 @@ class PlacementCalls(Base):
         return {"ret": OK, "segment_ids": [name], "allocated_size": worker.segments[0].size}
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
-        """Nothing to do: this process owns no disk of the pool."""
+        """Take the disk of this store back; objects are moved to others within the grace period."""
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.close(drain_s=float(grace_period_seconds), leases_s=1.0)
         return OK
 
     def get_offload_rpc_read_count(self) -> int:
-        """Reads that went through an offload service; there is none here."""
-        return 0
+        """How many objects this store has read from disks, whoever lends them."""
+        return 0 if self._client is None else self._client.stats().disk_reads
 
 
 def _described(info: ObjectInfo) -> list[ReplicaDescriptor]:
     return [
         ReplicaDescriptor(
-            MemoryDescriptor(Descriptor(info.size, replica.offset, replica.segment)),
+            LocalDiskDescriptor(info.size, replica.segment)
+            if replica.tier == "disk"
+            else MemoryDescriptor(Descriptor(info.size, replica.offset, replica.segment)),
             ReplicaStatus.COMPLETE,
         )
         for replica in info.replicas

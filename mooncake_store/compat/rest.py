@@ -386,7 +386,7 @@ class MooncakeStoreService:
 
     @_answered
     async def handle_unmount_local_disk(self, request: web.Request) -> web.Response:
-        """Answer that nothing lies on a disk of this store's: disks belong to workers."""
+        """Take the disk of this store back, if it lends one."""
         body = await _read(request, Grace, "Invalid grace_period_seconds")
         number = await asyncio.to_thread(
             self._open.unmount_local_disk_segment, body.grace_period_seconds

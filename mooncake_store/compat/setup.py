@@ -3,7 +3,8 @@
 Two forms: the positional one, where anything it does not know is a TypeError (callers probe with
 that), and a dictionary, where sizes may have units and unknown names are ignored. Only what means
 something here is used: the metadata server is not (peers are found through the master), a device
-is not, and the local buffer is a bound for `BufferPool`, since nothing is staged.
+is not, and the local buffer is a bound for `BufferPool`, since nothing is staged. Where the
+original writes files of objects, a disk is lent (`disks.py`).
 
 A host name that other machines can reach needs a secret, or `MOONCAKE_WORKER_INSECURE=1`; next to
 a master on loopback everything stays on loopback.
@@ -17,6 +18,7 @@ import os
 import random
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +26,7 @@ import msgspec
 from mooncake_store.client import Client
 from mooncake_store.compat.codes import log
 from mooncake_store.compat.config import PROTOCOLS, parse_flag, parse_size, split_hostname
+from mooncake_store.compat.disks import DiskWanted, LentDisk
 from mooncake_store.config.settings import WorkerConfig, load, read_secret
 from mooncake_store.endpoint import is_loopback
 from mooncake_store.errors import ConfigError
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.worker.worker import Worker
 
-__all__ = ["Wanted", "connect", "lend"]
+__all__ = ["Wanted", "connect", "lend", "lend_disk"]
 
 MASTER_DEFAULT = "127.0.0.1:50051"
 SIZE_DEFAULT = 16 << 20
@@ -59,6 +62,7 @@ class Wanted:
     http_port: int | None = None
     file: str = ""
     """A file whose first `global_segment_size` bytes are lent instead of memory."""
+    disk: DiskWanted | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Wanted:
@@ -68,10 +72,11 @@ class Wanted:
                 raise ValueError(f"{name} is required")
         address = given.get("master_server_addr") or given.get("master_server_address")
         http = parse_flag(given.get("enable_client_http_server", False))
+        memory_bytes = parse_size(given.get("global_segment_size", SIZE_DEFAULT))
         return cls(
             local_hostname=given["local_hostname"],
             master=str(address or MASTER_DEFAULT),
-            global_segment_size=parse_size(given.get("global_segment_size", SIZE_DEFAULT)),
+            global_segment_size=memory_bytes,
             local_buffer_size=parse_size(given.get("local_buffer_size", SIZE_DEFAULT)),
             protocol=str(given.get("protocol", "tcp")),
             tenant_id=str(given.get("tenant_id") or "default"),
@@ -79,6 +84,7 @@ class Wanted:
                 given.get("unchecked_pointers", os.getenv("MOONCAKE_COMPAT_UNCHECKED_POINTERS", ""))
             ),
             http_port=int(given.get("client_http_port", 9300)) if http else None,
+            disk=DiskWanted.of(given, memory_bytes),
         )
 
     def check(self) -> None:
@@ -125,23 +131,46 @@ def lend(wanted: Wanted, client: Client) -> tuple[Worker | None, str]:
     return _worker(wanted, client, host, port), f"{host}:{port}"
 
 
+def lend_disk(wanted: Wanted, client: Client, hostname: str) -> LentDisk | None:
+    """Lend the disk that is wanted beside what is lent as `hostname`."""
+    if wanted.disk is None:
+        return None
+    host, _ = split_hostname(hostname)
+    path = wanted.disk.new_path()
+    place = f"{path}:{wanted.disk.nbytes()}"
+    try:
+        return LentDisk(_start(client, f"{hostname}/disk", host, 0, files=(place,)), path)
+    except BaseException:
+        Path(path).unlink(missing_ok=True)
+        raise
+
+
 def _worker(wanted: Wanted, client: Client, host: str, port: int) -> Worker:
     """Start a worker that listens there."""
+    nbytes = wanted.global_segment_size
+    lent: dict[str, Any] = {"segments": str(nbytes)}
+    if wanted.file:
+        lent = {"files": (f"{wanted.file}:{nbytes}",)}
+    return _start(client, f"{host}:{port}", host, port, **lent)
+
+
+def _start(client: Client, name: str, host: str, port: int, **lent: Any) -> Worker:
+    """Start a worker that listens there and lends this."""
     from mooncake_store.worker.worker import Worker
 
     master = client._driver.setup.address()
     on_loopback = is_loopback(master.host) or is_loopback(host)
-    nbytes = wanted.global_segment_size
     settings = load(
         WorkerConfig,
         overrides={
             "master": str(master),
-            "name": f"{host}:{port}",
+            "name": name,
             "host": "127.0.0.1" if on_loopback else host,
             "port": port,
-            "segments": () if wanted.file else str(nbytes),
-            "files": (f"{wanted.file}:{nbytes}",) if wanted.file else (),
-        },
+            "segments": (),
+            "files": (),
+        }
+        | lent,
     ).value
     if settings.memory == "auto":
         # It has a name, and ends with its program, which nobody expects to leave memory behind.

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 __all__ = [
     "Descriptor",
     "DiskDescriptor",
+    "LocalDiskDescriptor",
     "MemoryDescriptor",
     "ObjectDataType",
     "ParallelAxis",
@@ -211,12 +212,22 @@ class DiskDescriptor:
     object_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class LocalDiskDescriptor:
+    """A replica on a disk that a store or a worker lends; `transport_endpoint` names the disk."""
+
+    object_size: int
+    transport_endpoint: str
+
+
 class ReplicaDescriptor:
     """One copy of an object."""
 
     __slots__ = ("_at", "status")
 
-    def __init__(self, at: MemoryDescriptor | DiskDescriptor, status: ReplicaStatus) -> None:
+    def __init__(
+        self, at: MemoryDescriptor | DiskDescriptor | LocalDiskDescriptor, status: ReplicaStatus
+    ) -> None:
         self._at = at
         self.status = status
 
@@ -225,12 +236,12 @@ class ReplicaDescriptor:
         return isinstance(self._at, MemoryDescriptor)
 
     def is_disk_replica(self) -> bool:
-        """Whether it lies in a file."""
+        """Whether it lies in a file of its own; no replica here does."""
         return isinstance(self._at, DiskDescriptor)
 
     def is_local_disk_replica(self) -> bool:
-        """Whether it lies on a disk of its owner's; such copies are listed as memory's here."""
-        return False
+        """Whether it lies on a disk that somebody lends."""
+        return isinstance(self._at, LocalDiskDescriptor)
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
         """Where it lies in memory; raises RuntimeError for one on disk."""
@@ -239,9 +250,9 @@ class ReplicaDescriptor:
         return self._at
 
     def get_disk_descriptor(self) -> DiskDescriptor:
-        """Where it lies on disk; raises RuntimeError for one in memory."""
+        """Where it lies in a file; raises RuntimeError for one that does not."""
         if not isinstance(self._at, DiskDescriptor):
-            raise RuntimeError("this replica does not lie on disk")
+            raise RuntimeError("this replica does not lie in a file of its own")
         return self._at
 
 

@@ -234,7 +234,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
             ge=0,
             le=1000,
             description="Gets within 10 s after which an object that lies on disks alone is copied "
-            "back to memory, where that has spare room. 0: never.",
+            "back to memory, where the coldest make room for it. 0: never.",
         ),
     ] = 2
     state: Annotated[

@@ -1,7 +1,7 @@
 """Hauls: batches of copies between tiers, run by whoever owns the source, seen by everyone.
 
     shard.hauls.demote(rows)         # memory to disk; the replicas in memory go when it has arrived
-    shard.hauls.promote(rows)        # disk to memory, into spare room; the one on disk stays
+    shard.hauls.promote(rows)        # disk to memory; the replicas on disks stay
 
 A haul is up to HAUL_OBJECTS objects, from one segment to one segment, in columns: what `tasks.py`
 does for one object, for many at the price of one. Its objects are flagged as those of a task. They
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,10 +29,14 @@ from mooncake_store.core.space import writers_of
 from mooncake_store.core.tasks import answers, drop_replica, spare_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from mooncake_store.core.segment import Segment
     from mooncake_store.core.state import ShardState
+
+    Limit = Callable[[Segment], int]
 
 __all__ = ["DAMAGED", "HAULS_PER_WORKER", "LATER", "REFUSED", "TAKEN", "Haul", "Hauls"]
 
@@ -102,14 +107,16 @@ class Hauls:
 
     def offer(self, rows: NDArray[np.int32], *, keep: bool = False) -> NDArray[np.uint8]:
         """Queue as `demote` does; says of each object what became of it."""
-        return self._haul(rows, Tier.MEMORY, moves=not keep)
+        return self._haul(rows, Tier.MEMORY, not keep, _no_limit)
 
-    def promote(self, rows: NDArray[np.int32]) -> int:
+    def promote(self, rows: NDArray[np.int32], *, hot: bool = False) -> int:
         """Queue objects that lie on disks alone to be copied to memory; returns how many.
 
-        As many as there is spare room for: they evict nothing.
+        As many as there is spare room for: they evict nothing. Of that there is none in a memory
+        that is full, so what is `hot` fills it further, and the coldest leave as for puts.
         """
-        return int(np.count_nonzero(self._haul(rows, Tier.DISK, moves=False) == TAKEN))
+        limit = _limit_of_hot if hot else partial(spare_bytes, self._state)
+        return int(np.count_nonzero(self._haul(rows, Tier.DISK, False, limit) == TAKEN))
 
     def fetch(self, client: int, limit: int) -> list[Haul]:
         """Return up to `limit` hauls of this worker, which runs none while it asks.
@@ -247,7 +254,9 @@ class Hauls:
         config = self._state.config
         return haul.begun_ns + config.task_timeout_ns + config.put_release_ns
 
-    def _haul(self, rows: NDArray[np.int32], tier: Tier, *, moves: bool) -> NDArray[np.uint8]:
+    def _haul(
+        self, rows: NDArray[np.int32], tier: Tier, moves: bool, limit: Limit
+    ) -> NDArray[np.uint8]:
         """Queue objects to be hauled off a tier; says of each what became of it."""
         state = self._state
         rows = np.ascontiguousarray(rows, np.int32)
@@ -270,7 +279,7 @@ class Hauls:
             source = state.space.get(index)
             assert source is not None
             places = np.flatnonzero(segments == index)
-            out[places] = self._from(source, targets, rows[places], offsets[places], moves)
+            out[places] = self._from(source, targets, rows[places], offsets[places], moves, limit)
         return out
 
     def _from(
@@ -280,6 +289,7 @@ class Hauls:
         rows: NDArray[np.int32],
         offsets: NDArray[np.int64],
         moves: bool,
+        limit: Limit,
     ) -> NDArray[np.uint8]:
         """Queue what lies on one segment, to the nearest that has room."""
         out = np.full(len(rows), REFUSED, np.uint8)
@@ -295,7 +305,7 @@ class Hauls:
                     out[left] = LATER
                     out[stop:] = LATER
                     return out
-                took = self._load(source, target, rows[left], offsets[left], moves)
+                took = self._load(source, target, rows[left], offsets[left], moves, limit)
                 out[left[took]] = TAKEN
                 left = left[~took]
                 if not len(left):
@@ -310,14 +320,14 @@ class Hauls:
         rows: NDArray[np.int32],
         offsets: NDArray[np.int64],
         moves: bool,
+        limit: Limit,
     ) -> NDArray[np.bool_]:
         """Queue one haul of the rows that find room; says which they are."""
         state = self._state
         sizes = state.rows["size"][rows].astype(np.int64)
         took = state.rows["replicas"][rows] < REPLICAS_MAX
         state.space.return_freed()
-        if target.tier == Tier.MEMORY:
-            took &= np.cumsum(sizes) <= spare_bytes(state, target) - target.used
+        took &= np.cumsum(sizes) <= limit(target) - target.used
         if not moves:
             took &= self._within_quotas(rows, sizes)
         where = np.full(len(rows), -1, np.int64)
@@ -436,6 +446,15 @@ class Hauls:
         state.retier(rows[~alone])
         state.totals.lost_objects += int(np.count_nonzero(alone))
         state.dispose(rows[alone])
+
+
+def _limit_of_hot(segment: Segment) -> int:
+    """Half of what puts still find above the high watermark is for what was read often."""
+    return (segment.full_at + segment.nbytes) // 2
+
+
+def _no_limit(segment: Segment) -> int:
+    return segment.nbytes
 
 
 def _distance(source: Segment, target: Segment) -> tuple[bool, bool, bool, float]:

@@ -123,7 +123,7 @@ class Janitor:
         fresh = state.fresh.take(HAULED_PER_STEP)
         outcome = state.hauls.offer(fresh, keep=True)
         state.fresh.add(fresh[outcome == LATER])
-        state.hauls.promote(state.risers.take(HAULED_PER_STEP))
+        state.hauls.promote(state.risers.take(HAULED_PER_STEP), hot=True)
 
     def client_closed(self) -> None:
         """Note that unfinished puts of a closed client wait for the sweep."""

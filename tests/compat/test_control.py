@@ -132,6 +132,36 @@ def test_segments_and_figures(place, store):
     assert "Keys: " in ask(place.control, "/metrics/summary")[1]
 
 
+def test_a_disk_is_told_from_memory(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(8 * MIB))
+    lends = MooncakeDistributedStore()
+    arguments = ("localhost", "P2PHANDSHAKE", 16 * MIB, 16 * MIB, "tcp", "", place.master)
+    assert lends.setup(*arguments, None, True, str(tmp_path)) == 0
+    assert lends.put("sunk", bytes(5000)) == 0
+    lends.client.hint(["sunk"], "demote").check()
+
+    def below():
+        (found,) = ask(place.control, "/batch_query_keys?keys=sunk")[1]["data"].values()
+        return found if found["values"] == [] else None
+
+    (there,) = until(below)["local_disk_values"]
+    assert there["object_size"] == 5000
+    assert there["transport_endpoint"] == f"{lends.get_hostname()}/disk"
+    assert ask(place.control, "/query_key?key=sunk")[1]["data"] == []
+    figures = dict(
+        line.split() for line in ask(place.control, "/metrics")[1].splitlines() if line[0] == "m"
+    )
+    assert int(figures["master_total_capacity_bytes"]) == 16 * MIB
+    assert int(figures["master_total_file_capacity_bytes"]) == 8 * MIB
+    assert int(figures["master_allocated_file_size_bytes"]) >= 5000
+    before = int(figures["master_allocated_bytes"])
+    assert "SSD Storage: " in ask(place.control, "/metrics/summary")[1]
+    assert lends.put("here", bytes(MIB)) == 0
+    after = re.search(r"^master_allocated_bytes (\d+)", ask(place.control, "/metrics")[1], re.M)[1]
+    assert int(after) >= before + MIB
+    lends.close()
+
+
 def job_of(place, wish):
     status, job = ask(place.control, "/api/v1/drain_jobs", "POST", wish)
     assert (status, job["success"], job["status"]) == (200, True, "CREATED")

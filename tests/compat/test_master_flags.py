@@ -69,6 +69,43 @@ def test_flags_of_http_ports(arguments, control, metadata):
     assert (found.settings, found.control, found.metadata) == ({}, control, metadata)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "offload", "hits"),
+    [
+        ([], "evict", 2),
+        (["--enable_offload=true"], "write", 2),
+        (["--enable_offload", "--offload_on_evict=true"], "evict", 2),
+        (["--enable_offload=false", "--offload_on_evict=true"], "none", 2),
+        (["--noenable_offload"], "none", 2),
+        (["--promotion_on_hit=true"], "evict", 2),
+        (["--promotion_on_hit", "--promotion_admission_threshold=5"], "evict", 5),
+        (["--promotion_on_hit", "--promotion_admission_threshold=0"], "evict", 1),
+        (["--promotion_on_hit", "--promotion_admission_threshold=900"], "evict", 255),
+        (["--promotion_on_hit=false", "--promotion_admission_threshold=5"], "evict", 0),
+    ],
+)
+def test_flags_of_offload_and_promotion(arguments, offload, hits):
+    settings, notes, *_ = translate(arguments)
+    config = load(MasterConfig, environ={}, overrides=settings).value
+    assert (config.offload, config.promotion_hits, notes) == (offload, hits, [])
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--offload_on_evict=true", "without --enable_offload"),
+        ("--promotion_admission_threshold=3", "without --promotion_on_hit"),
+        ("--root_fs_dir=/shared", "file:PATH,SIZE"),
+        ("--quota_bytes=5", "how much of a disk"),
+        ("--offloading_queue_limit=5", "bounds of its own"),
+    ],
+)
+def test_a_flag_of_disks_that_has_no_effect_says_what_has(argument, said):
+    settings, (note,), *_ = translate([argument])
+    assert settings == {}
+    assert said in note
+
+
 def test_a_port_without_its_server_is_told():
     (note,) = translate(["--http_metadata_server_port=1"]).notes
     assert "--enable_http_metadata_server" in note
@@ -104,6 +141,7 @@ def test_a_switch_takes_its_value_in_both_ways():
         (["--memory_allocator=jemalloc"], ConfigError, "offset, cachelib"),
         (["--config_path=/no/such/file"], ConfigError, "/no/such/file"),
         (["--metrics_port=http"], ConfigError, "--metrics_port"),
+        (["--promotion_admission_threshold=x"], ConfigError, "promotion_admission_threshold"),
         (["--metrics_prt=1"], InvalidArgumentError, "--metrics_port"),
     ],
 )

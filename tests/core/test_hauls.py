@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -376,7 +377,7 @@ def test_what_is_read_twice_comes_back_to_memory_and_stays_on_the_disk() -> None
     pool.check()
 
 
-def test_nothing_comes_back_where_that_is_not_wanted_or_memory_has_no_room_to_spare() -> None:
+def test_nothing_comes_back_where_that_is_not_wanted() -> None:
     pool = world(promotion_hits=0)
     pool.put(1, SIZE)
     lay_down(pool, 1)
@@ -384,18 +385,42 @@ def test_nothing_comes_back_where_that_is_not_wanted_or_memory_has_no_room_to_sp
         assert pool.get(1, SECOND)
         pool.pass_time(QUICK)
         assert pool.work() == 0
+
+
+def test_what_is_read_often_comes_back_to_a_memory_that_is_always_full() -> None:
     pool = world()
-    pool.put(1, SIZE)
-    lay_down(pool, 1)
-    for key in range(10, 64):  # below the watermark, above what eviction leaves
-        if pool.shard.space.all()[0].used + SIZE > 0.86 * MIB:
-            break
+    keys = fill(pool, 300)
+    memory = pool.shard.space.all()[0]
+    for key in range(20):  # a third of the memory
+        assert pool.tiers(key) == DISK
+        for _ in range(2):
+            assert pool.get(key, SECOND)
+            pool.pass_time(QUICK)
+            pool.work()
+        assert pool.tiers(key) == BOTH
+        assert memory.used <= 0.95 * MIB
+    pool.pass_time(2 * SECOND)
+    pool.work()
+    assert memory.used <= memory.full_at
+    assert all(pool.get(key) for key in keys)  # what made room for them went to the disk
+    assert pool.shard.stats().evicted_objects == 0
+    pool.check()
+
+
+def test_what_comes_back_leaves_room_for_puts() -> None:
+    pool = world()
+    for key in (1, 2, 3):
         pool.put(key, SIZE)
-    pool.put(64, SIZE)
-    for _ in range(5):
-        assert pool.get(1, SECOND)
-        pool.pass_time(QUICK)
-    assert pool.tiers(1) == DISK
+        lay_down(pool, key)
+    memory, keys = pool.shard.space.all()[0], itertools.count(10)
+    while memory.used <= 0.85 * MIB:
+        pool.put(next(keys), SIZE)
+    assert pool.shard.hauls.promote(rows_of(pool, 1)) == 0  # no spare room
+    while memory.used + 2 * SIZE <= 0.95 * MIB:
+        pool.put(next(keys), SIZE)
+    assert pool.shard.hauls.promote(rows_of(pool, 1, 2), hot=True) == 1
+    assert pool.shard.hauls.promote(rows_of(pool, 3), hot=True) == 0
+    assert pool.put(next(keys), SIZE) == S.OK
 
 
 def test_a_read_in_another_window_is_another_beginning() -> None:
