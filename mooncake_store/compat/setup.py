@@ -135,7 +135,7 @@ def lend_disk(wanted: Wanted, client: Client, hostname: str) -> LentDisk | None:
     """Lend the disk that is wanted beside what is lent as `hostname`."""
     if wanted.disk is None:
         return None
-    host, _ = split_hostname(hostname)
+    host, _ = split_hostname(wanted.local_hostname)
     path = wanted.disk.new_path()
     place = f"{path}:{wanted.disk.nbytes()}"
     try:
