@@ -317,9 +317,9 @@ class Hauls:
         took = state.rows["replicas"][rows] < REPLICAS_MAX
         state.space.return_freed()
         if target.tier == Tier.MEMORY:
-            took &= np.cumsum(sizes) <= spare_bytes(state, target) - target.used
+            took &= _fitting(sizes, took, spare_bytes(state, target) - target.used)
         if not moves:
-            took &= self._within_quotas(rows, sizes)
+            took &= self._within_quotas(rows, sizes, took)
         where = np.full(len(rows), -1, np.int64)
         if took.any():
             where[took] = target.allocator.allocate(sizes[took])
@@ -355,9 +355,9 @@ class Hauls:
         return took
 
     def _within_quotas(
-        self, rows: NDArray[np.int32], sizes: NDArray[np.int64]
+        self, rows: NDArray[np.int32], sizes: NDArray[np.int64], wanted: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Which of these objects their tenants may have once more."""
+        """Which of the wanted ones of these objects their tenants may have once more."""
         state = self._state
         tenants = state.cold["tenant"][rows]
         out = np.ones(len(rows), np.bool_)
@@ -366,7 +366,7 @@ class Hauls:
             if quota is not None:
                 mine = tenants == number
                 room = quota - int(state.tenant_use[number, 0])
-                out[mine] = np.cumsum(sizes[mine]) <= room
+                out[mine] = _fitting(sizes[mine], wanted[mine], room)
         return out
 
     def _end(self, haul: Haul, arrived: NDArray[np.bool_], *, late: bool) -> None:
@@ -436,6 +436,13 @@ class Hauls:
         state.retier(rows[~alone])
         state.totals.lost_objects += int(np.count_nonzero(alone))
         state.dispose(rows[alone])
+
+
+def _fitting(sizes: NDArray[np.int64], wanted: NDArray[np.bool_], room: int) -> NDArray[np.bool_]:
+    """Which of the wanted ones have room together; one that is too large is in nobody's way."""
+    out: NDArray[np.bool_] = wanted & (sizes <= room)
+    out &= np.cumsum(np.where(out, sizes, 0)) <= room
+    return out
 
 
 def _distance(source: Segment, target: Segment) -> tuple[bool, bool, bool, float]:

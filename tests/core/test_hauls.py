@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mooncake_store.core import hauls
-from mooncake_store.core.options import Offload, ShardConfig, SoftPin
+from mooncake_store.core.options import HintAction, Offload, ShardConfig, SoftPin
 from mooncake_store.core.records import Status as S
 from mooncake_store.core.records import Tier
 from tests.core.keeping import assert_same
@@ -120,6 +120,18 @@ def test_who_needs_room_at_once_waits_for_no_disk() -> None:
         assert pool.put(key, SIZE) == S.OK
     pool.check()
     assert pool.shard.stats().evicted_objects > 100
+
+
+def test_an_object_that_memory_has_no_room_for_keeps_none_behind_it_on_the_disk() -> None:
+    pool = world(promotion_hits=0, memory=0)
+    assert pool.put(1, 2 * MIB) == S.OK
+    assert pool.put(2, SIZE) == S.OK
+    pool.mount("memory", MIB, Tier.MEMORY)
+    answers = pool.shard.hint(pool.now, 0, digests_of([1, 2]), HintAction.PREFETCH)
+    assert answers.tolist() == [S.NO_SPACE, S.OK]
+    pool.work()
+    assert [pool.tiers(key) for key in (1, 2)] == [DISK, BOTH]
+    pool.check()
 
 
 def test_hauls_wait_for_their_turn_as_long_as_the_worker_ends_some() -> None:
