@@ -96,6 +96,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
                 "state": SegmentState(s.state).name.lower(),
                 "size": s.nbytes,
                 "used": s.used_bytes,
+                "hauls_failing": s.hauls_failing,
             }
             for s in found.segments
         ],
@@ -105,6 +106,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
 def _drawn(found: ClusterStatus) -> Any:
     from rich.console import Group
 
+    from mooncake_store.core.options import HAULS_FAILING
     from mooncake_store.core.records import SegmentState, Tier
     from mooncake_store.units import format_duration, format_size
 
@@ -130,6 +132,8 @@ def _drawn(found: ClusterStatus) -> Any:
         state = SegmentState(segment.state).name.lower()
         if owner is not None and owner.state not in ("alive", state):
             state = f"{state}, worker {owner.state}"
+        if segment.hauls_failing >= HAULS_FAILING:
+            state = f"{state}, hauls fail"
         rows.append(
             (
                 segment.name,

@@ -151,6 +151,7 @@ class Hauls:
         if len(statuses) != len(haul.rows):
             return Status.INVALID_PARAMS
         self._heard[client] = self._state.now
+        self._judge(haul, failed=bool(statuses[haul.rows >= 0].any()))
         self._end(haul, statuses == 0, late=False)
         if self._state.space.tiers[haul.source] == Tier.DISK:
             damaged = haul.rows[(statuses == DAMAGED) & (haul.rows >= 0)]
@@ -166,9 +167,20 @@ class Hauls:
             before = max(haul.created_ns, self._heard.get(haul.worker, 0))
             closed = int(state.closed[haul.worker])
             if closed or state.now - (haul.begun_ns or before) >= self._patience(haul):
+                if haul.begun_ns and not closed:
+                    self._judge(haul, failed=True)
                 self._give_up(haul, fenced=closed == 2)
         for worker in [worker for worker in self._heard if not self._of_worker[worker]]:
             del self._heard[worker]
+
+    def _judge(self, haul: Haul, *, failed: bool) -> None:
+        """Note how the disk does that a haul went to or came from."""
+        state = self._state
+        state.totals.failed_hauls += failed
+        at_disk = state.space.tiers[haul.source] == Tier.DISK
+        disk = state.space.get(haul.source if at_disk else haul.target)
+        if disk is not None:
+            disk.hauls_failing = disk.hauls_failing + 1 if failed else 0
 
     def abandon(self, segment: int) -> None:
         """Give up hauls from or to a segment that is gone, or absent."""
@@ -327,9 +339,9 @@ class Hauls:
         sizes = state.rows["size"][rows].astype(np.int64)
         took = state.rows["replicas"][rows] < REPLICAS_MAX
         state.space.return_freed()
-        took &= np.cumsum(sizes) <= limit(target) - target.used
+        took &= _fitting(sizes, took, limit(target) - target.used)
         if not moves:
-            took &= self._within_quotas(rows, sizes)
+            took &= self._within_quotas(rows, sizes, took)
         where = np.full(len(rows), -1, np.int64)
         if took.any():
             where[took] = target.allocator.allocate(sizes[took])
@@ -365,9 +377,9 @@ class Hauls:
         return took
 
     def _within_quotas(
-        self, rows: NDArray[np.int32], sizes: NDArray[np.int64]
+        self, rows: NDArray[np.int32], sizes: NDArray[np.int64], wanted: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Which of these objects their tenants may have once more."""
+        """Which of the wanted ones of these objects their tenants may have once more."""
         state = self._state
         tenants = state.cold["tenant"][rows]
         out = np.ones(len(rows), np.bool_)
@@ -376,7 +388,7 @@ class Hauls:
             if quota is not None:
                 mine = tenants == number
                 room = quota - int(state.tenant_use[number, 0])
-                out[mine] = np.cumsum(sizes[mine]) <= room
+                out[mine] = _fitting(sizes[mine], wanted[mine], room)
         return out
 
     def _end(self, haul: Haul, arrived: NDArray[np.bool_], *, late: bool) -> None:
@@ -455,6 +467,13 @@ def _limit_of_hot(segment: Segment) -> int:
 
 def _no_limit(segment: Segment) -> int:
     return segment.nbytes
+
+
+def _fitting(sizes: NDArray[np.int64], wanted: NDArray[np.bool_], room: int) -> NDArray[np.bool_]:
+    """Which of the wanted ones have room together; one that is too large is in nobody's way."""
+    out: NDArray[np.bool_] = wanted & (sizes <= room)
+    out &= np.cumsum(np.where(out, sizes, 0)) <= room
+    return out
 
 
 def _distance(source: Segment, target: Segment) -> tuple[bool, bool, bool, float]:

@@ -40,6 +40,8 @@ class Segment:
     busy_until: int = 0
     """When the last late writer or reader of a GONE segment's memory is out of time."""
     quarantined: int = 0
+    hauls_failing: int = 0
+    """Hauls in a row, from or to this disk, that failed in part or were not ended in time."""
 
     @property
     def life(self) -> SegmentState:

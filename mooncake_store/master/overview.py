@@ -92,11 +92,13 @@ class Overview:
 
     async def _entries(self) -> tuple[wire.SegmentEntry, ...]:
         used: dict[int, int] = {}
+        failing: dict[int, int] = {}
         told = await self.shards.slices()
-        for number, nbytes, _state in (found for slices in told for found in slices):
+        for number, nbytes, _state, failed in (found for slices in told for found in slices):
             used[number] = used.get(number, 0) + nbytes
+            failing[number] = max(failing.get(number, 0), failed)
         segments = sorted(self.roster.segments.values(), key=lambda s: s.number)
-        return tuple(_entry(s, used.get(s.number, 0)) for s in segments)
+        return tuple(_entry(s, used.get(s.number, 0), failing.get(s.number, 0)) for s in segments)
 
     async def status(self, connection: Connection, uptime_ms: int) -> wire.ClusterStatus:
         """Return the health of the cluster."""
@@ -121,7 +123,7 @@ class Overview:
         )
 
 
-def _entry(segment: LentSegment, used: int = 0) -> wire.SegmentEntry:
+def _entry(segment: LentSegment, used: int = 0, failing: int = 0) -> wire.SegmentEntry:
     spec, worker = segment.spec, segment.worker
     return wire.SegmentEntry(
         segment.number,
@@ -134,4 +136,5 @@ def _entry(segment: LentSegment, used: int = 0) -> wire.SegmentEntry:
         used,
         worker.name,
         spec.tier,
+        failing,
     )

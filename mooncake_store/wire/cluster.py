@@ -120,6 +120,8 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True):
     worker: str = ""
     tier: int = 0
     """A core `Tier` number."""
+    hauls_failing: int = 0
+    """Hauls in a row that failed, from or to this disk."""
 
 
 class SegmentsReply(msgspec.Struct, frozen=True, array_like=True, tag="segments"):
@@ -235,9 +237,10 @@ class SlicesRequest(msgspec.Struct, frozen=True, array_like=True, tag="slices?")
 
 
 class SlicesReply(msgspec.Struct, frozen=True, array_like=True, tag="slices"):
-    """Every slice the shard has not forgotten: (number, used bytes, core `SegmentState`)."""
+    """Every slice the shard has not forgotten: (number, used bytes, core `SegmentState`, hauls in
+    a row that failed)."""
 
-    slices: tuple[tuple[int, int, int], ...]
+    slices: tuple[tuple[int, int, int, int], ...]
 
 
 MAP = Operation("map", 0x40, Cold(MapRequest), Cold(ClusterMap), "how the cluster is made up")

@@ -75,6 +75,8 @@ class LastingFile:
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
                 raise self._unusable("is not a file of this user")
             return os.read(fd, _BYTES_MAX)
+        except OSError as error:
+            raise self._unusable(f"cannot be read: {error.strerror or error}") from error
         finally:
             os.close(fd)
 

@@ -77,9 +77,11 @@ def test_a_read_that_is_not_worth_it_fails_at_once_and_says_why(store, slow):
 def test_every_kind_of_read_says_so(store, slow):
     key, *_ = slow
     for read in (store.get, store.get_range, store.get_array, store.view):
-        arguments = (0,) if read == store.get_range else ()
+        arguments, before = (0,) if read == store.get_range else (), store.stats()
         with pytest.raises(TooSlowError):
             read(key, *arguments, worth=1.0)
+        assert store.stats().too_slow == before.too_slow + 1  # and as nothing that went wrong
+        assert store.stats().failovers == before.failovers
     with pytest.raises(TooSlowError):
         store.get_into(key, bytearray(len(VALUE)), worth=1.0)
     for copy in (True, False):

@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 
 import pytest
 
@@ -19,6 +20,7 @@ from mooncake_store.errors import (
 )
 from mooncake_store.worker.cleaning import clean
 from mooncake_store.worker.keeping import memory_folder
+from mooncake_store.worker.lasting import LastingFile
 from mooncake_store.worker.memory_files import FOLDER, base_of, by_worker
 from mooncake_store.worker.segments import WorkerSegments
 
@@ -574,3 +576,15 @@ def test_cleaning_tells_who_holds_what_it_leaves(run, capsys):
     assert f"kept, process {os.getpid()} holds it" in capsys.readouterr().out
     with open(record(run), "rb") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lasting_record_that_the_disk_does_not_give_names_itself(tmp_path, monkeypatch):
+    file = LastingFile(str(tmp_path), "w1")
+    file.write(b"content")
+
+    def fail(fd, nbytes):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "read", fail)
+    with pytest.raises(ConfigError, match=re.escape(file.path) + r" cannot be read: Input/output"):
+        file.read()
