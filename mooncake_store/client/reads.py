@@ -41,7 +41,7 @@ from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.results import GetResult
 from mooncake_store.client.steps import Move, Moves
 from mooncake_store.client.transfers import KeyTransfers, learn_segments, still_there
-from mooncake_store.client.unsure import note_unsure, read_whole, remember
+from mooncake_store.client.unsure import note_unsure, read_whole, remember_placeless
 from mooncake_store.client.worth import timely
 from mooncake_store.core.records import Status
 from mooncake_store.errors import (
@@ -308,7 +308,10 @@ class Reading(KeyTransfers):
             yield from learn_segments(core, new, self.until)
         self.choose(index)
         if not self.uncounted:
-            remember(self, index, sent)
+            if self.unsure:
+                remember_placeless(self, index, sent)
+            else:
+                core.leases.remember(self.keys.words, index, sent, cols)
         return found
 
     def choose(self, index: Column) -> None:

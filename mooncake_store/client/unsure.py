@@ -15,7 +15,7 @@ Cost: the whole of each object, for each of its ranges, HELD_BYTES at once. No I
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,13 +26,42 @@ from transfer_engine.checksum import address_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mooncake_store.client.reads import Column, Reading
-    from mooncake_store.client.steps import Steps
+    from numpy.typing import NDArray
 
-__all__ = ["note_unsure", "read_whole", "remember"]
+    from mooncake_store.client.core import Core
+    from mooncake_store.client.keys import KeyBatch
+    from mooncake_store.client.steps import Steps
+    from mooncake_store.errors import StoreError
+
+    Column = NDArray[np.int64]
+
+__all__ = ["note_unsure", "read_whole", "remember_placeless"]
 
 HELD_BYTES = 64 << 20
 """Objects that are held at once have so many bytes, unless a single one has more."""
+
+
+class Reading(Protocol):
+    """What is needed here of a reading."""
+
+    core: Core
+    keys: KeyBatch
+    cols: Column
+    status: NDArray[Any]
+    errors: dict[int, StoreError | str]
+    unsure: set[int]
+
+    def doubted(self, at: int) -> bool:
+        """Whether the answer for a key says of a replica that something else may lie there."""
+
+    def anew(self, index: Column) -> tuple[Any, Any]:
+        """Another reading, of the whole of some keys' objects, and where they will be."""
+
+    def place(self, index: Column) -> Column:
+        """Decide what is read of each key and where it goes; return the keys that are to be."""
+
+    def targets(self, at: int) -> list[tuple[int, int, int]]:
+        """(address, offset in the object, length) of what is read of a key that has its place."""
 
 
 def note_unsure(reading: Reading, index: Column) -> None:
@@ -42,16 +71,13 @@ def note_unsure(reading: Reading, index: Column) -> None:
             reading.unsure.add(at)
 
 
-def remember(reading: Reading, index: Column, sent: int) -> None:
+def remember_placeless(reading: Reading, index: Column, sent: int) -> None:
     """Enter leases in the table, those of unsure objects without their place."""
-    leases, words, cols = reading.core.leases, reading.keys.words, reading.cols
-    if not reading.unsure:
-        leases.remember(words, index, sent, cols)
-        return
+    leases, cols = reading.core.leases, reading.cols
     hidden = np.array(sorted(reading.unsure), np.int64)
     places = cols[k.SEGMENT, hidden]
     cols[k.SEGMENT, hidden] = -1
-    leases.remember(words, index, sent, cols)
+    leases.remember(reading.keys.words, index, sent, cols)
     cols[k.SEGMENT, hidden] = places
 
 
