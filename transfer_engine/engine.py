@@ -177,6 +177,10 @@ class TransferEngine:
             tuple(region._keep for region in regions if isinstance(region._keep, DeviceMemory))
         )
 
+    def holds_device(self, address: int) -> bool:
+        """Whether an address is one of device memory that is registered with this engine."""
+        return self._devices.hold(address)
+
     def open(
         self,
         segment: SegmentDescriptor | str,

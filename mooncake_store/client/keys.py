@@ -149,6 +149,15 @@ class KeyBatch:
     def __len__(self) -> int:
         return len(self.digests)
 
+    def part(self, index: NDArray[np.int64]) -> KeyBatch:
+        """Return the keys at these positions, none of which is refused."""
+        given: Keys
+        if isinstance(self.given, Digests):
+            given = Digests(self.digests[index])
+        else:
+            given = [self.given[at] for at in index.tolist()]
+        return KeyBatch(given, self.digests[index], identity=self.identity)
+
     def statuses(self) -> NDArray[np.int16]:
         """A new column of statuses, 0 but for refused keys."""
         out = np.zeros(len(self.digests), np.int16)

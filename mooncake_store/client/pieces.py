@@ -197,7 +197,8 @@ class PieceReading(Reading):
             raise InvalidArgumentError(f"{len(keys)} keys and pieces of {len(pieces)} objects")
         self._pieces = pieces
 
-    def _place(self, index: Column) -> Column:
+    def place(self, index: Column) -> Column:
+        """Return the keys whose objects the pieces fit."""
         if not len(index):
             return index
         misfits = self._pieces.misfits(index, self.cols[k.SIZE, index])
@@ -208,6 +209,18 @@ class PieceReading(Reading):
         self.status[index[misfits]] = OUT_OF_RANGE
         return index[~misfits]
 
+    @property
+    def ranged(self) -> bool:
+        """Whether the pieces are ranges."""
+        return self._pieces.offsets is not None
+
+    def targets(self, at: int) -> list[tuple[int, int, int]]:
+        """(address, offset in the object, length) of what the pieces of a key take."""
+        rows, firsts = self._pieces.rows(np.array([at]))
+        columns = self._pieces.addresses[rows], self._pieces.within(rows, firsts)
+        lengths = self._pieces.lengths[rows]
+        return [*zip(*(column.tolist() for column in (*columns, lengths)), strict=True)]
+
     def wanted(self, index: Column) -> Column:
         """How many bytes of each key the pieces take."""
         return self._pieces.totals[index]
@@ -217,7 +230,7 @@ class PieceReading(Reading):
         return move_pieces(self._pieces, index, target, Direction.READ, bases, times)
 
     def _judge(self, target: Target, index: Column, outcome: Any, now: int) -> Column | None:
-        hashed = self.plan.verify and self._pieces.offsets is None
+        hashed = self.compares and self._pieces.offsets is None
         return super()._judge(target, index, fold(self._pieces, index, outcome, hashed=hashed), now)
 
 

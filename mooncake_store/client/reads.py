@@ -27,7 +27,7 @@ from __future__ import annotations
 import operator
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -41,6 +41,7 @@ from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.results import GetResult
 from mooncake_store.client.steps import Move, Moves
 from mooncake_store.client.transfers import KeyTransfers, learn_segments, still_there
+from mooncake_store.client.unsure import note_unsure, read_whole, remember_placeless
 from mooncake_store.client.worth import timely
 from mooncake_store.core.records import Status, Tier
 from mooncake_store.errors import (
@@ -208,6 +209,8 @@ class Reading(KeyTransfers):
         self._expired = 0
         # A lease that is not entered in the table is given back by who asked for it.
         self.uncounted = False
+        # Keys whose places may hold something else by now: only what was compared is believed.
+        self.unsure: set[int] = set()
         # What a shard answered already to a get of the only key, and when it was asked.
         self.answer: Answer | None = None
 
@@ -293,17 +296,22 @@ class Reading(KeyTransfers):
         found = unknown = 0
         for some, reply in answers:
             rows, replicas, base = self._take(some, reply)
-            here, strange = k.take(
+            here, strange, doubted = k.take(
                 some, rows, replicas, base, sent, time.monotonic_ns(), core.directory.targets, cols
             )
             found, unknown = found + here, unknown + strange
+            if doubted:
+                note_unsure(self, some)
         if unknown:
             numbers = np.unique(self._replicas[:, 1] & 0xFFFF_FFFF).tolist()
             new = core.directory.unknown(numbers, time.monotonic_ns())
             yield from learn_segments(core, new, self.until)
         self.choose(index)
         if not self.uncounted:
-            core.leases.remember(self.keys.words, index, sent, cols)
+            if self.unsure:
+                remember_placeless(self, index, sent)
+            else:
+                core.leases.remember(self.keys.words, index, sent, cols)
         return found
 
     def choose(self, index: Column) -> None:
@@ -325,7 +333,9 @@ class Reading(KeyTransfers):
         hurries = self.plan.ready_by is not None
         if hurries:
             index = yield from self.timely(index)
-        index = self._place(index)
+        if self.unsure and self.ranged:
+            index = yield from read_whole(self, index)
+        index = self.place(index)
         bytes_read = self.core.counters.bytes_read
         while len(index):
             targets, lost = yield from self._reach(index, self._attempt_until)
@@ -360,6 +370,8 @@ class Reading(KeyTransfers):
             failed = self._where(k.FAILED)
             yield from self._find_others(failed)
             index = failed[self.status[failed] == k.FOUND]
+            if self.unsure and self.ranged:
+                index = yield from read_whole(self, index)
             if hurries:
                 index = yield from self.timely(index)
 
@@ -382,6 +394,28 @@ class Reading(KeyTransfers):
             return index
         return (yield from timely(self, index, plan.ready_by, plan.operation))
 
+    @property
+    def ranged(self) -> bool:
+        """Whether ranges are read, of which no checksum speaks."""
+        return not self._whole
+
+    @property
+    def compares(self) -> bool:
+        """Whether whole objects are compared with their checksums."""
+        return self.plan.verify or bool(self.unsure)
+
+    def anew(self, index: Column) -> tuple[Reading, BytesSink]:
+        """Another reading, of the whole of some keys' objects, and where they will be."""
+        sink = BytesSink(len(index))
+        plan = replace(self.plan, verify=True, cached=False, offset=0, length=None, ready_by=None)
+        whole = Reading(self.core, self.keys.part(index), sink, plan, self.until)
+        whole.uncounted = True
+        return whole, sink
+
+    def targets(self, at: int) -> list[tuple[int, int, int]]:
+        """(address, offset in the object, length) of what is read of a key that has its place."""
+        return [(int(self._addresses[at]), self.plan.offset, int(self.lengths[at]))]
+
     def wanted(self, index: Column) -> Column:
         """How many bytes of each key are to be read, as far as they exist."""
         sizes: Column = self.cols[k.SIZE, index]
@@ -390,7 +424,7 @@ class Reading(KeyTransfers):
         rest = np.maximum(sizes - self.plan.offset, 0)
         return rest if self.plan.length is None else np.minimum(rest, self.plan.length)
 
-    def _place(self, index: Column) -> Column:
+    def place(self, index: Column) -> Column:
         """Decide what is read of each key and where it goes; return the keys that are to be."""
         plan, cols = self.plan, self.cols
         if not len(index):
@@ -439,7 +473,7 @@ class Reading(KeyTransfers):
             offsets,
             self.lengths if everything else self.lengths[index],
             self._addresses if everything else self._addresses[index],
-            self.plan.verify
+            self.compares
             and (self._whole or bool((self.lengths[index] == cols[k.SIZE, index]).all())),
             self.sink.keep,
             times,
@@ -507,7 +541,7 @@ class Reading(KeyTransfers):
             # Also when there is no time to ask: the next get must not follow the same plan.
             core.leases.drop(self.keys.words, stale, time.monotonic_ns())
         if len(stale) and not out_of_time:
-            self._place((yield from self.find_anew(stale)))
+            self.place((yield from self.find_anew(stale)))
             failed = failed[status[failed] == k.FAILED]
         if not out_of_time:
             self.choose(failed)
@@ -533,7 +567,7 @@ class Reading(KeyTransfers):
         status[index[status[index] == 0]] = k.FAILED
         changed = index[status[index] == Status.LEASE_EXPIRED]
         if len(changed):
-            self._place((yield from self.find_anew(changed)))
+            self.place((yield from self.find_anew(changed)))
 
     # Checking.
 

@@ -65,6 +65,11 @@ class KeyTransfers(KeyRequests):
         rows = self._replicas[first : first + count]
         return [(int(row[1]) & 0xFFFF_FFFF, int(row[0])) for row in rows]
 
+    def doubted(self, at: int) -> bool:
+        """Whether the answer for a key says of a replica that something else may lie there."""
+        first, count = int(self.cols[k.FIRST, at]), int(self.cols[k.REPLICAS, at])
+        return bool((self._replicas[first : first + count, 1] >> 32).any())
+
     def _take(self, some: Column, reply: Any) -> tuple[Column, Column, int]:
         """Add the replicas of an answer to the others.
 

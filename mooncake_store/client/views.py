@@ -87,7 +87,9 @@ class Viewing:
             yield from reading.timely(np.zeros(1, np.int64))
         if reading.status[0] == k.FOUND:
             target = core.directory.known.get(int(reading.cols[k.SEGMENT, 0]))
-            if target is not None and (yield from self._show(reading, target)):
+            # What may change under a view is copied, and compared.
+            sure = target is not None and not reading.unsure
+            if target is not None and sure and (yield from self._show(reading, target)):
                 return
             yield from reading.steps(None, (np.zeros(1, np.int64), epoch))
             if reading.status[0] == 0 and sink.values[0] is not None:

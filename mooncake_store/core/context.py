@@ -28,6 +28,8 @@ DISCARD_NS, RELEASE_NS, HITS_WINDOW_NS = 16, 17, 18
 EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
 # Whether any segment was ever a disk: without, nothing looks at tiers.
 DISKS_USED = 88
+# Whether any segment holds something else, perhaps, than is known.
+UNSURE_USED = 91
 # Entries in the columns of that name.
 NOTED, FREED, MARKED = 23, 54, 19
 # Whether changes are written down, the position behind what was (see `kernels/cells.py`), and
@@ -36,7 +38,7 @@ JOURNALED, CELLS_END, CHANGED = 15, 14, 55
 # Columns: two words each, address and number of entries.
 ROWS, COLD_ROWS, OVERFLOW_ROWS, TABLE_A, TABLE_B, FREE_STACK = 24, 26, 28, 30, 32, 34
 ALIVE, DEAD, LEASE_UNTIL, TENANT_USE, PIN_ENDS, EVENTS = 36, 84, 38, 40, 42, 44
-TIERS = 86
+TIERS, UNSURE = 86, 89
 NAME_WORDS, NAME_HEADS = 46, 48
 # Holders of leases that several have, see `kernels/leases.py`.
 SHARED = 56
@@ -48,7 +50,7 @@ NOTES, FREED_EXTENTS = 50, 52
 MARKS, CELLS, RING_HEADER, ROW_WORDS, COLD_WORDS = 58, 60, 62, 80, 82
 # Scratch of a kernel call: rows found, whether a row is new, statuses.
 FOUND, FRESH, STATUS = 8, 10, 12
-WORDS = 89
+WORDS = 92
 
 INT64, INT32, INT16 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16)
 BYTE = np.dtype(np.uint8)

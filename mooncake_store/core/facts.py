@@ -28,6 +28,8 @@ class SegmentFact(msgspec.Struct, frozen=True, array_like=True, tag="segment"):
     returns_as: int
     """What it is again when it is absent no more."""
     tier: int = 0
+    unsure_s: int = 0
+    """What was put up to then, in seconds of the shard's clock, may be something else by now."""
 
 
 class ForgottenFact(msgspec.Struct, frozen=True, array_like=True, tag="forgotten"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store.core import codes as c
+from mooncake_store.core import context as places
 from mooncake_store.core.kernels import leases
 from mooncake_store.core.kernels import reads as k
 from mooncake_store.core.records import (
@@ -75,7 +76,11 @@ def get(
     state.expect_notes()
     ttl_ns = min(ttl_ns, state.config.lease_ttl_max_ns)
     m = k.get(state.words, client, state.now, ttl_ns, as_words(digests), answers, replicas)
-    return answers, replicas if m == len(replicas) else replicas[:m]
+    if m < len(replicas):
+        replicas = replicas[:m]
+    if state.numbers[places.UNSURE_USED]:
+        k.mark_unsure(state.words, answers, replicas)
+    return answers, replicas
 
 
 def exists(state: ShardState, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -160,8 +160,9 @@ OVERFLOW = np.dtype(
 while a copy fills it. Entry 0 is the head of the free list (`next`) and counts the entries ever
 used (`offset`)."""
 
-REPLICA = np.dtype([("offset", "<i8"), ("segment", "<i4"), ("spare", "<i4")])
-"""Where one replica lies, as told to clients."""
+REPLICA = np.dtype([("offset", "<i8"), ("segment", "<i4"), ("unsure", "<i4")])
+"""Where one replica lies, as told to clients. `unsure` is 1 where something else may lie by now:
+then nothing is to be believed but what was compared with the checksum of the whole."""
 
 PUT_ROW = np.dtype([("generation", "<u4"), ("status", "<i2"), ("replicas", "<u2")])
 """Answer to one key of put_start; its replicas follow in a flat array, key by key."""

@@ -35,12 +35,13 @@ What else may be missing, and why nothing wrong follows:
 - Of which groups rows are members: told with the rows, and lost with them.
 
 A journal that was `cut` when its host ended is true, but older than what its workers hold. On disks
-and other hosts something else may lie by now where an object did: whoever reads all of it compares
-checksums, and who reads a range cannot. What the missing words gave out is not given out again:
-nothing is placed on the segments that are known until their readers and writers are out of time,
-and generations go on behind those that may have been used. A segment of which only the missing
-words told is new to the shard, and used at once; a late writer to it would have to come from
-another host that saw it mounted.
+and other hosts something else may lie by now where an object did. So gets tell that what was put
+before is unsure there: who reads a range of it reads the whole, and compares that with its checksum
+each time, because a late writer of something else may still come. What the missing words gave out
+is not given out again: nothing is placed on the segments that are known until their readers and
+writers are out of time, and generations go on behind those that may have been used. A segment of
+which only the missing words told is new to the shard, and used at once; a late writer to it would
+have to come from another host that saw it mounted.
 
 Cost: O(words + rows log rows).
 """
@@ -85,6 +86,7 @@ __all__ = ["Damage", "Restored", "StreamEnd", "restore"]
 
 INT64 = np.dtype(np.int64)
 _EXTENT_COLUMNS = 5
+_SECOND_NS = 1_000_000_000
 _LEAP = 1 << 24
 """More generations than words that no disk had can have told of."""
 
@@ -312,6 +314,8 @@ class _Rebuild:
         config = shard.config
         writers = config.task_timeout_ns + config.put_release_ns
         shard.space.rest_mounted(shard.now + max(writers, config.lease_ttl_max_ns))
+        # Dates of objects are whole seconds; a moment more harms nobody, since nothing is placed.
+        shard.space.doubt_mounted(shard.now // _SECOND_NS + 1)
         shard.tally[c.GENERATION] = (int(shard.tally[c.GENERATION]) + _LEAP) & 0xFFFFFFFF
 
     @property

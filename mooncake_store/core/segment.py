@@ -39,6 +39,8 @@ class Segment:
     """Deadline of a graceful unmount."""
     busy_until: int = 0
     """When the last late writer or reader of a GONE segment's memory is out of time."""
+    unsure_s: int = 0
+    """Of what was put up to then, in seconds, another may have taken the place."""
     quarantined: int = 0
     hauls_failing: int = 0
     """Hauls in a row, from or to this disk, that failed in part or were not ended in time."""
@@ -69,4 +71,5 @@ class Segment:
             self.busy_until,
             int(self.returns_as),
             int(self.tier),
+            self.unsure_s,
         )

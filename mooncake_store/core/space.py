@@ -85,6 +85,7 @@ class Space:
         self.alive = context.bind(places.ALIVE, np.zeros(most, np.uint8))
         self.dead = context.bind(places.DEAD, np.zeros(most, np.uint8))
         self.tiers = context.bind(places.TIERS, np.zeros(most, np.uint8))
+        self._unsure = context.bind(places.UNSURE, np.zeros(most, np.int64))
         self.lease_until = context.bind(places.LEASE_UNTIL, np.zeros(most, np.int64))
         self._counts = np.zeros(most, np.int64)
         self.quarantine = Wheel(4)  # segment, offset, size, late writer or 0
@@ -137,6 +138,7 @@ class Space:
         if tier == Tier.DISK:
             self._numbers[places.DISKS_USED] = 1
         self.lease_until[index] = segment.usable_from
+        self._unsure[index] = 0
         self._cycle = None
         self.changes += 1
         return segment
@@ -150,6 +152,7 @@ class Space:
             segment.busy_until = fact.busy_until
             self.lease_until[fact.index] = horizon
             segment.returns_as = SegmentState(fact.returns_as)
+            self._doubt(segment, fact.unsure_s)
             if fact.state == SegmentState.ABSENT:
                 self._enter_state(segment, SegmentState.ABSENT)
             else:
@@ -281,6 +284,20 @@ class Space:
             segment.usable_from = max(segment.usable_from, until)
             self.touch(segment)
         self._cycle = None
+
+    def doubt_mounted(self, until_s: int) -> None:
+        """Have nothing that was put up to a time, in seconds, believed to lie on the segments."""
+        for segment in self._segments.values():
+            self._doubt(segment, until_s)
+            self.touch(segment)
+
+    def is_unsure(self, index: int, created_ns: int) -> bool:
+        """Whether something else may lie on a segment where an object of that age does."""
+        return created_ns // 1_000_000_000 <= int(self._unsure[index])
+
+    def _doubt(self, segment: Segment, until_s: int) -> None:
+        segment.unsure_s = self._unsure[segment.index] = until_s
+        self._numbers[places.UNSURE_USED] |= until_s > 0
 
     def forgotten(self) -> list[ForgottenFact]:
         """Return what `remember` was told and still counts."""

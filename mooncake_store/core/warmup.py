@@ -81,6 +81,8 @@ def warmup() -> None:
     generations = np.ascontiguousarray(answers["generation"])
     shard.put_end(5, client, digests, generations, checksums)
     shard.get(6, client, digests, 10)
+    shard.space.doubt_mounted(1)
+    shard.get(6, client, digests, 10)
     shard.renew(6, client, digests, generations, 10)
     shard.release(6, client, digests, generations)
     shard.exists(6, digests)

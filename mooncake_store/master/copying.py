@@ -82,6 +82,7 @@ class Copying:
         if found is None or not at:
             self._shard.finish_task(now, peer.handle, task.number, False, "the source is gone")
             return None
+        unsure = self._shard.space.is_unsure(task.source, found.created_ns)
         return wire.TaskWork(
             task.number,
             found.size,
@@ -90,6 +91,7 @@ class Copying:
                 (int(r["segment"]), int(r["offset"]) + int(bases[r["segment"]]))
                 for r in task.replicas
             ),
+            found.checksum if unsure else None,
         )
 
     @answers(wire.FINISH_TASK, changes=True)

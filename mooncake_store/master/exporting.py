@@ -208,6 +208,7 @@ def _segment(fact: SegmentFact) -> SegmentEntry:
         None if fact.gone_at == NEVER else fact.gone_at,
         fact.busy_until,
         fact.tier,
+        fact.unsure_s,
     )
 
 

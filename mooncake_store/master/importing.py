@@ -281,6 +281,10 @@ class _Shift:
         """Move when something ends; 0 is what never began."""
         return max(0, time_ns + self.wait_ns) if time_ns else 0
 
+    def date(self, time_s: int) -> int:
+        """Move when something was, in seconds; 0 is never."""
+        return max(1, time_s + self.date_s) if time_s else 0
+
     def dates(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Move when some things were; 0 is never."""
         return np.where(times_ns > 0, (times_ns + SECOND_NS * self.date_s).clip(0), 0)
@@ -348,6 +352,7 @@ def _segment_fact(entry: SegmentEntry, shift: _Shift) -> SegmentFact:
         shift.until(entry.busy_until_ns),
         int(_state(entry.returns_as)),
         int(Tier(entry.tier)),
+        shift.date(entry.unsure_s),
     )
 
 

@@ -112,6 +112,8 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     busy_until_ns: int
     tier: int = 0
     """A core `Tier` number."""
+    unsure_s: int = 0
+    """What was put up to then, in seconds, may be something else by now; 0 for nothing."""
 
 
 class MemoryEntry(msgspec.Struct, frozen=True):

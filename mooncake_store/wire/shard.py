@@ -221,6 +221,8 @@ class TaskWork(msgspec.Struct, frozen=True, array_like=True):
     size: int
     source: tuple[int, int]
     targets: tuple[tuple[int, int], ...]
+    checksum: int | None = None
+    """Of the bytes, where something else may lie by now: then it is not copied."""
 
 
 class TaskList(msgspec.Struct, frozen=True, array_like=True, tag="tasks"):

@@ -2,7 +2,8 @@
 
 All tasks of one fetch that go to the same target segment leave in one batch. A task whose target
 cannot be reached is reported as failed, with the reason; the shard then takes its space back. The
-bytes of a source do not change while its task runs, so reading them needs no lease.
+bytes of a source do not change while its task runs, so reading them needs no lease. Where something
+else may lie by now than the object, they are compared with its checksum: another's are no copy.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 
 from mooncake_store.wire import shard as shard_wire
 from mooncake_store.worker.errands import CALL_S, Errands
-from transfer_engine.errors import NotFoundError, StoreError
+from transfer_engine.errors import ChecksumMismatchError, NotFoundError, StoreError
 from transfer_engine.segments.memory import Segment
 
 if TYPE_CHECKING:
@@ -73,10 +75,13 @@ class Copier(Errands):
             if task.source[0] not in lent:
                 raise NotFoundError(f"segment {task.source[0]} is not of this worker", advice="")
         there = self._target(target).handle
-        for task, offset in parts:
-            source = lent[task.source[0]]
-            if not isinstance(source, Segment):
+        filed = iter(
+            [
                 self._copy_file(self._files[source.uuid], task, there, offset)
+                for task, offset in parts
+                if not isinstance(source := lent[task.source[0]], Segment)
+            ]
+        )
         mapped = [
             (task, offset, source.address + task.source[1])
             for task, offset in parts
@@ -87,22 +92,30 @@ class Copier(Errands):
             np.array([offset for _, offset, _ in mapped], np.int64),
             np.array([task.size for task, _, _ in mapped], np.int64),
             np.array([address for _, _, address in mapped], np.int64),
+            checksums=any(task.checksum is not None for task, _, _ in mapped),
         )
+        if result.checksums is not None:
+            for at, seen in enumerate(result.checksums.tolist()):
+                if mapped[at][0].checksum not in (None, seen) and not result.statuses[at]:
+                    result.statuses[at] = ChecksumMismatchError.code
         moved = iter(result.statuses.tolist())
-        # What did not raise on its way from a file has arrived.
         return [
-            next(moved) if isinstance(lent[task.source[0]], Segment) else 0 for task, _ in parts
+            next(moved if isinstance(lent[task.source[0]], Segment) else filed) for task, _ in parts
         ]
 
     def _copy_file(
         self, source: SegmentHandle, task: shard_wire.TaskWork, target: SegmentHandle, offset: int
-    ) -> None:
-        """Copy one object through memory, piece by piece; raises what goes wrong."""
+    ) -> int:
+        """Copy one object through memory, piece by piece; raises what goes wrong on the way."""
+        seen = xxhash.xxh3_64()
         piece = memoryview(bytearray(min(task.size, PIECE_BYTES)))
         for at in range(0, task.size, PIECE_BYTES):
             part = piece[: min(PIECE_BYTES, task.size - at)]
             self._engine.read_into(source, task.source[1] + at, part)
             self._engine.write_from(target, offset + at, part)
+            seen.update(part)
+        same = task.checksum in (None, seen.intdigest())
+        return 0 if same else ChecksumMismatchError.code
 
     def _finish(
         self,

@@ -169,7 +169,7 @@ def test_an_answer_is_read_and_the_cheapest_replica_chosen(kernel):
     replicas = replicas_of((0, 100), (1, 200), (2, 300))
     cols, index = columns(3), np.arange(3)
     known = targets([3, 1, 2])
-    assert kernel("take")(index, words, replicas, 0, 1000, 1000, known, cols) == (2, 0)
+    assert kernel("take")(index, words, replicas, 0, 1000, 1000, known, cols) == (2, 0, 0)
     assert cols[k.STATUS].tolist() == [k.FOUND, -704, k.FOUND]
     assert cols[k.UNTIL, 0] == 1500
     assert cols[k.GENERATION, 0] == 0xFFFFFFFF
@@ -183,7 +183,7 @@ def test_an_answer_is_read_and_the_cheapest_replica_chosen(kernel):
     cols[k.STATUS, 0] = k.FAILED
     assert kernel("choose")(index[:1], replicas, known, 1000, 0, cols)[0] == 0
     assert cols[k.STATUS, 0] == k.FAILED
-    assert kernel("take")(index, words, replicas, 0, 1000, 1000, targets([3]), cols) == (2, 2)
+    assert kernel("take")(index, words, replicas, 0, 1000, 1000, targets([3]), cols) == (2, 2, 0)
 
 
 def test_resting_segments_come_last_and_equal_ones_take_turns(kernel):

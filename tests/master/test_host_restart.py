@@ -90,6 +90,22 @@ def test_all_that_was_written_down_is_known_in_the_next_boot(
     keeper.close()
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_may_lie_where_others_do_is_told(folder: Path, in_order: bool) -> None:
+    """Until it leaves: a further start of the master, of which all is known, does not end it."""
+    lived(folder, in_order=in_order)
+    reopened(folder).close()
+    keeper = Keeper.open(LIMITS, AFTERWARDS, folder, "written", EARLY + SECOND)
+    shard, later = keeper.shard, keeper.shard.now + 3600 * SECOND
+    client = shard.open_client(later, b"d" * 16, 1, "host")
+    assert put(shard, later, range(1000, 1010), b"a" * 16, client) == 0
+    keys = digests_of([1, 1000, 5000, 2])
+    rows, replicas = shard.get(later, client, keys, TTL)
+    assert rows["status"].tolist()[:2] == [0, 0]
+    assert replicas["unsure"].tolist() == [int(not in_order), 0, int(not in_order)]
+    keeper.close()
+
+
 def test_the_time_of_a_shard_goes_on_over_a_start_of_the_host(folder: Path) -> None:
     lived(folder, in_order=True)
     keeper = reopened(folder)

@@ -27,8 +27,8 @@ def value_of(key, size=100_000):
 class Host:
     """A master and a worker that lends memory and a file, on a host that can be started anew."""
 
-    def __init__(self, start_program, folder, port):
-        self._start = start_program
+    def __init__(self, start_program, folder, port, *flags):
+        self._start, self._flags = start_program, flags
         self.state, self.memory, self.disk = (folder / name for name in ("state", "shm", "disk"))
         self.memory.mkdir()
         self.disk.mkdir()
@@ -40,7 +40,7 @@ class Host:
         master = (
             "master", "--port", self.port, "--state", self.state, "--json",
             "--journal", "synced", "--ping-interval", "200ms", "--client-ttl", "600s",
-            "--default-lease-ttl", "100ms",
+            "--default-lease-ttl", "100ms", *self._flags,
         )  # fmt: skip
         worker = (
             "worker", "--master", f"127.0.0.1:{self.port}", "--name", "w", "--json",

@@ -161,6 +161,10 @@ class DeviceRanges:
     def __bool__(self) -> bool:
         return bool(self._regions)
 
+    def hold(self, address: int) -> bool:
+        """Whether an address is one of device memory."""
+        return any(r.address <= address < r.address + r.size for r in self._regions)
+
     def stage(self, batch: Batch) -> StagedBatch | None:
         """Return how a checked batch is to be moved if it names device memory.
 

@@ -258,7 +258,9 @@ def forget(table, digests, index, now, generations, counts):
 
 @njit(cache=True, nogil=True)
 def take(index, rows, replicas, base, sent, now, targets, cols):
-    """Read a get's answer into the columns. Returns (found, replicas on unknown segments). O(n).
+    """Read a get's answer into the columns. O(n).
+
+    Returns how many keys are found, and how many replicas are on unknown segments, and unsure.
 
     rows: int64[m, 4] and replicas: int64[r, 2], see `core.records`; row j answers key index[j].
     base: where these replicas start among all answers. sent: when the request left, from which
@@ -267,6 +269,7 @@ def take(index, rows, replicas, base, sent, now, targets, cols):
     at = 0
     found = 0
     unknown = 0
+    unsure = 0
     for j in range(index.shape[0]):
         i = index[j]
         last = rows[j, 3]
@@ -286,12 +289,13 @@ def take(index, rows, replicas, base, sent, now, targets, cols):
             found += 1
         for r in range(at, min(at + count, replicas.shape[0])):
             segment = replicas[r, 1] & _LOWER
+            unsure += replicas[r, 1] >> 32 != 0
             if segment >= targets.shape[1] or (
                 targets[0, segment] < 0 and targets[1, segment] <= now
             ):
                 unknown += 1
         at += count
-    return found, unknown
+    return found, unknown, unsure
 
 
 @njit(cache=True, nogil=True)
@@ -317,12 +321,13 @@ def take_single(table, low, high, size, checksum, left, last, offset, segment, s
 
     size, checksum, left, last: the words of its row; offset, segment: those of its replica, see
     `core.records`. Returns what `lookup_one` does. The end is 0, and nothing is remembered, if
-    anything is unusual: no lease, a segment that is not known or rests.
+    anything is unusual: no lease, an unsure replica, a segment that is not known or rests.
     """
+    sure = segment >> 32 == 0
     segment &= 0xFFFFFFFF
     until = sent + left
     known = segment < targets.shape[1] and targets[0, segment] >= 0 and targets[1, segment] <= now
-    if (last >> 32) & 0xFFFF != 0 or until <= now or not known:
+    if (last >> 32) & 0xFFFF != 0 or until <= now or not (known and sure):
         return np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     generation = last & _LOWER
     _enter(table, low, high, now, until, size, checksum, generation, segment, offset)

@@ -27,6 +27,7 @@ from mooncake_store.core.codes import (
 from mooncake_store.core.context import (
     ALIVE,
     BYTE,
+    COLD_ROWS,
     DEAD,
     FOUND,
     HITS_WINDOW_NS,
@@ -42,11 +43,12 @@ from mooncake_store.core.context import (
     TABLE_A,
     TABLE_B,
     TALLY,
+    UNSURE,
 )
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.leases import lease
 from mooncake_store.core.kernels.table import find, is_living
-from mooncake_store.core.records import OVERFLOW, ROW
+from mooncake_store.core.records import COLD, OVERFLOW, ROW
 from mooncake_store.core.ring import HORIZON
 
 
@@ -63,14 +65,14 @@ def living_replicas(rows, overflow, alive, row, replicas, first):
     if alive[rows[row].segment]:
         replicas[m].segment = rows[row].segment
         replicas[m].offset = first_offset(rows, row)
-        replicas[m].spare = 0
+        replicas[m].unsure = 0
         m += 1
     link = rows[row].more
     while link >= 0:
         if overflow[link].state == READABLE and alive[overflow[link].segment]:
             replicas[m].segment = overflow[link].segment
             replicas[m].offset = overflow[link].offset
-            replicas[m].spare = 0
+            replicas[m].unsure = 0
             m += 1
         link = overflow[link].next
     return m
@@ -168,6 +170,19 @@ def get(context, client, now, ttl, digests, answers, replicas):
             for i in range(count - hits, count):
                 context[TALLY + DISK_HITS] += (rows[notes[i]].flags & OFF_MEMORY) != 0
     return m
+
+
+@njit(**KERNEL)
+def mark_unsure(context, answers, replicas):
+    """Say of the replicas in the answer to a get just made which lie where others may. O(n)."""
+    found, cold = column(context, FOUND, INT32), column(context, COLD_ROWS, COLD)
+    unsure = column(context, UNSURE, INT64)
+    m = 0
+    for i in range(answers.shape[0]):
+        for _ in range(answers[i].replicas):
+            if np.int64(cold[found[i]].created_s) <= unsure[replicas[m].segment]:
+                replicas[m].unsure = 1
+            m += 1
 
 
 @njit(**KERNEL)

@@ -313,7 +313,7 @@ def start(
         answers[i].replicas = 1
         replicas[started].offset = offsets[i]
         replicas[started].segment = segment
-        replicas[started].spare = 0
+        replicas[started].unsure = 0
         marks[marked + started] = row
         started += 1
     keep_marks(context, marked + started)
@@ -382,13 +382,13 @@ def put_reply(rows, overflow, found, status, answers, replicas):
         answers[i].replicas = rows[row].replicas
         replicas[m].segment = rows[row].segment
         replicas[m].offset = first_offset(rows, row)
-        replicas[m].spare = 0
+        replicas[m].unsure = 0
         m += 1
         link = rows[row].more
         while link >= 0:
             replicas[m].segment = overflow[link].segment
             replicas[m].offset = overflow[link].offset
-            replicas[m].spare = 0
+            replicas[m].unsure = 0
             m += 1
             link = overflow[link].next
     return m
