@@ -96,6 +96,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
                 "state": SegmentState(s.state).name.lower(),
                 "size": s.nbytes,
                 "used": s.used_bytes,
+                "fault": s.fault,
             }
             for s in found.segments
         ],
@@ -128,6 +129,8 @@ def _drawn(found: ClusterStatus) -> Any:
     for segment in found.segments:
         owner = workers.get(segment.worker)
         state = SegmentState(segment.state).name.lower()
+        if segment.fault:
+            state = f"{state}, disk fails"
         if owner is not None and owner.state not in ("alive", state):
             state = f"{state}, worker {owner.state}"
         rows.append(
@@ -141,4 +144,5 @@ def _drawn(found: ClusterStatus) -> Any:
                 format_size(segment.nbytes),
             )
         )
-    return Group(first, table(columns, rows)) if rows else first
+    faults = [f"disk of {s.name}, worker {s.worker}: {s.fault}" for s in found.segments if s.fault]
+    return Group(first, table(columns, rows), *faults) if rows else first

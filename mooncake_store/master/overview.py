@@ -96,7 +96,10 @@ class Overview:
         for number, nbytes, _state in (found for slices in told for found in slices):
             used[number] = used.get(number, 0) + nbytes
         segments = sorted(self.roster.segments.values(), key=lambda s: s.number)
-        return tuple(_entry(s, used.get(s.number, 0)) for s in segments)
+        faults = self.liveness.faults()
+        return tuple(
+            _entry(s, used.get(s.number, 0), faults.get(s.spec.uuid, "")) for s in segments
+        )
 
     async def status(self, connection: Connection, uptime_ms: int) -> wire.ClusterStatus:
         """Return the health of the cluster."""
@@ -121,7 +124,7 @@ class Overview:
         )
 
 
-def _entry(segment: LentSegment, used: int = 0) -> wire.SegmentEntry:
+def _entry(segment: LentSegment, used: int = 0, fault: str = "") -> wire.SegmentEntry:
     spec, worker = segment.spec, segment.worker
     return wire.SegmentEntry(
         segment.number,
@@ -134,4 +137,5 @@ def _entry(segment: LentSegment, used: int = 0) -> wire.SegmentEntry:
         used,
         worker.name,
         spec.tier,
+        fault,
     )
