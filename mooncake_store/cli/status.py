@@ -105,6 +105,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
 
 def _drawn(found: ClusterStatus) -> Any:
     from rich.console import Group
+    from rich.text import Text
 
     from mooncake_store.core.records import SegmentState, Tier
     from mooncake_store.units import format_duration, format_size
@@ -144,5 +145,7 @@ def _drawn(found: ClusterStatus) -> Any:
                 format_size(segment.nbytes),
             )
         )
-    faults = [f"disk of {s.name}, worker {s.worker}: {s.fault}" for s in found.segments if s.fault]
+    faults = [
+        Text(f"disk of {s.name}, worker {s.worker}: {s.fault}") for s in found.segments if s.fault
+    ]
     return Group(first, table(columns, rows), *faults) if rows else first

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.conftest import programs
+from mooncake_store.journal.ring_file import remove_rings
+from tests.conftest import programs, shards_below
 from tests.disks.disk import Disk, missing
 from tests.disks.site import Site
 
@@ -29,12 +30,6 @@ def site(shared_site):
     shared_site.client.remove_matching(".*", force=True)
 
 
-@pytest.fixture
-def own_site(tmp_path):
-    """One whose disk and worker may be lost."""
-    yield from _site(tmp_path)
-
-
 def _site(folder):
     starting = programs()
     disk = Disk(folder)
@@ -48,4 +43,6 @@ def _site(folder):
             site.close()
     finally:
         next(starting, None)
+        for shard in shards_below(folder / "state"):
+            remove_rings(shard)
         disk.end()

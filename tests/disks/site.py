@@ -1,7 +1,5 @@
 """A master, a worker that lends memory and a file on a disk that fails, and a client."""
 
-import signal
-
 import numpy as np
 
 from mooncake_store import Client
@@ -12,8 +10,6 @@ from tests.waiting import until
 MIB = 1 << 20
 MEMORY, DISK = "w-0", "w-1"
 NBYTES = 300_000
-HERE, ANEW = ("-m", "mooncake_store"), ("-m", "tests.master.rebooted")
-"""A program, and one that takes the machine for another start of it."""
 
 
 def value_of(key):
@@ -27,7 +23,7 @@ class Site:
 
     def __init__(self, start, folder, disk):
         self._count = 0
-        self._start, self._folder, self.disk = start, folder, disk
+        self.disk = disk
         self.memory = folder / "memory"
         self.memory.mkdir()
         self.below = disk.below / "pool"
@@ -37,34 +33,20 @@ class Site:
         )  # fmt: skip
         self.address = ready(master)["address"]
         self.url = f"mooncake://{self.address}/default"
-        self.worker = None
-        self.start_worker()
-        self.client = Client(self.url)
-
-    def start_worker(self, command=HERE):
-        """Start the worker; return once it lends both."""
-        self.worker = self.worker_program(command)
+        self.worker = start(
+            "-m", "mooncake_store", "worker", "--master", self.address, "--name", "w", "--json",
+            "--memory", self.memory, "--segment", "16MiB",
+            "--segment", f"file:{disk.path / 'pool'},32MiB",
+        )  # fmt: skip
         ready(self.worker)
         self.until_mounted()
-
-    def worker_program(self, command=HERE, name="w", pool="pool"):
-        """A worker that may not come far."""
-        return self._start(
-            *command, "worker", "--master", self.address, "--name", name, "--json",
-            "--memory", self.memory, "--segment", "16MiB",
-            "--segment", f"file:{self.disk.path / pool},32MiB",
-        )  # fmt: skip
+        self.client = Client(self.url)
 
     def until_mounted(self):
         """Return once the master says that both segments are whole."""
         wire = ClusterWire(self.address)
         until(lambda: [s.state for s in wire.segments()] == [1, 1], what="both are mounted")
         wire.close()
-
-    def kill_worker(self):
-        """End it without a word."""
-        self.worker.signal(signal.SIGKILL)
-        self.worker.wait()
 
     def put(self, *keys):
         """Put objects into memory."""

@@ -5,7 +5,10 @@ whole objects, so what a range reads there is not compared (docs/operating/durab
 """
 
 import itertools
+import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from mooncake_store import (
     TransferTimeoutError,
     TruncatedError,
 )
+from mooncake_store.compat.metrics import metrics
 from tests.disks.site import DISK, MEMORY, NBYTES, value_of
 from tests.waiting import long_before, until
 
@@ -226,3 +230,27 @@ def test_a_file_that_is_unlinked_under_its_worker_is_used_on(site, client):
         assert not site.fault
     finally:
         site.below.with_name("away").rename(site.below)
+
+
+def status(site, *options):
+    """What the command says."""
+    command = [sys.executable, "-m", "mooncake_store", "status", "--url", site.url, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def test_status_and_metrics_name_the_disk(site):
+    (key,) = names(1)
+    site.put(key)
+    site.disk.fail(write="ENOSPC")
+    site.demote(key)
+    site.until_faulty("No space left")
+    faults = {s["name"]: s["fault"] for s in json.loads(status(site, "--json"))["segments"]}
+    assert "No space left" in faults[DISK]
+    assert faults[MEMORY] == ""
+    assert f"disk of {DISK}, worker w: write: No space left" in status(site)
+    line = f'segment_disk_failing{{segment="{DISK}"}} '
+    assert line + "1" in metrics(site.client.store_stats(), site.client.status()).splitlines()
+    site.disk.work()
+    site.is_used_again()
+    assert line + "0" in metrics(site.client.store_stats(), site.client.status()).splitlines()
