@@ -29,6 +29,7 @@ import numpy as np
 from transfer_engine.errors import (
     AuthError,
     ConfigError,
+    DiskError,
     InvalidArgumentError,
     NoSpaceError,
     NotFoundError,
@@ -87,6 +88,7 @@ PEER_LOST = PeerLostError.code
 TIMED_OUT = TransferTimeoutError.code
 NO_SPACE = NoSpaceError.code
 TRUNCATED = TruncatedError.code
+DISK_FAILED = DiskError.code
 
 _STATUS_NAMES = {
     COMPLETED: "completed",
@@ -487,6 +489,7 @@ _FAILURES: dict[int, tuple[type[StoreError], str, str | None]] = {
         "free some space where the owner keeps the file",
     ),
     TRUNCATED: (TruncatedError, "the file under the segment ended before the range did", None),
+    DISK_FAILED: (DiskError, "the disk under the segment failed", None),
 }
 
 

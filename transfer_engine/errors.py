@@ -15,7 +15,8 @@
     │   ├── TransferTimeoutError (TimeoutError)
     │   ├── PeerLostError (ConnectionError)
     │   ├── ChecksumMismatchError
-    │   └── TruncatedError
+    │   ├── TruncatedError
+    │   └── DiskError
     ├── ProtocolError
     │   ├── LocalProtocolError      this side broke the rules
     │   └── RemoteProtocolError     the peer broke the rules
@@ -60,6 +61,7 @@ __all__ = [
     "TransferError",
     "TransferTimeoutError",
     "TruncatedError",
+    "DiskError",
     "UnavailableError",
 ]
 
@@ -245,6 +247,13 @@ class TruncatedError(TransferError):
     code = -802
     retryable = False
     default_advice = "somebody shortened the file: remove the segment and create it anew"
+
+
+class DiskError(TransferError):
+    """The disk under a segment failed to read, to write, or to say that it has everything."""
+
+    code = -803
+    default_advice = "`mooncake status` says which disk and why; what lies there is as good as lost"
 
 
 class ProtocolError(StoreError):

@@ -97,6 +97,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
                 "size": s.nbytes,
                 "used": s.used_bytes,
                 "hauls_failing": s.hauls_failing,
+                "fault": s.fault,
             }
             for s in found.segments
         ],
@@ -105,6 +106,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
 
 def _drawn(found: ClusterStatus) -> Any:
     from rich.console import Group
+    from rich.text import Text
 
     from mooncake_store.core.options import HAULS_FAILING
     from mooncake_store.core.records import SegmentState, Tier
@@ -130,6 +132,8 @@ def _drawn(found: ClusterStatus) -> Any:
     for segment in found.segments:
         owner = workers.get(segment.worker)
         state = SegmentState(segment.state).name.lower()
+        if segment.fault:
+            state = f"{state}, disk fails"
         if owner is not None and owner.state not in ("alive", state):
             state = f"{state}, worker {owner.state}"
         if segment.hauls_failing >= HAULS_FAILING:
@@ -145,4 +149,7 @@ def _drawn(found: ClusterStatus) -> Any:
                 format_size(segment.nbytes),
             )
         )
-    return Group(first, table(columns, rows)) if rows else first
+    faults = [
+        Text(f"disk of {s.name}, worker {s.worker}: {s.fault}") for s in found.segments if s.fault
+    ]
+    return Group(first, table(columns, rows), *faults) if rows else first

@@ -531,7 +531,7 @@ class Reading(KeyTransfers):
         Those planned from the lease table ask anew, and once those whose segment nobody has any
         more: a master that was started anew may have lost the objects with it.
         """
-        core, status = self.core, self.status
+        core, status, tried_before = self.core, self.status, failed
         core.counters.failovers += len(failed)
         out_of_time = time.monotonic() >= self.until
         vanished = np.isin(failed, list(self._vanished - self._asked_again))
@@ -550,6 +550,9 @@ class Reading(KeyTransfers):
             code, tried = self.failures[at]
             status[at] = TransferTimeoutError.code if out_of_time else code
             self.errors[at] = f"tried {tried}"
+        for at in tried_before[status[tried_before] == Status.NOT_FOUND].tolist():
+            # Found damaged by others as well, who took it away meanwhile.
+            self.errors[at] = f"tried {self.failures[at].tried}"
 
     def _doubt(self, failed: Column) -> Steps[None]:
         """Find anew what differs from its checksum because its lease did not hold.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mooncake_store.core.records import Tier
 from mooncake_store.units import format_size
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ def metrics(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
     ):
         samples = [(_label(entry.name), getattr(entry, field)) for entry in status.segments]
         lines += metric(name, "gauge", text, samples)
+    disks = [entry for entry in status.segments if entry.tier == Tier.DISK]
+    failing = [(_label(entry.name), int(bool(entry.fault))) for entry in disks]
+    lines += metric(
+        "segment_disk_failing", "gauge", "Whether the disk of a segment fails.", failing
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -44,6 +44,8 @@ __all__ = ["LivenessTimes", "Liveness"]
 
 START_S = 10.0
 CHECKS_PER_INTERVAL = 2
+FAULTS, FAULT_CHARACTERS = 64, 300
+"""As much is kept of what a worker says of its disks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class _Watched:
     """Whether these are being looked at because a connection of it closed."""
     called_back: bool = False
     """Whether it is to mount again, which it hears with the answer to its next ping."""
+    faults: tuple[tuple[bytes, str], ...] = ()
+    """What it said of its disks last: the uuid of a segment, and what is wrong."""
 
 
 class Liveness:
@@ -142,6 +146,11 @@ class Liveness:
             watched = self._watched.get(uuid)
             return 0 if watched is None else max(0, self._now() - watched.seen_ns)
 
+    def faults(self) -> dict[bytes, str]:
+        """What workers say of their disks, by the uuid of the segment. O(workers)."""
+        with self._lock:
+            return dict(each for watched in self._watched.values() for each in watched.faults)
+
     async def start(
         self, host: str, *, secret: bytes | None, insecure: bool, limits: ServerLimits
     ) -> Address:
@@ -208,6 +217,9 @@ class Liveness:
             returned = called_back = False
             if watched is not None and known:
                 watched.seen_ns = self._now()
+                watched.faults = tuple(
+                    (segment, fault[:FAULT_CHARACTERS]) for segment, fault in ping.faults[:FAULTS]
+                )
                 returned, watched.state = watched.state != "alive", "alive"
                 called_back = watched.called_back
                 if connection.context is None:

@@ -98,7 +98,16 @@ class Overview:
             used[number] = used.get(number, 0) + nbytes
             failing[number] = max(failing.get(number, 0), failed)
         segments = sorted(self.roster.segments.values(), key=lambda s: s.number)
-        return tuple(_entry(s, used.get(s.number, 0), failing.get(s.number, 0)) for s in segments)
+        faults = self.liveness.faults()
+        return tuple(
+            _entry(
+                s,
+                used.get(s.number, 0),
+                failing.get(s.number, 0),
+                faults.get(s.spec.uuid, ""),
+            )
+            for s in segments
+        )
 
     async def status(self, connection: Connection, uptime_ms: int) -> wire.ClusterStatus:
         """Return the health of the cluster."""
@@ -123,7 +132,9 @@ class Overview:
         )
 
 
-def _entry(segment: LentSegment, used: int = 0, failing: int = 0) -> wire.SegmentEntry:
+def _entry(
+    segment: LentSegment, used: int = 0, failing: int = 0, fault: str = ""
+) -> wire.SegmentEntry:
     spec, worker = segment.spec, segment.worker
     return wire.SegmentEntry(
         segment.number,
@@ -137,4 +148,5 @@ def _entry(segment: LentSegment, used: int = 0, failing: int = 0) -> wire.Segmen
         worker.name,
         spec.tier,
         failing,
+        fault,
     )

@@ -122,6 +122,8 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True):
     """A core `Tier` number."""
     hauls_failing: int = 0
     """Hauls in a row that failed, from or to this disk."""
+    fault: str = ""
+    """What its owner sees to be wrong with the disk under it; only `STATUS` tells it."""
 
 
 class SegmentsReply(msgspec.Struct, frozen=True, array_like=True, tag="segments"):
@@ -179,10 +181,11 @@ class DrainReply(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """A sign of life."""
+    """A sign of life; `faults` are those of disks: the uuid of a segment, and what is wrong."""
 
     uuid: bytes
     epoch: int
+    faults: tuple[tuple[bytes, str], ...] = ()
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):

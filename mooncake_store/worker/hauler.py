@@ -175,6 +175,9 @@ class Hauler(Errands):
         statuses = found.statuses.copy()
         assert found.checksums is not None
         damaged = (statuses == 0) & (found.checksums != haul.checksums)
+        count = int(np.count_nonzero(damaged))
+        fault = f"{count} of {len(damaged)} objects are not what was put" if count else ""
+        source.file.health.tell("content", fault, "a haul")
         statuses[damaged] = ChecksumMismatchError.code
         return statuses
 

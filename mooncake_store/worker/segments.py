@@ -30,6 +30,7 @@ from transfer_engine.segments.memory import Segment
 
 if TYPE_CHECKING:
     from mooncake_store.config.settings import WorkerConfig
+    from transfer_engine.segments.blockfile import BlockFile
 
 __all__ = ["WorkerSegments", "Place", "parse_place", "tier_of"]
 
@@ -227,6 +228,20 @@ class WorkerSegments:
         self._places = kept
         self.make()
         self.run = 0  # not before: what fails on the way is done once more
+
+    def faults(self) -> tuple[tuple[bytes, str], ...]:
+        """What is wrong with disks, by the uuids of their segments."""
+        told = ((uuid, file.health.fault) for uuid, file in self._disks())
+        return tuple((uuid, fault) for uuid, fault in told if fault)
+
+    def look_again(self) -> None:
+        """Try disks that failed once more; one that hangs is waited for."""
+        for _, file in self._disks():
+            file.look_again()
+
+    def _disks(self) -> list[tuple[bytes, BlockFile]]:
+        lent = [(s.uuid, s.held_staged()) for s in self.segments if isinstance(s, FileSegment)]
+        return [(uuid, file) for uuid, file in lent if file is not None]
 
     def leave(self) -> None:
         """Leave nothing to a next run; what is lent stays so until `close`. Idempotent."""

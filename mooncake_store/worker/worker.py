@@ -470,7 +470,7 @@ class Worker:
     def _say_alive(self) -> None:
         """The connection stays open, so that the master sees it close when this process ends."""
         assert self._map is not None
-        body = wire.PING.request.pack(wire.Ping(self.uuid, self.epoch))
+        body = wire.PING.request.pack(wire.Ping(self.uuid, self.epoch, self._lent.faults()))
         try:
             if self._pulse is None or self._pulse.closed:
                 self._pulse = self._connect(self._map.liveness, wire.LIVENESS)
@@ -527,6 +527,8 @@ class Worker:
             hauler, cluster, numbers = hauls
             try:
                 worked = hauler.work(cluster, numbers)
+                if not worked:
+                    self._lent.look_again()
                 self._states.change(f"hauls of {self.name}", "going on", level=logging.DEBUG)
             except StoreError as error:
                 self._states.change(f"hauls of {self.name}", "waiting", error.what)

@@ -114,7 +114,7 @@ def run_all(kernels, fd, requests, writing, statuses=None, cancel=0):
     failure = np.zeros(2, dtype=np.int64)
     stopped = kernels.move_runs(
         fd, pieces, runs, 0, found, BLOCK, MEMORY_BLOCK, *spans, buffer.ctypes.data, writing,
-        statuses, failure, np.array([cancel]),
+        statuses, failure, np.array([cancel]), 0,
     )  # fmt: skip
     return statuses.tolist(), failure.tolist(), stopped
 
@@ -158,7 +158,7 @@ def test_the_end_of_the_file_and_failures_are_statuses(kernels, file):
     read_only = os.open(f"/proc/self/fd/{file}", os.O_RDONLY)
     statuses, failure, _ = run_all(kernels, read_only, requests[:1], 1)
     os.close(read_only)
-    assert (statuses, failure[0]) == ([-800], 9)
+    assert (statuses, failure[0]) == ([-803], 9)
     full = os.open("/dev/full", os.O_RDWR)
     statuses, failure, _ = run_all(kernels, full, requests[:2], 1)
     os.close(full)

@@ -21,13 +21,18 @@ from kernel_cache import njit
 _memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
 _pread = ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
 _pwrite = ExternalFunction("pwrite", types.intp(types.int32, types.intp, types.uintp, types.int64))
+_lock = ExternalFunction("pthread_mutex_lock", types.int32(types.intp))
+_unlock = ExternalFunction("pthread_mutex_unlock", types.int32(types.intp))
 _errno_location = ExternalFunction("__errno_location", types.intp())
+
+GATE_BYTES = 64
+"""Room of a mutex, in a cache line of its own."""
 
 _EINTR = 4
 _EDQUOT = 122
 _ENOSPC = 28
-# Codes of transfer_engine.errors: TransferError, NoSpaceError, TruncatedError.
-_FAILED = -800
+# Codes of transfer_engine.errors: DiskError, NoSpaceError, TruncatedError.
+_FAILED = -803
 _NO_SPACE = -200
 _TRUNCATED = -802
 
@@ -168,19 +173,54 @@ def _fail(moved, offset, owners, first, last, statuses, failure):
 
 
 @njit(cache=True, nogil=True)
-def _read_run(fd, pieces, first, last, begin, end, buffer, statuses, failure):
+def _enter(gate, cancel):
+    """Whether the caller's memory may be touched now, until `_leave`. Waits for `shut`. O(1)."""
+    if gate == 0:
+        return True
+    _lock(gate)
+    if cancel[0] != 0:
+        _unlock(gate)
+        return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _leave(gate):
+    """Touch the caller's memory no more. O(1)."""
+    if gate != 0:
+        _unlock(gate)
+
+
+@njit(cache=True, nogil=True)
+def shut(gates, count):
+    """Return when nobody is within one of the gates that entered before they were cancelled. O(n).
+
+    gates: address of `count` zeroed mutexes, GATE_BYTES apart.
+    """
+    for i in range(count):
+        _lock(gates + i * GATE_BYTES)
+        _unlock(gates + i * GATE_BYTES)
+
+
+@njit(cache=True, nogil=True)
+def _read_run(fd, pieces, first, last, begin, end, buffer, statuses, failure, cancel, gate):
     """Read the blocks begin..end once and copy each piece out of them. O(bytes)."""
     offsets, lengths, addresses, owners = pieces[0], pieces[1], pieces[2], pieces[3]
     moved = _move_all(fd, buffer, end - begin, begin, 0)
+    if not _enter(gate, cancel):
+        return
     for i in range(first, last):
         if moved < 0 or offsets[i] + lengths[i] > begin + moved:
             _fail(moved, begin + max(moved, 0), owners, i, i + 1, statuses, failure)
         else:
             _memmove(addresses[i], buffer + offsets[i] - begin, lengths[i])
+    _leave(gate)
 
 
 @njit(cache=True, nogil=True)
-def _write_run(fd, pieces, first, last, begin, end, tiled, buffer, statuses, failure):
+def _write_run(
+    fd, pieces, first, last, begin, end, tiled, buffer, statuses, failure, cancel, gate
+):  # fmt: skip
     """Copy each piece into the blocks begin..end and write them once. O(bytes)."""
     offsets, lengths, addresses, owners = pieces[0], pieces[1], pieces[2], pieces[3]
     if tiled == 0:
@@ -188,8 +228,11 @@ def _write_run(fd, pieces, first, last, begin, end, tiled, buffer, statuses, fai
         if moved < end - begin:
             _fail(moved, begin + max(moved, 0), owners, first, last, statuses, failure)
             return
+    if not _enter(gate, cancel):
+        return
     for i in range(first, last):
         _memmove(buffer + offsets[i] - begin, addresses[i], lengths[i])
+    _leave(gate)
     moved = _move_all(fd, buffer, end - begin, begin, 1)
     if moved < end - begin:
         _fail(moved, begin + max(moved, 0), owners, first, last, statuses, failure)
@@ -198,31 +241,38 @@ def _write_run(fd, pieces, first, last, begin, end, tiled, buffer, statuses, fai
 @njit(cache=True, nogil=True)
 def move_runs(
     fd, pieces, runs, first, last, block, memory_block, begins, ends, tiled, buffer, writing,
-    statuses, failure, cancel,
+    statuses, failure, cancel, gate,
 ):  # fmt: skip
     """Move the runs first..last between a file and memory; return 1 when cancelled, else 0.
 
     pieces: 4 rows (offsets, lengths, addresses, owners), sorted by offset. buffer: address of
     memory that holds the longest run that is not moved in place. statuses: one per request;
     what fails gets a code, and failure its errno (0: the file ended) and offset. cancel: one
-    int64, looked at before each run. O(bytes).
+    int64, looked at before each run. gate: address of a mutex under which alone the memory of the
+    pieces is touched, and that not once cancelled; all passes through the buffer then. 0: none, and
+    what is whole moves in place. O(bytes).
     """
     for r in range(first, last):
         if cancel[0] != 0:
             return 1
         i = runs[r]
         offset, length, address = pieces[0, i], pieces[1, i], pieces[2, i]
-        if runs[r + 1] - i == 1 and _is_whole(offset, length, address, block, memory_block):
+        whole = gate == 0 and _is_whole(offset, length, address, block, memory_block)
+        if whole and runs[r + 1] - i == 1:
             moved = _move_all(fd, address, length, offset, writing)
             if moved < length:
                 where = offset + max(moved, 0)
                 _fail(moved, where, pieces[3], i, i + 1, statuses, failure)
         elif writing != 0:
             _write_run(
-                fd, pieces, i, runs[r + 1], begins[r], ends[r], tiled[r], buffer, statuses, failure
-            )
+                fd, pieces, i, runs[r + 1], begins[r], ends[r], tiled[r], buffer, statuses, failure,
+                cancel, gate,
+            )  # fmt: skip
         else:
-            _read_run(fd, pieces, i, runs[r + 1], begins[r], ends[r], buffer, statuses, failure)
+            _read_run(
+                fd, pieces, i, runs[r + 1], begins[r], ends[r], buffer, statuses, failure, cancel,
+                gate,
+            )  # fmt: skip
     return 0
 
 
@@ -249,7 +299,8 @@ def warmup() -> None:
         for writing in (1, 0):
             move_runs(
                 fd, pieces, runs, 0, 1, 16, 1, begins, ends, tiled, memory.ctypes.data + 32,
-                writing, statuses, failure, column,
+                writing, statuses, failure, column, 0,
             )  # fmt: skip
+        shut(np.zeros(GATE_BYTES, np.uint8).ctypes.data, 1)
     finally:
         os.close(fd)

@@ -12,7 +12,9 @@ into one transfer of a buffer, and reads blocks before it changes part of them, 
 Work is shared by the calling thread and a few others, blocked in the kernel and without the GIL;
 that keeps several requests in flight at a device. A deadline and a cancellation are looked at
 between pieces: memory that a device may still write to is not given back before it has ended, so
-a device that hangs holds its batch until the kernel gives it up.
+a device that hangs holds its batch until the kernel gives it up. Not so a `punctual` file, as
+clients have it: there all bytes pass through buffers, threads of the file's own wait for the
+device, and who waits for these goes on at its deadline. Nothing touches its memory afterwards.
 
 `durable` opens the file with O_DSYNC: what is reported as written is on the medium. Without it,
 it is in the device's cache, or in the page cache, and a power cut may lose it unless `sync` was
@@ -27,11 +29,10 @@ import contextlib
 import errno
 import fcntl
 import functools
-import logging
+import mmap
 import os
 import stat
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -41,19 +42,22 @@ from transfer_engine.base import CANCELLED, remaining_s
 from transfer_engine.errors import (
     AuthError,
     ConfigError,
+    DiskError,
     InvalidArgumentError,
     StoreError,
-    TransferError,
     TransferTimeoutError,
 )
 from transfer_engine.kernels import file
 from transfer_engine.os_errors import open_error
 from transfer_engine.segments.geometry import measure
+from transfer_engine.segments.hands import Hands
+from transfer_engine.segments.health import DiskHealth
 from transfer_engine.segments.rangelock import RangeLock
 from transfer_engine.staging import StagingPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -63,8 +67,6 @@ if TYPE_CHECKING:
     from transfer_engine.segments.mapping import Mapping
 
 __all__ = ["BlockFile", "Direct"]
-
-_log = logging.getLogger(__name__)
 
 Direct: TypeAlias = Literal["auto", "never", "require"]
 
@@ -86,20 +88,13 @@ _CALL_BYTES = 64 << 10
 _TASK_BYTES_MIN = 256 << 10
 _TASK_BYTES_MAX = 8 << 20
 _TASKS_PER_THREAD = 4
+_NEVER = 1 << 62
+"""More bytes than any request has."""
 
 
 # What all files of a process share; threads start when there is work for them.
 _buffers = StagingPool(THROUGH_BYTES, 4 * THREADS)
-_threads = ThreadPoolExecutor(THREADS, "mooncake-file")
-
-
-def _new_threads() -> None:
-    """In a forked child, where those of the parent are not."""
-    global _threads
-    _threads = ThreadPoolExecutor(THREADS, "mooncake-file")
-
-
-os.register_at_fork(after_in_child=_new_threads)
+_threads = Hands(THREADS, "mooncake-file")
 
 
 class _Runs(NamedTuple):
@@ -117,10 +112,11 @@ class BlockFile:
     """An open file or block device. `size`, `block` and `direct` are constant; thread-safe.
 
     Takes over `fd`, which must have been opened for this object alone: locks belong to that.
-    `block` is what transfers are aligned to inside, 1 without O_DIRECT.
+    `block` is what transfers are aligned to inside, 1 without O_DIRECT. Batches of a
+    `punctual` one end at their deadlines whatever the device does, for a copy of their bytes.
     """
 
-    def __init__(self, fd: int, name: str, geometry: Geometry) -> None:
+    def __init__(self, fd: int, name: str, geometry: Geometry, *, punctual: bool = False) -> None:
         _load_kernels()
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         self.name = name
@@ -132,7 +128,10 @@ class BlockFile:
         self._memory_block = geometry.memory_block if self.direct else 1
         self._fd = fd
         self._lock = RangeLock(fd, name)
-        self._failing = False
+        self.health = DiskHealth(name)
+        self._failed_at = 0
+        # Of its own: a device that hangs keeps them, and holds up nothing else.
+        self._hands = Hands(THREADS + 1, "mooncake-file") if punctual else None
 
     @classmethod
     def open(
@@ -185,7 +184,7 @@ class BlockFile:
         """Move a batch whose ranges were checked, filling its statuses.
 
         What fails for single requests is their status: NoSpaceError, TruncatedError or
-        TransferError by code, with the cause in the log. Raises TransferTimeoutError.
+        DiskError by code, with the cause in the log. Raises TransferTimeoutError.
         """
         work = self._plan(batch)
         if not work.tasks:
@@ -193,27 +192,79 @@ class BlockFile:
         failure = np.zeros(2, dtype=np.int64)
         tasks = iter(work.tasks)  # each goes to one of the threads that take from it
 
-        def run() -> None:
+        def run(cancel: NDArray[np.int64] = batch.cancel, gate: int = 0) -> None:
             try:
                 with _buffers.lease(batch.deadline, batch.operation.verb, peer) as buffer:
                     for first, last in tasks:
-                        if batch.cancelled:
+                        if cancel[0]:
                             return
                         batch.remaining_s(peer)
-                        self._run_task(work, first, last, buffer, batch, failure)
+                        self._run_task(work, first, last, buffer, batch, failure, cancel, gate)
             except BaseException:
                 deque(tasks, maxlen=0)  # nobody begins what the batch cannot end
                 raise
 
-        _share(run, len(work.tasks))
+        with self.health.attempt(batch.total_bytes):
+            if self._hands is None:
+                _share(run, len(work.tasks))
+            else:
+                self._wait(self._hands, run, len(work.tasks), batch, peer)
         if batch.cancelled:
             batch.fail(CANCELLED)
         self._report(failure, batch, peer)
 
+    def _wait(
+        self,
+        hands: Hands,
+        run: Callable[[NDArray[np.int64], int], None],
+        parts: int,
+        batch: Batch,
+        peer: str,
+    ) -> None:
+        """Have threads run, and wait for them until the deadline, but no longer.
+
+        Those in the kernel then stay there, with what they use; the memory of the batch is not.
+        """
+        parts = min(THREADS + 1, parts)
+        gates = np.zeros(parts * file.GATE_BYTES, np.uint8)
+        over = np.zeros(1, np.int64)
+
+        def end() -> None:
+            over[0] = 1
+
+        def take(number: int) -> None:
+            run(over, gates.ctypes.data + number * file.GATE_BYTES)
+
+        batch.interrupt = end
+        turns: list[Future[None]] = []
+        try:
+            if batch.cancelled:
+                return
+            turns += (hands.submit(take, number) for number in range(parts))
+            turns[0].result(batch.remaining_s(peer))
+            hands.withdraw(turns)  # what has not begun by now has nothing to do
+            for turn in turns:
+                if not turn.cancelled():
+                    turn.result(batch.remaining_s(peer))
+        except StoreError:  # some of them are TimeoutErrors as well
+            raise
+        except TimeoutError as error:
+            raise TransferTimeoutError(
+                f"{self.name} does not answer",
+                operation=batch.operation.verb,
+                peer=peer,
+            ) from error
+        finally:
+            batch.interrupt = None
+            end()
+            hands.withdraw(turns)
+            file.shut(gates.ctypes.data, parts)
+
     def _plan(self, batch: Batch) -> _Runs:
         """Cut a batch into pieces, sort them, join them into runs, and deal these out as tasks."""
         columns = (batch.offsets, batch.lengths, batch.addresses, batch.statuses)
-        sizes = (self.block, self._memory_block, IN_PLACE_BYTES, PIECE_BYTES, THROUGH_BYTES)
+        in_place = IN_PLACE_BYTES if self._hands is None else _NEVER
+        sizes = (self.block, self._memory_block, in_place, PIECE_BYTES, THROUGH_BYTES)
         room = 2 * batch.offsets.size + batch.total_bytes // (THROUGH_BYTES // 2)
         pieces = np.empty((4, room), dtype=np.int64)
         count = int(file.plan(*columns, *sizes, pieces))
@@ -224,7 +275,7 @@ class BlockFile:
         pieces = np.ascontiguousarray(pieces[:, np.argsort(pieces[0], kind="stable")])
         runs = np.empty(count + 1, dtype=np.int64)
         found = file.cut(
-            pieces[0], pieces[1], pieces[2], self.block, self._memory_block, IN_PLACE_BYTES,
+            pieces[0], pieces[1], pieces[2], self.block, self._memory_block, in_place,
             THROUGH_BYTES, runs,
         )  # fmt: skip
         begins, ends, tiled = (np.empty(found, dtype=np.int64) for _ in range(3))
@@ -239,6 +290,8 @@ class BlockFile:
         buffer: Mapping,
         batch: Batch,
         failure: NDArray[np.int64],
+        cancel: NDArray[np.int64],
+        gate: int,
     ) -> None:
         with contextlib.ExitStack() as stack:
             if batch.writing and self.block > 1:
@@ -250,25 +303,25 @@ class BlockFile:
             file.move_runs(
                 self._fd, work.pieces, work.runs, first, last, self.block, self._memory_block,
                 work.begins, work.ends, work.tiled, buffer.address, int(batch.writing),
-                batch.statuses, failure, batch.cancel,
+                batch.statuses, failure, cancel, gate,
             )  # fmt: skip
 
     def _report(self, failure: NDArray[np.int64], batch: Batch, peer: str) -> None:
-        """Log the cause of failed requests once until a batch succeeds again."""
-        failed = int(np.count_nonzero(batch.statuses)) > batch.bad and not batch.cancelled
-        if failed and not self._failing:
+        """Tell how the batch went."""
+        if batch.cancelled:
+            return
+        fault = ""
+        if int(np.count_nonzero(batch.statuses)) > batch.bad:
             number, where = int(failure[0]), int(failure[1])
-            _log.warning(
-                "%s of %s (%s) failed at byte %d: %s",
-                batch.operation.verb, self.name, peer, where,
-                os.strerror(number) if number else "the file ends there",
-            )  # fmt: skip
-        self._failing = failed
+            why = os.strerror(number) if number else "the file ends there"
+            fault = f"{why} at byte {where}"
+            self._failed_at = where
+        self.health.tell(batch.operation.verb, fault, peer)
 
     def sync(self, deadline: float) -> None:
         """Return when all that was written is on the medium.
 
-        Raises TransferError where that failed: nobody knows then which of it is. Raises
+        Raises DiskError where that failed: nobody knows then which of it is. Raises
         TransferTimeoutError for a device that hangs.
         """
         fd = os.dup(self._fd)  # what hangs may outlive this object
@@ -276,17 +329,36 @@ class BlockFile:
         try:
             turn.result(remaining_s(deadline, "sync", self.name))
         except TimeoutError as error:
-            if turn.cancel():
+            _threads.withdraw([turn])
+            if turn.cancelled():
                 os.close(fd)
-            raise TransferTimeoutError(
-                "the device does not say that it has everything", operation="sync", peer=self.name
-            ) from error
+            why = "the device does not say that it has everything"
+            self.health.tell("sync", why, "its owner")
+            raise TransferTimeoutError(why, operation="sync", peer=self.name) from error
         except OSError as error:
-            raise TransferError(
+            self.health.tell("sync", error.strerror or str(error), "its owner")
+            raise DiskError(
                 f"what was written may not be on the medium: {error.strerror}",
                 operation="sync",
                 peer=self.name,
             ) from error
+        self.health.tell("sync")
+
+    def look_again(self) -> None:
+        """Try once more what failed, so that a disk that works again is known to; may block.
+
+        A write is not tried: the next one says how these do.
+        """
+        with contextlib.suppress(OSError):
+            if self.health.fails("read"):
+                block = max(self.block, mmap.PAGESIZE)
+                with mmap.mmap(-1, block) as memory, self.health.attempt(block):
+                    if os.preadv(self._fd, [memory], self._failed_at // block * block):
+                        self.health.tell("read", whom="its owner")
+            if self.health.fails("sync"):
+                with self.health.attempt(0):
+                    os.fdatasync(self._fd)
+                self.health.tell("sync", whom="its owner")
 
     def close(self) -> None:
         """Close the file. Transfers under way must have ended. Idempotent."""
@@ -312,30 +384,18 @@ class BlockFile:
 
 def _share(run: Callable[[], None], parts: int) -> None:
     """Run on this thread and, for more than one part, some others; return when all have ended."""
-    turns: list[Future[None]] = [Future() for _ in range(min(THREADS, parts - 1))]
+    turns: list[Future[None]] = []
     try:
         with contextlib.suppress(RuntimeError):  # no more threads can be had: fewer do it
-            for turn in turns:
-                _threads.submit(_take_turn, turn, run)
+            turns += (_threads.submit(run) for _ in range(min(THREADS, parts - 1)))
         run()
     finally:
         # One that has not begun has nothing to do; one that has uses the caller's memory.
-        errors = [turn.exception() for turn in turns if not turn.cancel()]
+        _threads.withdraw(turns)
+        errors = [turn.exception() for turn in turns if not turn.cancelled()]
     for error in errors:
         if error is not None:
             raise error
-
-
-def _take_turn(turn: Future[None], run: Callable[[], None]) -> None:
-    """Run on a thread of the pool, which may come late: also to what it refused to take."""
-    if not turn.set_running_or_notify_cancel():
-        return
-    try:
-        run()
-    except BaseException as error:
-        turn.set_exception(error)
-    else:
-        turn.set_result(None)
 
 
 def _sync(fd: int) -> None:

@@ -45,7 +45,7 @@ class FileTransport(LendingTransport[BlockFile]):
             raise InvalidArgumentError(
                 f"the file holds {geometry.size} bytes, the segment names {descriptor.size}"
             )
-        return BlockFile(os.dup(fd), f"the file of {descriptor}", geometry)
+        return BlockFile(os.dup(fd), f"the file of {descriptor}", geometry, punctual=True)
 
     def _carry(self, lent: BlockFile, batch: Batch, peer: str) -> None:
         lent.move(batch, peer)
