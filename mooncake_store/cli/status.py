@@ -96,7 +96,6 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
                 "state": SegmentState(s.state).name.lower(),
                 "size": s.nbytes,
                 "used": s.used_bytes,
-                "hauls_failing": s.hauls_failing,
                 "fault": s.fault,
             }
             for s in found.segments
@@ -108,7 +107,6 @@ def _drawn(found: ClusterStatus) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from mooncake_store.core.options import HAULS_FAILING
     from mooncake_store.core.records import SegmentState, Tier
     from mooncake_store.units import format_duration, format_size
 
@@ -136,8 +134,6 @@ def _drawn(found: ClusterStatus) -> Any:
             state = f"{state}, disk fails"
         if owner is not None and owner.state not in ("alive", state):
             state = f"{state}, worker {owner.state}"
-        if segment.hauls_failing >= HAULS_FAILING:
-            state = f"{state}, hauls fail"
         rows.append(
             (
                 segment.name,

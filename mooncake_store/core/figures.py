@@ -70,8 +70,6 @@ class ShardStats:
     """...and that were copied back."""
     promoted_bytes: int
     hauls_unfinished: int
-    hauls_failed: int
-    """Those of which a part failed, and those that were not ended in time."""
 
 
 def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
@@ -112,5 +110,4 @@ def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
         promoted_objects=state.totals.promoted_objects,
         promoted_bytes=state.totals.promoted_bytes,
         hauls_unfinished=len(state.hauls),
-        hauls_failed=state.totals.failed_hauls,
     )

@@ -151,7 +151,6 @@ class Hauls:
         if len(statuses) != len(haul.rows):
             return Status.INVALID_PARAMS
         self._heard[client] = self._state.now
-        self._judge(haul, failed=bool(statuses[haul.rows >= 0].any()))
         self._end(haul, statuses == 0, late=False)
         if self._state.space.tiers[haul.source] == Tier.DISK:
             damaged = haul.rows[(statuses == DAMAGED) & (haul.rows >= 0)]
@@ -167,20 +166,9 @@ class Hauls:
             before = max(haul.created_ns, self._heard.get(haul.worker, 0))
             closed = int(state.closed[haul.worker])
             if closed or state.now - (haul.begun_ns or before) >= self._patience(haul):
-                if haul.begun_ns and not closed:
-                    self._judge(haul, failed=True)
                 self._give_up(haul, fenced=closed == 2)
         for worker in [worker for worker in self._heard if not self._of_worker[worker]]:
             del self._heard[worker]
-
-    def _judge(self, haul: Haul, *, failed: bool) -> None:
-        """Note how the disk does that a haul went to or came from."""
-        state = self._state
-        state.totals.failed_hauls += failed
-        at_disk = state.space.tiers[haul.source] == Tier.DISK
-        disk = state.space.get(haul.source if at_disk else haul.target)
-        if disk is not None:
-            disk.hauls_failing = disk.hauls_failing + 1 if failed else 0
 
     def abandon(self, segment: int) -> None:
         """Give up hauls from or to a segment that is gone, or absent."""

@@ -8,7 +8,6 @@ from enum import IntEnum
 __all__ = [
     "CLIPPED",
     "DEFAULTS",
-    "HAULS_FAILING",
     "PRIORITY_MAX",
     "SECOND",
     "HintAction",
@@ -43,8 +42,6 @@ class HintAction(IntEnum):
 PRIORITY_MAX = 3
 """The lower priorities leave first: 0 is that of objects without a soft pin, 1 that of an ordinary
 pin."""
-HAULS_FAILING = 3
-"""Hauls in a row that failed, from which on people are told of the disk."""
 CLIPPED = 1
 """As the status of a hint: taken, but for less time than was asked for."""
 

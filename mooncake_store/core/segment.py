@@ -42,8 +42,6 @@ class Segment:
     unsure_s: int = 0
     """Of what was put up to then, in seconds, another may have taken the place."""
     quarantined: int = 0
-    hauls_failing: int = 0
-    """Hauls in a row, from or to this disk, that failed in part or were not ended in time."""
 
     @property
     def life(self) -> SegmentState:

@@ -102,8 +102,6 @@ class Totals:
     demoted_bytes: int = 0
     promoted_objects: int = 0
     promoted_bytes: int = 0
-    failed_hauls: int = 0
-    """Those of which a part failed, and those that were not ended in time."""
 
 
 @dataclass(slots=True)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AllShards", "numbers_in", "refusal", "state_of", "states_in"]
 
-Slices: TypeAlias = tuple[tuple[int, int, int, int], ...]
-"""What a shard has not forgotten: (number, used bytes, core `SegmentState`, failing hauls) each."""
+Slices: TypeAlias = tuple[tuple[int, int, int], ...]
+"""What a shard has not forgotten: (number, used bytes, core `SegmentState`) each."""
 _UNFINISHED_FIRST = (
     SegmentState.ABSENT,
     SegmentState.SUSPECT,
@@ -47,13 +47,13 @@ def refusal(replies: Iterable[wire.SliceReply]) -> int:
 
 def numbers_in(told: Iterable[Slices]) -> set[int]:
     """Return the segments that any shard speaks of."""
-    return {number for slices in told for number, *_ in slices}
+    return {number for slices in told for number, _, _ in slices}
 
 
 def states_in(told: Iterable[Slices]) -> dict[int, list[int]]:
     """Return in what states the slices of each segment are; those that are gone are left out."""
     states: dict[int, list[int]] = {}
-    for number, _, state, _ in (found for slices in told for found in slices):
+    for number, _, state in (found for slices in told for found in slices):
         if state != SegmentState.GONE:
             states.setdefault(number, []).append(state)
     return states

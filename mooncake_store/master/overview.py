@@ -92,21 +92,13 @@ class Overview:
 
     async def _entries(self) -> tuple[wire.SegmentEntry, ...]:
         used: dict[int, int] = {}
-        failing: dict[int, int] = {}
         told = await self.shards.slices()
-        for number, nbytes, _state, failed in (found for slices in told for found in slices):
+        for number, nbytes, _state in (found for slices in told for found in slices):
             used[number] = used.get(number, 0) + nbytes
-            failing[number] = max(failing.get(number, 0), failed)
         segments = sorted(self.roster.segments.values(), key=lambda s: s.number)
         faults = self.liveness.faults()
         return tuple(
-            _entry(
-                s,
-                used.get(s.number, 0),
-                failing.get(s.number, 0),
-                faults.get(s.spec.uuid, ""),
-            )
-            for s in segments
+            _entry(s, used.get(s.number, 0), faults.get(s.spec.uuid, "")) for s in segments
         )
 
     async def status(self, connection: Connection, uptime_ms: int) -> wire.ClusterStatus:
@@ -132,9 +124,7 @@ class Overview:
         )
 
 
-def _entry(
-    segment: LentSegment, used: int = 0, failing: int = 0, fault: str = ""
-) -> wire.SegmentEntry:
+def _entry(segment: LentSegment, used: int = 0, fault: str = "") -> wire.SegmentEntry:
     spec, worker = segment.spec, segment.worker
     return wire.SegmentEntry(
         segment.number,
@@ -147,6 +137,5 @@ def _entry(
         used,
         worker.name,
         spec.tier,
-        failing,
         fault,
     )

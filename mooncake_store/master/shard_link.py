@@ -105,7 +105,7 @@ class LocalShard:
     def _all(self, request: wire.SlicesRequest) -> wire.SlicesReply:
         """Return every slice the shard has not forgotten."""
         return wire.SlicesReply(
-            tuple((s.index, s.used, int(s.state), s.hauls_failing) for s in self._shard.segments())
+            tuple((s.index, s.used, int(s.state)) for s in self._shard.segments())
         )
 
     def _mount(self, request: wire.MountSlice) -> wire.SliceReply:

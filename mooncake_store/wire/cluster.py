@@ -120,8 +120,6 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True):
     worker: str = ""
     tier: int = 0
     """A core `Tier` number."""
-    hauls_failing: int = 0
-    """Hauls in a row that failed, from or to this disk."""
     fault: str = ""
     """What its owner sees to be wrong with the disk under it; only `STATUS` tells it."""
 
@@ -240,10 +238,9 @@ class SlicesRequest(msgspec.Struct, frozen=True, array_like=True, tag="slices?")
 
 
 class SlicesReply(msgspec.Struct, frozen=True, array_like=True, tag="slices"):
-    """Every slice the shard has not forgotten: (number, used bytes, core `SegmentState`, hauls in
-    a row that failed)."""
+    """Every slice the shard has not forgotten: (number, used bytes, core `SegmentState`)."""
 
-    slices: tuple[tuple[int, int, int, int], ...]
+    slices: tuple[tuple[int, int, int], ...]
 
 
 MAP = Operation("map", 0x40, Cold(MapRequest), Cold(ClusterMap), "how the cluster is made up")

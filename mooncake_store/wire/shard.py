@@ -177,8 +177,6 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     promoted_bytes: int = 0
     hauls_unfinished: int = 0
     """Batches of copies between tiers that wait or run."""
-    hauls_failed: int = 0
-    """Those of which a part failed, and those that were not ended in time."""
 
 
 class SubmitTask(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

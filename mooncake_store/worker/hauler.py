@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mooncake_store.core.options import HAULS_FAILING
 from mooncake_store.core.records import Tier
 from mooncake_store.program.logs import StateLog
 from mooncake_store.wire import shard as shard_wire
@@ -58,6 +57,8 @@ STALE_S = 20.0
 """After this long a haul that was told is not begun: whether it still is one is asked first."""
 PART_BYTES = 32 << 20
 """What goes from a disk to another process at once, through memory of this one."""
+FAILING_AFTER = 3
+"""Hauls in a row of which a part failed, after which a segment is called suspect."""
 
 
 class Haul(NamedTuple):
@@ -187,12 +188,12 @@ class Hauler(Errands):
         if len(bad):
             of = f"{len(bad)} of {len(statuses)} objects"
             self._failing(disk, f"{of}, the first with status {int(bad[0])}")
-        elif self._failed.pop(disk, 0) >= HAULS_FAILING:
+        elif self._failed.pop(disk, 0) >= FAILING_AFTER:
             self._states.change(disk, "well again")
 
     def _failing(self, disk: str, why: str) -> None:
         self._failed[disk] += 1
-        if self._failed[disk] >= HAULS_FAILING:
+        if self._failed[disk] >= FAILING_AFTER:
             self._states.change(disk, "suspect: hauls fail again and again", why, logging.WARNING)
 
 

@@ -26,31 +26,6 @@ def test_an_object_that_memory_has_no_room_for_keeps_none_behind_it_on_the_disk(
     pool.check()
 
 
-def test_what_becomes_of_hauls_says_how_a_disk_does() -> None:
-    pool = world()
-    disk = next(each for each in pool.shard.segments() if each.tier == Tier.DISK)
-    pool.put(1, SIZE)
-    pool.put(2, SIZE)
-    for turn in range(3):
-        assert pool.shard.hauls.demote(rows_of(pool, 1, 2)) == 2
-        pool.fetch()
-        assert pool.carry(pool.running[0], [-5, -5]) == S.OK
-        assert disk.hauls_failing == turn + 1
-    assert pool.shard.hauls.demote(rows_of(pool, 1)) == 1
-    pool.fetch()
-    pool.pass_time(100 * SECOND)  # it hangs
-    assert disk.hauls_failing == 4
-    pool.running.clear()
-    # What has left its haul is read in vain, and tells nothing of the disk.
-    assert pool.shard.hauls.demote(rows_of(pool, 1, 2)) == 2
-    pool.fetch()
-    assert pool.remove(1) == S.OK
-    assert pool.carry(pool.running[0], [-5, 0]) == S.OK
-    assert disk.hauls_failing == 0
-    assert pool.shard.stats().hauls_failed == 4
-    assert [each.hauls_failing for each in pool.shard.segments()] == [0, 0]
-
-
 def test_hauls_wait_for_their_turn_as_long_as_the_worker_ends_some() -> None:
     pool = world(promotion_hits=0)
     for key in range(16):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import xxhash
 
-from mooncake_store.core.options import HAULS_FAILING
 from mooncake_store.core.records import Tier
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire import shard as shard_wire
@@ -234,7 +233,7 @@ def test_a_disk_that_fails_again_and_again_is_told_once_and_when_it_is_well(lab,
             statuses = lab.haul(DISK, lab.there, MEMORY, lab.here)
             assert statuses == [TruncatedError.code, 0, 0, 0, 0]
             told = [record for record in caplog.records if record.name == hauler.__name__]
-            assert len(told) == (count >= HAULS_FAILING)
+            assert len(told) == (count >= hauler.FAILING_AFTER)
         assert "segment disk" in caplog.text
         assert "suspect" in caplog.text
         os.truncate(lab.path, 4 * MIB)
@@ -251,7 +250,7 @@ def test_a_disk_that_syncs_no_more_is_told_as_well(lab, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="mooncake_store.worker.hauler"):
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", fail)
-            for _ in range(HAULS_FAILING):
+            for _ in range(hauler.FAILING_AFTER):
                 lab.haul(MEMORY, lab.here, DISK, lab.there)
         assert "segment disk" in caplog.text
         assert "Input/output error" in caplog.text

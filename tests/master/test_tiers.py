@@ -5,8 +5,6 @@ import secrets
 import numpy as np
 
 from mooncake_store import ids
-from mooncake_store.cli.shared.tree import run
-from mooncake_store.core.options import HAULS_FAILING, HintAction
 from mooncake_store.core.records import Status, Tier
 from mooncake_store.wire import cluster as cluster_wire
 from mooncake_store.wire import shard as wire
@@ -72,35 +70,6 @@ def test_a_worker_is_told_of_hauls_and_ends_them(start_cluster, wire_to):
     assert (figures.demoted_objects, figures.demoted_bytes) == (count, count * SIZE)
     assert figures.disk_total == 32 * MIB
     assert figures.disk_allocated >= count * SIZE
-
-
-def test_status_says_of_which_disk_hauls_fail(start_cluster, wire_to, monkeypatch, capsys):
-    running = start_cluster(workers=0, in_process=False, master=PATIENT)
-    cluster, worker = wire_to(running), secrets.token_bytes(16)
-    memory, disk = lend(cluster, worker)
-    monkeypatch.setenv("MOONCAKE_CLIENT_URL", running.url)
-    client, mine = cluster.shard(), cluster.shard(uuid=worker)
-    names = numbered(b"k", 1)
-    rows, _ = client.put_start(names, SIZE)
-    client.put_end(names, rows)
-
-    def told():
-        return {segment.number: segment.hauls_failing for segment in cluster.segments()}
-
-    def drawn():
-        assert run(["status"]) == 0
-        return capsys.readouterr().out
-
-    for turn in range(HAULS_FAILING):
-        assert told() == {memory: 0, disk: turn}
-        assert "hauls fail" not in drawn()
-        wish = {"action": HintAction.DEMOTE, "priority": 0, "ttl_ms": -1}
-        client.call(wire.HINT, digests=digests(*names), **wish)
-        (number,) = fetched(mine).haul
-        assert finished(mine, int(number), np.array([-5], np.int16)) == 0
-    assert told() == {memory: 0, disk: HAULS_FAILING}
-    assert "ok, hauls fail" in drawn()
-    assert client.stats().hauls_failed == HAULS_FAILING
 
 
 def test_a_tier_that_there_is_not_is_refused(start_cluster, wire_to):
