@@ -27,6 +27,9 @@ from mooncake_store.errors import (
 )
 from mooncake_store.printable import printable
 
+# What commands import, and how they start.
+pytestmark = pytest.mark.cold
+
 
 def every_command(command=None, path=("mooncake",)):
     """All commands of the tree as (words, command), groups included."""

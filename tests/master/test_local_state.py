@@ -31,6 +31,9 @@ from mooncake_store.worker.memory_files import base_of
 from tests.sources import ROOT
 from tests.waiting import PATIENCE_S, until
 
+# What processes inherit, and how they start and end.
+pytestmark = pytest.mark.cold
+
 MIB = 1 << 20
 SHARED = Path("/dev/shm")
 MODES = pytest.mark.parametrize(

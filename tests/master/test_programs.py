@@ -14,6 +14,9 @@ from mooncake_store.compat import MooncakeDistributedStore
 from tests.master.wires import numbered
 from tests.waiting import until
 
+# How programs start, what they show of themselves and how they end.
+pytestmark = pytest.mark.cold
+
 MASTER = ("-m", "mooncake_store", "master")
 # Whatever name they get and however they end, they leave nothing behind.
 WORKER = ("-m", "mooncake_store", "worker", "--memory", "anonymous")

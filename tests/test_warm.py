@@ -1,0 +1,122 @@
+"""Programs that begin in a warm process are what they are when they begin as users start them."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import STARTER
+from tests.sources import ROOT
+from tests.waiting import PATIENCE_S
+
+MASTER = ("-m", "mooncake_store", "master", "--port", "0", "--json")
+
+
+@pytest.fixture
+def starter(request):
+    found = request.config.stash[STARTER]
+    if found is None:
+        pytest.skip("all programs start cold here")
+    yield found
+    found.cold = False
+
+
+@pytest.fixture(params=["warm", "cold"])
+def begun(request, starter):
+    """How programs begin."""
+    starter.cold = request.param == "cold"
+    return request.param
+
+
+def is_warm(pid):
+    return b"tests.warm_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def run(*arguments, **options):
+    command = [sys.executable, "-m", "mooncake_store", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
+
+
+def test_a_program_is_a_child_with_a_session_and_descriptors_of_its_own(start_program, begun):
+    program = start_program(*MASTER)
+    pid = json.loads(program.wait_for_line("ready"))["pid"]
+    assert pid == program.process.pid
+    assert is_warm(pid) == (begun == "warm")
+    assert os.getsid(pid) == pid
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    assert int(fields[1]) == os.getpid()
+    places = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)}
+    assert "/dev/null" in places
+    assert len(places) == 2
+    # Sockets of this process, or of the warm one, are not among its own.
+    assert not sockets(pid) & sockets(os.getpid())
+    program.signal(signal.SIGTERM)
+    assert program.wait() == 0
+
+
+def sockets(pid):
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed by now
+            found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return {text for text in found if text.startswith("socket:")}
+
+
+def test_a_program_that_is_killed_says_so_by_its_code(start_program, begun):
+    program = start_program(*MASTER)
+    program.wait_for_line("ready")
+    program.kill()
+    assert program.wait() == -signal.SIGKILL
+
+
+def test_arguments_output_and_code_are_those_of_the_program(begun):
+    done = run("version", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)
+    done = run("nonsense")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nonsense" in done.stderr
+
+
+def test_settings_in_the_environment_are_seen_and_not_by_the_next_program(begun):
+    with_setting = run(
+        "config", "show", env=os.environ | {"MOONCAKE_MASTER_OBJECTS_MAX": "7654321"}
+    )
+    assert "7654321" in with_setting.stdout
+    assert "7654321" not in run("config", "show").stdout
+
+
+@pytest.mark.parametrize("what", ["variable", "limit", "folder", "module"])
+def test_what_is_not_plain_starts_the_usual_way(starter, monkeypatch, tmp_path, what):
+    usual, calls = starter.plain, []
+    run("version")  # the warm process is there
+    monkeypatch.setattr(starter, "plain", lambda *args: calls.append(args) or usual(*args))
+    assert run("version").returncode == 0
+    assert not calls
+    if what == "variable":
+        assert run("version", env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}).returncode == 0
+    elif what == "limit":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+        try:
+            assert run("version").returncode == 0
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    elif what == "folder":
+        assert run("version", cwd=ROOT / "tests").returncode == 0
+    else:
+        subprocess.run([sys.executable, "-m", "platform"], stdout=subprocess.DEVNULL, check=True)
+    assert len(calls) == 1
+
+
+@pytest.mark.cold
+def test_a_test_with_the_mark_starts_them_the_usual_way(start_program):
+    program = start_program(*MASTER)
+    program.wait_for_line("ready")
+    assert not is_warm(program.process.pid)

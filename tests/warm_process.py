@@ -1,0 +1,133 @@
+"""The warm process that `tests.warm` forks programs from; not to be run by hand.
+
+    python -m tests.warm_process 3        # 3: a socket, over which programs are asked for
+
+It imports what the programs of a pool import, loads their kernels, and then waits. A request names
+a module, its arguments, environment and descriptors; the answer is the number of a new process,
+which goes on as `python -m MODULE` would. That process is a child of who asked, not of this one
+(CLONE_PARENT): so it is waited for, signalled and counted as any other child, and what it leaves
+behind when it is killed is adopted as usual.
+
+It has one thread, so no lock can be held by another where it forks. It ends when the socket does.
+"""
+
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import platform
+import runpy
+import signal
+import socket
+import sys
+
+from tests.warm import FDS_MAX, REQUEST_BYTES_MAX
+
+# By the machine: the number of the system call `clone`, whose other arguments are zero here.
+CLONE = {"x86_64": 56, "aarch64": 220}
+CLONE_PARENT = 0x8000
+# Above all that programs are given.
+HIGH = 200
+
+MODULES = (
+    "mooncake_store.cli.shared.tree",
+    "mooncake_store.cli.shared.program_options",
+    "mooncake_store.client.blocking",
+    "mooncake_store.client.setup",
+    "mooncake_store.core.warmup",
+    "mooncake_store.local_cluster",
+    "mooncake_store.master.running",
+    "mooncake_store.program.children",
+    "mooncake_store.worker.program",
+    "uvloop",
+)
+
+
+def warm_up():
+    """Do once what every program does at its start."""
+    for module in MODULES:
+        importlib.import_module(module)
+    from mooncake_store.client import setup
+    from mooncake_store.core.warmup import warmup
+    from transfer_engine.segments import mapping
+
+    warmup()
+    mapping.load_kernels()
+    setup.load_kernels()
+    # Collections in a program leave alone what all programs share.
+    gc.collect()
+    gc.freeze()
+    tasks = os.listdir("/proc/self/task")
+    assert len(tasks) == 1, f"a fork needs a process of one thread, and there are {len(tasks)}"
+
+
+def sibling():
+    """As `os.fork`, but the new process is a child of this one's parent."""
+    python, system = ctypes.pythonapi, ctypes.PyDLL(None, use_errno=True)
+    python.PyOS_BeforeFork()
+    pid = system.syscall(CLONE[platform.machine()], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+        return 0
+    python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "clone")
+    return pid
+
+
+def become(request, given):
+    """Take on what a process started with `request` and the descriptors `given` has."""
+    targets = request["fds"]
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in given]
+    for fd, target in zip(moved, targets, strict=True):
+        os.dup2(fd, target)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in targets:
+            try:
+                os.close(fd)
+            except OSError:
+                assert fd < HIGH  # the listing itself
+    if request["session"]:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.orig_argv = request["args"]
+    sys.argv = request["args"][2:]
+
+
+def asked(channel):
+    """Serve requests; return, in a new process, the module that it is to run, or None at the end.
+
+    That process leaves all of this behind, so that it ends as one that began with the module.
+    """
+    channel.send(b"warm")
+    while True:
+        data, fds, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, FDS_MAX)
+        if not data:
+            return None
+        request = json.loads(data)
+        pid = sibling()
+        if pid == 0:
+            channel.detach()
+            become(request, fds)
+            return request["args"][2]
+        for fd in fds:
+            os.close(fd)
+        channel.send(str(pid).encode())
+
+
+def main():
+    # Ctrl-C is for the programs; this process ends with the tests.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    warm_up()
+    return asked(channel)
+
+
+if __name__ == "__main__":
+    program = main()
+    if program is not None:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
