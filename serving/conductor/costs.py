@@ -42,12 +42,17 @@ class PrefillCost:
 
 
 class TransferCost:
-    """Seconds to move KV from a source that may be busy sending; bandwidth is learnt per source."""
+    """Seconds to move KV from a source that may be busy sending; learnt per source.
+
+    A short transfer tells of the latency, a long one of the bandwidth, and neither is taken for
+    the other. What is predicted to take too long is not asked for, so nothing is learnt of it:
+    each time it is declined the next prediction is a tenth shorter, until it is tried again.
+    """
 
     def __init__(self, bytes_per_s: float = 1e9, latency_s: float = 1e-3) -> None:
-        self._prior = bytes_per_s
-        self._latency_s = latency_s
-        self._bandwidth: dict[str, float] = {}
+        self._prior = (latency_s, 1 / bytes_per_s)
+        self._fits: dict[str, NonNegativeFit] = {}
+        self._declined: dict[str, int] = {}
         self._in_flight: dict[str, int] = {}
 
     def begin(self, source: str, count: int) -> None:
@@ -63,25 +68,30 @@ class TransferCost:
             self._in_flight.pop(source, None)
 
     def observe(self, source: str, count: int, seconds: float) -> None:
-        """A transfer took so long. What shared the source meanwhile counts to its bandwidth."""
-        if count <= 0 or seconds <= 0:
+        """A transfer took so long. What shared the source meanwhile had half of its bytes to go."""
+        if count <= 0:
             return
         others = max(0, self._in_flight.get(source, 0) - count)
-        # On average others had half of their bytes to go while this one ran.
-        measured = (count + others / 2) / seconds
-        known = self._bandwidth.get(source)
-        self._bandwidth[source] = measured if known is None else known + 0.2 * (measured - known)
+        self._fit(source).observe((1.0, count + others / 2), seconds)
+        self._declined.pop(source, None)
 
-    def bandwidth(self, source: str) -> float:
-        """Bytes a second, of this source if it is known."""
-        return self._bandwidth.get(source, self._prior)
+    def declined(self, source: str) -> None:
+        """A transfer was not made because of what was predicted for it."""
+        self._declined[source] = self._declined.get(source, 0) + 1
 
     def predict(self, source: str, count: int) -> float:
         """How long a transfer that starts now would take."""
         if count <= 0:
             return 0.0
         waiting = self._in_flight.get(source, 0)
-        return self._latency_s + (count + waiting) / self.bandwidth(source)
+        learnt = self._fit(source).predict((1.0, float(count + waiting)))
+        return learnt * float(0.9 ** self._declined.get(source, 0))
+
+    def _fit(self, source: str) -> NonNegativeFit:
+        fit = self._fits.get(source)
+        if fit is None:
+            fit = self._fits[source] = NonNegativeFit(self._prior, scales=(1.0, 1e6))
+        return fit
 
 
 class DecodeCost:

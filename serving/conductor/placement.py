@@ -14,6 +14,7 @@ Comparisons are strict: of equal instances the earlier one stays. O(instances + 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from serving.conductor.views import DecodeView, Demand, Placement, PrefillView
@@ -98,7 +99,7 @@ class CacheCentric:
             alternative_s=local.prefill_s,
         )
         if self._weigh and pulling.transfer_s > pulling.saved_s:
-            return local
+            return replace(local, declined=holder)
         return pulling
 
 

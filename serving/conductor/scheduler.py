@@ -135,6 +135,8 @@ class Scheduler:
     def _assign(self, now: float, request: str, demand: Demand, chosen: Admission) -> None:
         self._pass_time(now)
         placement = chosen.placement
+        if placement.declined:
+            self.costs.transfer.declined(placement.declined)
         flight = Flight(
             request=request,
             tokens=demand.tokens,

@@ -65,7 +65,8 @@ class Placement:
 
     `cached` tokens need not be computed; `source` is the holder they are pulled from, empty if the
     instance has them itself. `alternative_s` is how long the prefill takes without pulling: a pull
-    that lasts longer than `saved_s` had better be given up.
+    that lasts longer than `saved_s` had better be given up. `declined` is the holder from which
+    nothing is pulled because that was predicted to take too long.
     """
 
     prefill: str
@@ -76,6 +77,7 @@ class Placement:
     queue_s: float
     prefill_s: float
     alternative_s: float
+    declined: str = ""
 
     @property
     def ttft_s(self) -> float:

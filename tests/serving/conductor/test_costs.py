@@ -73,15 +73,40 @@ def test_a_busy_source_makes_transfers_longer():
 
 def test_bandwidth_is_learnt_and_sharing_does_not_count_against_it():
     alone, shared = (TransferCost(bytes_per_s=1.0, latency_s=0.0) for _ in range(2))
-    for _ in range(40):
-        alone.observe("a", 1_000_000, 1.0)
-        shared.begin("a", 1_000_000)
-        shared.begin("a", 2_000_000)
-        shared.observe("a", 1_000_000, 2.0)  # twice as long, because of the other
-        shared.end("a", 1_000_000)
-        shared.end("a", 2_000_000)
-    assert alone.bandwidth("a") == pytest.approx(1e6, rel=0.01)
-    assert shared.bandwidth("a") == pytest.approx(1e6, rel=0.01)
+    for count in (1_000_000, 4_000_000) * 60:
+        alone.observe("a", count, count / 1e6)
+        shared.begin("a", count)
+        shared.begin("a", 2 * count)
+        shared.observe("a", count, 2 * count / 1e6)  # twice as long, because of the other
+        shared.end("a", count)
+        shared.end("a", 2 * count)
+    for count in (1_000_000, 50_000_000):
+        assert alone.predict("a", count) == pytest.approx(count / 1e6, rel=0.01)
+        assert shared.predict("a", count) == pytest.approx(count / 1e6, rel=0.01)
+
+
+def test_a_short_transfer_that_took_long_says_little_of_a_long_one():
+    cost = TransferCost()
+    cost.observe("a", 65_536, 0.05)
+    assert cost.predict("a", 65_536) == pytest.approx(0.05, rel=0.2)
+    # In proportion it would take a hundred times as long: 5 s.
+    assert cost.predict("a", 6_553_600) < 0.5
+
+
+def test_a_source_that_was_slow_is_tried_again_and_believed_anew():
+    cost = TransferCost()
+    for _ in range(5):
+        cost.observe("a", 1_000_000, 10.0)
+    assert cost.predict("a", 1_000_000) > 5.0
+    declined = 0
+    while cost.predict("a", 1_000_000) > 0.5:
+        cost.declined("a")
+        declined += 1
+    assert 10 < declined < 40
+    # It is as slow as it was: the next one is declined again.
+    cost.observe("a", 1_000_000, 10.0)
+    assert cost.predict("a", 1_000_000) > 5.0
+    assert cost.predict("b", 1_000_000) < 0.5
 
 
 def test_decode_steps_grow_with_batch_and_context():

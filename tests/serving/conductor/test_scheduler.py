@@ -118,3 +118,16 @@ def test_loads_are_times_over_slos():
     assert scheduler.loads(1.0).decode == pytest.approx(0.1)
     scheduler.ended(2.0, "r0", finished=True)
     assert scheduler.loads(2.0) == type(scheduler.loads(2.0))(0.0, 0.0)
+
+
+def test_a_pool_that_was_slow_once_is_pulled_from_again():
+    scheduler = make(prefills=1)
+    scheduler.costs.transfer.observe("pool", 900_000, 60.0)
+    sources = []
+    for number in range(100):
+        admitted = scheduler.arrive(float(number), f"r{number}", Demand(1000, {"pool": 900}))
+        sources.append(admitted.placement.source)
+        scheduler.ended(float(number), f"r{number}", finished=False)
+    # What would take a minute is computed in a second; what is never tried is never known.
+    assert sources[:20] == [""] * 20
+    assert sources[-1] == "pool"
