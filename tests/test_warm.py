@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import STARTER
+from tests.processes import children, every_child, gone
 from tests.sources import ROOT
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 MASTER = ("-m", "mooncake_store", "master", "--port", "0", "--json")
 
@@ -114,6 +115,24 @@ def test_what_is_not_plain_starts_the_usual_way(starter, monkeypatch, tmp_path, 
     else:
         subprocess.run([sys.executable, "-m", "platform"], stdout=subprocess.DEVNULL, check=True)
     assert len(calls) == 1
+
+
+def test_shards_are_children_of_their_master_and_have_nothing_of_it(start_program, begun):
+    program = start_program(*MASTER, "--shards", "2")
+    master = json.loads(program.wait_for_line("ready"))["pid"]
+    shards = children(master)
+    assert len(shards) == 2
+    for shard in shards:
+        assert is_warm(shard) == (begun == "warm")
+        assert os.getsid(shard) == master
+    waiting = set(every_child(master)) - set(shards)
+    assert len(waiting) == (begun == "warm")
+    for pid in waiting:
+        # Nothing that the master was given stays open because of it.
+        assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)} == {"/dev/null"}
+        assert len(sockets(pid)) == 1
+    program.signal(signal.SIGKILL)
+    until(lambda: all(map(gone, {*shards, *waiting})), what="all have ended")
 
 
 @pytest.mark.cold

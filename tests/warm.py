@@ -12,7 +12,10 @@ it. What differs is how it began. So a start goes the usual way where that could
 - in tests with the mark `cold`: those about starts, first uses, imports, memory, command lines;
 - where the environment differs in more than settings of this project, or limits differ;
 - on a terminal, in another directory, or with anything else that is not plain;
-- all of them with MOONCAKE_TEST_COLD=1, and everything that programs start themselves.
+- all of them with MOONCAKE_TEST_COLD=1.
+
+Programs that were forked start their own, shards and workers, from a warm process of their own: one
+that was forked from them before they began, so that these are their children.
 """
 
 import json
@@ -29,7 +32,13 @@ from typing import NamedTuple
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = frozenset({"mooncake_store", "mooncake_store.program.local_program"})
+PROGRAMS = frozenset({
+    "mooncake_store",
+    "mooncake_store.master.shard_process",
+    "mooncake_store.program.local_program",
+})  # fmt: skip
+PARENTS = PROGRAMS - {"mooncake_store.master.shard_process"}
+"""Those that may start others."""
 # What may differ from the environment of the warm process, beside all MOONCAKE_*: nothing reads
 # these before it runs.
 VARIABLES = frozenset({"NO_COLOR", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "XDG_STATE_HOME"})
@@ -81,8 +90,12 @@ class Starter:
         self._lock = threading.Lock()
         self._process = None
         self._channel = None
-        self._env = {}
-        self._surroundings = None
+        self._note_surroundings()
+
+    def _note_surroundings(self):
+        """The warm process has what this one has now."""
+        self._env = dict(os.environ)
+        self._surroundings = surroundings()
 
     def __call__(self, *arguments):
         call = Call(*arguments[: len(Call._fields)])
@@ -143,8 +156,7 @@ class Starter:
         """Start the warm process, and wait until it is warm."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(PATIENCE_S)
-        self._env = dict(os.environ)
-        self._surroundings = surroundings()
+        self._note_surroundings()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.warm_process", str(theirs.fileno())],
             stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], cwd=ROOT,
@@ -154,6 +166,11 @@ class Starter:
         theirs.close()
         assert ours.recv(64) == b"warm", "the warm process ended; see what it wrote"
         self._channel = ours
+
+    def use(self, channel):
+        """Have programs start from a warm process that was forked from this one."""
+        channel.settimeout(PATIENCE_S)
+        self._channel = channel
 
     def renew(self):
         """Let the warm process end; the next one has what this process has by then."""
@@ -175,9 +192,14 @@ def _standard(call):
     return [own if fd == -1 else fd for own, fd in enumerate(given)]
 
 
+def stand_in():
+    """Have programs start as a new `Starter` does it."""
+    subprocess._fork_exec = starter = Starter()
+    return starter
+
+
 def install():
     """Have programs start warm in this process; None where that cannot be, or is not wanted."""
     if os.environ.get("MOONCAKE_TEST_COLD") or platform.machine() not in ("x86_64", "aarch64"):
         return None
-    subprocess._fork_exec = starter = Starter()
-    return starter
+    return stand_in()

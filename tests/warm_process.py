@@ -9,6 +9,10 @@ which goes on as `python -m MODULE` would. That process is a child of who asked,
 behind when it is killed is adopted as usual.
 
 It has one thread, so no lock can be held by another where it forks. It ends when the socket does.
+
+A program that may start others is forked once more before it begins. The copy is the warm process
+of that program: it has nothing of what the program was given, and its forks are children of the
+program.
 """
 
 import ctypes
@@ -23,6 +27,8 @@ import signal
 import socket
 import sys
 
+from tests import warm
+from tests.processes import WAITING
 from tests.warm import FDS_MAX, REQUEST_BYTES_MAX
 
 # By the machine: the number of the system call `clone`, whose other arguments are zero here.
@@ -77,6 +83,11 @@ def sibling():
     return pid
 
 
+def call_oneself(name):
+    with open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(name)
+
+
 def become(request, given):
     """Take on what a process started with `request` and the descriptors `given` has."""
     targets = request["fds"]
@@ -91,6 +102,7 @@ def become(request, given):
                 assert fd < HIGH  # the listing itself
     if request["session"]:
         os.setsid()
+    call_oneself(os.path.basename(sys.executable))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["env"])
@@ -103,7 +115,6 @@ def asked(channel):
 
     That process leaves all of this behind, so that it ends as one that began with the module.
     """
-    channel.send(b"warm")
     while True:
         data, fds, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, FDS_MAX)
         if not data:
@@ -119,12 +130,37 @@ def asked(channel):
         channel.send(str(pid).encode())
 
 
+def keep_a_copy():
+    """Fork a warm process for what this program starts; there, return as `asked` does."""
+    starter = warm.stand_in()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        starter.use(ours)
+        return False, None
+    kept = fcntl.fcntl(theirs.detach(), fcntl.F_DUPFD, HIGH)
+    os.closerange(0, HIGH)
+    os.open(os.devnull, os.O_RDWR)
+    os.dup(0)
+    os.dup(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    call_oneself(WAITING)
+    return True, asked(socket.socket(fileno=kept))
+
+
 def main():
     # Ctrl-C is for the programs; this process ends with the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     warm_up()
-    return asked(channel)
+    channel.send(b"warm")
+    program = asked(channel)
+    if program in warm.PARENTS:
+        copied, below = keep_a_copy()
+        if copied and below is None:
+            os._exit(0)  # the program ended, and what it left is its own
+        program = below or program
+    return program
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 from mooncake_store import Client
 from mooncake_store.compat import MooncakeDistributedStore
 from tests.master.wires import numbered
+from tests.processes import children, gone
 from tests.waiting import until
 
 # How programs start, what they show of themselves and how they end.
@@ -26,19 +27,6 @@ LIBC = ctypes.CDLL(None)
 def ready(program):
     # The first program on a machine compiles its kernels.
     return json.loads(program.wait_for_line('"ready": true', 100))
-
-
-def gone(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return [int(child) for child in file.read().split()]
 
 
 def test_a_master_tells_where_it_is_and_removes_the_note_when_it_ends(
