@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.int64]
     Kept = dict[int, bytes | memoryview]
 
-__all__ = ["note_unsure", "read_whole", "remember_placeless"]
+__all__ = ["Reading", "moved", "note_unsure", "read_whole", "remember_placeless"]
 
 HELD_BYTES = 64 << 20
 """Objects that are held at once have so many bytes, unless a single one has more; that is not kept.
@@ -57,6 +57,13 @@ class Reading(Protocol):
     status: NDArray[Any]
     errors: dict[int, StoreError | str]
     unsure: set[int]
+
+    @property
+    def ranged(self) -> bool:
+        """Whether ranges are read."""
+
+    def wanted(self, index: Column) -> Column:
+        """How many bytes of each key are to be read."""
 
     def doubted(self, at: int) -> bool:
         """Whether the answer for a key says of a replica that something else may lie there."""
@@ -76,6 +83,16 @@ def note_unsure(reading: Reading, index: Column) -> None:
     for at in index.tolist():
         if reading.doubted(at):
             reading.unsure.add(at)
+
+
+def moved(reading: Reading, index: Column) -> Column:
+    """How many bytes have to come for what is asked for of each key."""
+    wanted = reading.wanted(index)
+    if not (reading.unsure and reading.ranged):
+        return wanted
+    kept, unsure = reading.core.compared, reading.unsure
+    whole = [at in unsure and _told_of(reading, at) not in kept for at in index.tolist()]
+    return np.where(whole, reading.cols[k.SIZE, index], wanted)
 
 
 def remember_placeless(reading: Reading, index: Column, sent: int) -> None:

@@ -6,6 +6,7 @@ of the object is read.
 
 import signal
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from mooncake_store import Client, Pieces
 from mooncake_store.client import unsure
 from mooncake_store.compat import MooncakeDistributedStore
-from mooncake_store.errors import NotFoundError, StoreError
+from mooncake_store.core.records import Tier
+from mooncake_store.errors import NotFoundError, StoreError, TooSlowError
 from mooncake_store.fs import MooncakeFileSystem
 from mooncake_store.wire.shard import SUBMIT_TASK, SubmitTask
 from tests.conftest import programs
@@ -139,6 +141,21 @@ def test_many_ranges_of_an_object_cost_one_reading_of_it(host):
             for key, row in zip(KEPT, target, strict=True):
                 assert row.tobytes() == value_of(key, SIZE)[OFFSET : OFFSET + LENGTH]
         assert bytes_read(client) == len(KEPT) * SIZE
+
+
+def test_a_range_is_worth_what_its_whole_object_takes(host):
+    """But for one that is cut out of what was read just now."""
+    with Client(host.url, transports=("tcp",)) as client:
+        byte_s = 1 / (SIZE // 2)
+        slow = {("tcp", tier): ((0.0, 0.0, byte_s),) * 2 for tier in Tier}
+        client._core.directory.costs.expect(slow, time.monotonic())
+        with pytest.raises(TooSlowError):
+            client.get_range(KEPT[0], OFFSET, LENGTH, worth="1s")
+        assert bytes_read(client) == 0
+        client.get_range(KEPT[0], OFFSET, LENGTH)
+        client._core.directory.costs.expect(slow, time.monotonic())
+        value = client.get_range(KEPT[0], 0, LENGTH, worth="1s")
+        assert value == value_of(KEPT[0], SIZE)[:LENGTH]
 
 
 def test_what_is_too_large_to_be_kept_is_read_each_time(host, monkeypatch):
