@@ -54,10 +54,27 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a script: programs under test would inherit this.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_in_order_on_sigterm()
     config.stash[STARTER] = warm.install()
     if not hasattr(config, "workerinput"):
         kernels.forget_stale_caches()
         config.pluginmanager.register(SharedMemory(), "mooncake-shared-memory")
+
+
+def end_in_order_on_sigterm():
+    """Have SIGTERM, as `timeout` sends it, end fixtures as Ctrl-C does, with all that they started.
+
+    It comes twice, to a process and to its group: the second must not end what the first began.
+    """
+    own = os.getpid()
+
+    def end(number, frame):
+        signal.signal(number, signal.SIG_IGN if os.getpid() == own else signal.SIG_DFL)
+        if os.getpid() != own:  # a child that was forked, for which this is no test
+            os.kill(os.getpid(), number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def pytest_unconfigure(config):
@@ -230,6 +247,17 @@ def pytest_runtest_teardown(item):
     for shard in shards:
         remove_rings(shard)
     return outcome
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory_of_folders(tmp_path_factory):
+    """Remove, at the end, the memory that belongs to what lay in the folders of fixtures.
+
+    They do so themselves, except one that failed before it came to that.
+    """
+    yield
+    for shard in shards_below(tmp_path_factory.getbasetemp()):
+        remove_rings(shard)
 
 
 @pytest.fixture

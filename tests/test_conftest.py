@@ -136,6 +136,53 @@ def test_a_test_that_leaves_memory_fails_the_run_by_its_name(tmp_path):
         left.unlink()
 
 
+KEEPING = """
+import os, pathlib, signal, pytest
+from mooncake_store.journal.origin import Origin
+from mooncake_store.journal.ring_file import RingFile
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "state" / "shard-0"
+    folder.mkdir(parents=True)
+    ring = RingFile.create(folder, Origin("0123456789abcdef", 0, 1), events=1, cells=1024)
+    pathlib.Path(os.environ["LEFT"]).write_text(str(ring.path))
+    assert os.environ["WHAT"] != "fail"
+    yield
+    pathlib.Path(os.environ["LEFT"]).with_suffix(".ended").touch()
+
+def test_with_a_master(state):
+    print("waiting", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+@pytest.mark.parametrize("what", ["fail", "end", "end twice"])
+def test_memory_of_fixtures_that_fail_or_are_told_to_end_is_not_left(tmp_path, start_program, what):
+    (tmp_path / "test_keeping.py").write_text(KEEPING)
+    left = tmp_path / "left"
+    run = start_program(
+        "-m", "pytest", "-q", "-s", "-c", "/dev/null", "-p", "no:cacheprovider",
+        "-p", "tests.conftest", "--basetemp", tmp_path / "base", tmp_path / "test_keeping.py",
+        LEFT=str(left), WHAT=what, PYTHONPATH=str(ROOT),
+    )  # fmt: skip
+    if what != "fail":
+        run.wait_for_line("waiting")
+        run.signal(signal.SIGTERM)
+    if what == "end twice":
+        run.signal(signal.SIGTERM)
+    code = run.wait()
+    path = Path(left.read_text())
+    try:
+        assert code == (pytest.ExitCode.TESTS_FAILED if what == "fail" else 2), run.output
+        assert not path.exists(), run.output
+        assert left.with_suffix(".ended").exists() == (what != "fail")
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def test_memory_that_a_process_uses_is_not_left(tmp_path):
     watch = SharedMemory(tmp_path, tmp_path / "lock")
     path = tmp_path / "mooncake-used.ring"

@@ -20,6 +20,7 @@ minute and a half at a wrong address: those sides are null. A full run takes abo
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -278,10 +279,13 @@ def _start_master() -> float:
     """Seconds from starting `mooncake master` to accepting a connection."""
     port = free_ports(1)[0]
     command = [sys.executable, "-m", "mooncake_store", "master", "--port", str(port)]
-    started = time.perf_counter()
-    with Child("our master", command) as master:
-        wait_for("start of our master", lambda: accepts(port), master, START_TIMEOUT_S)
-        return time.perf_counter() - started
+    with tempfile.TemporaryDirectory(prefix="mooncake-bench-") as state:
+        started = time.perf_counter()
+        with Child("our master", [*command, "--state", state]) as master:
+            wait_for("start of our master", lambda: accepts(port), master, START_TIMEOUT_S)
+            seconds = time.perf_counter() - started
+            master.end()
+    return seconds
 
 
 def _start_upstream(installed: Environment) -> float:

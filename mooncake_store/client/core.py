@@ -111,6 +111,9 @@ class Core:
         self.directory = Directory(engine)
         self.leases = Leases(config.lease_cache_entries)
         self.counters = Counters()
+        # Bytes of objects whose places are not to be believed, by key, size and checksum
+        # (`unsure.py`). Replaced as a whole, so without a lock.
+        self.compared: dict[tuple[bytes, int, int], bytes | memoryview] = {}
         self.shards = 1
         # What is sent; and about how long a lease then is, which the master tells if it decides.
         self.ttl_ms = max(1, int(config.lease_ttl_s * 1000)) if config.lease_ttl_s else TTL_DEFAULT

@@ -43,7 +43,7 @@ import numpy as np
 from mooncake_store.core.records import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -229,7 +229,7 @@ class Costs:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._kinds: dict[tuple[str, int], _Fit] = {}
-        self._heard: dict[tuple[str, int], Known] = {}
+        self._heard: dict[tuple[str, int], dict[Hashable, Known]] = {}
 
     def pace(self) -> Pace:
         """That of a segment that was not met before."""
@@ -243,9 +243,13 @@ class Costs:
         return found
 
     def heard(self, transport: str, tier: int, now: float) -> Known:
-        """What others measured."""
-        heard = self._heard.get((transport, tier))
-        return _USUAL if heard is None else heard.faded(now)
+        """What others measured: the slowest of them now, for a batch of which each term counts.
+
+        It is taken whole. Fits differ in what they put down to latency, objects or bytes, and the
+        worst of each would be slower than anybody is.
+        """
+        heard = [known.faded(now) for known in self._heard.get((transport, tier), {}).values()]
+        return max(heard, key=lambda known: float(known.blended(now).sum()), default=_USUAL)
 
     def known(self, now: float) -> dict[tuple[str, int], tuple[Rate, Rate]]:
         """What each transport and tier takes now, and in calm, for a client that reads nothing."""
@@ -257,11 +261,20 @@ class Costs:
                 out[kind] = _times(default, rates[0]), _times(default, rates[1])
             return out
 
-    def expect(self, known: Mapping[tuple[str, int], Sequence[Sequence[float]]], at: float) -> None:
-        """Take what another client has learnt for the defaults; it fades."""
-        for (transport, tier), rates in known.items():
-            factors = np.maximum(np.array(rates), 0) / np.array(_default(transport, tier))
-            self._heard[transport, tier] = Known(factors, at)
+    def expect(
+        self,
+        known: Mapping[tuple[str, int], Sequence[Sequence[float]]],
+        at: float,
+        source: Hashable = None,
+    ) -> None:
+        """Take what another client has learnt for the defaults; it fades.
+
+        It replaces what the same `source` told before; the last of each is kept.
+        """
+        with self.lock:
+            for (transport, tier), rates in known.items():
+                factors = np.maximum(np.array(rates), 0) / np.array(_default(transport, tier))
+                self._heard.setdefault((transport, tier), {})[source] = Known(factors, at)
 
     def after_fork(self) -> None:
         """Make a new lock in a forked child."""

@@ -1,7 +1,7 @@
 """What packages that build on the client use of it: `compat`, `fs` and `serving`.
 
 Users find all they need in `mooncake_store.client`; this is for code that changes with it. Nothing
-else of the modules whose names begin with an underscore is meant for anybody outside.
+else of the modules of this package is meant for anybody outside.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mooncake_store.client.steps import CLUSTER, ask_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from mooncake_store.client.blocking import Client
     from mooncake_store.client.costs import Rate
@@ -49,7 +50,12 @@ def rates_of(client: Client) -> dict[tuple[str, int], tuple[Rate, Rate]]:
 
 
 def expect_rates(
-    client: Client, rates: Mapping[tuple[str, int], Sequence[Sequence[float]]]
+    client: Client, rates: Mapping[Any, Mapping[tuple[str, int], Sequence[Sequence[float]]]]
 ) -> None:
-    """Let a client that reads nothing itself predict by what another one has measured."""
-    client._core.directory.costs.expect(rates, time.monotonic())
+    """Let a client that reads nothing itself predict by what others have measured.
+
+    They read side by side: where several tell of a transport and tier, the slowest is believed.
+    """
+    costs, now = client._core.directory.costs, time.monotonic()
+    for source, known in rates.items():
+        costs.expect(known, now, source)

@@ -3,13 +3,18 @@
 After a power cut a master may know of an object whose removal was among the words that its disk did
 not have, and its place may be another's by now. Its answers say so of each replica
 (`REPLICA.unsure`). Whole objects are compared with their checksum anyhow; of a range no checksum
-speaks, so here the whole is read for it. Nothing is remembered of what was compared: a late writer
-of the other object may still come, for which reason no view shows such memory either.
+speaks, so here the whole is read for it.
+
+That a place was compared says nothing of it later: a late writer of the other object may still
+come, for which reason no view shows such memory either. But the bytes that were compared are the
+client's own. Those of the last objects are kept, as many as are held at once, and further ranges of
+what has the same key, size and checksum are cut out of them.
 
 Leases of such objects are in the lease table without a place, so each read asks anew, and they are
 given back as others are.
 
-Cost: the whole of each object, for each of its ranges, HELD_BYTES at once. No I/O.
+Cost: the whole of each object, for each of its ranges where it is not kept; HELD_BYTES at once, and
+until others are read. No I/O.
 """
 
 from __future__ import annotations
@@ -34,11 +39,13 @@ if TYPE_CHECKING:
     from mooncake_store.errors import StoreError
 
     Column = NDArray[np.int64]
+    Kept = dict[int, bytes | memoryview]
 
-__all__ = ["note_unsure", "read_whole", "remember_placeless"]
+__all__ = ["Reading", "moved", "note_unsure", "read_whole", "remember_placeless"]
 
 HELD_BYTES = 64 << 20
-"""Objects that are held at once have so many bytes, unless a single one has more."""
+"""Objects that are held at once have so many bytes, unless a single one has more; that is not kept.
+"""
 
 
 class Reading(Protocol):
@@ -50,6 +57,13 @@ class Reading(Protocol):
     status: NDArray[Any]
     errors: dict[int, StoreError | str]
     unsure: set[int]
+
+    @property
+    def ranged(self) -> bool:
+        """Whether ranges are read."""
+
+    def wanted(self, index: Column) -> Column:
+        """How many bytes of each key are to be read."""
 
     def doubted(self, at: int) -> bool:
         """Whether the answer for a key says of a replica that something else may lie there."""
@@ -71,6 +85,16 @@ def note_unsure(reading: Reading, index: Column) -> None:
             reading.unsure.add(at)
 
 
+def moved(reading: Reading, index: Column) -> Column:
+    """How many bytes have to come for what is asked for of each key."""
+    wanted = reading.wanted(index)
+    if not (reading.unsure and reading.ranged):
+        return wanted
+    kept, unsure = reading.core.compared, reading.unsure
+    whole = [at in unsure and _told_of(reading, at) not in kept for at in index.tolist()]
+    return np.where(whole, reading.cols[k.SIZE, index], wanted)
+
+
 def remember_placeless(reading: Reading, index: Column, sent: int) -> None:
     """Enter leases in the table, those of unsure objects without their place."""
     leases, cols = reading.core.leases, reading.cols
@@ -85,7 +109,11 @@ def read_whole(reading: Reading, index: Column) -> Steps[Column]:
     """Read what is asked for of unsure objects; return the other keys."""
     chosen = np.isin(index, list(reading.unsure))
     for some in _groups(reading, index[chosen]):
-        yield from _read_group(reading, some)
+        kept = _kept(reading, some)
+        for at, value in kept.items():
+            _cut_out(reading, at, value)
+        if len(kept) < len(some):
+            yield from _read_group(reading, some[~np.isin(some, list(kept))], kept)
     others: Column = index[~chosen]
     return others
 
@@ -101,7 +129,21 @@ def _groups(reading: Reading, index: Column) -> Iterator[Column]:
         yield index[begin:]
 
 
-def _read_group(reading: Reading, index: Column) -> Steps[None]:
+def _kept(reading: Reading, index: Column) -> Kept:
+    """The values of those keys whose objects are kept."""
+    kept = reading.core.compared
+    found = {at: kept.get(_told_of(reading, at)) for at in index.tolist()} if kept else {}
+    return {at: value for at, value in found.items() if value is not None}
+
+
+def _told_of(reading: Reading, at: int) -> tuple[bytes, int, int]:
+    """What tells a value from all others: its key, size and checksum."""
+    size, checksum = reading.cols[[k.SIZE, k.CHECKSUM], at].tolist()
+    return reading.keys.words[at].tobytes(), size, checksum
+
+
+def _read_group(reading: Reading, index: Column, kept: Kept) -> Steps[None]:
+    """Read some objects, cut them, and keep them in place of all but `kept`."""
     whole, sink = reading.anew(index)
     yield from whole.steps()
     reading.cols[:, index] = whole.cols
@@ -109,10 +151,13 @@ def _read_group(reading: Reading, index: Column) -> Steps[None]:
     for nth, at in enumerate(index.tolist()):
         value = sink.values[nth]
         if reading.status[at] == 0 and value is not None:
+            kept[at] = value
             reading.status[at] = k.FOUND
             _cut_out(reading, at, value)
         elif nth in whole.errors:
             reading.errors[at] = whole.errors[nth]
+    if kept and sum(map(len, kept.values())) <= HELD_BYTES:
+        reading.core.compared = {_told_of(reading, at): value for at, value in kept.items()}
 
 
 def _cut_out(reading: Reading, at: int, value: bytes | memoryview) -> None:

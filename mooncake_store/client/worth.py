@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from mooncake_store.client.directory import COPIED
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.results import ReadPlace
+from mooncake_store.client.unsure import Reading, moved
 from mooncake_store.core.records import Tier
 from mooncake_store.errors import StoreError, TooSlowError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mooncake_store.client.core import Core
     from mooncake_store.client.directory import Target
     from mooncake_store.client.steps import Steps
 
@@ -41,13 +41,8 @@ __all__ = ["place_of", "queue_of", "timely"]
 _COPYING = -1
 
 
-class Weighed(Protocol):
+class Weighed(Reading, Protocol):
     """A read of a batch, as far as is needed here."""
-
-    core: Core
-    cols: Column
-    status: NDArray[Any]
-    errors: dict[int, StoreError | str]
 
     def by_segment(self, index: Column) -> list[tuple[int, Column]]:
         """Keys by the segment that was chosen for each."""
@@ -57,9 +52,6 @@ class Weighed(Protocol):
 
     def find_anew(self, index: Column) -> Steps[Column]:
         """Ask for keys as if for the first time."""
-
-    def wanted(self, index: Column) -> Column:
-        """How many bytes of each key are to be read."""
 
 
 def queue_of(target: Target) -> int:
@@ -123,7 +115,7 @@ def _sort_out(
         before = spent.get(queue, 0.0)
         if queue not in spent or queue == _COPYING:
             before += rate.latency_s
-        lengths = reading.wanted(some)
+        lengths = moved(reading, some)
         end = k.line_up(lengths, before, rate.object_s, rate.byte_s, left, ready)
         in_time = ready <= left
         if in_time.any():

@@ -3,8 +3,11 @@
     store.setup(..., enable_ssd_offload=True, ssd_offload_path="/mnt/nvme")
 
 The file is of its program: it is made at `setup`, its space reserved, and goes with `close`. Files
-of programs that were killed are removed by the next one that lends a disk in that folder. What is
-to outlive its program lies with a worker (`mooncake worker --segment file:PATH,SIZE`).
+of programs that were killed are removed by the next one that lends a disk in that folder. Who lives
+is told by the lock on its file, never by the number of its process: programs in containers share
+folders, and have the same numbers. A file that is just being made has no lock yet, so nothing is
+removed while somebody holds the folder, which whoever makes one does. What is to outlive its
+program lies with a worker (`mooncake worker --segment file:PATH,SIZE`).
 
 Its size is the least of what the original's variables for that say. Where they say nothing it is
 ten times the memory, and in any case at most nine tenths of what is free: the original goes on
@@ -18,17 +21,19 @@ import fcntl
 import os
 import re
 import secrets
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.compat.codes import log
 from mooncake_store.compat.config import parse_flag, parse_size
-from mooncake_store.errors import ConfigError
+from mooncake_store.errors import ConfigError, UnavailableError
 from mooncake_store.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from mooncake_store.worker.worker import Worker
 
@@ -39,12 +44,15 @@ BYTES_MIN = 1 << 20
 MEMORIES = 10
 """How many times the memory is lent where nothing says how much."""
 _FREE_SHARE = 0.9
+CLEANING_S = 30.0
+"""How long somebody may take to remove what killed programs left."""
+_PAUSE_S = 0.01
 _LIMITS = (
     "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",
     "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE",
     "MOONCAKE_OFFLOAD_BUCKET_MAX_PHYSICAL_BYTES",
 )
-_NAME = re.compile(r"mooncake-(\d+)-[0-9a-f]{16}\.segment")
+_NAME = re.compile(r"mooncake-\d+-[0-9a-f]{16}\.segment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +76,29 @@ class DiskWanted:
             return None
         return cls(str(folder or FOLDER_DEFAULT), nbytes)
 
-    def new_path(self) -> str:
-        """Return the path of a new file, once what killed programs left is gone.
+    @contextlib.contextmanager
+    def new_path(self) -> Iterator[str]:
+        """Give the path of a new file, to be made and locked meanwhile.
 
-        Raises ConfigError where there is no such folder.
+        What killed programs left is removed first, unless another file is just being made. Raises
+        ConfigError where there is no such folder, UnavailableError where it does not become free.
         """
         if not os.path.isabs(self.folder) or not os.path.isdir(self.folder):
             raise ConfigError(
                 f"{self.folder!r} is no folder with an absolute path, so no disk can be lent there",
                 advice="give setup() an ssd_offload_path, or make the folder",
             )
-        for name in os.listdir(self.folder):
-            found = _NAME.fullmatch(name)
-            # A process that just made its file has not locked it yet.
-            if found and not os.path.exists(f"/proc/{found[1]}"):
-                _remove_unlent(os.path.join(self.folder, name))
-        name = f"mooncake-{os.getpid()}-{secrets.token_hex(8)}.segment"
-        return os.path.join(self.folder, name)
+        held = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for name in filter(_NAME.fullmatch, os.listdir(self.folder)):
+                    _remove_unlent(os.path.join(self.folder, name))
+            _hold(held, self.folder)
+            name = f"mooncake-{os.getpid()}-{secrets.token_hex(8)}.segment"
+            yield os.path.join(self.folder, name)
+        finally:
+            os.close(held)
 
     def nbytes(self) -> int:
         """Return how large the file becomes; raises ConfigError for less than a segment."""
@@ -113,6 +127,23 @@ class LentDisk:
             self._worker.stop(drain_s=drain_s, leases_s=leases_s)
         finally:
             Path(self._path).unlink(missing_ok=True)
+
+
+def _hold(folder: int, name: str) -> None:
+    """Keep others from removing files in a folder that is open; many may do so at once."""
+    deadline = time.monotonic() + CLEANING_S
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"another process has held {name} for {CLEANING_S:g} s, to remove files there",
+                    advice="see which one it is (lslocks), and whether the disk hangs",
+                ) from None
+            threading.Event().wait(_PAUSE_S)
+        else:
+            return
 
 
 def _remove_unlent(path: str) -> None:

@@ -136,13 +136,13 @@ def lend_disk(wanted: Wanted, client: Client, hostname: str) -> LentDisk | None:
     if wanted.disk is None:
         return None
     host, _ = split_hostname(wanted.local_hostname)
-    path = wanted.disk.new_path()
-    place = f"{path}:{wanted.disk.nbytes()}"
-    try:
-        return LentDisk(_start(client, f"{hostname}/disk", host, 0, files=(place,)), path)
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise
+    with wanted.disk.new_path() as path:
+        place = f"{path}:{wanted.disk.nbytes()}"
+        try:
+            return LentDisk(_start(client, f"{hostname}/disk", host, 0, files=(place,)), path)
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
 
 
 def _worker(wanted: Wanted, client: Client, host: str, port: int) -> Worker:

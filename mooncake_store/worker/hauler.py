@@ -8,7 +8,9 @@ that a disk has what it would not have after a power cut.
 
 Each object has a status of its own; what fails as a whole is that of every object. A disk that
 fails again and again is told in the log, once, and again when it is well. Hauls have a thread of
-their own: a disk that hangs holds up nothing else.
+their own, so a disk that hangs holds up hauls alone; but those of all segments of this worker. One
+that waits in the kernel may still write, so it can neither be given up nor have another beside it:
+who asks a shard for hauls says with that that it runs none.
 
 A fetch asks for few hauls, and the next one follows at once: what is under way is what a shard
 counts on. Cost: a few calls a haul, and bytes.

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from mooncake_store.bench.parts.process import (
 )
 from mooncake_store.bench.sides.measuring import add_row, measure
 from mooncake_store.errors import StoreError, UnavailableError
+from mooncake_store.journal.ring_file import rings_of
 from mooncake_store.units import KIB, MIB
 from tests.waiting import until
 
@@ -116,6 +118,34 @@ def test_metadata_reports_every_row():
     assert not missing
     assert rows["exists/b1024"] > rows["exists/b1"]
     assert rows["wrong_address_s"] < 5
+
+
+def test_a_master_that_is_started_to_be_timed_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    made, make = [], tempfile.TemporaryDirectory
+
+    def recording(**options):
+        made.append(make(dir=tmp_path, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", recording)
+    assert metadata._start_master() > 0
+    assert list(tmp_path.iterdir()) == []
+    assert [rings_of(Path(each.name) / "shard-0") for each in made] == [[]]
+
+
+def test_a_child_that_does_not_end_in_order_is_told(tmp_path):
+    ready = tmp_path / "ready"
+    program = (
+        "import pathlib, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "pathlib.Path(sys.argv[1]).touch(); signal.pause()"
+    )
+    with Child("stubborn", [sys.executable, "-c", program, str(ready)]) as child:
+        until(ready.exists)
+        with pytest.raises(StoreError, match="stubborn did not end"):
+            child.end(0.01)
+        assert child.running
+    assert not child.running
 
 
 def test_the_shapes_of_both_plans(monkeypatch):

@@ -192,3 +192,13 @@ def test_odd_measurements_leave_predictions_finite(seconds):
         read(pace, seconds, at=turn)
         predicted(pace, at=turn)
     assert 0 < predicted(pace, at=100) <= 1e12
+
+
+def test_of_several_that_tell_the_slowest_is_believed_and_each_may_become_quick():
+    costs = Costs()
+    slow, quick = (1.0, 0.0, 0.0), (0.0, 0.002, 0.0)
+    costs.expect({("tcp", Tier.MEMORY): (slow, slow)}, 100.0, "rank 0")
+    costs.expect({("tcp", Tier.MEMORY): (quick, quick)}, 100.0, "rank 1")
+    assert predicted(costs.pace(), at=100) == pytest.approx(1.0), "no sum of both"
+    costs.expect({("tcp", Tier.MEMORY): (quick, quick)}, 101.0, "rank 0")
+    assert predicted(costs.pace(), at=101) == pytest.approx(0.002)

@@ -1,5 +1,6 @@
 """A store that lends a disk beside its memory, where the original's clients write files."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -214,3 +215,46 @@ def test_the_file_of_a_killed_program_goes_with_the_next_one_and_that_of_a_live_
     assert not kept.exists()
     store.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_a_killed_program_goes_whatever_has_its_number_by_now(make, tmp_path):
+    """In a container each program has the number of the one before it: 1, mostly."""
+    left = [tmp_path / f"mooncake-{pid}-0123456789abcdef.segment" for pid in (1, os.getpid())]
+    for path in left:
+        path.write_bytes(b"left")
+    other = tmp_path / "mooncake-1-notes.segment"
+    other.touch()
+    make(enable_ssd_offload=True, ssd_offload_path=str(tmp_path))
+    assert not any(path.exists() for path in left)
+    assert other.exists()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_nothing_is_removed_while_another_program_makes_its_file(make, tmp_path):
+    """It is not locked yet, and its process may be one of another container."""
+    path = tmp_path / "mooncake-99999999-0123456789abcdef.segment"
+    path.touch()
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    make(enable_ssd_offload=True, ssd_offload_path=str(tmp_path))
+    assert path.exists()
+    os.close(held)
+    make(enable_ssd_offload=True, ssd_offload_path=str(tmp_path))
+    assert not path.exists()
+
+
+def test_a_folder_that_another_program_does_not_leave_fails_the_setup(
+    master, tmp_path, monkeypatch
+):
+    from mooncake_store.compat import disks
+
+    monkeypatch.setattr(disks, "CLEANING_S", 0.05)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    store = MooncakeDistributedStore()
+    given = ("localhost", "P2PHANDSHAKE", 16 * MIB, 16 * MIB, "tcp", "", master)
+    assert store.setup(*given, None, True, str(tmp_path)) < 0
+    assert list(tmp_path.iterdir()) == []
+    os.close(held)
+    assert store.setup(*given, None, True, str(tmp_path)) == 0
+    store.close()

@@ -6,13 +6,16 @@ of the object is read.
 
 import signal
 import socket
+import time
 
 import numpy as np
 import pytest
 
 from mooncake_store import Client, Pieces
+from mooncake_store.client import unsure
 from mooncake_store.compat import MooncakeDistributedStore
-from mooncake_store.errors import StoreError
+from mooncake_store.core.records import Tier
+from mooncake_store.errors import NotFoundError, StoreError, TooSlowError
 from mooncake_store.fs import MooncakeFileSystem
 from mooncake_store.wire.shard import SUBMIT_TASK, SubmitTask
 from tests.conftest import programs
@@ -117,6 +120,53 @@ def test_no_bytes_of_another_are_read(host, transports, way):
                 way(client, key)
 
 
+def bytes_read(client):
+    return sum(client.stats().bytes_read.values())
+
+
+def test_many_ranges_of_an_object_cost_one_reading_of_it(host):
+    with Client(host.url) as client:
+        for start in range(0, SIZE - LENGTH, 10 * LENGTH):
+            got = client.get_range(KEPT[0], start, LENGTH)
+            assert got == value_of(KEPT[0], SIZE)[start : start + LENGTH]
+        assert bytes_read(client) == SIZE
+        with pytest.raises(StoreError, match="bytes"):
+            client.get_range(KEPT[0], SIZE, LENGTH)
+        # Several at once are kept together.
+        for _ in range(3):
+            target = np.zeros((len(KEPT), LENGTH), np.uint8)
+            addresses = [[row.ctypes.data] for row in target]
+            pieces = Pieces.of(addresses, [[LENGTH]] * len(KEPT), [[OFFSET]] * len(KEPT))
+            assert not client.get_into_many(KEPT, pieces).statuses.any()
+            for key, row in zip(KEPT, target, strict=True):
+                assert row.tobytes() == value_of(key, SIZE)[OFFSET : OFFSET + LENGTH]
+        assert bytes_read(client) == len(KEPT) * SIZE
+
+
+def test_a_range_is_worth_what_its_whole_object_takes(host):
+    """But for one that is cut out of what was read just now."""
+    with Client(host.url, transports=("tcp",)) as client:
+        byte_s = 1 / (SIZE // 2)
+        slow = {("tcp", tier): ((0.0, 0.0, byte_s),) * 2 for tier in Tier}
+        client._core.directory.costs.expect(slow, time.monotonic())
+        with pytest.raises(TooSlowError):
+            client.get_range(KEPT[0], OFFSET, LENGTH, worth="1s")
+        assert bytes_read(client) == 0
+        client.get_range(KEPT[0], OFFSET, LENGTH)
+        client._core.directory.costs.expect(slow, time.monotonic())
+        value = client.get_range(KEPT[0], 0, LENGTH, worth="1s")
+        assert value == value_of(KEPT[0], SIZE)[:LENGTH]
+
+
+def test_what_is_too_large_to_be_kept_is_read_each_time(host, monkeypatch):
+    monkeypatch.setattr(unsure, "HELD_BYTES", SIZE - 1)
+    with Client(host.url) as client:
+        for _ in range(3):
+            value = client.get_range(KEPT[0], OFFSET, LENGTH)
+            assert value == value_of(KEPT[0], SIZE)[OFFSET : OFFSET + LENGTH]
+        assert bytes_read(client) == 3 * SIZE
+
+
 def test_no_pieces_of_another_are_read(host):
     keys = TAKEN + KEPT
     target = np.zeros((len(keys), 2 * LENGTH), np.uint8)
@@ -177,3 +227,16 @@ def test_no_part_of_another_is_read_through_the_drop_in_api(host):
         else:
             assert answers[0] < 0
     store.close()
+
+
+def test_what_replaced_an_object_or_is_gone_is_not_read_as_it_was(host):
+    key = KEPT[-1]
+    old, new = value_of(key, SIZE), value_of(OTHERS[0], SIZE)
+    with Client(host.url) as reader, Client(host.url) as writer:
+        assert reader.get_range(key, OFFSET, LENGTH) == old[OFFSET : OFFSET + LENGTH]
+        writer.remove(key, force=True)
+        with pytest.raises(NotFoundError):
+            reader.get_range(key, OFFSET, LENGTH)
+        writer.put(key, new)
+        assert reader.get_range(key, OFFSET, LENGTH) == new[OFFSET : OFFSET + LENGTH]
+        writer.put(key, old, upsert=True)  # as other tests expect it

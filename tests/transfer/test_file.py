@@ -24,6 +24,7 @@ from transfer_engine.errors import (
     AlreadyExistsError,
     AuthError,
     ConfigError,
+    DiskError,
     InvalidArgumentError,
     NoSpaceError,
     NotFoundError,
@@ -35,7 +36,6 @@ from transfer_engine.errors import (
 from transfer_engine.segments import blockfile
 from transfer_engine.segments.blockfile import BlockFile
 from transfer_engine.segments.geometry import Geometry
-from transfer_engine.segments.hands import Hands
 from transfer_engine.testing import OwnerProcess, TransportCase, TransportContract, content
 from transfer_engine.transports.file import FileTransport
 
@@ -418,7 +418,6 @@ def test_without_threads_to_help_the_caller_moves_all(own, engine, monkeypatch):
     _, _, target = own(16 << 20)
     data = np.zeros(16 << 20, np.uint8)
     region = engine.register(data)
-    monkeypatch.setattr(blockfile, "_threads", Hands(blockfile.THREADS, "none"))
     monkeypatch.setattr(threading.Thread, "start", no_more)
     assert engine.read_batch(target, [0], [data.size], [region.address]).ok
     assert np.array_equal(data, content(3, 16 << 20))
@@ -502,6 +501,28 @@ def test_a_device_that_does_not_sync_holds_nobody_longer_than_its_deadline(tmp_p
             engine.sync(target, timeout_s=0.05)
         going_on.set()
         assert done.wait(PATIENCE_S)
+
+
+def test_a_read_that_failed_is_tried_again_where_it_failed(own, engine, monkeypatch):
+    """And not where a write did afterwards, which a read there says nothing of."""
+    _, segment, target = own(16 << 20, direct="never")
+    move_runs, bad = blockfile.file.move_runs, 1 << 20
+
+    def failing(fd, pieces, runs, first, last, *rest):
+        statuses, failure = rest[-4], rest[-3]
+        statuses[0] = DiskError.code
+        failure[:] = 5, pieces[0, 0]
+        return 0
+
+    monkeypatch.setattr(blockfile.file, "move_runs", failing)
+    data = np.zeros(10, np.uint8)
+    assert not move(engine, target, Operation.READ, bad, data).ok
+    assert not move(engine, target, Operation.WRITE, 8 << 20, data).ok
+    monkeypatch.setattr(blockfile.file, "move_runs", move_runs)
+    asked = []
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: asked.append(offset))
+    segment.file.look_again()
+    assert asked == [bad]
 
 
 def test_what_is_no_file_is_not_synced(owner, engine):

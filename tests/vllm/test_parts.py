@@ -417,7 +417,7 @@ def test_the_scheduler_predicts_by_what_the_workers_measure(engine):
         moving.client.get_many(names).check()
         usual = planning.client.read_cost(names).seconds
         measured(moving.client, 100.0, nbytes=1000)
-        one.scheduler.report(WorkerReport(rates=one.worker._moves.rates()))
+        one.scheduler.report(WorkerReport(rates={(0, 0): one.worker._moves.rates()}))
         assert (planning.client.read_cost(names).seconds > 1000 * usual).all()
         assert one.match(Request("c", 13, hashes(3))) == (0, False)
         planning.close()
@@ -434,14 +434,37 @@ def test_a_load_reports_what_reads_take_where_it_is_weighed(engine):
         one.worker.begin(one.scheduler.plan(step({}, {})))
         until(lambda one=one: "b" in one.worker.take_finished()[0])
         if reported:
-            assert until(one.worker.take_report).rates == reported
+            assert until(one.worker.take_report).rates == {(0, 0): reported}
         else:
             assert one.worker.take_report() is None
-    both = WorkerReport(rates={("tcp", 0): (1.0, 0.0, 0.0)}).aggregate(
-        WorkerReport(rates={("shm", 0): (2.0, 0.0, 0.0)})
-    )
-    assert both
-    assert sorted(both.rates) == [("shm", 0), ("tcp", 0)]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_load_takes_as_long_as_its_slowest_rank(engine, steps, slow):
+    """Whichever reports last, be it in one step or in two."""
+    with LocalCluster(1, "32MiB", in_process=True) as cluster:
+        links = [StoreLink(cluster.url) for _ in range(3)]
+        planning, *moving = links
+        one = engine(link=planning, prefill_tokens_per_s=1000)
+        one.worker._moves.link = moving[0]
+        one.run(Request("a", 13, hashes(3)), [1, 2, 3, 4])
+        names = [item.key for item in planning.client.list()]
+        usual = planning.client.read_cost(names).seconds
+        reports = []
+        for rank, link in enumerate(moving):
+            link.client.get_many(names).check()
+            measured(link.client, 100.0 if rank == slow else 0.001, nbytes=1000)
+            one.worker._moves.link = link
+            reports.append(WorkerReport(rates={(rank, 0): one.worker._moves.rates()}))
+        if steps == 1:
+            reports = [reports[0].aggregate(reports[1])]
+        for report in reports:
+            assert report
+            one.scheduler.report(report)
+        assert (planning.client.read_cost(names).seconds > 1000 * usual).all()
+        for link in links:
+            link.close()
 
 
 def test_every_rank_must_hold_a_block_and_equal_ranks_share_one():

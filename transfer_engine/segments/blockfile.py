@@ -10,11 +10,12 @@ into one transfer of a buffer, and reads blocks before it changes part of them, 
 (`rangelock`). Without O_DIRECT any byte can be addressed and the kernel merges.
 
 Work is shared by the calling thread and a few others, blocked in the kernel and without the GIL;
-that keeps several requests in flight at a device. A deadline and a cancellation are looked at
-between pieces: memory that a device may still write to is not given back before it has ended, so
+that keeps several requests in flight at a device. These and the buffers are of the file alone: a
+device that hangs keeps them, and other files lack nothing. A deadline and a cancellation are looked
+at between pieces: memory that a device may still write to is not given back before it has ended, so
 a device that hangs holds its batch until the kernel gives it up. Not so a `punctual` file, as
-clients have it: there all bytes pass through buffers, threads of the file's own wait for the
-device, and who waits for these goes on at its deadline. Nothing touches its memory afterwards.
+clients have it: there all bytes pass through buffers, no thread but these waits for the device, and
+who waits for them goes on at its deadline. Nothing touches its memory afterwards.
 
 `durable` opens the file with O_DSYNC: what is reported as written is on the medium. Without it,
 it is in the device's cache, or in the page cache, and a power cut may lose it unless `sync` was
@@ -80,8 +81,11 @@ IN_PLACE_BYTES = 64 << 10
 """The smallest request that is worth a transfer of its own to save a copy."""
 
 THREADS = 7
-"""Threads beside the caller's, for all files of this process: eight at work read 1.3 to 1.6 times
-as fast from the SSD they were tried on as four, sixteen no faster."""
+"""Threads of a file beside the caller's: eight at work read 1.3 to 1.6 times as fast from the SSD
+they were tried on as four, sixteen no faster."""
+
+BUFFERS = 4 * THREADS
+"""What a file has at most for several callers at once; made when they are needed."""
 
 # What a transfer costs besides its bytes, in bytes: tasks of equal cost keep all threads busy.
 _CALL_BYTES = 64 << 10
@@ -90,11 +94,6 @@ _TASK_BYTES_MAX = 8 << 20
 _TASKS_PER_THREAD = 4
 _NEVER = 1 << 62
 """More bytes than any request has."""
-
-
-# What all files of a process share; threads start when there is work for them.
-_buffers = StagingPool(THROUGH_BYTES, 4 * THREADS)
-_threads = Hands(THREADS, "mooncake-file")
 
 
 class _Runs(NamedTuple):
@@ -130,8 +129,10 @@ class BlockFile:
         self._lock = RangeLock(fd, name)
         self.health = DiskHealth(name)
         self._failed_at = 0
-        # Of its own: a device that hangs keeps them, and holds up nothing else.
-        self._hands = Hands(THREADS + 1, "mooncake-file") if punctual else None
+        self._punctual = punctual
+        # Threads start, and buffers are made, when there is work for them.
+        self._hands = Hands(THREADS + punctual, "mooncake-file")
+        self._buffers = StagingPool(THROUGH_BYTES, THREADS + 1 if punctual else BUFFERS)
 
     @classmethod
     def open(
@@ -194,7 +195,7 @@ class BlockFile:
 
         def run(cancel: NDArray[np.int64] = batch.cancel, gate: int = 0) -> None:
             try:
-                with _buffers.lease(batch.deadline, batch.operation.verb, peer) as buffer:
+                with self._buffers.lease(batch.deadline, batch.operation.verb, peer) as buffer:
                     for first, last in tasks:
                         if cancel[0]:
                             return
@@ -205,17 +206,31 @@ class BlockFile:
                 raise
 
         with self.health.attempt(batch.total_bytes):
-            if self._hands is None:
-                _share(run, len(work.tasks))
+            if self._punctual:
+                self._wait(run, len(work.tasks), batch, peer)
             else:
-                self._wait(self._hands, run, len(work.tasks), batch, peer)
+                self._share(run, len(work.tasks))
         if batch.cancelled:
             batch.fail(CANCELLED)
         self._report(failure, batch, peer)
 
+    def _share(self, run: Callable[[], None], parts: int) -> None:
+        """Run on this thread and, for more than one part, some others; return when all ended."""
+        turns: list[Future[None]] = []
+        try:
+            with contextlib.suppress(RuntimeError):  # no more threads can be had: fewer do it
+                turns += (self._hands.submit(run) for _ in range(min(THREADS, parts - 1)))
+            run()
+        finally:
+            # One that has not begun has nothing to do; one that has uses the caller's memory.
+            self._hands.withdraw(turns)
+            errors = [turn.exception() for turn in turns if not turn.cancelled()]
+        for error in errors:
+            if error is not None:
+                raise error
+
     def _wait(
         self,
-        hands: Hands,
         run: Callable[[NDArray[np.int64], int], None],
         parts: int,
         batch: Batch,
@@ -240,9 +255,9 @@ class BlockFile:
         try:
             if batch.cancelled:
                 return
-            turns += (hands.submit(take, number) for number in range(parts))
+            turns += (self._hands.submit(take, number) for number in range(parts))
             turns[0].result(batch.remaining_s(peer))
-            hands.withdraw(turns)  # what has not begun by now has nothing to do
+            self._hands.withdraw(turns)  # what has not begun by now has nothing to do
             for turn in turns:
                 if not turn.cancelled():
                     turn.result(batch.remaining_s(peer))
@@ -257,13 +272,13 @@ class BlockFile:
         finally:
             batch.interrupt = None
             end()
-            hands.withdraw(turns)
+            self._hands.withdraw(turns)
             file.shut(gates.ctypes.data, parts)
 
     def _plan(self, batch: Batch) -> _Runs:
         """Cut a batch into pieces, sort them, join them into runs, and deal these out as tasks."""
         columns = (batch.offsets, batch.lengths, batch.addresses, batch.statuses)
-        in_place = IN_PLACE_BYTES if self._hands is None else _NEVER
+        in_place = _NEVER if self._punctual else IN_PLACE_BYTES
         sizes = (self.block, self._memory_block, in_place, PIECE_BYTES, THROUGH_BYTES)
         room = 2 * batch.offsets.size + batch.total_bytes // (THROUGH_BYTES // 2)
         pieces = np.empty((4, room), dtype=np.int64)
@@ -315,7 +330,8 @@ class BlockFile:
             number, where = int(failure[0]), int(failure[1])
             why = os.strerror(number) if number else "the file ends there"
             fault = f"{why} at byte {where}"
-            self._failed_at = where
+            if not batch.writing:
+                self._failed_at = where
         self.health.tell(batch.operation.verb, fault, peer)
 
     def sync(self, deadline: float) -> None:
@@ -324,14 +340,12 @@ class BlockFile:
         Raises DiskError where that failed: nobody knows then which of it is. Raises
         TransferTimeoutError for a device that hangs.
         """
-        fd = os.dup(self._fd)  # what hangs may outlive this object
-        turn = _threads.submit(_sync, fd)
+        left = remaining_s(deadline, "sync", self.name)  # nothing was tried: no word of the disk
+        turn = self._hands.submit(self._sync)
         try:
-            turn.result(remaining_s(deadline, "sync", self.name))
+            turn.result(left)
         except TimeoutError as error:
-            _threads.withdraw([turn])
-            if turn.cancelled():
-                os.close(fd)
+            self._hands.withdraw([turn])
             why = "the device does not say that it has everything"
             self.health.tell("sync", why, "its owner")
             raise TransferTimeoutError(why, operation="sync", peer=self.name) from error
@@ -343,6 +357,9 @@ class BlockFile:
                 peer=self.name,
             ) from error
         self.health.tell("sync")
+
+    def _sync(self) -> None:
+        os.fdatasync(self._fd)
 
     def look_again(self) -> None:
         """Try once more what failed, so that a disk that works again is known to; may block.
@@ -380,29 +397,6 @@ class BlockFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _share(run: Callable[[], None], parts: int) -> None:
-    """Run on this thread and, for more than one part, some others; return when all have ended."""
-    turns: list[Future[None]] = []
-    try:
-        with contextlib.suppress(RuntimeError):  # no more threads can be had: fewer do it
-            turns += (_threads.submit(run) for _ in range(min(THREADS, parts - 1)))
-        run()
-    finally:
-        # One that has not begun has nothing to do; one that has uses the caller's memory.
-        _threads.withdraw(turns)
-        errors = [turn.exception() for turn in turns if not turn.cancelled()]
-    for error in errors:
-        if error is not None:
-            raise error
-
-
-def _sync(fd: int) -> None:
-    try:
-        os.fdatasync(fd)
-    finally:
-        os.close(fd)
 
 
 @functools.cache

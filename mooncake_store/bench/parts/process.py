@@ -44,6 +44,7 @@ __all__ = [
 T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 240.0
+END_TIMEOUT_S = 60.0
 POLL_S = 0.001
 MESSAGE_BYTES_MAX = 2000
 
@@ -97,6 +98,20 @@ class Child:
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), MESSAGE_BYTES_MAX, max(0, size - MESSAGE_BYTES_MAX))
         return tail.decode(errors="replace").strip()
+
+    def end(self, timeout_s: float = END_TIMEOUT_S) -> None:
+        """Have it end in order, with what it would leave behind if it were killed.
+
+        Raises StoreError if it does not in time.
+        """
+        self._process.terminate()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise StoreError(
+                f"{self.name} did not end within {timeout_s:g} s",
+                advice=f"its last words: {self.last_words()}",
+            ) from None
 
     def close(self) -> None:
         """Kill the process and wait until it is gone: nothing it holds outlives the bench."""

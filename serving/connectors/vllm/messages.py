@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-__all__ = ["GroupBlocks", "LoadJob", "SaveJob", "SaveOutcome", "StepPlan", "WorkerReport"]
+__all__ = ["GroupBlocks", "LoadJob", "Rates", "SaveJob", "SaveOutcome", "StepPlan", "WorkerReport"]
+
+Rates: TypeAlias = dict[tuple[str, int], tuple[tuple[float, ...], ...]]
+"""What reads take, now and in calm, by transport and tier."""
 
 
 @dataclass(slots=True)
@@ -64,9 +68,9 @@ class WorkerReport:
     saves: dict[int, SaveOutcome] = field(default_factory=dict)
     unreadable: set[tuple[int, bytes]] = field(default_factory=set)
     failed_requests: set[str] = field(default_factory=set)
-    rates: dict[tuple[str, int], tuple[tuple[float, ...], ...]] = field(default_factory=dict)
-    """What reads take, now and in calm, by transport and tier: the scheduler's process reads
-    nothing itself."""
+    rates: dict[tuple[int, int], Rates] = field(default_factory=dict)
+    """What reads of each worker take, by its ranks: the scheduler's process reads nothing itself,
+    and a load is over when the slowest of them is."""
 
     def aggregate(self, other: WorkerReport) -> WorkerReport:
         """Add another worker's report."""

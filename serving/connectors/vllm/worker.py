@@ -219,7 +219,7 @@ class WorkerSide:
         if self._options.prefill_tokens_per_s:
             rates = self._moves.rates()
             with self._lock:
-                self._report.rates |= rates
+                self._report.rates[self._ranks] = rates
 
     def _load_in_place(
         self, wanted: list[tuple[_Slab, GroupBlocks]], bad: dict[int, set[bytes]]
