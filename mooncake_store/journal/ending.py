@@ -1,6 +1,6 @@
 """What a run leaves in its folder when it ends in good order, in place of its memory.
 
-    write_ending(folder, origin, ring, words)
+    write_ending(folder, origin, header, words)
     ring, words = read_ending(folder, origin)           # of the same boot, or None
 
 A page with what the ring said of itself, and a word for each row (`row_file.py`). All that the ring
@@ -38,9 +38,14 @@ _VERSION = 1
 _CHECK = FIRST_OWN + 8
 
 
-def write_ending(folder: Path, origin: Origin, ring: Ring, words: NDArray[np.int64]) -> None:
-    """Say how a run ended, and where rows were last written. Raises OSError, and leaves nothing."""
-    header = ring.header.copy()
+def write_ending(
+    folder: Path, origin: Origin, header: NDArray[np.int64], words: NDArray[np.int64]
+) -> None:
+    """Say how a run ended, and where rows were last written. Raises OSError, and leaves nothing.
+
+    `header` is that of a ring of which all is in files.
+    """
+    header = header.copy()
     header[FIRST_OWN:] = 0
     header[FIRST_OWN : FIRST_OWN + 8] = _own(origin, len(words))
     header[_CHECK] = _checksum(header, words)

@@ -376,8 +376,10 @@ class Keeper:
         if lock >= 0:
             self._settle()
             if self._writer.close(timeout_s):
-                if self._writer.state == "kept":
-                    self._noter.leave(self._folder, self._origin)
+                header = self._ring.ring.header.copy()
+                # What was changed since the thread ended is in the ring alone, and stays there.
+                if self._writer.state == "kept" and header[words.HEAD] == header[words.WRITTEN]:
+                    self._noter.leave(self._folder, self._origin, header)
                     self._ring.unlink()  # all of it is in files
                     self.ended = True
                 self._noter.close()

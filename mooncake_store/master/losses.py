@@ -211,15 +211,15 @@ class Noter:
             error.strerror or error if isinstance(error, OSError) else error,
         )
 
-    def leave(self, folder: Path, origin: Origin) -> None:
+    def leave(self, folder: Path, origin: Origin, header: NDArray[np.int64]) -> None:
         """Bring what was noted to the folder, because its memory goes with the ring.
 
-        For when the writer's thread has ended, and all is in files.
+        For when the writer's thread has ended, and all that the `header` tells of is in files.
         """
         if self._rows is None:
             return
         try:
-            write_ending(folder, origin, self._file.ring, _in_use(self._rows.words))
+            write_ending(folder, origin, header, _in_use(self._rows.words))
         except OSError as error:
             self._tell(error)
         self._rows.unlink()

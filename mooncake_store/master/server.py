@@ -177,10 +177,10 @@ class Master:
             await self._cluster.stop()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        if self._liveness is not None:
+            await self._liveness.stop()  # or it goes on to tell the shard who is absent
         if self._service is not None:
             await asyncio.to_thread(self._service.close)
-        if self._liveness is not None:
-            await self._liveness.stop()
         if self._supervisor is not None:
             await self._supervisor.stop(max(0.5, deadline - time.monotonic()))
         if self._state is not None:

@@ -263,6 +263,7 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(start_program, tmp_path)
     assert not (tmp_path / "port").exists()
 
 
+@pytest.mark.cold  # the store is found by its command line
 def test_the_store_may_go_away(start_program, tmp_path):
     program, facts = started(start_program, tmp_path)
     stores = [
