@@ -19,14 +19,21 @@ from tests.waiting import PATIENCE_S, until
 MASTER = ("-m", "mooncake_store", "master", "--port", "0", "--json")
 
 
-@pytest.fixture
-def starter(request):
+@pytest.fixture(scope="module")
+def renewed(request):
+    """What starts programs here; other tests may have changed what this process has."""
     found = request.config.stash[STARTER]
-    if found is None:
+    if found is not None:
+        found.renew()
+    return found
+
+
+@pytest.fixture
+def starter(renewed):
+    if renewed is None:
         pytest.skip("all programs start cold here")
-    found.renew()  # other tests may have changed what this process has
-    yield found
-    found.cold = False
+    yield renewed
+    renewed.cold = False
 
 
 @pytest.fixture(params=["warm", "cold"])
