@@ -91,7 +91,7 @@ class Hauler(Errands):
         self._states = StateLog(log)
 
     def _serve(self, connection: BlockingConnection, lent: dict[int, Lent]) -> bool:
-        body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH)
+        body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH, cold=self.cold)
         reply = connection.call(shard_wire.FETCH_HAULS, body, timeout_s=CALL_S)
         worked = False
         for haul in hauls_in(shard_wire.FETCH_HAULS.reply.unpack(reply)):

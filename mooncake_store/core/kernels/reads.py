@@ -10,6 +10,7 @@ from kernel_cache import njit
 from mooncake_store.core.codes import (
     ABSENT,
     AWAY,
+    COLD_HITS,
     DISK_HITS,
     HITS,
     HITS_BITS,
@@ -23,10 +24,12 @@ from mooncake_store.core.codes import (
     OK,
     READ_BYTES,
     READABLE,
+    REMOTE,
 )
 from mooncake_store.core.context import (
     ALIVE,
     BYTE,
+    COLD_ROWS,
     DEAD,
     FOUND,
     HITS_WINDOW_NS,
@@ -46,7 +49,7 @@ from mooncake_store.core.context import (
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.leases import lease
 from mooncake_store.core.kernels.table import find, is_living
-from mooncake_store.core.records import OVERFLOW, ROW
+from mooncake_store.core.records import COLD, OVERFLOW, ROW
 from mooncake_store.core.ring import HORIZON
 
 
@@ -164,9 +167,12 @@ def get(context, client, now, ttl, digests, answers, replicas):
         context[TALLY + MISSES] += misses
         context[TALLY + AWAY] += away
         context[TALLY + READ_BYTES] += nbytes
-        if seen & OFF_MEMORY:  # some of them lie on disks alone
+        if seen & OFF_MEMORY:  # some of them lie below memory alone
+            cold = column(context, COLD_ROWS, COLD)
             for i in range(count - hits, count):
-                context[TALLY + DISK_HITS] += (rows[notes[i]].flags & OFF_MEMORY) != 0
+                if rows[notes[i]].flags & OFF_MEMORY:
+                    far = cold[notes[i]].tiers == 1 << REMOTE
+                    context[TALLY + (COLD_HITS if far else DISK_HITS)] += 1
     return m
 
 

@@ -32,8 +32,9 @@ from mooncake_store.core.codes import (
     OBJECTS,
     OFF_MEMORY,
     OK,
-    ON_DISK,
+    BELOW,
     READABLE,
+    REMOTE,
     RETRY,
     SINK,
     SIZE_MAX,
@@ -111,6 +112,7 @@ def open_row(rows, cold, row, size, now, client, tenant, request, wanted, tally)
     cold[row].owner = client
     cold[row].wanted = wanted
     cold[row].pin_level = 0
+    cold[row].tiers = 0
 
 
 @njit(**KERNEL, inline="always")
@@ -136,7 +138,9 @@ def record(ring, at, rows, cold, row, kind):
     ring[at].digest_hi = rows[row].digest_hi
     ring[at].kind = kind
     ring[at].tenant = cold[row].tenant
-    ring[at].tier = DISK if rows[row].flags & OFF_MEMORY else MEMORY
+    ring[at].tier = MEMORY
+    if rows[row].flags & OFF_MEMORY:
+        ring[at].tier = REMOTE if cold[row].tiers == 1 << REMOTE else DISK
 
 
 @njit(**KERNEL, inline="always")
@@ -288,7 +292,8 @@ def start(
     enter(context, words, sizes, lengths, status, found, fresh)
     marks, marked = column(context, MARKS, INT64), context[MARKED]
     started, left, retries, total = 0, 0, 0, 0
-    tier = ON_DISK | OFF_MEMORY if column(context, TIERS, BYTE)[segment] == DISK else 0
+    on = np.int64(column(context, TIERS, BYTE)[segment])
+    tier = BELOW | OFF_MEMORY if on != MEMORY else 0
     for i in range(n):
         row = found[i]
         if status[i] == OK:
@@ -308,6 +313,7 @@ def start(
         set_first(rows, row, segment, offsets[i])
         rows[row].replicas = 1
         rows[row].flags = tier
+        cold[row].tiers = (1 << on) & ~(1 << MEMORY)
         total += sizes[i]
         answers[i].generation = rows[row].generation
         answers[i].replicas = 1
