@@ -101,8 +101,8 @@ def relieve(state: ShardState) -> EvictReport:
     """Evict a bounded number of objects from the segments above their high watermark.
 
     Where that leaves one full, of what is pinned softly, and all of them together are above theirs
-    as well, the coldest go wherever they lie, and those with pins last. Lower tiers come first: what
-    then leaves a higher one finds room there.
+    as well, the coldest go wherever they lie, and those with pins last. Lower tiers come first:
+    what then leaves a higher one finds room there.
     """
     if not state.numbers[places.BELOW_USED]:
         return _relieve(state, Tier.MEMORY)

@@ -443,12 +443,12 @@ FINISH_HAUL = Operation(
     _packed([("status", "i2")]),
     "ends a batch this client took; an object damaged at its source (CHECKSUM) loses that replica",
 )
-ELSEWHERE = 2
+FREE, ELSEWHERE = 0, 2
 HELD = Operation(
     "held",
-    0x39,
+    0x3A,
     _packed([("segment", "i2")], Column("offsets", "i8"), rows=HAUL_OBJECTS_MAX),
-    # 0: nothing begins there; 1: something may; 2: another shard knows.
+    # FREE: nothing begins there; 1: something may; ELSEWHERE: another shard knows.
     _packed([], Column("held", "u1")),
     "says at which places of a segment of this client objects begin, or late readers are",
 )
@@ -555,5 +555,6 @@ SHARD = Registry(
         FINISH_TASK,
         FETCH_HAULS,
         FINISH_HAUL,
+        HELD,
     ],
 )

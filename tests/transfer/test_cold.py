@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from typing import ClassVar
 
 import fsspec
 import numpy as np
@@ -31,8 +32,8 @@ class Faulty(MemoryFileSystem):
     """A store in memory that hangs, fails or lies when it is told to."""
 
     protocol = "faulty"
-    store: dict = {}
-    pseudo_dirs = [""]
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list] = [""]
     hang: threading.Event | None = None
     error: Exception | None = None
     lie = None
@@ -92,7 +93,9 @@ def columns(parts):
 
 def write(segment, *parts):
     offsets, lengths, memory, at = columns(parts)
-    return segment.write(offsets, lengths, at, soon()).tolist()
+    written = segment.write(offsets, lengths, at, soon()).tolist()
+    del memory
+    return written
 
 
 def read(segment, *ranges):
@@ -109,7 +112,7 @@ def read(segment, *ranges):
 def files(url):
     fs, root = fsspec.core.url_to_fs(url)
     fs.invalidate_cache()
-    return sorted(name for name in fs.find(root) if not name.endswith(cold.MARK))
+    return sorted(name for name in fs.find(root) if cold._FILE.fullmatch(name.rpartition("/")[2]))
 
 
 def data(nbytes, seed=0):
@@ -264,8 +267,7 @@ def test_a_store_that_hangs_holds_nobody_up_and_comes_back(faulty):
             read(segment, (0, 100))
         before = data(5000, 2)
         offsets, lengths, memory, at = columns([(4096, before)])
-        with pytest.raises(StoreError):
-            segment.write(offsets, lengths, at, soon())
+        assert segment.write(offsets, lengths, at, soon()).tolist() == [TransferTimeoutError.code]
         memory[:] = 0  # the caller's again
         until(lambda: refused(segment))
         faulty.hang = None
@@ -342,6 +344,10 @@ def test_calls_that_nobody_waits_for_are_bounded(faulty, monkeypatch):
     monkeypatch.setattr(remote, "QUEUED_MAX", 4)
     faulty.hang = threading.Event()
     store = remote.RemoteStore("faulty://pool")
-    with pytest.raises(UnavailableError, match="too many calls wait"):
-        for _ in range(remote.THREADS + 10):
+    refused = 0
+    for _ in range(remote.THREADS + 10):
+        try:
             store.begin(remote.Rank.READ, store.read, "x")
+        except UnavailableError as error:
+            refused += "too many calls wait" in str(error)
+    assert 6 <= refused < remote.THREADS + 10

@@ -288,6 +288,7 @@ class ColdSegment(OpenSegment):
         waiting: deque[tuple[int, int, _Upload, Future[None]]] = deque()
         todo = self._pieces(offsets, lengths, addresses, statuses)
         begun: dict[int, Extent] = {}
+        ended = np.zeros(len(offsets), np.bool_)
         try:
             while True:
                 for i, extent, piece, data in todo:
@@ -304,6 +305,10 @@ class ColdSegment(OpenSegment):
                 waiting.popleft()
                 if piece == len(begun[i].sums) - 1:
                     self._end_write(begun.pop(i), statuses[i] == 0)
+                    ended[i] = True
+        except StoreError as error:  # what has arrived has
+            statuses[~ended & (statuses == 0)] = error.code
+            return statuses
         finally:
             for _, _, upload, turn in waiting:
                 upload.give_up(turn)

@@ -195,7 +195,9 @@ class RemoteStore:
                 continue
             run()
 
-    def call(self, rank: Rank, patience_s: float, call: Callable[..., Result], *given: Any) -> Result:
+    def call(
+        self, rank: Rank, patience_s: float, call: Callable[..., Result], *given: Any
+    ) -> Result:
         """Have a call run and wait for it, longer than others may take."""
         turn = self.begin(rank, call, *given)
         deadline = time.monotonic() + patience_s

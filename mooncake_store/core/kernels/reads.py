@@ -168,10 +168,9 @@ def get(context, client, now, ttl, digests, answers, replicas):
         context[TALLY + AWAY] += away
         context[TALLY + READ_BYTES] += nbytes
         if seen & OFF_MEMORY:  # some of them lie below memory alone
-            cold = column(context, COLD_ROWS, COLD)
             for i in range(count - hits, count):
                 if rows[notes[i]].flags & OFF_MEMORY:
-                    far = cold[notes[i]].tiers == 1 << REMOTE
+                    far = column(context, COLD_ROWS, COLD)[notes[i]].tiers == 1 << REMOTE
                     context[TALLY + (COLD_HITS if far else DISK_HITS)] += 1
     return m
 

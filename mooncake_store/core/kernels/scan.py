@@ -8,11 +8,11 @@ import numpy as np
 
 from kernel_cache import njit
 from mooncake_store.core.codes import (
+    BELOW,
     HARD_PIN,
     KERNEL,
     MEMORY,
     OFF_MEMORY,
-    BELOW,
     READABLE,
     SINK,
     TASK,

@@ -1,15 +1,16 @@
 """Kernels that know of what a replica's segment is made: tiers of rows, and hauls between them.
 
 A row says by two flags whether complete replicas of it lie in memory and below (`Flag`), and its
-cold columns on which tiers below; `tiers[s]` is the tier of segment s. A replica that a haul writes is WRITING, and the last of its chain or behind complete
-ones. Layouts are those of `records.py`, places in `context` those of `context.py`. All kernels are
-O(n + replicas).
+cold columns on which tiers below; `tiers[s]` is the tier of segment s. A replica that a haul writes
+is WRITING, and the last of its chain or behind complete ones. Layouts are those of `records.py`,
+places in `context` those of `context.py`. All kernels are O(n + replicas).
 """
 
 import numpy as np
 
 from kernel_cache import njit
 from mooncake_store.core.codes import (
+    BELOW,
     BYTES,
     HARD_BYTES,
     HARD_PIN,
@@ -19,7 +20,6 @@ from mooncake_store.core.codes import (
     MISSING,
     NOTE_REMOVE,
     OFF_MEMORY,
-    BELOW,
     READABLE,
     TASK,
     UPSERT,
@@ -238,8 +238,8 @@ def unload(context, chosen, segment, arrived):
 def sort_notes(context, notes, hits_wanted, below, risers):
     """List the notes that are about rows below memory or that went, and the rows that are to rise.
 
-    Those were read, lie below memory alone, and were read `hits_wanted` times lately, if that is not 0.
-    Returns how many of each.
+    Those were read, lie below memory alone, and were read `hits_wanted` times lately, unless that
+    is 0. Returns how many of each.
     """
     rows = column(context, ROWS, ROW)
     count, rising = 0, 0

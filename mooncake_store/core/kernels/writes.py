@@ -10,6 +10,7 @@ import numpy as np
 from kernel_cache import njit
 from mooncake_store.core.codes import (
     ALREADY_EXISTS,
+    BELOW,
     BUSY,
     BYTES,
     DISK,
@@ -32,7 +33,6 @@ from mooncake_store.core.codes import (
     OBJECTS,
     OFF_MEMORY,
     OK,
-    BELOW,
     READABLE,
     REMOTE,
     RETRY,
@@ -273,9 +273,9 @@ def start(
 ):
     """Start puts of one replica each at `offsets` of one segment, and write their answers.
 
-    Does what `claim`, `attach` and `put_reply` do together, for keys that stand at `first` and
-    after in their batch; rows and statuses are left in FOUND and STATUS there. Returns (rows
-    started, offsets left over, now first, RETRY answers); -1 and nothing done if an offset is -1.
+    Does what `claim`, `attach` and `put_reply` do together, for keys from `first` on in a batch,
+    of which FOUND and STATUS then have rows and statuses. Returns (rows started, offsets left over,
+    now first, RETRY answers); -1 and nothing done if an offset is -1.
     """
     n = words.shape[0]
     for i in range(n):
@@ -287,13 +287,11 @@ def start(
     found = column(context, FOUND, INT32)[first : first + n]
     status = column(context, STATUS, INT16)[first : first + n]
     tally = context[TALLY : TALLY + TALLY_WORDS]
-    for i in range(n):
-        status[i] = OK
+    status[:] = OK
     enter(context, words, sizes, lengths, status, found, fresh)
     marks, marked = column(context, MARKS, INT64), context[MARKED]
     started, left, retries, total = 0, 0, 0, 0
-    on = np.int64(column(context, TIERS, BYTE)[segment])
-    tier = BELOW | OFF_MEMORY if on != MEMORY else 0
+    lies = np.int64(1) << np.int64(column(context, TIERS, BYTE)[segment]) & ~(1 << MEMORY)
     for i in range(n):
         row = found[i]
         if status[i] == OK:
@@ -312,8 +310,8 @@ def start(
         open_row(rows, cold, row, sizes[i], now, client, tenant, request, 1, tally)
         set_first(rows, row, segment, offsets[i])
         rows[row].replicas = 1
-        rows[row].flags = tier
-        cold[row].tiers = (1 << on) & ~(1 << MEMORY)
+        rows[row].flags = BELOW | OFF_MEMORY if lies else 0
+        cold[row].tiers = lies
         total += sizes[i]
         answers[i].generation = rows[row].generation
         answers[i].replicas = 1
