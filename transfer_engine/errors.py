@@ -196,7 +196,7 @@ class TooSlowError(StoreError):
     """A read was predicted to take longer than it is worth, so nothing was read.
 
     `predicted_s` is the least time that a read of the key would take by the prediction, over
-    `transport` from a segment of `tier` "memory" or "disk"; `peer` names it.
+    `transport` from a segment of `tier` "memory", "disk" or "cold"; `peer` names it.
     """
 
     code = -760

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mooncake_store.bench.harness import Report
+    from mooncake_store.worker.errands import Lent
 
 __all__ = ["ALTERNATIVES", "run"]
 
@@ -109,7 +110,7 @@ class _Hauls(_Side):
         identity = shard_wire.OpenClient(bytes(16), 1, "", "default")
         self._hauler = Hauler((memory, disk), told, identity, lambda _: (), None)
         stack.callback(self._hauler.close)
-        self._lent: dict[int, Segment | FileSegment] = {MEMORY: memory, DISK: disk}
+        self._lent: dict[int, Lent] = {MEMORY: memory, DISK: disk}
         self._address = memory.address
 
     def _haul(self, source: int, target: int, size: int, at: int) -> None:

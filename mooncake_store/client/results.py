@@ -254,7 +254,7 @@ class Replica:
     transport: str
     """How this client would read it; empty when that is not known yet."""
     tier: str
-    """"memory" or "disk"; empty as well."""
+    """"memory", "disk" or "cold"; empty as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +363,7 @@ class ReadPlace(NamedTuple):
     host: str
     transport: str
     tier: str
-    """"memory" or "disk"."""
+    """"memory", "disk" or "cold"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,6 +379,10 @@ def lent(given):
             worker.stop(leases_s=0.0)
 
 
+KEPT = {"name": f"effects-{os.getpid()}", "memory": "/dev/shm"}
+"""A worker that leaves a record."""
+
+
 def named_master(given):
     config = load(WorkerConfig, environ={}, overrides={"segments": "1MiB", **given}).value
     try:
@@ -459,6 +463,8 @@ OBSERVED = {
     "worker.port": Observation(FREE, lent, {"port": PORT + 1}),
     "worker.segments": Observation({"segments": "2MiB"}, lent),
     "worker.files": Observation({"files": f"{LENT_FILE}:1MiB"}, lent),
+    "worker.cold_url": Observation({"cold_url": "memory://effects"}, lent, KEPT),
+    "worker.cold": Observation({"cold": "2MiB"}, lent, {**KEPT, "cold_url": "memory://effects"}),
     "worker.memory": Observation({"memory": "/nowhere"}, lent),
     "worker.hugepages": Observation({"hugepages": "require"}, without_shared_huge_pages),
     "worker.overcommit": Observation({"overcommit": True}, without_memory(lent)),

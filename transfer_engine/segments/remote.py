@@ -1,0 +1,269 @@
+"""Calls of a filesystem of fsspec that end in time, whatever the store behind it does.
+
+    store = RemoteStore("s3://bucket/prefix")
+    store.begin(Rank.READ, store.read, "a/b").result(...)    # one call on a thread of the pool
+    store.wait(turn, "read", deadline)                        # its result, or a StoreError in time
+
+A store elsewhere may be slow, refuse, or hang, and no call can be taken back once it runs. So calls
+run on a few threads of their own, in the order of their rank, and whoever waits for one gives up
+after a while; its thread comes free when the call ends. Calls that fail one after the other have
+the store left alone for a moment, which grows: meanwhile what is asked of it fails at once.
+
+Who the caller is for the store is the business of fsspec: its configuration files and environment
+(FSSPEC_...), or what the filesystem finds by itself.
+
+Cost: a thread's turn and a queue a call.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import itertools
+import logging
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from transfer_engine.base import remaining_s
+from transfer_engine.errors import (
+    ConfigError,
+    NoSpaceError,
+    NotFoundError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Rank", "RemoteStore", "THREADS"]
+
+_log = logging.getLogger(__name__)
+
+THREADS = 8
+"""Calls under way at once."""
+CALL_S = 10.0
+"""How long nothing may end before who waits for it gives up."""
+QUEUED_MAX = 4096
+FAILING_AFTER = 3
+"""Calls in a row that failed, after which the store is left alone for REST_S, then longer."""
+REST_S, REST_S_MAX = 0.5, 30.0
+_IDLE_S = 5.0
+
+Result = TypeVar("Result")
+
+
+class Rank(enum.IntEnum):
+    """Who goes first: somebody waits for a read."""
+
+    READ = 0
+    WRITE = 1
+    TIDY = 2
+
+
+class RemoteStore:
+    """The files below a URL, named relative to it. Thread-safe."""
+
+    def __init__(self, url: str, *, timeout_s: float = CALL_S) -> None:
+        self.url = url
+        self.timeout_s = timeout_s
+        self._fs: Any = None
+        self._root = ""
+        self._opening = threading.Lock()
+        self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]]
+        self._queue = queue.PriorityQueue(QUEUED_MAX)
+        self._turns = itertools.count()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._failures = 0
+        self._rest_until, self._rest_s, self._why = 0.0, REST_S, ""
+
+    # -- calls, each on a thread of the pool
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file. Raises NotFoundError where there is none."""
+        fs = self._open()
+        found: bytes = fs.cat_file(self._path(name))
+        return found
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file, and the folders on its way below the URL."""
+        fs, path = self._open(), self._path(name)
+        try:
+            fs.pipe_file(path, data)
+        except FileNotFoundError:
+            parts = name.split("/")[:-1]
+            for count in range(1, len(parts) + 1):
+                try:
+                    fs.mkdir(self._path("/".join(parts[:count])), create_parents=False)
+                except FileExistsError:
+                    continue
+                except FileNotFoundError:  # the URL itself is not made: it may be away
+                    raise UnavailableError(f"there is no {self.url}", operation="write") from None
+            fs.pipe_file(path, data)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes of all files in a folder, by their names in it."""
+        fs, path = self._open(), self._path(folder)
+        fs.invalidate_cache()
+        found = fs.find(path, detail=True)
+        return {name.rpartition("/")[2]: int(info["size"]) for name, info in found.items()}
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder; none where there is no such folder."""
+        fs = self._open()
+        fs.invalidate_cache()
+        try:
+            found = fs.ls(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        names = [info["name"] for info in found if info["type"] == "directory"]
+        return [name.rstrip("/").rpartition("/")[2] for name in names]
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files; those that are gone already are no failure."""
+        fs, paths = self._open(), [self._path(name) for name in names]
+        try:
+            fs.rm(paths)
+        except FileNotFoundError:
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    fs.rm_file(path)
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder with all that is in it."""
+        with suppress(FileNotFoundError):
+            self._open().rm(self._path(folder), recursive=True)
+
+    def _open(self) -> Any:
+        with self._opening:
+            if self._fs is None:
+                from fsspec.core import url_to_fs
+
+                self._fs, root = url_to_fs(self.url)
+                self._root = root.rstrip("/")
+            return self._fs
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    # -- the pool
+
+    def begin(self, rank: Rank, call: Callable[..., Result], *given: Any) -> Future[Result]:
+        """Have a call run on a thread of the pool. Raises UnavailableError while that is no use."""
+        if time.monotonic() < self._rest_until:
+            raise UnavailableError(f"the store is left alone for a moment: {self._why}")
+        turn: Future[Result] = Future()
+
+        def run() -> None:
+            if not turn.set_running_or_notify_cancel():
+                return
+            try:
+                turn.set_result(call(*given))
+            except BaseException as error:
+                turn.set_exception(error)
+
+        try:
+            self._queue.put_nowait((rank, next(self._turns), run))
+        except queue.Full:
+            raise UnavailableError("too many calls wait for the store") from None
+        self._start_thread()
+        return turn
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._threads >= THREADS:
+                return
+            self._threads += 1
+        # A daemon: a call that hangs must not keep the process from ending.
+        threading.Thread(target=self._work, name="mooncake-remote", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                _, _, run = self._queue.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._queue.empty():  # who puts more starts a thread after it
+                        self._threads -= 1
+                        return
+                continue
+            run()
+
+    def call(
+        self, rank: Rank, patience_s: float, call: Callable[..., Result], *given: Any
+    ) -> Result:
+        """Have a call run and wait for it, longer than others may take."""
+        turn = self.begin(rank, call, *given)
+        deadline = time.monotonic() + patience_s
+        return self.wait(turn, call.__name__, deadline, patience_s=patience_s)
+
+    def wait(
+        self,
+        turn: Future[Result],
+        operation: str,
+        deadline: float,
+        *,
+        patience_s: float | None = None,
+    ) -> Result:
+        """Return what a call gave. Raises a StoreError for whatever went wrong, and in time."""
+        left_s = self.timeout_s if patience_s is None else patience_s
+        left_s = min(left_s, remaining_s(deadline, operation, self.url))
+        try:
+            found = turn.result(left_s)
+        except FileNotFoundError as error:
+            self._worked()  # it answers
+            raise NotFoundError(f"{self.url} has no {error}", advice="") from error
+        except StoreError as error:
+            if isinstance(error, UnavailableError):
+                self._failed(str(error))
+            else:
+                self._worked()
+            raise
+        except Exception as error:
+            if not turn.done():
+                turn.cancel()
+                self._failed(f"it did not answer within {left_s:.3g} s")
+                raise TransferTimeoutError(
+                    f"the store did not answer within {left_s:.3g} s",
+                    operation=operation,
+                    peer=self.url,
+                ) from None
+            raise self._meaning(error, operation) from error
+        self._worked()
+        return found
+
+    def _meaning(self, error: Exception, operation: str) -> StoreError:
+        """Return what an error of a filesystem is here."""
+        what = f"{type(error).__name__}: {error}"
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return NoSpaceError(f"{self.url} is full: {error}", operation=operation)
+        self._failed(what)
+        if isinstance(error, (ImportError, ValueError)):
+            return ConfigError(f"{self.url} cannot be opened: {what}", operation=operation)
+        return UnavailableError(what, operation=operation, peer=self.url)
+
+    def _failed(self, why: str) -> None:
+        with self._lock:
+            self._failures += 1
+            if self._failures < FAILING_AFTER:
+                return
+            if self._failures == FAILING_AFTER:
+                _log.warning("%s fails again and again: %s", self.url, why)
+            now = time.monotonic()
+            if now >= self._rest_until:
+                self._rest_until, self._why = now + self._rest_s, why
+                self._rest_s = min(2 * self._rest_s, REST_S_MAX)
+
+    def _worked(self) -> None:
+        if self._failures:
+            with self._lock:
+                if self._failures >= FAILING_AFTER:
+                    _log.info("%s answers again", self.url)
+                self._failures, self._rest_s, self._rest_until = 0, REST_S, 0.0
