@@ -189,7 +189,15 @@ def an_absence(seed):
         shard.check_integrity()
     said.append(np.array([shard.stats().misses, shard.stats().misses_absent]))
     assert said[-1].tolist() == [20 + 9, 20]
-    return said
+    # As after a journal that was cut: nobody knows what lies where something was put before.
+    shard.space.doubt_mounted(1)
+    later, new = 5 * 10**9, digests[:9] + np.uint64(1000)
+    rows, _ = shard.put_start(later, client, 0, new, sizes[:9])
+    generations = np.ascontiguousarray(rows["generation"])
+    shard.put_end(later, client, new, generations, np.zeros(9, np.uint64))
+    answers, replicas = shard.get(later, client, np.concatenate([digests[20:], new]), 10**9)
+    assert replicas["unsure"].tolist() == [1] * 40 + [0] * 9
+    return [*said, answers, replicas]
 
 
 def some_requests(shard, client, now, digests, sizes, options):
