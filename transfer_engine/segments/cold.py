@@ -17,8 +17,8 @@ mounted is empty) from one that has lost a file.
 
 Nothing is durable beyond what the store says: for a local directory that is the page cache.
 
-What is in the way of a write, or forgotten, is removed behind (`tend`). The index is in memory: a
-few hundred bytes an extent. Cost: one call of the store a piece, several at a time.
+What is in the way of a write, or forgotten, is removed behind (`tend`). The index is in memory. Cost:
+one call of the store a piece, several at a time.
 """
 
 from __future__ import annotations
