@@ -23,6 +23,7 @@ def starter(request):
     found = request.config.stash[STARTER]
     if found is None:
         pytest.skip("all programs start cold here")
+    found.renew()  # other tests may have changed what this process has
     yield found
     found.cold = False
 

@@ -155,13 +155,18 @@ class Starter:
         assert ours.recv(64) == b"warm", "the warm process ended; see what it wrote"
         self._channel = ours
 
-    def close(self):
-        """Let the warm process end, and have programs start the usual way from now on."""
-        subprocess._fork_exec = self.plain
+    def renew(self):
+        """Let the warm process end; the next one has what this process has by then."""
         with self._lock:
             if self._channel is not None:
                 self._channel.close()
                 self._process.wait(PATIENCE_S)
+                self._channel = None
+
+    def close(self):
+        """Let the warm process end, and have programs start the usual way from now on."""
+        subprocess._fork_exec = self.plain
+        self.renew()
 
 
 def _standard(call):

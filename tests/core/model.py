@@ -114,8 +114,15 @@ class Reference:
         return item if item is not None and self.alive(item.current) else None
 
     def absent(self, item: Object) -> bool:
-        """Whether a complete object cannot be read, and can be again if a worker comes back."""
-        return item.current is not None and not self.alive(item.current)
+        """Whether a complete object cannot be read, and can be again if a worker comes back.
+
+        Not if all it has left is where a copy was to arrive: its row waits for the sweep.
+        """
+        version = item.current
+        if version is None or self.alive(version):
+            return False
+        states = {self.segments[e.segment].state for e in version.extents if e.readable}
+        return SegmentState.ABSENT in states
 
     def evictable(self, item: Object) -> bool:
         return (
@@ -299,7 +306,8 @@ class Reference:
         if item is None:
             return PLACED | NO_ROOM
         if item.task is not None:
-            return {Status.BUSY} if upsert or self.absent(item) else {Status.ALREADY_EXISTS}
+            unread = not self.alive(item.current)
+            return {Status.BUSY} if upsert or unread else {Status.ALREADY_EXISTS}
         if upsert:
             return PLACED | NO_ROOM
         if self.absent(item):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from mooncake_store.core.janitor import DRAINS_KEPT, DrainState
+from mooncake_store.core.janitor import ATTENDED_MAX, DRAINS_KEPT, DrainState
+from mooncake_store.core.options import ShardConfig, StartOptions
 from mooncake_store.core.records import SegmentState, Status
 from mooncake_store.core.tasks import TaskKind, TaskState
-from tests.core.lab import SECOND, Lab, digests_of
+from tests.core.checked import Checked
+from tests.core.lab import MIB, SECOND, Lab, digests_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 S = Status
 
@@ -78,6 +85,49 @@ def test_a_task_that_is_told_again_and_again_still_ends() -> None:
     assert found is not None
     assert found.state == TaskState.FAILED
     assert lab.remove([1]) == [S.OK]
+
+
+def test_a_copy_whose_source_is_gone_is_fenced_though_its_row_waits_for_the_sweep() -> None:
+    """Invariants 4 and 5: no bytes that its copier or a reader may touch are given anew."""
+    lab = Checked(ShardConfig(), MIB)
+    worker = lab.open_client(1, 1)
+    for number in range(3):
+        lab.mount(worker, number, 2 * MIB, f"host{number}")
+    before, last = range(ATTENDED_MAX + 44), ATTENDED_MAX + 44
+
+    def put(keys: Sequence[int], size: int, options: StartOptions) -> None:
+        lab.put_start(worker, keys, [size] * len(keys), options, lambda _: 0, str)
+        begun = [i for i in lab.model.objects.values() if i.writing is not None]
+        generations = [i.writing.generation for i in begun if i.writing is not None]
+        lab.put_end(worker, [i.key for i in begun], generations)
+
+    put(before, 64, StartOptions(replicas=2, excluded=("s2",)))
+    put([last], 1 * MIB, StartOptions(excluded=("s1", "s2")))
+    lab.submit(last, [2], 0)
+    lab.fetch(worker, range(last + 1))
+    (number,) = lab.model.tasks
+    lab.get(worker, [last], 1000 * SECOND)
+    lab.unmount(worker, 0, False)
+    assert lab.shard.tasks.get(number).state == TaskState.PROCESSING  # its row was not reached
+    lab.get(worker, [last], 0)  # is lost, and not absent
+    put([last], 64, StartOptions())  # is busy
+    for key in (last + 1, last + 2):  # evicts what it may; the target is not among that
+        put([key], 3 * MIB // 2, StartOptions(excluded=("s1",)))
+        assert lab.shard.tasks.get(number).state == TaskState.PROCESSING
+        lab.check()
+    lab.tick()
+    assert lab.shard.tasks.get(number).state == TaskState.FAILED
+    put([last + 3], 3 * MIB // 2, StartOptions(excluded=("s1",)))
+    assert last + 3 not in lab.model.objects  # the copier may be late
+    lab.mount(worker, 0, 2 * MIB, "host0")
+    put([last + 4], 3 * MIB // 2, StartOptions(excluded=("s1", "s2")))
+    assert last + 4 not in lab.model.objects  # the reader may read there still
+    lab.at(1001 * SECOND)
+    lab.tick()
+    put([last + 5], 3 * MIB // 2, StartOptions(excluded=("s0", "s1")))
+    put([last + 6], 3 * MIB // 2, StartOptions(excluded=("s1", "s2")))
+    assert {last + 5, last + 6} <= set(lab.model.objects)
+    lab.check()
 
 
 def test_submitting_for_what_is_not_there() -> None:

@@ -18,8 +18,8 @@ from mooncake_store.worker.hauler import Hauler
 from transfer_engine import FileSegment, Segment, TransferServer
 from transfer_engine.errors import (
     ChecksumMismatchError,
+    DiskError,
     NotFoundError,
-    TransferError,
     TruncatedError,
 )
 
@@ -195,8 +195,8 @@ def test_nothing_has_arrived_where_the_medium_cannot_be_told_to_have_it(lab, mon
     lab.fill(lab.memory, lab.here)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fail)
-        assert lab.haul(MEMORY, lab.here, DISK, lab.there) == [TransferError.code] * len(SIZES)
-        assert lab.haul(MEMORY, lab.here, FAR_DISK, lab.there) == [TransferError.code] * len(SIZES)
+        assert lab.haul(MEMORY, lab.here, DISK, lab.there) == [DiskError.code] * len(SIZES)
+        assert lab.haul(MEMORY, lab.here, FAR_DISK, lab.there) == [DiskError.code] * len(SIZES)
     assert lab.haul(MEMORY, lab.here, DISK, lab.there) == [0] * len(SIZES)
 
 

@@ -67,6 +67,9 @@ class Watch:
     def state(self, uuid, epoch):
         return self._states.get((uuid, epoch), "")
 
+    def faults(self):
+        return {}
+
     def call_back(self, uuid):
         self.called_back.add(uuid)
 
