@@ -253,7 +253,9 @@ class DiskError(TransferError):
     """The disk under a segment failed to read, to write, or to say that it has everything."""
 
     code = -803
-    default_advice = "`mooncake status` says which disk and why; what lies there is as good as lost"
+    default_advice = (
+        "`mooncake status` says which and why; until it is well, what lies there is a miss"
+    )
 
 
 class ProtocolError(StoreError):

@@ -256,6 +256,11 @@ class Replica:
     tier: str
     """"memory", "disk" or "cold"; empty as well."""
 
+    @property
+    def below(self) -> bool:
+        """Whether it is known to lie below memory."""
+        return self.tier not in ("", "memory")
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:

@@ -15,9 +15,10 @@ import numpy as np
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.requests import KeyRequests
 from mooncake_store.client.steps import CLUSTER, Opens, ask_one
-from mooncake_store.core.records import GET_ROW, REPLICA
+from mooncake_store.core.records import GET_ROW, REPLICA, Tier
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.wire.cluster import SEGMENTS, SegmentsRequest
+from transfer_engine.staging import WINDOW_BYTES, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
     Reached = list[tuple[Target, Column]]
     Lost = list[tuple[Target, Column, StoreError]]
 
-__all__ = ["NO_REPLICAS", "KeyTransfers", "learn_segments", "records", "still_there"]
+__all__ = [
+    "NO_REPLICAS",
+    "KeyTransfers",
+    "in_parts",
+    "learn_segments",
+    "records",
+    "still_there",
+]
 
 NO_REPLICAS = np.empty((0, 2), np.int64)
 NO_REPLICAS.flags.writeable = False  # the one type the kernels are compiled for
@@ -134,6 +142,20 @@ class KeyTransfers(KeyRequests):
             before = self.failures[at].tried if at in self.failures else what
             self.failures[at] = Failure(code, before if what in before else f"{before}; {what}")
         self.status[index] = k.FAILED
+
+
+def in_parts(reached: Reached, lengths: Column) -> Reached:
+    """Cut what is read from stores elsewhere into parts of which each object fails alone.
+
+    A store may have lost one of many, and an owner tells which of no more than that.
+    """
+    out: Reached = []
+    for target, some in reached:
+        if target.entry.tier == Tier.COLD:
+            out += ((target, some[chosen]) for chosen in parts(lengths[some], WINDOW_BYTES))
+        else:
+            out.append((target, some))
+    return out
 
 
 def learn_segments(core: Core, numbers: set[int], until: float) -> Steps[None]:

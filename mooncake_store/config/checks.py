@@ -5,15 +5,10 @@ Each raises Contradiction, which names the settings for the loader. O(length of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mooncake_store.config.setting import Contradiction
 from mooncake_store.endpoint import LOCAL, is_local, is_loopback, split_quota
 from mooncake_store.units import MIB
 from transfer_engine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mooncake_store.config.settings import WorkerConfig
 
 __all__ = [
     "check_cold",
@@ -100,12 +95,10 @@ def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> N
         )
 
 
-def check_cold(worker: WorkerConfig) -> None:
+def check_cold(name: str, memory: str, hugepages: str, transports: tuple[str, ...]) -> None:
     """Refuse a store that the worker's next run would not find, or that nobody could read."""
-    if not worker.cold_url:
-        return
-    kept = worker.name and worker.memory != "anonymous"
-    if not kept or (worker.memory, worker.hugepages) == ("auto", "require"):
+    kept = name and memory != "anonymous"
+    if not kept or (memory, hugepages) == ("auto", "require"):
         raise Contradiction(
             "worker.cold_url names a store where a worker finds what is its own by its "
             "worker.name and a record beside its worker.memory, and this one has none",
@@ -113,7 +106,7 @@ def check_cold(worker: WorkerConfig) -> None:
             "name",
             "memory",
         )
-    if "tcp" not in worker.transports:
+    if "tcp" not in transports:
         raise Contradiction(
             "worker.cold_url names what others read over tcp, which worker.transports leaves out",
             "cold_url",

@@ -40,6 +40,7 @@ from transfer_engine.errors import (
 from transfer_engine.segments.cold import ColdSegment
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.memory import Segment
+from transfer_engine.staging import parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -168,14 +169,14 @@ class Hauler(Errands):
     ) -> NDArray[np.int32]:
         """Read, compare, and write what is as it was put."""
         statuses = np.zeros(len(haul.sizes), np.int32)
-        for first, stop in _parts(haul.sizes):
-            part = haul.part(slice(first, stop))
+        for chosen in parts(haul.sizes, PART_BYTES):
+            part = haul.part(chosen)
             memory = np.empty(int(part.sizes.sum()), np.uint8)
             at = memory.ctypes.data + np.cumsum(part.sizes) - part.sizes
             read = self._read(part, source, at)
             good = np.flatnonzero(read == 0)
             read[good] = write(part.target_offsets[good], part.sizes[good], at[good])
-            statuses[first:stop] = read
+            statuses[chosen] = read
         return statuses
 
     def _read(
@@ -256,14 +257,3 @@ def hauls_in(columns: Any) -> Iterator[Haul]:
             columns.size[first:stop],
             columns.checksum[first:stop],
         )
-
-
-def _parts(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield (first, stop) of objects of PART_BYTES together, or of one that is larger."""
-    ends = np.cumsum(sizes)
-    first = 0
-    while first < len(sizes):
-        before = int(ends[first - 1]) if first else 0
-        stop = max(first + 1, int(np.searchsorted(ends, before + PART_BYTES, "right")))
-        yield first, stop
-        first = stop

@@ -162,7 +162,7 @@ class LastingCold:
         """Replace what is there; what fails is told once, and no more."""
         store = self._store
         try:
-            store.call(Rank.WRITE, _COLD_S, store.write, self._name, content)
+            store.call(Rank.WRITE, _COLD_S, store.make, self._name, content)
         except StoreError as error:
             if not self._failing:
                 log.warning(

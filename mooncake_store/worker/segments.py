@@ -255,8 +255,10 @@ class WorkerSegments:
         self.run = 0  # not before: what fails on the way is done once more
 
     def faults(self) -> tuple[tuple[bytes, str], ...]:
-        """What is wrong with disks, by the uuids of their segments."""
-        told = ((uuid, file.health.fault) for uuid, file in self._disks())
+        """What is wrong with disks and stores, by the uuids of their segments."""
+        told = [(uuid, file.health.fault) for uuid, file in self._disks()]
+        stores = [each for each in self.segments if isinstance(each, ColdSegment)]
+        told += [(store.uuid, store.health.fault) for store in stores]
         return tuple((uuid, fault) for uuid, fault in told if fault)
 
     def look_again(self) -> None:

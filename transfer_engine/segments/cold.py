@@ -17,8 +17,8 @@ mounted is empty) from one that has lost a file.
 
 Nothing is durable beyond what the store says: for a local directory that is the page cache.
 
-What is in the way of a write, or forgotten, is removed behind (`tend`). The index is in memory. Cost:
-one call of the store a piece, several at a time.
+What is in the way of a write, or forgotten, is removed behind (`tend`). The index is in memory.
+Cost: one call of the store a piece, several at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from transfer_engine.base import FAILED, NO_SPACE, TIMED_OUT, TRUNCATED
+from transfer_engine.base import DISK_FAILED, FAILED, NO_SPACE, TIMED_OUT, TRUNCATED
 from transfer_engine.checksum import checksum_one
 from transfer_engine.errors import (
     AuthError,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transfer_engine.base import Batch
+    from transfer_engine.segments.health import DiskHealth
     from transfer_engine.segments.mapping import Mapping
 
     Column = NDArray[np.int64]
@@ -114,6 +115,7 @@ class ColdSegment(OpenSegment):
 
     lent_as: ClassVar[str] = ""
     page_kind: ClassVar[str] = "cold"
+    elsewhere: ClassVar[bool] = True
 
     def __init__(
         self, store: RemoteStore, folder: str, size: int, *, name: str, uuid: bytes | None
@@ -129,6 +131,7 @@ class ColdSegment(OpenSegment):
         self._doomed: deque[str] = deque(maxlen=DOOMED_MAX)
         self._number = time.time_ns()
         self._tidied = False
+        self._removals: list[Future[None]] = []
         self._closed = False
         self.ready_to_use = False
         """Whether what lies in the store is known."""
@@ -151,6 +154,11 @@ class ColdSegment(OpenSegment):
         check_name(name)
         store = RemoteStore(url) if timeout_s is None else RemoteStore(url, timeout_s=timeout_s)
         return cls(store, folder, size, name=name, uuid=uuid)
+
+    @property
+    def health(self) -> DiskHealth:
+        """How the store does."""
+        return self._store.health
 
     @property
     def extents(self) -> int:
@@ -180,9 +188,10 @@ class ColdSegment(OpenSegment):
         columns = batch.offsets, batch.lengths, batch.addresses
         try:
             self._read(*columns, batch.statuses, batch.deadline)
-        except TransferTimeoutError as error:  # of the store: nothing is wrong with the peer
-            _log.debug("%s: %s", self.name, error)
-            batch.fail(TIMED_OUT)
+        except StoreError as error:  # of the store, whose health tells it; the peer did nothing
+            _log.debug("%s, for %s: %s", self.name, peer, error)
+            slow = isinstance(error, TransferTimeoutError)
+            batch.fail(TIMED_OUT if slow else DISK_FAILED)
 
     def close(self) -> None:
         """Give the segment up; what is in the store stays. Idempotent."""
@@ -226,21 +235,23 @@ class ColdSegment(OpenSegment):
                 part = _Wanted(i, low - first, high - first, address + low - begin)
                 wanted[extent.start, piece].append(part)
         waiting: deque[tuple[tuple[int, int], Future[bytes]]] = deque()
-        todo = iter(list(wanted))
+        todo, fault = iter(list(wanted)), ""
         try:
             while True:
                 for key in todo:
-                    extent, call = extents[key[0]], (self._fetch, extents[key[0]], key[1])
+                    call = self._fetch, extents[key[0]], key[1]
                     waiting.append((key, self._store.begin(Rank.READ, *call)))
                     if len(waiting) == AHEAD:
                         break
                 if not waiting:
-                    return
+                    break
                 key, turn = waiting.popleft()
-                self._give(turn, wanted[key], statuses, deadline)
+                fault = self._give(turn, wanted[key], statuses, deadline) or fault
         finally:
             for _, turn in waiting:
                 turn.cancel()
+        if wanted:
+            self.health.tell("content", fault, "who reads")
 
     def _give(
         self,
@@ -248,18 +259,19 @@ class ColdSegment(OpenSegment):
         parts: list[_Wanted],
         statuses: NDArray[np.int32],
         deadline: float,
-    ) -> None:
-        """Wait for a piece, and copy it to who wanted it, unless that failed."""
+    ) -> str:
+        """Wait for a piece, and copy it to who wanted it; return what is wrong with its file."""
         try:
             data = self._store.wait(turn, "read", deadline)
         except (ChecksumMismatchError, NotFoundError) as error:
             lost = isinstance(error, NotFoundError)
             for part in parts:
                 statuses[part.request] = TRUNCATED if lost else DAMAGED
-            return
+            return error.what
         for part in parts:
             view = data[part.begin : part.end]
             ctypes.memmove(part.address, view, len(view))
+        return ""
 
     def _fetch(self, extent: Extent, piece: int) -> bytes:
         """Read a file and compare it. On a thread of the pool."""
@@ -367,9 +379,9 @@ class ColdSegment(OpenSegment):
         """
         if not self.ready_to_use:
             self._learn()
+        self._look_again()
         if not self._tidied:
             self._remove_former()
-            self._tidied = True
         with self._lock:
             names = [self._doomed.popleft() for _ in range(min(len(self._doomed), REMOVED_AT_ONCE))]
         if not names:
@@ -386,14 +398,14 @@ class ColdSegment(OpenSegment):
         """Know what lies in the store, or make the folder."""
         mark, store = f"{self._folder}/{MARK}", self._store
         if not self._taken_up:
-            store.call(Rank.WRITE, store.timeout_s, store.write, mark, self.name.encode())
+            store.call(Rank.WRITE, store.timeout_s, store.make, mark, self.name.encode())
             self.ready_to_use = True
             return
         try:
             store.call(Rank.READ, store.timeout_s, store.read, mark)
         except NotFoundError:
             raise UnavailableError(_AWAY.format(store.url), operation="open") from None
-        self._enter_all(store.call(Rank.READ, LISTED_S, store.sizes, self._folder))
+        self._enter_all(store.call(Rank.TIDY, LISTED_S, store.sizes, self._folder))
         self.ready_to_use = True
         _log.info("%s has %d extents in %s", self.name, len(self._extents), store.url)
 
@@ -422,14 +434,33 @@ class ColdSegment(OpenSegment):
                 self._number = max(self._number, number)
             self._doomed.extend(doomed)
 
+    def _look_again(self) -> None:
+        """Try what failed once more, so that nobody has to who is in need of it."""
+        store, mark = self._store, f"{self._folder}/{MARK}"
+        if self.health.fails("read"):
+            try:
+                store.call(Rank.READ, store.timeout_s, store.read, mark)
+            except NotFoundError:
+                raise UnavailableError(_AWAY.format(store.url), operation="read") from None
+        if self.health.fails("write"):
+            store.call(Rank.WRITE, store.timeout_s, store.write, mark, self.name.encode())
+
     def _remove_former(self) -> None:
-        """Remove what former segments of this folder left."""
+        """Remove what former segments of this folder left; it may take long, so nobody waits."""
+        if self._removals:
+            ended = all(turn.done() for turn in self._removals)
+            self._tidied = ended and all(turn.exception() is None for turn in self._removals)
+            if ended:
+                self._removals.clear()
+            return
         names = self._store.call(Rank.TIDY, LISTED_S, self._store.folders, self._all)
         for name in names:
             if re.fullmatch("[0-9a-f]{32}", name) and name != self.uuid.hex():
                 folder = f"{self._all}/{name}"
                 _log.info("%s: what an earlier segment left in %s is removed", self.name, folder)
-                self._store.begin(Rank.TIDY, self._store.remove_folder, folder)
+                turn = self._store.begin(Rank.TIDY, self._store.remove_folder, folder)
+                self._removals.append(turn)
+        self._tidied = not self._removals
 
     def after(self, start: int, count: int) -> list[Extent]:
         """Return up to so many extents that begin at a place or behind."""
@@ -505,7 +536,8 @@ class _Upload:
 
     def give_up(self, turn: Future[None]) -> None:
         self._late = True
-        turn.cancel()
+        if turn.cancel():
+            self._data = b""  # its turn may be long in coming
 
 
 def _sum(data: bytes) -> int:

@@ -7,7 +7,8 @@
 A store elsewhere may be slow, refuse, or hang, and no call can be taken back once it runs. So calls
 run on a few threads of their own, in the order of their rank, and whoever waits for one gives up
 after a while; its thread comes free when the call ends. Calls that fail one after the other have
-the store left alone for a moment, which grows: meanwhile what is asked of it fails at once.
+the store left alone for a moment, which grows: meanwhile what is asked of it fails at once. How it
+does is in `health`.
 
 Who the caller is for the store is the business of fsspec: its configuration files and environment
 (FSSPEC_...), or what the filesystem finds by itself.
@@ -25,7 +26,7 @@ import queue
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer_engine.base import remaining_s
@@ -37,6 +38,7 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.segments.health import DiskHealth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +56,8 @@ FAILING_AFTER = 3
 """Calls in a row that failed, after which the store is left alone for REST_S, then longer."""
 REST_S, REST_S_MAX = 0.5, 30.0
 _IDLE_S = 5.0
+_USES = {"make": "write", "sizes": "list", "folders": "list", "remove_folder": "remove"}
+"""What calls are to the health of a store, where it is not their name."""
 
 Result = TypeVar("Result")
 
@@ -72,6 +76,8 @@ class RemoteStore:
     def __init__(self, url: str, *, timeout_s: float = CALL_S) -> None:
         self.url = url
         self.timeout_s = timeout_s
+        self.health = DiskHealth(url)
+        """Its uses: read, write, room, list, remove, and content, of which this knows nothing."""
         self._fs: Any = None
         self._root = ""
         self._opening = threading.Lock()
@@ -92,6 +98,17 @@ class RemoteStore:
         return found
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a whole file into a folder that is there, if the store has such things."""
+        fs, path = self._open(), self._path(name)
+        try:
+            fs.pipe_file(path, data)
+        except FileNotFoundError:
+            folder = name.rpartition("/")[0]
+            raise UnavailableError(
+                f"{self.url} has no {folder}: it is away, or was emptied"
+            ) from None
+
+    def make(self, name: str, data: bytes) -> None:
         """Write a whole file, and the folders on its way below the URL."""
         fs, path = self._open(), self._path(name)
         try:
@@ -164,7 +181,9 @@ class RemoteStore:
             if not turn.set_running_or_notify_cancel():
                 return
             try:
-                turn.set_result(call(*given))
+                # What only tidies up may take long.
+                with self.health.attempt(0) if rank < Rank.TIDY else nullcontext():
+                    turn.set_result(call(*given))
             except BaseException as error:
                 turn.set_exception(error)
 
@@ -201,7 +220,8 @@ class RemoteStore:
         """Have a call run and wait for it, longer than others may take."""
         turn = self.begin(rank, call, *given)
         deadline = time.monotonic() + patience_s
-        return self.wait(turn, call.__name__, deadline, patience_s=patience_s)
+        use = _USES.get(call.__name__, call.__name__)
+        return self.wait(turn, use, deadline, patience_s=patience_s)
 
     def wait(
         self,
@@ -212,30 +232,31 @@ class RemoteStore:
         patience_s: float | None = None,
     ) -> Result:
         """Return what a call gave. Raises a StoreError for whatever went wrong, and in time."""
-        left_s = self.timeout_s if patience_s is None else patience_s
-        left_s = min(left_s, remaining_s(deadline, operation, self.url))
+        patience_s = self.timeout_s if patience_s is None else patience_s
+        left_s = min(patience_s, remaining_s(deadline, operation, self.url))
         try:
             found = turn.result(left_s)
         except FileNotFoundError as error:
-            self._worked()  # it answers
+            self._worked(operation)  # it answers
             raise NotFoundError(f"{self.url} has no {error}", advice="") from error
         except StoreError as error:
             if isinstance(error, UnavailableError):
-                self._failed(str(error))
+                self._failed(operation, error.what)
             else:
-                self._worked()
+                self._worked(operation)
             raise
         except Exception as error:
             if not turn.done():
                 turn.cancel()
-                self._failed(f"it did not answer within {left_s:.3g} s")
+                if left_s > 0.9 * patience_s:  # else who waits was in a hurry
+                    self._failed(operation, f"it did not answer within {left_s:.3g} s")
                 raise TransferTimeoutError(
                     f"the store did not answer within {left_s:.3g} s",
                     operation=operation,
                     peer=self.url,
                 ) from None
             raise self._meaning(error, operation) from error
-        self._worked()
+        self._worked(operation)
         return found
 
     def _meaning(self, error: Exception, operation: str) -> StoreError:
@@ -243,27 +264,28 @@ class RemoteStore:
         what = f"{type(error).__name__}: {error}"
         number = error.errno if isinstance(error, OSError) else None
         if number in (errno.ENOSPC, errno.EDQUOT):
+            self.health.tell("room", str(error), "its owner")
             return NoSpaceError(f"{self.url} is full: {error}", operation=operation)
-        self._failed(what)
+        self._failed(operation, what)
         if isinstance(error, (ImportError, ValueError)):
             return ConfigError(f"{self.url} cannot be opened: {what}", operation=operation)
         return UnavailableError(what, operation=operation, peer=self.url)
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, use: str, why: str) -> None:
+        self.health.tell(use, why, "its owner")
         with self._lock:
             self._failures += 1
             if self._failures < FAILING_AFTER:
                 return
-            if self._failures == FAILING_AFTER:
-                _log.warning("%s fails again and again: %s", self.url, why)
             now = time.monotonic()
             if now >= self._rest_until:
                 self._rest_until, self._why = now + self._rest_s, why
                 self._rest_s = min(2 * self._rest_s, REST_S_MAX)
 
-    def _worked(self) -> None:
+    def _worked(self, use: str) -> None:
+        self.health.tell(use)
+        if use == "write":
+            self.health.tell("room")
         if self._failures:
             with self._lock:
-                if self._failures >= FAILING_AFTER:
-                    _log.info("%s answers again", self.url)
                 self._failures, self._rest_s, self._rest_until = 0, REST_S, 0.0
