@@ -223,6 +223,17 @@ def test_events_say_where_an_object_lay() -> None:
     ]
 
 
+def test_events_of_a_rename_say_where_an_object_lies() -> None:
+    pool = world()
+    sink(pool, 1)
+    pool.shard.rename(pool.now, digests_of([1]), digests_of([2]))
+    _, events, _ = pool.shard.events.since(2)
+    assert [(int(e["kind"]), int(e["tier"])) for e in events] == [
+        (EventKind.REMOVED, Tier.COLD),
+        (EventKind.STORED, Tier.COLD),
+    ]
+
+
 @pytest.mark.parametrize("tiers", ["memory and cold", "all"])
 def test_a_tenant_with_a_quota_evicts_what_lies_cold(tiers: str) -> None:
     pool = world(disk=MIB if tiers == "all" else 0)

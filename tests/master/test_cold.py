@@ -1,6 +1,8 @@
 """Objects in a store elsewhere: they go there, are read through their worker, and found again."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from mooncake_store import Client
+from mooncake_store.compat.metrics import metrics
 from mooncake_store.config.settings import WorkerConfig
 from mooncake_store.core.records import Tier
 from mooncake_store.errors import StoreError
@@ -16,6 +19,7 @@ from mooncake_store.worker.worker import Worker
 from tests.transfer.test_cold import faulty, files
 from tests.waiting import until
 from transfer_engine.segments import remote
+from transfer_engine.staging import WINDOW_BYTES
 
 MIB = 1 << 20
 SIZE = 256 * 1024
@@ -53,7 +57,8 @@ def lend(tmp_path):
 
 @pytest.fixture
 def pool(start_cluster, tmp_path):
-    return start_cluster(workers=0, state=tmp_path / "state")
+    """A pool where what went away stays there, however often it is asked for."""
+    return start_cluster(workers=0, state=tmp_path / "state", master={"promotion_hits": 0})
 
 
 def tiers(client, key):
@@ -101,7 +106,8 @@ def test_a_pool_is_as_large_as_its_store(pool, lend, tmp_path, kind):
         assert all(read(client, key) == value_of(key) for key in left)
 
 
-def test_what_is_read_again_comes_back_to_memory(pool, lend, tmp_path):
+def test_what_is_read_again_comes_back_to_memory(start_cluster, lend):
+    pool = start_cluster(workers=0)
     lend(pool, f"memory://far{time.time_ns()}")
     with Client(pool.url) as client:
         (key, *_) = fill(client)
@@ -152,19 +158,61 @@ def test_what_the_run_of_another_life_left_is_removed(start_cluster, lend, tmp_p
     until(lambda: not before & set(files(url)))
 
 
-def test_a_store_that_fails_is_misses_with_a_reason_and_comes_back(pool, lend, faulty, caplog):
+def status(cluster):
+    """What the command says."""
+    command = [sys.executable, "-m", "mooncake_store", "status", "--url", cluster.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def fault(client):
+    """What the pool says is wrong with the store."""
+    (entry,) = [s for s in client.status().segments if s.tier == Tier.COLD]
+    return entry.fault
+
+
+def test_a_store_that_fails_is_misses_with_a_reason_and_comes_back(pool, lend, faulty):
     lend(pool, "faulty://far")
     with Client(pool.url) as client:
         cold = fill(client)
+        assert fault(client) == ""
         faulty.error = PermissionError("no credentials")
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError, match="the disk or store under the segment failed"):
             client.get(cold[0])
         found = client.get_many(cold[:4])
         assert not found.ok
         near = next(k for k in KEYS if tiers(client, k) == {"memory"})
         assert read(client, near) == value_of(near)
+        until(lambda: "no credentials" in fault(client))
+        assert "store of w-1, worker w: read: PermissionError: no credentials" in status(pool)
+        line = 'segment_store_failing{segment="w-1"} '
+        told = metrics(client.store_stats(), client.status())
+        assert line + "1" in told.splitlines()
+        assert "segment_disk_failing{" not in told
         faulty.error = None
+        until(lambda: fault(client) == "")  # with nobody who reads
+        assert line + "0" in metrics(client.store_stats(), client.status()).splitlines()
         until(lambda: all(read(client, key) == value_of(key) for key in cold[:4]))
+
+
+def test_an_object_that_the_store_lost_takes_no_other_with_it(pool, lend, tmp_path):
+    url = str(tmp_path / "far")
+    (tmp_path / "far").mkdir()
+    lend(pool, url)
+    with Client(pool.url) as client:
+        cold = fill(client)
+        assert len(cold) * SIZE > WINDOW_BYTES
+        lost = cold[len(cold) // 2]
+        at = client.query(lost).replicas[0].offset
+        (file,) = [name for name in files(url) if f"/{at:x}-" in name]
+        (tmp_path / file).unlink()
+        found = client.get_many(cold)
+        assert [key for key, value in zip(cold, found.values, strict=True) if value is None] == [
+            lost
+        ]
+        with pytest.raises(StoreError, match="ended before the range did"):
+            client.get(lost)
+        until(lambda: "has no" in fault(client))
 
 
 def test_a_store_that_hangs_holds_up_nobody_else(pool, lend, faulty, monkeypatch):

@@ -3,6 +3,8 @@
 import itertools
 import threading
 import time
+import tracemalloc
+from functools import partial
 from typing import ClassVar
 
 import fsspec
@@ -12,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.waiting import until
 from transfer_engine import TransferEngine, TransferServer
-from transfer_engine.base import NO_SPACE, TRUNCATED
+from transfer_engine.base import DISK_FAILED, NO_SPACE, TRUNCATED
 from transfer_engine.errors import (
     AuthError,
     ChecksumMismatchError,
@@ -20,8 +22,9 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
-from transfer_engine.segments import cold, remote
+from transfer_engine.segments import cold, health, remote
 from transfer_engine.segments.cold import ColdSegment
+from transfer_engine.segments.file import FileSegment
 
 MIB = 1 << 20
 DAMAGED = ChecksumMismatchError.code
@@ -36,11 +39,14 @@ class Faulty(MemoryFileSystem):
     pseudo_dirs: ClassVar[list] = [""]
     hang: threading.Event | None = None
     error: Exception | None = None
+    keeps = False
     lie = None
+    hanging = itertools.count()
 
     def _misbehave(self):
         gate = Faulty.hang
         if gate is not None:
+            next(Faulty.hanging)
             gate.wait(60)
         if Faulty.error is not None:
             raise Faulty.error
@@ -54,6 +60,11 @@ class Faulty(MemoryFileSystem):
         self._misbehave()
         return super().pipe_file(path, value, mode=mode, **kwargs)
 
+    def rm(self, path, recursive=False, maxdepth=None):
+        if Faulty.keeps:
+            raise PermissionError("nothing may be removed")
+        return super().rm(path, recursive=recursive, maxdepth=maxdepth)
+
 
 @pytest.fixture
 def faulty():
@@ -62,6 +73,7 @@ def faulty():
     Faulty.pseudo_dirs[:] = [""]
     yield Faulty
     gate, Faulty.hang, Faulty.error, Faulty.lie = Faulty.hang, None, None, None
+    Faulty.keeps = False
     if gate is not None:
         gate.set()
 
@@ -196,6 +208,9 @@ def test_a_damaged_file_is_a_status_and_others_are_read(tmp_path, harm):
         (status, _), good = read(segment, (0, 5 * MIB), (8 * MIB, 1000))
         assert status == (TRUNCATED if harm == "gone" else DAMAGED)
         assert good == (0, data(1000, 2))
+        assert ("has no" if harm == "gone" else "not what was written") in segment.health.fault
+        assert read(segment, (8 * MIB, 1000)) == [(0, data(1000, 2))]
+        assert segment.health.fault == ""
     if harm == "cut":
         with opened(url, uuid=segment.uuid) as again:
             assert again.extents == 1
@@ -232,6 +247,21 @@ def test_a_store_that_is_away_has_lost_nothing(tmp_path):
         here.rmdir()
         away.rename(here)
         assert until(lambda: answered(segment)) == (0, data(100))
+
+
+def test_what_is_written_while_a_store_is_away_goes_nowhere(tmp_path):
+    here, away = tmp_path / "here", tmp_path / "away"
+    here.mkdir()
+    with opened(str(here)) as segment:
+        here.rename(away)
+        here.mkdir()  # as the folder that something is mounted on
+        assert write(segment, (0, data(100))) != [0]
+        assert list(here.iterdir()) == []
+        assert "is away, or was emptied" in segment.health.fault
+        here.rmdir()
+        away.rename(here)
+        assert until(lambda: write(segment, (0, data(100))) == [0])
+        assert answered(segment) == (0, data(100))
 
 
 def answered(segment):
@@ -277,6 +307,51 @@ def test_a_store_that_hangs_holds_nobody_up_and_comes_back(faulty):
         until(lambda: tended(segment) and len(files("faulty://pool")) == 1)
 
 
+def test_a_store_that_hangs_keeps_no_more_memory_than_it_has_calls(faulty):
+    with opened("faulty://pool", timeout_s=0.2) as segment:
+        pieces = [(n * cold.PIECE_BYTES, bytes(cold.PIECE_BYTES)) for n in range(cold.AHEAD)]
+        offsets, lengths, memory, at = columns(pieces)
+        del pieces
+        faulty.hang = threading.Event()
+        tracemalloc.start()
+        try:
+            assert segment.write(offsets, lengths, at, soon()).all()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < (remote.THREADS + 1) * cold.PIECE_BYTES
+        del memory
+
+
+def test_who_is_in_a_hurry_does_not_say_that_a_store_fails(faulty):
+    with opened("faulty://pool", timeout_s=30) as segment:
+        write(segment, (0, data(100, 1)))
+        gate = faulty.hang = threading.Event()
+        offsets, lengths, memory, at = columns([(0, bytes(100))])
+        for _ in range(remote.FAILING_AFTER):
+            with pytest.raises(TransferTimeoutError):
+                segment.read(offsets, lengths, at, time.monotonic() + 0.01)
+        del memory
+        assert segment.health.fault == ""
+        faulty.hang = None
+        gate.set()
+        assert read(segment, (0, 100)) == [(0, data(100, 1))]
+
+
+def test_a_store_that_does_not_answer_is_told_while_it_does_not(faulty, monkeypatch):
+    monkeypatch.setattr(health, "default_timeout_s", lambda nbytes: 0.0)
+    with opened("faulty://pool", timeout_s=30) as segment:
+        write(segment, (0, data(100, 1)))
+        gate = faulty.hang = threading.Event()
+        reader = threading.Thread(target=read, args=(segment, (0, 100)), daemon=True)
+        reader.start()
+        until(lambda: segment.health.fault == "it does not answer")
+        faulty.hang = None
+        gate.set()
+        reader.join(30)
+        until(lambda: segment.health.fault == "")
+
+
 def refused(segment):
     try:
         read(segment, (0, 100))
@@ -293,11 +368,42 @@ def test_a_store_that_fails_says_why_and_comes_back(faulty):
         faulty.error = PermissionError("no credentials")
         with pytest.raises(UnavailableError, match="no credentials"):
             read(segment, (0, 100))
+        assert segment.health.fault == "read: PermissionError: no credentials"
         faulty.error = OSError(28, "No space left on device")
         assert write(segment, (4096, data(100, 2))) == [NO_SPACE]
+        assert "room: [Errno 28] No space left" in segment.health.fault
         faulty.error = None
         assert until(lambda: answered(segment)) == (0, data(100, 1))
         assert write(segment, (4096, data(100, 2))) == [0]
+        assert segment.health.fault == ""
+
+
+@pytest.mark.parametrize("use", [read, write])
+def test_what_failed_is_tried_again_by_who_tends_it(faulty, use):
+    with opened("faulty://pool") as segment:
+        write(segment, (0, data(100, 1)))
+        faulty.error = PermissionError("no credentials")
+        if use is read:
+            with pytest.raises(UnavailableError):
+                read(segment, (0, 100))
+        else:
+            assert write(segment, (0, data(100, 1))) != [0]
+        assert segment.health.fault == f"{use.__name__}: PermissionError: no credentials"
+        assert not tended(segment)
+        faulty.error = None
+        until(lambda: tended(segment))
+        assert segment.health.fault == ""
+
+
+def test_what_an_earlier_segment_left_is_removed_once_the_store_lets(faulty):
+    with opened("faulty://pool") as segment:
+        write(segment, (0, data(100)))
+    faulty.keeps = True
+    with opened("faulty://pool") as other:
+        other.tend()
+        assert len(files("faulty://pool")) == 1
+        faulty.keeps = False
+        until(lambda: tended(other) and not files("faulty://pool"))
 
 
 def test_a_store_that_lies_is_found_out(faulty):
@@ -338,6 +444,48 @@ def test_a_store_that_hangs_is_a_status_for_who_reads_over_tcp(faulty):
         faulty.hang = threading.Event()
         found = engine.read_batch(target, [0], [100], [memory.ctypes.data])
         assert found.statuses.tolist() == [TransferTimeoutError.code]
+
+
+def test_a_store_that_fails_is_a_status_for_who_reads_over_tcp_and_not_a_line_each(faulty, caplog):
+    with (
+        opened("faulty://pool") as segment,
+        TransferServer() as server,
+        TransferEngine() as engine,
+    ):
+        write(segment, (0, data(100, 1)))
+        target = engine.open(server.publish(segment))
+        memory = np.zeros(100, np.uint8)
+        engine.register(memory)
+        faulty.error = PermissionError("no credentials")
+        for _ in range(10):
+            found = engine.read_batch(target, [0], [100], [memory.ctypes.data])
+            assert found.statuses.tolist() == [DISK_FAILED]
+        assert len([each for each in caplog.records if each.levelname == "WARNING"]) == 1
+
+
+def test_a_store_that_hangs_takes_no_room_from_disks(faulty, tmp_path):
+    with (
+        opened("faulty://pool", timeout_s=20) as segment,
+        FileSegment.create(tmp_path / "disk", MIB) as disk,
+        TransferServer() as server,
+        TransferEngine(transports=("tcp",)) as engine,
+    ):
+        write(segment, (0, data(100, 1)))
+        far, near = engine.open(server.publish(segment)), engine.open(server.publish(disk))
+        memory = np.zeros(100, np.uint8)
+        engine.register(memory)
+        gate = faulty.hang = threading.Event()
+        faulty.hanging = itertools.count()
+        reading = partial(engine.read_batch, far, [0], [100], [memory.ctypes.data])
+        waiting = [threading.Thread(target=reading, daemon=True) for _ in range(12)]
+        for each in waiting:
+            each.start()
+        until(lambda: repr(faulty.hanging) == f"count({remote.THREADS})")
+        assert engine.read_batch(near, [0], [100], [memory.ctypes.data], timeout_s=5).ok
+        faulty.hang = None
+        gate.set()
+        for each in waiting:
+            each.join(30)
 
 
 def test_calls_that_nobody_waits_for_are_bounded(faulty, monkeypatch):
