@@ -40,7 +40,7 @@ from mooncake_store.client.failures import BUFFER_SMALL, OUT_OF_RANGE, explain_a
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.results import GetResult
 from mooncake_store.client.steps import Move, Moves
-from mooncake_store.client.transfers import KeyTransfers, in_parts, learn_segments, still_there
+from mooncake_store.client.transfers import KeyTransfers, learn_segments, still_there
 from mooncake_store.client.unsure import note_unsure, read_whole, remember_placeless
 from mooncake_store.client.worth import timely
 from mooncake_store.core.records import Status, Tier
@@ -338,8 +338,7 @@ class Reading(KeyTransfers):
         index = self.place(index)
         bytes_read = self.core.counters.bytes_read
         while len(index):
-            reached, lost = yield from self._reach(index, self._attempt_until)
-            targets = in_parts(reached, self.lengths)
+            targets, lost = yield from self._reach(index, self._attempt_until)
             begun: list[_Begun] = []
             until = self.until
             try:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_REPLICAS",
     "KeyTransfers",
-    "in_parts",
     "learn_segments",
     "records",
     "still_there",
@@ -112,7 +111,10 @@ class KeyTransfers(KeyRequests):
                 what = f"segment {number} is unknown" if number >= 0 else "no replica is reachable"
                 self.fail(some, UnavailableError.code, what)
                 continue
-            reached.append((target, some))
+            if target.entry.tier == Tier.COLD:
+                reached += _in_parts(target, some, self.cols[k.SIZE, some])
+            else:
+                reached.append((target, some))
             if target.handle is None:
                 closed.append(target)
         if not closed:
@@ -144,18 +146,12 @@ class KeyTransfers(KeyRequests):
         self.status[index] = k.FAILED
 
 
-def in_parts(reached: Reached, lengths: Column) -> Reached:
-    """Cut what is read from stores elsewhere into parts of which each object fails alone.
+def _in_parts(target: Target, index: Column, sizes: Column) -> Reached:
+    """Cut what lies in a store elsewhere into parts of which each object fails alone.
 
-    A store may have lost one of many, and an owner tells which of no more than that.
+    A store may have lost one of many, and an owner tells which of no more bytes than that.
     """
-    out: Reached = []
-    for target, some in reached:
-        if target.entry.tier == Tier.COLD:
-            out += ((target, some[chosen]) for chosen in parts(lengths[some], WINDOW_BYTES))
-        else:
-            out.append((target, some))
-    return out
+    return [(target, index[chosen]) for chosen in parts(sizes, WINDOW_BYTES)]
 
 
 def learn_segments(core: Core, numbers: set[int], until: float) -> Steps[None]:
