@@ -212,7 +212,7 @@ def test_an_object_that_the_store_lost_takes_no_other_with_it(pool, lend, tmp_pa
         ]
         with pytest.raises(StoreError, match="ended before the range did"):
             client.get(lost)
-        until(lambda: "has no" in fault(client))
+        until(lambda: "is gone" in fault(client))
 
 
 def test_a_store_that_hangs_holds_up_nobody_else(pool, lend, faulty, monkeypatch):

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from transfer_engine.base import DISK_FAILED, FAILED, NO_SPACE, TIMED_OUT, TRUNCATED
-from transfer_engine.checksum import checksum_one
+from transfer_engine.checksum import checksum_one, copy_one
 from transfer_engine.errors import (
     AuthError,
     ChecksumMismatchError,
@@ -46,7 +46,7 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.segments.memory import OpenSegment, check_name
-from transfer_engine.segments.remote import THREADS, Rank, RemoteStore
+from transfer_engine.segments.remote import THREADS, Rank, RemoteStore, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from transfer_engine.segments.mapping import Mapping
 
     Column = NDArray[np.int64]
+    _Fetched = tuple[NDArray[np.uint8], list[int]]
 
 __all__ = ["MARK", "PIECE_BYTES", "ColdSegment", "Extent"]
 
@@ -67,7 +68,13 @@ _log = logging.getLogger(__name__)
 PIECE_BYTES = 4 << 20
 MARK = "segment"
 AHEAD = 2 * THREADS
-"""Pieces in memory at once, of one batch."""
+"""Times PIECE_BYTES in memory at once, of one batch."""
+TOGETHER_S = 2e-3
+"""What comes quicker is read by one call, several files in a row..."""
+AT_ONCE_S = 1.0
+"""...as long as that lasts no longer than this."""
+LOST = -1
+"""How long a file is that is not there."""
 DOOMED_MAX = 65_536
 REMOVED_AT_ONCE = 256
 LISTED_S, REMOVED_S = 600.0, 60.0
@@ -96,6 +103,23 @@ class Extent(NamedTuple):
     def file(self, piece: int) -> str:
         """Return how the file of a piece is called."""
         return f"{self.start:x}-{self.length:x}-{self.number:x}-{piece:x}-{self.sums[piece]:016x}"
+
+
+class _Piece(NamedTuple):
+    """One file of an extent."""
+
+    extent: Extent
+    number: int
+
+    @property
+    def nbytes(self) -> int:
+        """How long it is."""
+        return self.extent.piece_bytes(self.number)
+
+    @property
+    def file(self) -> str:
+        """How it is called."""
+        return self.extent.file(self.number)
 
 
 class _Wanted(NamedTuple):
@@ -133,6 +157,8 @@ class ColdSegment(OpenSegment):
         self._tidied = False
         self._removals: list[Future[None]] = []
         self._closed = False
+        self._spare: deque[NDArray[np.uint8]] = deque(maxlen=THREADS)  # memory of calls that ended
+        self._piece_s = TOGETHER_S  # how long a file took lately
         self.ready_to_use = False
         """Whether what lies in the store is known."""
 
@@ -220,73 +246,84 @@ class ColdSegment(OpenSegment):
         deadline: float,
     ) -> None:
         self._check_ready("read")
-        wanted: dict[tuple[int, int], list[_Wanted]] = defaultdict(list)
-        extents: dict[int, Extent] = {}
+        wanted: dict[_Piece, list[_Wanted]] = defaultdict(list)
         for i in np.flatnonzero((statuses == 0) & (lengths > 0)).tolist():
             begin, length, address = int(offsets[i]), int(lengths[i]), int(addresses[i])
             extent = self._at(begin, length)
             if extent is None:
                 statuses[i] = TRUNCATED
                 continue
-            extents[extent.start] = extent
-            for piece in extent.pieces(begin - extent.start, begin - extent.start + length):
-                first = extent.start + piece * PIECE_BYTES
+            for n in extent.pieces(begin - extent.start, begin - extent.start + length):
+                first = extent.start + n * PIECE_BYTES
                 low, high = max(begin, first), min(begin + length, first + PIECE_BYTES)
                 part = _Wanted(i, low - first, high - first, address + low - begin)
-                wanted[extent.start, piece].append(part)
-        waiting: deque[tuple[tuple[int, int], Future[bytes]]] = deque()
-        todo, fault = iter(list(wanted)), ""
+                wanted[_Piece(extent, n)].append(part)
+        waiting: deque[tuple[list[_Piece], Future[_Fetched]]] = deque()
+        todo, fault = deque(wanted), ""
         try:
-            while True:
-                for key in todo:
-                    call = self._fetch, extents[key[0]], key[1]
-                    waiting.append((key, self._store.begin(Rank.READ, *call)))
-                    if len(waiting) == AHEAD:
-                        break
-                if not waiting:
-                    break
-                key, turn = waiting.popleft()
-                fault = self._give(turn, wanted[key], statuses, deadline) or fault
+            while todo or waiting:
+                while todo and len(waiting) < AHEAD:
+                    some = self._together(todo)
+                    waiting.append((some, self._store.begin(Rank.READ, self._fetch, some)))
+                some, turn = waiting.popleft()
+                memory, found = self._store.wait(turn, "read", deadline)
+                address = memory.ctypes.data
+                for piece, length in zip(some, found, strict=False):
+                    wrong = _give(piece, length, address, wanted[piece], statuses)
+                    fault = f"{self._folder}/{wrong}" if wrong else fault
+                    address += piece.nbytes
+                self._spare.append(memory)
+                todo.extendleft(reversed(some[len(found) :]))
         finally:
             for _, turn in waiting:
                 turn.cancel()
         if wanted:
             self.health.tell("content", fault, "who reads")
 
-    def _give(
-        self,
-        turn: Future[bytes],
-        parts: list[_Wanted],
-        statuses: NDArray[np.int32],
-        deadline: float,
-    ) -> str:
-        """Wait for a piece, and copy it to who wanted it; return what is wrong with its file."""
-        try:
-            data = self._store.wait(turn, "read", deadline)
-        except (ChecksumMismatchError, NotFoundError) as error:
-            lost = isinstance(error, NotFoundError)
-            for part in parts:
-                statuses[part.request] = TRUNCATED if lost else DAMAGED
-            return error.what
-        for part in parts:
-            view = data[part.begin : part.end]
-            ctypes.memmove(part.address, view, len(view))
-        return ""
+    def _together(self, todo: deque[_Piece]) -> list[_Piece]:
+        """Take pieces for one call: what comes in no time costs more to hand over than to read."""
+        some = [todo.popleft()]
+        nbytes = some[0].nbytes
+        while todo and len(some) * self._piece_s < TOGETHER_S:
+            nbytes += todo[0].nbytes
+            if nbytes > PIECE_BYTES:
+                break
+            some.append(todo.popleft())
+        return some
 
-    def _fetch(self, extent: Extent, piece: int) -> bytes:
-        """Read a file and compare it. On a thread of the pool."""
-        name = f"{self._folder}/{extent.file(piece)}"
+    def _fetch(self, pieces: list[_Piece]) -> _Fetched:
+        """Read files, or as many as come in a while, one after the other into memory.
+
+        On a thread of the pool: who waits may have given up, so it is memory of this call.
+        """
         try:
-            data = self._store.read(name)
-        except FileNotFoundError:
+            memory = self._spare.pop()
+        except IndexError:
+            memory = np.empty(PIECE_BYTES, np.uint8)
+        lengths: list[int] = []
+        room = memory.data
+        began = before = time.monotonic()
+        for piece in pieces:
+            name = f"{self._folder}/{piece.file}"
             try:
-                self._store.read(f"{self._folder}/{MARK}")
+                lengths.append(self._store.read_into(name, room[: piece.nbytes]))
             except FileNotFoundError:
-                raise UnavailableError(_AWAY.format(self._store.url)) from None
-            raise
-        if len(data) != extent.piece_bytes(piece) or _sum(data) != extent.sums[piece]:
-            raise ChecksumMismatchError(f"{name} in {self._store.url} is not what was written")
-        return data
+                self._look_for_mark()
+                lengths.append(LOST)
+            room = room[piece.nbytes :]
+            now = time.monotonic()
+            self._piece_s += (now - before - self._piece_s) / 8
+            if now > began + AT_ONCE_S:
+                break
+            before = now
+        return memory, lengths
+
+    def _look_for_mark(self) -> None:
+        """Raise UnavailableError if the whole folder is not there."""
+        try:
+            self._store.read(f"{self._folder}/{MARK}")
+        except FileNotFoundError:
+            raise UnavailableError(_AWAY.format(self._store.url), operation="read") from None
 
     def write(
         self, offsets: Column, lengths: Column, addresses: Column, deadline: float
@@ -297,7 +334,7 @@ class ColdSegment(OpenSegment):
         """
         self._check_ready("write")
         statuses = np.zeros(len(offsets), np.int32)
-        waiting: deque[tuple[int, int, _Upload, Future[None]]] = deque()
+        waiting: deque[tuple[int, int, Upload, Future[None]]] = deque()
         todo = self._pieces(offsets, lengths, addresses, statuses)
         begun: dict[int, Extent] = {}
         ended = np.zeros(len(offsets), np.bool_)
@@ -305,7 +342,7 @@ class ColdSegment(OpenSegment):
             while True:
                 for i, extent, piece, data in todo:
                     begun[i] = extent
-                    upload = _Upload(self._store, f"{self._folder}/{extent.file(piece)}", data)
+                    upload = Upload(self._store, f"{self._folder}/{extent.file(piece)}", data)
                     turn = self._store.begin(Rank.WRITE, upload.run)
                     waiting.append((i, piece, upload, turn))
                     if len(waiting) == AHEAD:
@@ -522,23 +559,19 @@ class ColdSegment(OpenSegment):
 _AWAY = "{} has no folder of this segment: it is away, or was emptied"
 
 
-class _Upload:
-    """One file on its way; one that arrives after it was given up is removed again."""
-
-    def __init__(self, store: RemoteStore, name: str, data: bytes) -> None:
-        self._store, self._name, self._data = store, name, data
-        self._late = False
-
-    def run(self) -> None:
-        self._store.write(self._name, self._data)
-        if self._late:
-            self._store.remove([self._name])
-
-    def give_up(self, turn: Future[None]) -> None:
-        self._late = True
-        if turn.cancel():
-            self._data = b""  # its turn may be long in coming
-
-
-def _sum(data: bytes) -> int:
-    return checksum_one(np.frombuffer(data, np.uint8).ctypes.data, len(data)) if data else 0
+def _give(
+    piece: _Piece, length: int, address: int, parts: list[_Wanted], statuses: NDArray[np.int32]
+) -> str:
+    """Copy what was read of a piece to who wanted it, compared; return what is wrong with it."""
+    nbytes, total = piece.nbytes, piece.extent.sums[piece.number]
+    same = length == nbytes
+    if same and len(parts) == 1 and parts[0].end - parts[0].begin == nbytes:
+        same = copy_one(address, parts[0].address, nbytes) == total
+    elif same and (same := checksum_one(address, nbytes) == total):
+        for part in parts:
+            ctypes.memmove(part.address, address + part.begin, part.end - part.begin)
+    if same:
+        return ""
+    for part in parts:
+        statuses[part.request] = TRUNCATED if length == LOST else DAMAGED
+    return f"{piece.file} is {'gone' if length == LOST else 'not what was written'}"

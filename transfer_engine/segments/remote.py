@@ -22,6 +22,7 @@ import enum
 import errno
 import itertools
 import logging
+import os
 import queue
 import threading
 import time
@@ -43,7 +44,7 @@ from transfer_engine.segments.health import DiskHealth
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Rank", "RemoteStore", "THREADS"]
+__all__ = ["THREADS", "Rank", "RemoteStore", "Upload"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class RemoteStore:
         """Its uses: read, write, room, list, remove, and content, of which this knows nothing."""
         self._fs: Any = None
         self._root = ""
+        self._local = False
         self._opening = threading.Lock()
         self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]]
         self._queue = queue.PriorityQueue(QUEUED_MAX)
@@ -96,6 +98,28 @@ class RemoteStore:
         fs = self._open()
         found: bytes = fs.cat_file(self._path(name))
         return found
+
+    def read_into(self, name: str, memory: memoryview) -> int:
+        """Read a whole file into memory if that is as long; return how long the file is.
+
+        Raises FileNotFoundError where there is none. Files of this machine are read in place.
+        """
+        fs, path = self._open(), self._path(name)
+        if not self._local:
+            data = fs.cat_file(path)
+            if len(data) == len(memory):
+                memory[:] = data
+            return len(data)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            nbytes = os.fstat(file).st_size
+            if nbytes != len(memory):
+                return nbytes
+            while memory and (count := os.readv(file, [memory])):
+                memory = memory[count:]
+            return nbytes - len(memory)
+        finally:
+            os.close(file)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a whole file into a folder that is there, if the store has such things."""
@@ -161,9 +185,11 @@ class RemoteStore:
         with self._opening:
             if self._fs is None:
                 from fsspec.core import url_to_fs
+                from fsspec.implementations.local import LocalFileSystem
 
                 self._fs, root = url_to_fs(self.url)
                 self._root = root.rstrip("/")
+                self._local = type(self._fs) is LocalFileSystem
             return self._fs
 
     def _path(self, name: str) -> str:
@@ -289,3 +315,23 @@ class RemoteStore:
         if self._failures:
             with self._lock:
                 self._failures, self._rest_s, self._rest_until = 0, REST_S, 0.0
+
+
+class Upload:
+    """One file on its way; one that arrives after it was given up is removed again."""
+
+    def __init__(self, store: RemoteStore, name: str, data: bytes) -> None:
+        self._store, self._name, self._data = store, name, data
+        self._late = False
+
+    def run(self) -> None:
+        """Write it. On a thread of the pool."""
+        self._store.write(self._name, self._data)
+        if self._late:
+            self._store.remove([self._name])
+
+    def give_up(self, turn: Future[None]) -> None:
+        """Have it not arrive, as far as that can be, and let go of its bytes."""
+        self._late = True
+        if turn.cancel():
+            self._data = b""  # its turn may be long in coming
