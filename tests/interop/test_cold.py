@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.waiting import until
 from transfer_engine.base import TRUNCATED
 from transfer_engine.errors import ChecksumMismatchError, StoreError
 from transfer_engine.segments.cold import ColdSegment
@@ -28,6 +29,7 @@ def store(monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()
     fs = s3fs.S3FileSystem()
     fs.makedirs("bucket", exist_ok=True)  # servers of one process share their buckets
+    fs.server = server
     yield fs
     s3fs.S3FileSystem.clear_instance_cache()
     server.stop()
@@ -81,6 +83,45 @@ def test_what_somebody_put_in_its_place_is_found_out(store):
         (name,) = [each for each in store.find("bucket/other") if "/0-" in each]
         store.pipe_file(name, data(1000, 2).tobytes())
         assert read(segment, 0, 1000)[0] == ChecksumMismatchError.code
+
+
+def test_who_has_no_credentials_is_told_so(store, monkeypatch):
+    with opened("s3://bucket/third") as segment:
+        write(segment, 0, data(1000, 1))
+        for name in KEYS:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        s3fs.S3FileSystem.clear_instance_cache()
+        other = ColdSegment.open("s3://bucket/third", "mine", 64 * MIB, uuid=segment.uuid)
+        with other, pytest.raises(StoreError, match="credentials"):
+            other.tend()
+        assert "credentials" in other.health.fault
+        assert read(segment, 0, 1000) == (0, data(1000, 1).tobytes())  # who had them before
+
+
+def test_a_server_that_is_gone_is_a_failure_in_time_and_serves_when_it_is_back(store):
+    with opened("s3://bucket/fourth") as segment:
+        write(segment, 0, data(1000, 1))
+        host, port = store.server.get_host_and_port()
+        store.server.stop()
+        began = time.monotonic()
+        with pytest.raises(StoreError):
+            read(segment, 0, 1000)
+        assert time.monotonic() - began < 60
+        assert segment.health.fault
+        again = moto.ThreadedMotoServer(ip_address=host, port=port)
+        again.start()
+        try:
+            until(lambda: served(segment, 1000) == data(1000, 1).tobytes())
+        finally:
+            again.stop()
+
+
+def served(segment, length):
+    try:
+        return read(segment, 0, length)[1]
+    except StoreError:
+        return None
 
 
 def test_a_bucket_that_is_not_there_is_an_error_and_is_not_made(store):

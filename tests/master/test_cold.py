@@ -13,7 +13,7 @@ from mooncake_store import Client
 from mooncake_store.compat.metrics import metrics
 from mooncake_store.config.settings import WorkerConfig
 from mooncake_store.core.records import Tier
-from mooncake_store.errors import StoreError
+from mooncake_store.errors import StoreError, TransferTimeoutError
 from mooncake_store.worker.lasting import LastingCold
 from mooncake_store.worker.worker import Worker
 from tests.transfer.test_cold import faulty, files
@@ -229,6 +229,23 @@ def test_a_store_that_hangs_holds_up_nobody_else(pool, lend, faulty, monkeypatch
         faulty.hang = None
         gate.set()
         until(lambda: read(client, cold[0]) == value_of(cold[0]))
+
+
+def test_a_store_that_is_slow_takes_no_longer_than_a_read_may(pool, lend, faulty, monkeypatch):
+    monkeypatch.setattr(remote.RemoteStore.__init__, "__kwdefaults__", {"timeout_s": 60.0})
+    lend(pool, "faulty://far")
+    with Client(pool.url) as client:
+        (key, other, *_) = fill(client)
+        gate = faulty.hang = threading.Event()
+        began = time.monotonic()
+        with pytest.raises(TransferTimeoutError):
+            client.get(key, deadline=0.5)
+        found = client.get_many([key, other], deadline=0.5)
+        assert not found.ok
+        assert time.monotonic() - began < 30  # not what the store is given
+        faulty.hang = None
+        gate.set()
+        until(lambda: read(client, key) == value_of(key))
 
 
 def test_a_store_that_lies_is_found_out_and_the_object_is_a_miss(pool, lend, faulty):

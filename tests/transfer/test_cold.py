@@ -148,6 +148,23 @@ def test_what_was_written_is_read_whole_and_in_ranges(url):
         ] * 3
 
 
+@pytest.mark.parametrize("at_once_s", [60.0, -1.0])
+def test_many_small_files_are_read_and_each_that_is_lost_is_told(tmp_path, monkeypatch, at_once_s):
+    monkeypatch.setattr(cold, "AT_ONCE_S", at_once_s)  # many in a call, or what is left in others
+    with opened(str(tmp_path)) as segment:
+        parts = [(n * 4096, data(4096 - n, n)) for n in range(200)]
+        assert write(segment, *parts) == [0] * 200
+        for turn in range(3):
+            gone = 50 * turn
+            (name,) = [each for each in files(str(tmp_path)) if f"/{gone * 4096:x}-" in each]
+            (tmp_path / name).unlink()
+            expected = [(0, content) for _, content in parts]
+            found = read(segment, *((offset, len(content)) for offset, content in parts))
+            lost = [50 * n for n in range(turn + 1)]
+            assert [n for n, (status, _) in enumerate(found) if status] == lost
+            assert all(found[n] == expected[n] for n in range(200) if n not in lost)
+
+
 def test_what_takes_a_place_is_never_taken_for_what_was_there(url):
     with opened(url) as segment:
         write(segment, (0, data(1000, 1)), (1000, data(1000, 2)), (3000, data(10, 3)))
