@@ -20,6 +20,7 @@ import itertools
 import mmap
 import os
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -228,7 +229,7 @@ class _Far:
         while any(self._near(name) for name in names):
             if time.monotonic() > until:
                 raise AssertionError("what was put did not leave memory")
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
 
     def _near(self, name: str) -> bool:
         return any(not replica.below for replica in self._store.query(name).replicas)

@@ -95,8 +95,12 @@ def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> N
         )
 
 
-def check_cold(name: str, memory: str, hugepages: str, transports: tuple[str, ...]) -> None:
+def check_cold(
+    url: str, name: str, memory: str, hugepages: str, transports: tuple[str, ...]
+) -> None:
     """Refuse a store that the worker's next run would not find, or that nobody could read."""
+    if not url:
+        return
     kept = name and memory != "anonymous"
     if not kept or (memory, hugepages) == ("auto", "require"):
         raise Contradiction(

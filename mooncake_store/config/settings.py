@@ -416,8 +416,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
                 check_list(self.table, name, items)
         check_list(self.table, "transports", self.transports)
         check_memory(self.table, self.memory)
-        if self.cold_url:
-            check_cold(self.name, self.memory, self.hugepages, self.transports)
+        check_cold(self.cold_url, self.name, self.memory, self.hugepages, self.transports)
         if self.rails and "tcp" not in self.transports:
             raise Contradiction(
                 f"{self.table}.rails are addresses for tcp, which {self.table}.transports leaves "
