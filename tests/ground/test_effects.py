@@ -379,10 +379,6 @@ def lent(given):
             worker.stop(leases_s=0.0)
 
 
-KEPT = {"name": f"effects-{os.getpid()}", "memory": "/dev/shm"}
-"""A worker that leaves a record."""
-
-
 def named_master(given):
     config = load(WorkerConfig, environ={}, overrides={"segments": "1MiB", **given}).value
     try:
@@ -411,6 +407,8 @@ def without_memory(observe):
 PORT = 20_000 + os.getpid() % 10_000
 FREE = {"port": PORT}
 SECRET, PORT_FILE, LENT_FILE, STATE = "<secret>", "<port file>", "<file>", "<state>"
+KEPT = {"memory": f"{STATE}-memory"}
+"""A worker that leaves a record."""
 
 OBSERVED = {
     "master.host": Observation({"host": "127.0.0.2"}, lambda g: address(g).rpartition(":")[0]),
@@ -510,6 +508,7 @@ def test_a_setting_changes_what_is_seen(setting, tmp_path):
     places = {placeholder: tmp_path / name for placeholder, name in names.items()}
     places[SECRET].write_text("x" * 32)
     places[SECRET].chmod(0o600)
+    (tmp_path / "state-memory").mkdir()
 
     def filled(given):
         for name, place in places.items():
