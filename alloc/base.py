@@ -60,6 +60,10 @@ class Allocator(ABC):
         """
 
     @abstractmethod
+    def holds(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether an object starts at each offset; nothing changes."""
+
+    @abstractmethod
     def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Re-create objects at given places, in any order; False where one overlaps.
 

@@ -146,6 +146,13 @@ class OffsetAllocator(Allocator):
         kernels.free_batch(self._state, offsets, freed)
         return freed
 
+    def holds(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether an extent starts at each offset. O(batch)."""
+        offsets = as_int64(offsets)
+        found = np.empty(offsets.size, np.bool_)
+        kernels.holds_batch(self._state, offsets, found)
+        return found
+
     def free_some(
         self,
         offsets: NDArray[np.int64],

@@ -182,6 +182,14 @@ class SlabAllocator(Allocator):
             self._extents.free_some(offsets, freed, rest, others)
         return freed
 
+    def holds(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether an object starts at each offset. O(batch)."""
+        offsets = as_int64(offsets)
+        found, inside = np.empty((2, offsets.size), np.bool_)
+        kernels.holds_batch(self._state, offsets, found, inside)
+        found[~inside] = self._extents.holds(offsets[~inside])
+        return found
+
     def reserve(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Re-create objects, in an empty pool in slabs where they lay in slabs; see `Allocator`.
 

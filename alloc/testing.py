@@ -123,10 +123,13 @@ class Model(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1 << 30), share=st.floats(0, 1))
     def free(self, seed: int, share: float) -> None:
         """A random share of what is allocated, and each of it a second time."""
+        live = ints(*sorted(self.objects))
+        assert self.allocator.holds(live).all()
         count = math.ceil(share * len(self.objects))
         gone = random.Random(seed).sample(sorted(self.objects), count)
         freed = self.allocator.free(ints(*gone, *gone))
         assert freed.tolist() == [True] * count + [False] * count
+        assert not self.allocator.holds(ints(*gone)).any()
         for offset in gone:
             del self.objects[offset]
 
@@ -134,6 +137,7 @@ class Model(RuleBasedStateMachine):
     def free_garbage(self, offset: int) -> None:
         """An offset that was never handed out."""
         if offset not in self.objects:
+            assert self.allocator.holds(ints(offset)).tolist() == [False]
             assert self.allocator.free(ints(offset)).tolist() == [False]
 
     @rule(offset=st.integers(-1, CAPACITY), size=st.integers(1, 5000))
@@ -271,8 +275,10 @@ class AllocatorContract(ABC):
         allocator = self.make(CAPACITY)
         live = np.concatenate([allocator.allocate(np.full(40, size)) for size in (1000, 64)])
         live = live[live >= 0]
+        assert allocator.holds(live).all()
         for delta in (1, 7, 63, 64 * 1000):
             wild = ints(*(set((live + delta).tolist()) - set(live.tolist())))
+            assert not allocator.holds(wild).any()
             assert not allocator.free(wild).any()
         assert allocator.stats().allocations == live.size
         assert allocator.free(live).all()

@@ -339,6 +339,10 @@ class Staged(Protocol):
     def writable(self) -> bool:
         """Whether it may be written to."""
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it lies beyond this machine, and may take as long as that takes."""
+
     def ready(self, piece: Mapping) -> None:
         """Prepare for batches whose addresses lie in this memory, as far as that pays."""
 
@@ -489,7 +493,7 @@ _FAILURES: dict[int, tuple[type[StoreError], str, str | None]] = {
         "free some space where the owner keeps the file",
     ),
     TRUNCATED: (TruncatedError, "the file under the segment ended before the range did", None),
-    DISK_FAILED: (DiskError, "the disk under the segment failed", None),
+    DISK_FAILED: (DiskError, "the disk or store under the segment failed", None),
 }
 
 

@@ -196,7 +196,7 @@ class TooSlowError(StoreError):
     """A read was predicted to take longer than it is worth, so nothing was read.
 
     `predicted_s` is the least time that a read of the key would take by the prediction, over
-    `transport` from a segment of `tier` "memory" or "disk"; `peer` names it.
+    `transport` from a segment of `tier` "memory", "disk" or "cold"; `peer` names it.
     """
 
     code = -760
@@ -253,7 +253,9 @@ class DiskError(TransferError):
     """The disk under a segment failed to read, to write, or to say that it has everything."""
 
     code = -803
-    default_advice = "`mooncake status` says which disk and why; what lies there is as good as lost"
+    default_advice = (
+        "`mooncake status` says which and why; until it is well, what lies there is a miss"
+    )
 
 
 class ProtocolError(StoreError):

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
     from transfer_engine.base import Columns
 
-__all__ = ["StagingPool", "Window", "windows"]
+__all__ = ["WINDOW_BYTES", "StagingPool", "Window", "parts", "windows"]
+
+WINDOW_BYTES = 8 << 20
+"""What an owner reads before it answers a peer; of more, nothing that fails is told apart."""
 
 
 class StagingPool:
@@ -122,6 +125,17 @@ class Window(NamedTuple):
     lengths: Columns
     positions: Columns
     """Where in staging memory each lies."""
+
+
+def parts(lengths: Columns, room: int) -> Iterator[slice]:
+    """Cut requests, in their order, into parts of at most `room` bytes, or of one that has more."""
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < lengths.size:
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + room, "right")))
+        yield slice(first, last)
+        first = last
 
 
 def windows(lengths: Columns, room: int) -> Iterator[Window]:

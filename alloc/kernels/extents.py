@@ -498,6 +498,17 @@ def free_batch(state, offsets, freed):
 
 
 @njit(**KERNEL)
+def holds_batch(state, offsets, found):
+    """Fill `found`: whether an extent starts at each offset. O(batch)."""
+    head, span, link, bucket = state
+    for index in range(offsets.size):
+        start = offsets[index]
+        found[index] = (
+            0 <= start < head[CAPACITY] and hash_find(head, span, link, bucket, start) != NIL
+        )
+
+
+@njit(**KERNEL)
 def free_some(state, offsets, freed, chosen, count):
     """Do what `free_batch` does for the positions that come first in `chosen`. O(count)."""
     head, span, link, bucket = state
@@ -561,5 +572,6 @@ def warmup() -> None:
     allocate_batch(state, sizes, offsets, NIL)
     free_batch(state, offsets, flags)
     free_some(state, offsets, flags, offsets, 1)
+    holds_batch(state, offsets, flags)
     reserve_batch(state, offsets, sizes, flags)
     largest_free(state)

@@ -455,6 +455,27 @@ def give_batch(state, offsets, freed, rest, emptied):
 
 
 @njit(**KERNEL)
+def holds_batch(state, offsets, found, inside):
+    """Fill `found`: whether a slot at each offset is taken, and `inside`: whether a slab is there.
+
+    O(batch).
+    """
+    head, slab, bits, page, _ = state
+    for index in range(offsets.size):
+        offset = offsets[index]
+        found[index] = inside[index] = False
+        if offset < 0 or offset >= head[CAPACITY]:
+            continue
+        at = slab_at(head, slab, page, offset)
+        if at == NIL:
+            continue
+        inside[index] = True
+        slot = (offset - slab[at, S_START]) // slab[at, S_STRIDE]
+        begins = slab[at, S_START] + slot * slab[at, S_STRIDE] == offset
+        found[index] = begins and not slot_is_free(slab, bits, at, slot)
+
+
+@njit(**KERNEL)
 def sparse_slabs(state, found):
     """List slabs that are three quarters free among the next SPARSE_LOOK slabs. O(1)."""
     head, slab, _, _, _ = state
@@ -519,3 +540,4 @@ def warmup() -> None:
     sparse_slabs(state, owners)
     dissolve(state, 0, owners)
     give_batch(state, offsets, np.zeros(1, np.bool_), starts, least)
+    holds_batch(state, offsets, *np.zeros((2, 1), np.bool_))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 WAIT = "60s"
 """How long `--wait` waits unless it is told."""
+_BACKING = ("memory", "disk", "store")
+"""What fails, by `Tier`."""
 PAUSE_S = 0.1
 """Between two looks: nothing announces to a stranger that a pool became ready."""
 
@@ -131,7 +133,7 @@ def _drawn(found: ClusterStatus) -> Any:
         owner = workers.get(segment.worker)
         state = SegmentState(segment.state).name.lower()
         if segment.fault:
-            state = f"{state}, disk fails"
+            state = f"{state}, {_BACKING[segment.tier]} fails"
         if owner is not None and owner.state not in ("alive", state):
             state = f"{state}, worker {owner.state}"
         rows.append(
@@ -146,6 +148,8 @@ def _drawn(found: ClusterStatus) -> Any:
             )
         )
     faults = [
-        Text(f"disk of {s.name}, worker {s.worker}: {s.fault}") for s in found.segments if s.fault
+        Text(f"{_BACKING[s.tier]} of {s.name}, worker {s.worker}: {s.fault}")
+        for s in found.segments
+        if s.fault
     ]
     return Group(first, table(columns, rows), *faults) if rows else first

@@ -100,6 +100,9 @@ def _rates(
             "disk_total": new.disk_total,
             "disk_allocated": new.disk_allocated,
             "disk_hits_per_s": rate(old.disk_hits, new.disk_hits),
+            "cold_total": new.cold_total,
+            "cold_allocated": new.cold_allocated,
+            "cold_hits_per_s": rate(old.cold_hits, new.cold_hits),
             "demoted_bytes_per_s": rate(old.demoted_bytes, new.demoted_bytes),
             "promoted_bytes_per_s": rate(old.promoted_bytes, new.promoted_bytes),
             "clients": new.clients,
@@ -163,6 +166,8 @@ def _drawn(value: dict[str, Any], width: int) -> Any:
         told.append(f"missing replicas: {missing:,}")
     if any(shard["disk_total"] for shard in value["shards"]):
         told.append(_of_disks(value["shards"]))
+    if any(shard["cold_total"] for shard in value["shards"]):
+        told.append(_of_stores(value["shards"]))
     absent = sum(shard["absent_per_s"] for shard in value["shards"])
     if absent:
         told.append(f"asked for, on absent workers: {_short(absent)} keys/s")
@@ -188,6 +193,17 @@ def _of_disks(shards: list[dict[str, Any]]) -> str:
         f"disks: {format_size(used)} of {format_size(total)}, {down / 1e9:.2f} GB/s from memory, "
         f"{up / 1e9:.2f} GB/s back, {_short(hits)} keys/s read there"
     )
+
+
+def _of_stores(shards: list[dict[str, Any]]) -> str:
+    """How full cold segments are, and what is read there alone."""
+    from mooncake_store.units import format_size
+
+    used, total, hits = (
+        sum(shard[name] for shard in shards)
+        for name in ("cold_allocated", "cold_total", "cold_hits_per_s")
+    )
+    return f"cold: {format_size(used)} of {format_size(total)}, {_short(hits)} keys/s read there"
 
 
 def _short(number: float) -> str:

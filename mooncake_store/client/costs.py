@@ -93,6 +93,7 @@ _DEFAULTS = {
 }
 _UNKNOWN = Rate(1e-3, 20e-6, 1 / 0.5e9)
 _DISK = Rate(200e-6, 50e-6, 1 / 1e9)
+_COLD = Rate(20e-3, 2e-3, 1 / 0.2e9)
 
 
 class Known(NamedTuple):
@@ -121,11 +122,12 @@ def _half(age_s: float, half_life_s: float) -> float:
 
 
 def _default(transport: str, tier: int) -> Rate:
-    """What is assumed before anything was measured; a disk behind a transport adds its own."""
+    """What is assumed before anything was measured; what is behind a transport adds its own."""
     rate = _DEFAULTS.get(transport, _UNKNOWN)
-    if tier != Tier.DISK or transport == "file":
+    if tier == Tier.MEMORY or transport == "file":
         return rate
-    return Rate(*(a + b for a, b in zip(rate, _DISK, strict=True)))
+    behind = _DISK if tier == Tier.DISK else _COLD
+    return Rate(*(a + b for a, b in zip(rate, behind, strict=True)))
 
 
 def _times(rate: Rate, factors: Factors) -> Rate:

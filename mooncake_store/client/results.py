@@ -254,7 +254,12 @@ class Replica:
     transport: str
     """How this client would read it; empty when that is not known yet."""
     tier: str
-    """"memory" or "disk"; empty as well."""
+    """"memory", "disk" or "cold"; empty as well."""
+
+    @property
+    def below(self) -> bool:
+        """Whether it is known to lie below memory."""
+        return self.tier not in ("", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +368,7 @@ class ReadPlace(NamedTuple):
     host: str
     transport: str
     tier: str
-    """"memory" or "disk"."""
+    """"memory", "disk" or "cold"."""
 
 
 @dataclass(frozen=True, slots=True)

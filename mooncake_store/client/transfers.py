@@ -15,9 +15,10 @@ import numpy as np
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.requests import KeyRequests
 from mooncake_store.client.steps import CLUSTER, Opens, ask_one
-from mooncake_store.core.records import GET_ROW, REPLICA
+from mooncake_store.core.records import GET_ROW, REPLICA, Tier
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.wire.cluster import SEGMENTS, SegmentsRequest
+from transfer_engine.staging import WINDOW_BYTES, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,13 @@ if TYPE_CHECKING:
     Reached = list[tuple[Target, Column]]
     Lost = list[tuple[Target, Column, StoreError]]
 
-__all__ = ["NO_REPLICAS", "KeyTransfers", "learn_segments", "records", "still_there"]
+__all__ = [
+    "NO_REPLICAS",
+    "KeyTransfers",
+    "learn_segments",
+    "records",
+    "still_there",
+]
 
 NO_REPLICAS = np.empty((0, 2), np.int64)
 NO_REPLICAS.flags.writeable = False  # the one type the kernels are compiled for
@@ -104,7 +111,10 @@ class KeyTransfers(KeyRequests):
                 what = f"segment {number} is unknown" if number >= 0 else "no replica is reachable"
                 self.fail(some, UnavailableError.code, what)
                 continue
-            reached.append((target, some))
+            if target.entry.tier == Tier.COLD:
+                reached += _in_parts(target, some, self.cols[k.SIZE, some])
+            else:
+                reached.append((target, some))
             if target.handle is None:
                 closed.append(target)
         if not closed:
@@ -134,6 +144,14 @@ class KeyTransfers(KeyRequests):
             before = self.failures[at].tried if at in self.failures else what
             self.failures[at] = Failure(code, before if what in before else f"{before}; {what}")
         self.status[index] = k.FAILED
+
+
+def _in_parts(target: Target, index: Column, sizes: Column) -> Reached:
+    """Cut what lies in a store elsewhere into parts of which each object fails alone.
+
+    A store may have lost one of many, and an owner tells which of no more bytes than that.
+    """
+    return [(target, index[chosen]) for chosen in parts(sizes, WINDOW_BYTES)]
 
 
 def learn_segments(core: Core, numbers: set[int], until: float) -> Steps[None]:

@@ -61,7 +61,7 @@ def queue_of(target: Target) -> int:
 
 def place_of(target: Target) -> ReadPlace:
     """A segment as errors and costs name it."""
-    entry, tier = target.entry, "disk" if target.entry.tier == Tier.DISK else "memory"
+    entry, tier = target.entry, Tier(target.entry.tier).name.lower()
     return ReadPlace(entry.name, entry.host, target.transport or target.expected, tier)
 
 

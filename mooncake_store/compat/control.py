@@ -317,16 +317,16 @@ def _places(info: ObjectInfo) -> list[dict[str, Any]]:
         {"size_": info.size, "buffer_address_": replica.offset, "protocol_": "tcp",
          "transport_endpoint_": replica.segment}
         for replica in info.replicas
-        if replica.tier != "disk"
+        if not replica.below
     ]  # fmt: skip
 
 
 def _disk_places(info: ObjectInfo) -> list[dict[str, Any]]:
-    """Replicas on disks; no client has a number that others would know it by."""
+    """Replicas below memory; no client has a number that others would know it by."""
     return [
         {"client_id": "", "object_size": info.size, "transport_endpoint": replica.segment}
         for replica in info.replicas
-        if replica.tier == "disk"
+        if replica.below
     ]
 
 

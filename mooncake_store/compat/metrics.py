@@ -59,11 +59,11 @@ def metrics(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
     ):
         samples = [(_label(entry.name), getattr(entry, field)) for entry in status.segments]
         lines += metric(name, "gauge", text, samples)
-    disks = [entry for entry in status.segments if entry.tier == Tier.DISK]
-    failing = [(_label(entry.name), int(bool(entry.fault))) for entry in disks]
-    lines += metric(
-        "segment_disk_failing", "gauge", "Whether the disk of a segment fails.", failing
-    )
+    for tier, what in ((Tier.DISK, "disk"), (Tier.COLD, "store")):
+        some = [entry for entry in status.segments if entry.tier == tier]
+        failing = [(_label(entry.name), int(bool(entry.fault))) for entry in some]
+        text = f"Whether the {what} of a segment fails."
+        lines += metric(f"segment_{what}_failing", "gauge", text, failing)
     return "\n".join(lines) + "\n"
 
 
@@ -85,11 +85,10 @@ def summary(shards: Sequence[ShardFigures], status: ClusterStatus) -> str:
 
 
 def _memory(shards: Sequence[ShardFigures]) -> tuple[int, int]:
-    """How much of the memory is in use, and how much there is: what is not on disks."""
-    return (
-        _total(shards, "bytes_allocated") - _total(shards, "disk_allocated"),
-        _total(shards, "bytes_total") - _total(shards, "disk_total"),
-    )
+    """How much of the memory is in use, and how much there is: what lies below left aside."""
+    below = ("disk_allocated", "cold_allocated"), ("disk_total", "cold_total")
+    used, total = (sum(_total(shards, field) for field in fields) for fields in below)
+    return _total(shards, "bytes_allocated") - used, _total(shards, "bytes_total") - total
 
 
 def _total(shards: Sequence[ShardFigures], field: str) -> int:

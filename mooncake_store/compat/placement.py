@@ -234,7 +234,7 @@ def _described(info: ObjectInfo) -> list[ReplicaDescriptor]:
     return [
         ReplicaDescriptor(
             LocalDiskDescriptor(info.size, replica.segment)
-            if replica.tier == "disk"
+            if replica.below
             else MemoryDescriptor(Descriptor(info.size, replica.offset, replica.segment)),
             ReplicaStatus.COMPLETE,
         )

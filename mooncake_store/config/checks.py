@@ -10,7 +10,14 @@ from mooncake_store.endpoint import LOCAL, is_local, is_loopback, split_quota
 from mooncake_store.units import MIB
 from transfer_engine.errors import ConfigError
 
-__all__ = ["check_exposure", "check_kept_pool", "check_list", "check_memory", "check_quotas"]
+__all__ = [
+    "check_cold",
+    "check_exposure",
+    "check_kept_pool",
+    "check_list",
+    "check_memory",
+    "check_quotas",
+]
 
 QUOTAS_MAX = 64
 """Namespaces with a quota: a shard tells the eviction order of each of every use of an object."""
@@ -85,4 +92,27 @@ def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> N
             "host",
             "secret_file",
             "insecure",
+        )
+
+
+def check_cold(
+    url: str, name: str, memory: str, hugepages: str, transports: tuple[str, ...]
+) -> None:
+    """Refuse a store that the worker's next run would not find, or that nobody could read."""
+    if not url:
+        return
+    kept = name and memory != "anonymous"
+    if not kept or (memory, hugepages) == ("auto", "require"):
+        raise Contradiction(
+            "worker.cold_url names a store where a worker finds what is its own by its "
+            "worker.name and a record beside its worker.memory, and this one has none",
+            "cold_url",
+            "name",
+            "memory",
+        )
+    if "tcp" not in transports:
+        raise Contradiction(
+            "worker.cold_url names what others read over tcp, which worker.transports leaves out",
+            "cold_url",
+            "transports",
         )

@@ -24,6 +24,7 @@ from msgspec import Meta
 
 from eviction.registry import STORE_POLICIES, check_store_policy
 from mooncake_store.config.checks import (
+    check_cold,
     check_exposure,
     check_kept_pool,
     check_list,
@@ -358,6 +359,11 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             "for all of what exists."
         ),
     ] = ()
+    cold_url: Annotated[
+        str,
+        Meta(description="A store below disks, any URL of fsspec: /folder, s3://... Needs a name."),
+    ] = ""
+    cold_bytes: Annotated[SegmentBytes, Meta(description="Most of it that is used.")] = 1024 * GIB
     memory: Annotated[
         str,
         Meta(
@@ -410,6 +416,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
                 check_list(self.table, name, items)
         check_list(self.table, "transports", self.transports)
         check_memory(self.table, self.memory)
+        check_cold(self.cold_url, self.name, self.memory, self.hugepages, self.transports)
         if self.rails and "tcp" not in self.transports:
             raise Contradiction(
                 f"{self.table}.rails are addresses for tcp, which {self.table}.transports leaves "

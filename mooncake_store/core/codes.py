@@ -12,10 +12,10 @@ it would do with an atomic instruction per array and call."""
 WRITING, READABLE = 1, 2
 
 SOFT_PIN, HARD_PIN, GROUPED, TASK, UPSERT, DOOMED = 1, 2, 4, 8, 16, 128
-ON_DISK, OFF_MEMORY = 32, 64
+BELOW, OFF_MEMORY = 32, 64
 
-MEMORY, DISK = 0, 1
-"""Tiers."""
+MEMORY, DISK, REMOTE = 0, 1, 2
+"""Tiers; the last is `Tier.COLD`, a name that kernels have for a column."""
 
 STORED, REMOVED = 1, 2
 """Kinds of events."""
@@ -36,9 +36,10 @@ RETRY, SWAP = 1, 2
 OBJECTS, UNFINISHED, BYTES, SOFT_PINNED, HARD_BYTES, GENERATION, SINK = 0, 1, 2, 3, 4, 5, 6
 MISSING = 7
 """Replicas that readable objects have fewer than they were put for; begun copies count as there."""
-HITS, MISSES, READ_BYTES, WRITTEN_BYTES, AWAY, DISK_HITS = 8, 9, 10, 11, 12, 13
+HITS, MISSES, READ_BYTES, WRITTEN_BYTES, AWAY, DISK_HITS, COLD_HITS = 8, 9, 10, 11, 12, 13, 14
 """Counters that only grow: keys gets found and did not find, bytes of the former, bytes put, of the
-keys not found those on absent segments, of those found those on disks alone."""
+keys not found those on absent segments, of those found those on disks and not in memory, and those
+that lie cold alone."""
 TALLY_WORDS = 16
 
 HOLDERS_MAX = 255

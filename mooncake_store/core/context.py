@@ -26,8 +26,8 @@ TABLE, TALLY = 0, 64
 # What the configuration says, and the number of the next event.
 DISCARD_NS, RELEASE_NS, HITS_WINDOW_NS = 16, 17, 18
 EVENTS_KEPT, EVENTS_NEXT, PINS_USED = 20, 21, 22
-# Whether any segment was ever a disk: without, nothing looks at tiers.
-DISKS_USED = 88
+# Whether any segment was ever other than memory: without, nothing looks at tiers.
+BELOW_USED = 88
 # Whether any segment holds something else, perhaps, than is known.
 UNSURE_USED = 91
 # Entries in the columns of that name.

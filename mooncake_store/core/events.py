@@ -60,7 +60,10 @@ class Events:
             event["digest_lo"] = rows["digest_lo"][row : row + 1].view(np.uint64)
             event["digest_hi"] = rows["digest_hi"][row : row + 1].view(np.uint64)
             event["kind"], event["tenant"] = kind, cold["tenant"][row]
-            event["tier"] = Tier.DISK if rows["flags"][row] & Flag.OFF_MEMORY else Tier.MEMORY
+            event["tier"] = Tier.MEMORY
+            if rows["flags"][row] & Flag.OFF_MEMORY:
+                far = cold["tiers"][row] == 1 << Tier.COLD
+                event["tier"] = Tier.COLD if far else Tier.DISK
             self.next_number += 1
 
     def cleared(self, tenant: int) -> None:

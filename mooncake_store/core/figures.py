@@ -63,6 +63,9 @@ class ShardStats:
     disk_allocated: int
     disk_hits: int
     """Of the hits, those of objects that lay on disks alone."""
+    cold_total: int
+    cold_allocated: int
+    cold_hits: int
     demoted_objects: int
     """Those that left memory for a disk, and their bytes..."""
     demoted_bytes: int
@@ -105,6 +108,9 @@ def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
         disk_total=space.total_bytes(Tier.DISK),
         disk_allocated=space.used_bytes(Tier.DISK),
         disk_hits=int(tally[c.DISK_HITS]),
+        cold_total=space.total_bytes(Tier.COLD),
+        cold_allocated=space.used_bytes(Tier.COLD),
+        cold_hits=int(tally[c.COLD_HITS]),
         demoted_objects=state.totals.demoted_objects,
         demoted_bytes=state.totals.demoted_bytes,
         promoted_objects=state.totals.promoted_objects,

@@ -1,7 +1,10 @@
 """Hauls: batches of copies between tiers, run by whoever owns the source, seen by everyone.
 
     shard.hauls.demote(rows)         # memory to disk; the replicas in memory go when it has arrived
-    shard.hauls.promote(rows)        # disk to memory; the replicas on disks stay
+    shard.hauls.promote(rows)        # from below to memory; the replicas below stay
+
+What leaves memory goes to disks where there are any, else into cold segments, and so does what
+leaves disks (`offer`). A cold segment takes from its own worker only: nobody else writes there.
 
 A haul is up to HAUL_OBJECTS objects, from one segment to one segment, in columns: what `tasks.py`
 does for one object, for many at the price of one. Its objects are flagged as those of a task. They
@@ -44,7 +47,7 @@ HAUL_OBJECTS = 1024
 HAUL_BYTES = 256 << 20
 """Most bytes of a haul, unless a single object has more."""
 HAULS_PER_WORKER = 16
-"""Hauls that wait for one worker, or that it runs."""
+"""Hauls of a kind (see `fetch`) that wait for one worker, or that it runs."""
 SLOWEST_BYTES_PER_S = 16 << 20
 """What the slowest disk moves that is waited for, but for the time that each haul has anyhow."""
 TARGETS_TRIED = 4
@@ -64,7 +67,7 @@ class Haul:
     source: int
     target: int
     moves: bool
-    """Whether the replicas in memory go when it has ended well."""
+    """Whether the replicas on the tier of the source go when it has ended well."""
     rows: NDArray[np.int32]
     """-1: the object has left the haul."""
     source_offsets: NDArray[np.int64]
@@ -76,6 +79,13 @@ class Haul:
     created_ns: int
     """...and when it was queued."""
     nbytes: int
+    cold: bool
+    """Whether one of the segments is cold."""
+
+    @property
+    def lane(self) -> tuple[int, bool]:
+        """Whose it is and of which kind: what has a queue of its own."""
+        return self.worker, self.cold
 
     def without(self, left: NDArray[np.bool_]) -> None:
         """Leave objects out. Not once it was told: it is reported in the order of its columns."""
@@ -91,9 +101,9 @@ class Hauls:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._hauls: dict[int, Haul] = {}
-        self._of_worker: Counter[int] = Counter()
+        self._of_worker: Counter[tuple[int, bool]] = Counter()  # by worker, and whether cold
         self._leaving: dict[int, int] = {}  # bytes, by segment
-        self._heard: dict[int, int] = {}  # when a worker ended a haul last
+        self._heard: dict[tuple[int, bool], int] = {}  # when one of the kind ended last
 
     def __len__(self) -> int:
         return len(self._hauls)
@@ -105,27 +115,43 @@ class Hauls:
         """
         return int(np.count_nonzero(self.offer(rows, keep=keep) == TAKEN))
 
-    def offer(self, rows: NDArray[np.int32], *, keep: bool = False) -> NDArray[np.uint8]:
-        """Queue as `demote` does; says of each object what became of it."""
-        return self._haul(rows, Tier.MEMORY, not keep, _no_limit)
+    def offer(
+        self, rows: NDArray[np.int32], tier: Tier = Tier.MEMORY, *, keep: bool = False
+    ) -> NDArray[np.uint8]:
+        """Queue, as `demote` does, what is to leave a tier; says of each what became of it."""
+        below = self.tier_below(tier)
+        if below is None:
+            return np.full(len(rows), REFUSED, np.uint8)
+        return self._haul(rows, tier, below, not keep, _no_limit)
+
+    def tier_below(self, tier: Tier) -> Tier | None:
+        """Return where that goes which leaves a tier, None for nowhere."""
+        return min((s.tier for s in self._usable() if s.tier > tier), default=None)
 
     def promote(self, rows: NDArray[np.int32], *, hot: bool = False) -> int:
-        """Queue objects that lie on disks alone to be copied to memory; returns how many.
+        """Queue objects that lie below memory alone to be copied there; returns how many.
 
         As many as there is spare room for: they evict nothing. Of that there is none in a memory
         that is full, so what is `hot` fills it further, and the coldest leave as for puts.
         """
         limit = _limit_of_hot if hot else partial(spare_bytes, self._state)
-        return int(np.count_nonzero(self._haul(rows, Tier.DISK, False, limit) == TAKEN))
+        taken = 0
+        for tier in (Tier.DISK, Tier.COLD):  # a row that is under way is not taken twice
+            outcome = self._haul(rows, tier, Tier.MEMORY, False, limit)
+            taken += int(np.count_nonzero(outcome == TAKEN))
+        return taken
 
-    def fetch(self, client: int, limit: int) -> list[Haul]:
-        """Return up to `limit` hauls of this worker, which runs none while it asks.
+    def fetch(self, client: int, limit: int, *, cold: bool = False) -> list[Haul]:
+        """Return up to `limit` hauls of this worker, which runs none of the kind while it asks.
+
+        Those from and to cold segments are of a kind of their own: a store that is slow holds up
+        nothing that goes to disks and back.
 
         So what it was told before and has not finished is told again, as `Tasks.fetch` does.
         """
-        if not self._of_worker[client]:
+        if not self._of_worker[client, cold]:
             return []
-        mine = [haul for haul in self._hauls.values() if haul.worker == client]
+        mine = [haul for haul in self._hauls.values() if haul.lane == (client, cold)]
         out = [haul for haul in mine if haul.begun_ns][:limit]
         for haul in mine:
             if len(out) >= limit:
@@ -150,9 +176,9 @@ class Hauls:
             return Status.NO_TASK
         if len(statuses) != len(haul.rows):
             return Status.INVALID_PARAMS
-        self._heard[client] = self._state.now
+        self._heard[haul.lane] = self._state.now
         self._end(haul, statuses == 0, late=False)
-        if self._state.space.tiers[haul.source] == Tier.DISK:
+        if self._state.space.tiers[haul.source] != Tier.MEMORY:
             damaged = haul.rows[(statuses == DAMAGED) & (haul.rows >= 0)]
             self._lose(damaged, haul.source)
         self._writer_done(client, number)
@@ -163,12 +189,12 @@ class Hauls:
         state = self._state
         for haul in list(self._hauls.values()):
             # What waits, waits for those before it: as long as the worker ends some.
-            before = max(haul.created_ns, self._heard.get(haul.worker, 0))
+            before = max(haul.created_ns, self._heard.get(haul.lane, 0))
             closed = int(state.closed[haul.worker])
             if closed or state.now - (haul.begun_ns or before) >= self._patience(haul):
                 self._give_up(haul, fenced=closed == 2)
-        for worker in [worker for worker in self._heard if not self._of_worker[worker]]:
-            del self._heard[worker]
+        for lane in [lane for lane in self._heard if not self._of_worker[lane]]:
+            del self._heard[lane]
 
     def abandon(self, segment: int) -> None:
         """Give up hauls from or to a segment that is gone, or absent."""
@@ -214,9 +240,10 @@ class Hauls:
         """Bytes of a segment that will be free when the hauls under way have ended well."""
         return self._leaving.get(segment, 0)
 
-    def leaving_bytes_of_all(self) -> int:
-        """The same of all segments."""
-        return sum(self._leaving.values())
+    def leaving_bytes_of_all(self, tier: Tier) -> int:
+        """The same of all segments of a tier."""
+        tiers = self._state.space.tiers
+        return sum(nbytes for segment, nbytes in self._leaving.items() if tiers[segment] == tier)
 
     def moving_bytes(self, tenant: int) -> int:
         """Bytes that a tenant has twice because of moves under way: its quota counts them once."""
@@ -254,23 +281,26 @@ class Hauls:
         config = self._state.config
         return haul.begun_ns + config.task_timeout_ns + config.put_release_ns
 
+    def _usable(self) -> list[Segment]:
+        """Return the segments that take objects now."""
+        state = self._state
+        some = state.space.all()
+        return [s for s in some if s.state == SegmentState.OK and s.usable_from <= state.now]
+
     def _haul(
-        self, rows: NDArray[np.int32], tier: Tier, moves: bool, limit: Limit
+        self, rows: NDArray[np.int32], tier: Tier, to: Tier, moves: bool, limit: Limit
     ) -> NDArray[np.uint8]:
-        """Queue objects to be hauled off a tier; says of each what became of it."""
+        """Queue objects to be hauled from a tier to another; says of each what became of it."""
         state = self._state
         rows = np.ascontiguousarray(rows, np.int32)
         out = np.full(len(rows), REFUSED, np.uint8)
-        targets = [
-            s
-            for s in state.space.all()
-            if s.tier != tier and s.state == SegmentState.OK and s.usable_from <= state.now
-        ]
+        targets = [segment for segment in self._usable() if segment.tier == to]
         if not targets or not len(rows):
             return out
         answering = state.space.mask(lambda segment: answers(state, segment.index))
         segments, offsets = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        k.sources(state.words, rows, int(tier), answering, not moves, segments, offsets)
+        up = to < tier
+        k.sources(state.words, rows, int(tier), up, answering, not moves, segments, offsets)
         _, first = np.unique(rows, return_index=True)
         again = np.ones(len(rows), np.bool_)
         again[first] = False
@@ -293,6 +323,8 @@ class Hauls:
     ) -> NDArray[np.uint8]:
         """Queue what lies on one segment, to the nearest that has room."""
         out = np.full(len(rows), REFUSED, np.uint8)
+        targets = [t for t in targets if t.tier != Tier.COLD or t.owner == source.owner]
+        lane = source.owner, Tier.COLD in (source.tier, *(t.tier for t in targets))
         ends = np.cumsum(self._state.rows["size"][rows])
         start = 0
         while start < len(rows):
@@ -301,7 +333,7 @@ class Hauls:
             stop = min(max(full, start + 1), start + HAUL_OBJECTS)
             left = np.arange(start, stop)
             for target in sorted(targets, key=lambda t: _distance(source, t))[:TARGETS_TRIED]:
-                if self._of_worker[source.owner] >= HAULS_PER_WORKER:
+                if self._of_worker[lane] >= HAULS_PER_WORKER:
                     out[left] = LATER
                     out[stop:] = LATER
                     return out
@@ -358,8 +390,9 @@ class Hauls:
             begun_ns=0,
             created_ns=state.now,
             nbytes=int(sizes.sum()),
+            cold=Tier.COLD in (source.tier, target.tier),
         )
-        self._of_worker[haul.worker] += 1
+        self._of_worker[haul.lane] += 1
         if moves:
             self._leaving[source.index] = self.leaving_bytes(source.index) + haul.nbytes
         return took
@@ -383,7 +416,7 @@ class Hauls:
         """Make what has arrived readable, and undo the rest, which a `late` worker may write to."""
         state = self._state
         del self._hauls[haul.number]
-        self._of_worker[haul.worker] -= 1
+        self._of_worker[haul.lane] -= 1
         if haul.moves:
             self._leaving[haul.source] -= haul.nbytes
             if not self._leaving[haul.source]:
@@ -398,7 +431,7 @@ class Hauls:
         state.retier(here)
         if haul.moves:
             leaving = here[(state.flags(here) & c.HARD_PIN) == 0]  # pinned meanwhile: it stays
-            state.drop_tier(leaving, Tier.MEMORY)
+            state.drop_tier(leaving, Tier(state.space.tiers[haul.source]))
             state.totals.demoted_objects += len(leaving)
             state.totals.demoted_bytes += int(state.rows["size"][leaving].sum())
         elif state.space.tiers[haul.target] == Tier.MEMORY:

@@ -118,7 +118,7 @@ def _demote(state: ShardState, rows: Rows) -> Statuses:
     state.chill(rows[here])
     if state.config.offload != Offload.NONE:
         # What lies on a disk as well makes room without a copy once there is need of any.
-        state.hauls.demote(rows[here & ((flags & (Flag.ON_DISK | Flag.TASK)) == 0)])
+        state.hauls.demote(rows[here & ((flags & (Flag.BELOW | Flag.TASK)) == 0)])
     return np.where(pinned, Status.PINNED, Status.OK).astype(np.int16)
 
 

@@ -25,6 +25,7 @@ def check(state: ShardState) -> None:
     state.hand_on_notes()
     state.policy.check_integrity()
     state.disk_policy.check_integrity()
+    state.cold_policy.check_integrity()
     state.soft_policy.check_integrity()
     state.groups.check_integrity()
     live = np.flatnonzero(state.rows["state"][: state.table.rows_high] != State.FREE)
@@ -57,14 +58,17 @@ def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
     readable = rows["state"] == State.READABLE
     hard = (rows["flags"] & Flag.HARD_PIN) != 0
     soft = (rows["flags"] & Flag.SOFT_PIN) != 0
-    on_disk, in_memory = _tiers_of(state, live)
-    told = (rows["flags"] & Flag.ON_DISK) != 0, (rows["flags"] & Flag.OFF_MEMORY) == 0
-    assert np.array_equal(told[0], on_disk), "a row is wrong about whether it lies on a disk"
-    assert np.array_equal(told[1], in_memory), "a row is wrong about whether it lies in memory"
+    in_memory, on_disk, far = _tiers_of(state, live)
+    told = (rows["flags"] & Flag.OFF_MEMORY) == 0, (rows["flags"] & Flag.BELOW) != 0
+    assert np.array_equal(told[0], in_memory), "a row is wrong about whether it lies in memory"
+    assert np.array_equal(told[1], on_disk | far), "a row is wrong about whether it lies below"
+    bits = on_disk << Tier.DISK | far << Tier.COLD
+    assert np.array_equal(state.cold["tiers"][live], bits), "a row is wrong about lower tiers"
     plain = live[readable & ~hard & ~soft]
     for policy, tier, there in (
         (state.policy, "memory", in_memory),
         (state.disk_policy, "disks", on_disk),
+        (state.cold_policy, "cold segments", far),
     ):
         belong = live[readable & ~hard & ~soft & there]
         assert len(policy) == len(belong), (
@@ -88,20 +92,18 @@ def _check_orders(state: ShardState, live: NDArray[np.int64]) -> None:
     assert np.isin(chilled, ordered).all(), "what leaves first is not in the eviction order"
 
 
-def _tiers_of(
-    state: ShardState, live: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which rows have a complete replica on a disk, and which have one in memory."""
-    found = np.zeros((2, len(live)), np.bool_)
+def _tiers_of(state: ShardState, live: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows have a complete replica on each tier."""
+    found = np.zeros((len(Tier), len(live)), np.bool_)
     if not state.space.tiers.any():
-        found[1] = True
-        return found[0], found[1]
+        found[Tier.MEMORY] = True
+        return found
     for at, row in enumerate(live.tolist()):
         unfinished = state.rows["state"][row] == State.WRITING
         for segment, _, life in replicas_of(state, row):
             if unfinished or life == State.READABLE:
-                found[0 if state.space.tiers[segment] == Tier.DISK else 1, at] = True
-    return found[0], found[1]
+                found[state.space.tiers[segment], at] = True
+    return found
 
 
 def _check_space(state: ShardState, live: NDArray[np.int64]) -> None:

@@ -112,7 +112,7 @@ class Janitor:
         state.table.maintain(0, growing=False)
         if not state.space.quarantine.due(state.now):  # else there is room to come without victims
             pressure.relieve(state)
-        if state.numbers[places.DISKS_USED]:
+        if state.numbers[places.BELOW_USED]:
             self._change_tiers()
         self._repair.step(DRAIN_IN_FLIGHT if self._running else REPAIR_IN_FLIGHT)
 

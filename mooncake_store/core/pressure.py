@@ -1,8 +1,8 @@
 """Making room: eviction in the order of the policy, with leases, pins, groups and tenants heeded.
 
-Each tier has an order of its own. What leaves memory and lies on a disk as well is not lost; the
-rest is copied to a disk first by background relief, where there is one (`hauls.py`). Who needs room
-at once waits for no disk: where all is on its way to one, that gives way.
+Each tier has an order of its own. What leaves one and lies on another as well is not lost; the rest
+is first copied to a lower one by background relief, where there is one (`hauls.py`). Who needs room
+at once waits for no copy: where all is on its way, that gives way.
 
 Two passes. The first takes objects without pins, coldest first, until the target is met. Only if
 it freed less than the floor does the second take soft-pinned ones, until the floor is met. A group
@@ -101,12 +101,15 @@ def relieve(state: ShardState) -> EvictReport:
     """Evict a bounded number of objects from the segments above their high watermark.
 
     Where that leaves one full, of what is pinned softly, and all of them together are above theirs
-    as well, the coldest go wherever they lie, and those with pins last. Disks come first: what then
-    leaves memory finds room there.
+    as well, the coldest go wherever they lie, and those with pins last. Lower tiers come first:
+    what then leaves a higher one finds room there.
     """
-    if not state.numbers[places.DISKS_USED]:
+    if not state.numbers[places.BELOW_USED]:
         return _relieve(state, Tier.MEMORY)
-    return _relieve(state, Tier.DISK) + _relieve(state, Tier.MEMORY)
+    report = EvictReport()
+    for tier in reversed(Tier):
+        report += _relieve(state, tier)
+    return report
 
 
 def _relieve(state: ShardState, tier: Tier) -> EvictReport:
@@ -126,12 +129,11 @@ def _relieve(state: ShardState, tier: Tier) -> EvictReport:
     _reclaim_late_puts(state)
     where, order = _on_segments(state, full, tier), state.order_of(tier)
     leave = partial(_leave, state, tier)
-    if tier == Tier.MEMORY and config.offload != Offload.NONE:
-        leave = partial(_offload, state)
+    if config.offload != Offload.NONE and state.hauls.tier_below(tier) is not None:
+        leave = partial(_offload, state, tier)
     first = _pass(state, order, tier, target, where, VICTIMS_MAX, leave)
     over = state.space.excess_bytes(tier)
-    if tier == Tier.MEMORY:
-        over -= state.hauls.leaving_bytes_of_all()
+    over -= state.hauls.leaving_bytes_of_all(tier)
     if 2 * first.bytes >= target or over <= 0:
         return first
     present = _present(state)
@@ -287,12 +289,12 @@ def _free(state: ShardState, tier: Tier, segments: list[Segment], nbytes: int, a
 
 
 def _drop_copied(state: ShardState, tier: Tier, target: int, where: Filter | None) -> EvictReport:
-    """Take from memory what lies on a disk as well, among the coldest: nothing is lost by that."""
-    if tier != Tier.MEMORY or not len(state.disk_policy):
+    """Take from memory what lies below as well, among the coldest: nothing is lost by that."""
+    if tier != Tier.MEMORY or not len(state.disk_policy) + len(state.cold_policy):
         return EvictReport()
     state.hand_on_notes()
     rows = state.policy.coldest(COPIED_AMONG)
-    rows = rows[(state.rows["flags"][rows] & c.ON_DISK) != 0]
+    rows = rows[(state.rows["flags"][rows] & c.BELOW) != 0]
     choice = _Choice(state, state.policy, tier, where)
     rows = rows[choice.eligible(rows)].astype(np.int32)
     rows = rows[_lies_also(state, rows, tier)]
@@ -401,24 +403,22 @@ def _leave(state: ShardState, tier: Tier, victims: NDArray[np.int32]) -> EvictRe
 
     Of a group that would lose a member nothing stays.
     """
-    if not state.numbers[places.DISKS_USED]:
+    if not state.numbers[places.BELOW_USED]:
         return _evict(state, victims)
     stays = _lies_also(state, victims, tier)
     stays &= ~_in_groups_of(state, victims, victims[~stays])
     return _drop(state, victims[stays], tier) + _evict(state, victims[~stays])
 
 
-def _offload(state: ShardState, victims: NDArray[np.int32]) -> EvictReport:
-    """Take these rows from memory: those on a disk as well at once, others when they are there.
+def _offload(state: ShardState, tier: Tier, victims: NDArray[np.int32]) -> EvictReport:
+    """Take these rows from a tier: those on another as well at once, others when they are below.
 
-    Those whose worker is busy stay for now, and what no disk takes is evicted.
+    Those whose worker is busy stay for now, and what nothing below takes is evicted.
     """
-    if not state.numbers[places.DISKS_USED]:
-        return _evict(state, victims)
-    copied = _lies_also(state, victims, Tier.MEMORY)
-    report = _drop(state, victims[copied], Tier.MEMORY)
+    copied = _lies_also(state, victims, tier)
+    report = _drop(state, victims[copied], tier)
     rest = victims[~copied]
-    outcome = state.hauls.offer(rest)
+    outcome = state.hauls.offer(rest, tier)
     waits = rest[outcome != REFUSED]  # nobody else has to leave for those
     report += EvictReport(0, int(state.rows["size"][waits].sum()))
     refused = rest[outcome == REFUSED]
@@ -472,7 +472,7 @@ def _plainly(state: ShardState, tier: Tier | None) -> Pick:
 
 def _number(state: ShardState, tier: Tier | None) -> int:
     """Return a tier as kernels know it; where there is but one, nothing is looked at."""
-    if tier is None or not state.numbers[places.DISKS_USED]:
+    if tier is None or not state.numbers[places.BELOW_USED]:
         return int(k.ALL_TIERS)
     return int(tier)
 

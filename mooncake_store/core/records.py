@@ -32,6 +32,7 @@ class Tier(IntEnum):
 
     MEMORY = 0
     DISK = 1
+    COLD = 2  # a store elsewhere, which only the owner of the segment reads and writes
 
 
 class State(IntEnum):
@@ -50,7 +51,7 @@ class Flag(IntFlag):
     GROUPED = 4
     TASK = 8  # a copy, move or haul runs
     UPSERT = 16  # READABLE: a newer generation is being written; WRITING: is that generation
-    ON_DISK = 32  # a replica that is complete lies on a disk
+    BELOW = 32  # a replica that is complete lies below memory: on a disk, or cold
     OFF_MEMORY = 64  # none lies in memory
     DOOMED = 128  # being removed by the request that runs now
 
@@ -148,7 +149,8 @@ COLD = np.dtype(
         ("tenant", "<u2"),
         ("wanted", "u1"),  # replicas asked for
         ("pin_level", "u1"),  # of its soft pin: 0 for an ordinary one, see `pinned.py`
-        ("spare", "u1", (2,)),
+        ("tiers", "u1"),  # below memory on which complete replicas lie, 1 << `Tier` each
+        ("spare", "u1"),
     ]
 )
 """What requests seldom need of a row; 24 bytes."""

@@ -440,7 +440,7 @@ class _Rebuild:
     def _tiers(self) -> None:
         """Have every row say on which tiers it lies."""
         live = self._live.astype(np.int32)
-        retier(self._shard.words, live, np.empty(len(live), np.uint8))
+        retier(self._shard.words, live, *np.empty((2, len(live)), np.uint8))
 
     def _orders(self) -> None:
         """Enter objects into the orders of eviction, those first that were leased longest ago."""

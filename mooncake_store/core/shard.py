@@ -281,9 +281,20 @@ class Shard(ShardState):
         return self.tasks.finish(client, number, ok, message)
 
     @operation
-    def fetch_hauls(self, client: int, limit: int = 16) -> list[Haul]:
+    def fetch_hauls(self, client: int, limit: int = 16, *, cold: bool = False) -> list[Haul]:
         """Return hauls of this client, begun now or before: it runs none while it asks."""
-        return self.hauls.fetch(client, limit)
+        return self.hauls.fetch(client, limit, cold=cold)
+
+    def held(self, client: int, number: int, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether an extent begins at each offset of a segment, for its owner: all, for others.
+
+        What waits for late readers or writers counts as there.
+        """
+        segment = self.space.get(number)
+        if segment is None or segment.owner != client or segment.state == SegmentState.GONE:
+            return np.ones(len(offsets), np.bool_)
+        self.space.return_freed()
+        return segment.allocator.holds(offsets)
 
     @operation
     def finish_haul(self, client: int, number: int, statuses: NDArray[np.int16]) -> Status:

@@ -135,8 +135,8 @@ class Space:
         self._by_uuid[uuid] = segment
         self.touch(segment)
         self.alive[index], self.dead[index], self.tiers[index] = 1, 0, tier
-        if tier == Tier.DISK:
-            self._numbers[places.DISKS_USED] = 1
+        if tier != Tier.MEMORY:
+            self._numbers[places.BELOW_USED] = 1
         self.lease_until[index] = segment.usable_from
         self._unsure[index] = 0
         self._cycle = None
@@ -162,7 +162,7 @@ class Space:
         """Change of what a segment is made."""
         segment.tier = tier
         self.tiers[segment.index] = tier
-        self._numbers[places.DISKS_USED] |= tier == Tier.DISK
+        self._numbers[places.BELOW_USED] |= tier != Tier.MEMORY
         self._cycle = None
         self.changes += 1
         self.touch(segment)
@@ -311,9 +311,9 @@ class Space:
 
         Memory that is suspect may soon be back; what is absent or drains does not count.
         """
-        if not self._numbers[places.DISKS_USED]:
+        if not self._numbers[places.BELOW_USED]:
             return Tier.MEMORY
-        some = [s for s in self._segments.values() if s.state in KEEPING]
+        some = [s for s in self._segments.values() if s.state in KEEPING and s.tier != Tier.COLD]
         disks = some and all(s.tier == Tier.DISK for s in some)
         return Tier.DISK if disks else Tier.MEMORY
 
@@ -328,7 +328,8 @@ class Space:
             tier = self.first_tier
             some = [s for s in self._segments.values() if s.state == SegmentState.OK]
             cycle = interleave_hosts([s for s in some if s.tier == tier])
-            self._further = interleave_hosts([s for s in some if s.tier > tier])
+            # Nothing is put into cold segments: only their owners write there.
+            self._further = interleave_hosts([s for s in some if tier < s.tier < Tier.COLD])
             self._cycle = cycle
             self._usable_from = max((s.usable_from for s in cycle), default=0)
         if self._config.placement != Placement.RANDOM or self._usable_from > now:
@@ -469,13 +470,17 @@ class Space:
         One that is suspect, absent or drains counts: it may be back while a put waits. Without any
         segment a put waits for the first, whose size nobody knows.
         """
-        some = [s for s in self._segments.values() if s.state != SegmentState.GONE]
+        some = [
+            segment
+            for segment in self._segments.values()
+            if segment.state != SegmentState.GONE and segment.tier != Tier.COLD
+        ]
         return nth_largest(some, nth) if some else SIZE_MAX
 
     def watermark_bytes(self) -> int:
         """Bytes that objects can keep: above the high watermark what was just put is evicted again.
 
-        Disks count as far as objects come there.
+        Lower tiers count as far as objects come there.
 
         Segments that drain will take nothing any more; one that is suspect may soon be back. One
         that is absent may stay away, and who counts on its room puts what finds none.

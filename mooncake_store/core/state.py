@@ -65,6 +65,8 @@ NOTES_KEPT = 4096
 """Uses, arrivals and departures that wait, about, to be told to the policies together."""
 WAITING_MAX = 65_536
 """Rows of a kind that wait, most."""
+_ON_DISK, _COLD = 1 << Tier.DISK, 1 << Tier.COLD
+"""Bits of the column `tiers`."""
 _NO_ROWS = np.empty(0, np.int32)
 ROW_MASK = (1 << NOTE_SHIFT) - 1
 """The row in a note."""
@@ -142,14 +144,17 @@ class Hauling(Protocol):
 
     def __len__(self) -> int: ...
     def demote(self, rows: NDArray[np.int32], *, keep: bool = False) -> int: ...
-    def offer(self, rows: NDArray[np.int32], *, keep: bool = False) -> NDArray[np.uint8]: ...
+    def offer(
+        self, rows: NDArray[np.int32], tier: Tier = ..., *, keep: bool = False
+    ) -> NDArray[np.uint8]: ...
+    def tier_below(self, tier: Tier) -> Tier | None: ...
     def promote(self, rows: NDArray[np.int32], *, hot: bool = False) -> int: ...
     def expire(self) -> None: ...
     def abandon(self, segment: int) -> None: ...
     def let_go(self, rows: NDArray[np.int32]) -> None: ...
     def give_way(self, segments: set[int], nbytes: int) -> bool: ...
     def leaving_bytes(self, segment: int) -> int: ...
-    def leaving_bytes_of_all(self) -> int: ...
+    def leaving_bytes_of_all(self, tier: Tier) -> int: ...
     def moving_bytes(self, tenant: int) -> int: ...
 
 
@@ -192,6 +197,7 @@ class ShardState:
         self.chilled = create_policy("lru", rows_max)
         # What lies on disks; what lies in memory as well has a place in both orders.
         self.disk_policy = create_policy(config.eviction_policy, rows_max)
+        self.cold_policy = create_policy(config.eviction_policy, rows_max)
         self.risers, self.fresh = Waiting(), Waiting()
         # Tenants with a quota have an order of their own beside: a walk over everybody's objects
         # to find the coldest of one took 105 ms among two million.
@@ -356,31 +362,34 @@ class ShardState:
             for tenant, order in self.quota_orders.items():
                 ours = self.cold["tenant"][notes & ROW_MASK] == tenant
                 order.replay(notes[ours | (notes >> NOTE_SHIFT != INSERT)])  # ignores the absent
-            if self.numbers[places.DISKS_USED]:
-                self._tell_disks(notes)
+            if self.numbers[places.BELOW_USED]:
+                self._tell_below(notes)
             self.numbers[places.NOTED] = 0
 
-    def _tell_disks(self, notes: NDArray[np.int64]) -> None:
-        """Tell the order of disks what concerns it, and note what is to change its tier."""
-        on_disk, risers = np.empty(len(notes), np.int64), np.empty(len(notes), np.int32)
+    def _tell_below(self, notes: NDArray[np.int64]) -> None:
+        """Tell the orders below memory what concerns them, and note what is to change its tier."""
+        below, risers = np.empty(len(notes), np.int64), np.empty(len(notes), np.int32)
         wanted = self.config.promotion_hits
-        count, rising = tiers.sort_notes(self.words, notes, wanted, on_disk, risers)
-        self.disk_policy.replay(on_disk[:count])
+        count, rising = tiers.sort_notes(self.words, notes, wanted, below, risers)
+        self.disk_policy.replay(below[:count])
+        self.cold_policy.replay(below[:count])  # each ignores the absent
         self.risers.add(risers[:rising])
         if self.config.offload == Offload.WRITE:
             self.fresh.add(notes[notes >> NOTE_SHIFT == INSERT] & ROW_MASK)
 
     def order_of(self, tier: Tier) -> EvictionPolicy:
         """Return the order in which objects without pins leave a tier."""
-        return self.disk_policy if tier == Tier.DISK else self.policy
+        return (self.policy, self.disk_policy, self.cold_policy)[tier]
 
     def enter_order(self, rows: NDArray[Any]) -> None:
         """Make objects candidates for eviction, the hottest of all."""
         self.hand_on_notes()
-        if self.numbers[places.DISKS_USED]:
+        if self.numbers[places.BELOW_USED]:
             flags = self.rows["flags"][rows]
             self.policy.insert(rows[flags & c.OFF_MEMORY == 0])
-            self.disk_policy.insert(rows[flags & c.ON_DISK != 0])
+            lie = self.cold["tiers"][rows]
+            self.disk_policy.insert(rows[lie & _ON_DISK != 0])
+            self.cold_policy.insert(rows[lie & _COLD != 0])
         else:
             self.policy.insert(rows)
         for tenant, order in self.quota_orders.items():
@@ -390,8 +399,9 @@ class ShardState:
         """Make objects candidates no more."""
         self.hand_on_notes()
         self.policy.remove(rows)
-        if self.numbers[places.DISKS_USED]:
+        if self.numbers[places.BELOW_USED]:
             self.disk_policy.remove(rows)
+            self.cold_policy.remove(rows)
         self.chilled.remove(rows)
         for order in self.quota_orders.values():
             order.remove(rows)
@@ -400,8 +410,8 @@ class ShardState:
         """Note a use of objects, as a get does: each becomes the hottest of its order."""
         self.hand_on_notes()
         self.chilled.remove(rows)
-        orders = self.policy, self.disk_policy, self.soft_policy, *self.quota_orders.values()
-        for order in orders:
+        below = self.disk_policy, self.cold_policy
+        for order in (self.policy, *below, self.soft_policy, *self.quota_orders.values()):
             order.touch(rows)
 
     def chill(self, rows: NDArray[Any]) -> None:
@@ -414,7 +424,9 @@ class ShardState:
         if tenant not in self.quota_orders:
             self.hand_on_notes()
             rows = self.policy.coldest(len(self.policy))
-            below = self.disk_policy.coldest(len(self.disk_policy))
+            cold = self.cold_policy.coldest(len(self.cold_policy))
+            disk = self.disk_policy.coldest(len(self.disk_policy))
+            below = np.concatenate([cold[self.cold["tiers"][cold] & _ON_DISK == 0], disk])
             rows = np.concatenate([below[self.rows["flags"][below] & c.OFF_MEMORY != 0], rows])
             order = create_policy(self.config.eviction_policy, self.config.objects_max)
             order.insert(rows[self.cold["tenant"][rows] == tenant])
@@ -452,24 +464,25 @@ class ShardState:
     def retier(self, rows: NDArray[np.int32]) -> None:
         """Have rows whose replicas came or went know on which tiers they lie, and stand there.
 
-        Cheap where no disk was ever lent. O(n + replicas).
+        Cheap where nothing but memory was ever lent. O(n + replicas).
         """
-        if not self.numbers[places.DISKS_USED] or len(rows) == 0:
+        if not self.numbers[places.BELOW_USED] or len(rows) == 0:
             return
         self.hand_on_notes()
-        before = np.empty(len(rows), np.uint8)
-        tiers.retier(self.words, rows, before)
-        now = self.flags(rows)
+        before, lay = np.empty((2, len(rows)), np.uint8)
+        tiers.retier(self.words, rows, before, lay)
+        now, lie = self.flags(rows), self.cold["tiers"][rows]
         ordered = (now & (c.SOFT_PIN | c.HARD_PIN) == 0) & (self.rows["segment"][rows] >= 0)
         ordered &= self.rows["state"][rows] == c.READABLE
-        changed = before ^ now
-        moved, sank = ordered & (changed & c.OFF_MEMORY != 0), ordered & (changed & c.ON_DISK != 0)
+        moved = ordered & ((before ^ now) & c.OFF_MEMORY != 0)
         off = rows[moved & (now & c.OFF_MEMORY != 0)]
         self.policy.remove(off)
         self.chilled.remove(off)
         self.policy.insert(rows[moved & (now & c.OFF_MEMORY == 0)])
-        self.disk_policy.remove(rows[sank & (now & c.ON_DISK == 0)])
-        self.disk_policy.insert(rows[sank & (now & c.ON_DISK != 0)])
+        for order, bit in ((self.disk_policy, _ON_DISK), (self.cold_policy, _COLD)):
+            sank = ordered & ((lay ^ lie) & bit != 0)
+            order.remove(rows[sank & (lie & bit == 0)])
+            order.insert(rows[sank & (lie & bit != 0)])
 
     def drop_tier(self, rows: NDArray[np.int32], tier: Tier) -> int:
         """Drop the replicas of readable objects on a tier; they have others. Returns the bytes.

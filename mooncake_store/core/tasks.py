@@ -25,6 +25,7 @@ from mooncake_store.core.records import (
     SegmentState,
     State,
     Status,
+    Tier,
 )
 from mooncake_store.core.state import ShardState, as_words
 
@@ -219,7 +220,9 @@ class Tasks:
 
     def _placeable(self, index: int) -> bool:
         segment = self._state.space.get(index)
-        return segment is not None and segment.state == SegmentState.OK
+        if segment is None or segment.tier == Tier.COLD:  # only its owner writes there, in hauls
+            return False
+        return segment.state == SegmentState.OK
 
     def _still_read(self, index: int) -> bool:
         """Whether leases on an earlier life of the segment's memory still run."""

@@ -106,7 +106,10 @@ class Copying:
     def fetch_hauls(self, peer: Peer, request: Any) -> Answer:
         """Hand out batches of copies between tiers to the asking worker."""
         hauls = self._shard.fetch_hauls(
-            self._now(), peer.handle, max(0, min(request.limit, HAULS_PER_FETCH))
+            self._now(),
+            peer.handle,
+            max(0, min(request.limit, HAULS_PER_FETCH)),
+            cold=bool(request.cold),
         )
         bases = self._site.bases
         sizes = [len(haul.sizes) for haul in hauls]
@@ -133,3 +136,15 @@ class Copying:
         """End a batch of the asking worker."""
         number, statuses = request
         return {"status": int(self._shard.finish_haul(self._now(), peer.handle, number, statuses))}
+
+    @answers(wire.HELD)
+    def held(self, peer: Peer, request: Any) -> Answer:
+        """Say where on a segment of the asking worker objects begin."""
+        number, offsets = request
+        segment = self._shard.space.get(number)
+        if segment is None:
+            return {"held": np.ones(len(offsets), np.uint8)}
+        places = offsets - self._site.bases[number]
+        found = self._shard.held(peer.handle, number, places).astype(np.uint8)
+        found[(places < 0) | (places >= segment.nbytes)] = wire.ELSEWHERE
+        return {"held": found}

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mooncake_store.core.records import SegmentState
+from mooncake_store.core.records import SegmentState, Tier
 from mooncake_store.identity import secret_of
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire import cluster as wire
@@ -105,7 +105,7 @@ class Overview:
         """Return the health of the cluster."""
         segments = self.roster.segments.values()
         return wire.ClusterStatus(
-            any(s.state == SegmentState.OK for s in segments),
+            any(s.state == SegmentState.OK and s.spec.tier != Tier.COLD for s in segments),
             self.facts.version,
             os.getpid(),
             uptime_ms,

@@ -169,14 +169,19 @@ class ShardFigures(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     """Of `bytes_total`, what disks have; `disk_allocated` of what is allocated."""
     disk_allocated: int = 0
     disk_hits: int = 0
-    """Of the hits, those of objects that lay on disks alone."""
+    """Of the hits, those of objects that lay on disks and not in memory."""
     demoted_objects: int = 0
-    """Objects that left memory for a disk, and their bytes; promoted: that were copied back."""
+    """Objects that left a tier for a lower one, and their bytes; promoted: back in memory."""
     demoted_bytes: int = 0
     promoted_objects: int = 0
     promoted_bytes: int = 0
     hauls_unfinished: int = 0
     """Batches of copies between tiers that wait or run."""
+    cold_total: int = 0
+    """Of `bytes_total`, what cold segments have; `cold_allocated` of what is allocated."""
+    cold_allocated: int = 0
+    cold_hits: int = 0
+    """Of the hits, those of objects that lay cold alone."""
 
 
 class SubmitTask(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -417,7 +422,8 @@ FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome)
 FETCH_HAULS = Operation(
     "fetch_hauls",
     0x37,
-    _packed([("limit", "u4")]),
+    # `cold`: those from or to cold segments, else those of the others.
+    _packed([("limit", "u4"), ("cold", "u1")]),
     # The objects of a haul stand side by side, in the order in which they are reported.
     _packed(
         [],
@@ -438,6 +444,15 @@ FINISH_HAUL = Operation(
     _packed([("number", "i8")], Column("statuses", "i2"), rows=HAUL_OBJECTS_MAX),
     _packed([("status", "i2")]),
     "ends a batch this client took; an object damaged at its source (CHECKSUM) loses that replica",
+)
+FREE, ELSEWHERE = 0, 2
+HELD = Operation(
+    "held",
+    0x3A,
+    _packed([("segment", "i2")], Column("offsets", "i8"), rows=HAUL_OBJECTS_MAX),
+    # FREE: nothing begins there; 1: something may; ELSEWHERE: another shard knows.
+    _packed([], Column("held", "u1")),
+    "says at which places of a segment of this client objects begin, or late readers are",
 )
 
 
@@ -542,5 +557,6 @@ SHARD = Registry(
         FINISH_TASK,
         FETCH_HAULS,
         FINISH_HAUL,
+        HELD,
     ],
 )

@@ -2,7 +2,7 @@
 
 A thread has errands of one kind, with connections, and handles of other workers' segments, of its
 own. What it is that is fetched, and how it is done, derived classes say (`copier`, `hauler`).
-Segments that are files are read like segments of others.
+Segments that are no memory are read like segments of others.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from transfer_engine.handle import SegmentHandle
+    from transfer_engine.segments.cold import ColdSegment
     from transfer_engine.segments.file import FileSegment
 
-    Lent: TypeAlias = Segment | FileSegment
+    Lent: TypeAlias = Segment | FileSegment | ColdSegment
 
 __all__ = ["CALL_S", "Errands", "Target"]
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -30,18 +31,22 @@ from mooncake_store.core.records import Tier
 from mooncake_store.program.logs import StateLog
 from mooncake_store.wire import shard as shard_wire
 from mooncake_store.worker.errands import CALL_S, Errands, Target
+from transfer_engine.checksum import checksum_ranges
 from transfer_engine.errors import (
     ChecksumMismatchError,
     NotFoundError,
     StoreError,
     TransferError,
+    TruncatedError,
 )
+from transfer_engine.segments.cold import ColdSegment
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.memory import Segment
+from transfer_engine.staging import parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Self
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self, TypeAlias
 
     from numpy.typing import NDArray
 
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
     from transfer_engine.rpc.blocking import BlockingConnection
 
     Statuses = NDArray[np.int16]
+    Column: TypeAlias = NDArray[np.int64]
+    Write: TypeAlias = Callable[[Column, Column, Column], NDArray[np.int32]]
 
 __all__ = ["Haul", "Hauler"]
 
@@ -59,6 +66,8 @@ STALE_S = 20.0
 """After this long a haul that was told is not begun: whether it still is one is asked first."""
 PART_BYTES = 32 << 20
 """What goes from a disk to another process at once, through memory of this one."""
+COLD_S = 45.0
+"""How long a haul may wait for a store; no call of it takes as long, see `remote`."""
 FAILING_AFTER = 3
 """Hauls in a row of which a part failed, after which a segment is called suspect."""
 
@@ -87,6 +96,8 @@ class Haul(NamedTuple):
 class Hauler(Errands):
     """Hauls from segments of this process into those of anybody."""
 
+    cold: ClassVar[bool] = False
+    """Whether it runs the hauls from and to cold segments, or all others."""
     # Without rdma: memory is registered with a card once, by who copies.
     transports: ClassVar[Sequence[str]] = ("local", "shm", "file", "tcp")
 
@@ -96,7 +107,7 @@ class Hauler(Errands):
         self._states = StateLog(log)
 
     def _serve(self, connection: BlockingConnection, lent: dict[int, Lent]) -> bool:
-        body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH)
+        body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH, cold=self.cold)
         asked = time.monotonic()
         reply = connection.call(shard_wire.FETCH_HAULS, body, timeout_s=CALL_S)
         worked = False
@@ -127,22 +138,27 @@ class Hauler(Errands):
             raise NotFoundError(f"segment {haul.source} is not of this worker", advice="")
         # Who takes addresses keeps the memory, should the segments be replaced meanwhile.
         held = [each.mapping for each in (source, own) if isinstance(each, Segment)]
-        if isinstance(source, FileSegment) and isinstance(own, Segment):
+        if not isinstance(source, Segment) and isinstance(own, Segment):
             # Nobody reads there before it is reported, so what is damaged does no harm.
             statuses = self._read(haul, source, own.address + haul.target_offsets)
+        elif isinstance(own, ColdSegment):
+            statuses = self._carry(haul, source, partial(_write_cold, own))
         else:
             there = self._place(haul.target, own)
-            if isinstance(source, FileSegment):
-                statuses = self._read_and_write(haul, source, there)
-            else:
-                at = source.address + haul.source_offsets
-                given = haul.target_offsets, haul.sizes, at
-                statuses = self._engine.write_batch(there.handle, *given).statuses
+            statuses = self._carry(haul, source, partial(self._write, there))
             if there.tier == Tier.DISK and (statuses == 0).any():
                 self._engine.sync(there.handle)
         del held
         self._judge(_disk_of(haul, lent), statuses)
         return statuses.astype(np.int16)
+
+    def _carry(self, haul: Haul, source: Lent, write: Write) -> NDArray[np.int32]:
+        if not isinstance(source, Segment):
+            return self._read_and_write(haul, source, write)
+        return write(haul.target_offsets, haul.sizes, source.address + haul.source_offsets)
+
+    def _write(self, there: Target, *given: NDArray[np.int64]) -> NDArray[np.int32]:
+        return self._engine.write_batch(there.handle, *given, trusted=True).statuses
 
     def _place(self, number: int, own: Lent | None) -> Target:
         """Return where a haul goes, be it lent by this process or by another one."""
@@ -150,23 +166,26 @@ class Hauler(Errands):
             return Target(self._files[own.uuid], Tier.DISK)
         return self._target(number)
 
-    def _read_and_write(self, haul: Haul, source: FileSegment, there: Target) -> NDArray[np.int32]:
+    def _read_and_write(
+        self, haul: Haul, source: FileSegment | ColdSegment, write: Write
+    ) -> NDArray[np.int32]:
         """Read, compare, and write what is as it was put."""
         statuses = np.zeros(len(haul.sizes), np.int32)
-        for first, stop in _parts(haul.sizes):
-            part = haul.part(slice(first, stop))
+        for chosen in parts(haul.sizes, PART_BYTES):
+            part = haul.part(chosen)
             memory = np.empty(int(part.sizes.sum()), np.uint8)
             at = memory.ctypes.data + np.cumsum(part.sizes) - part.sizes
             read = self._read(part, source, at)
             good = np.flatnonzero(read == 0)
-            done = self._engine.write_batch(
-                there.handle, part.target_offsets[good], part.sizes[good], at[good], trusted=True
-            )
-            read[good] = done.statuses
-            statuses[first:stop] = read
+            read[good] = write(part.target_offsets[good], part.sizes[good], at[good])
+            statuses[chosen] = read
         return statuses
 
-    def _read(self, haul: Haul, source: FileSegment, at: NDArray[np.int64]) -> NDArray[np.int32]:
+    def _read(
+        self, haul: Haul, source: FileSegment | ColdSegment, at: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        if isinstance(source, ColdSegment):
+            return _read_cold(haul, source, at)
         found = self._engine.read_batch(
             self._files[source.uuid],
             haul.source_offsets,
@@ -199,9 +218,30 @@ class Hauler(Errands):
             self._states.change(disk, "suspect: hauls fail again and again", why, logging.WARNING)
 
 
+def _read_cold(haul: Haul, source: ColdSegment, at: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Read and compare; what the store has lost is as gone as what is damaged."""
+    deadline = time.monotonic() + COLD_S
+    statuses = source.read(haul.source_offsets, haul.sizes, at, deadline)
+    statuses[statuses == TruncatedError.code] = ChecksumMismatchError.code
+    good = np.flatnonzero(statuses == 0)
+    differ = checksum_ranges(at[good], haul.sizes[good]) != haul.checksums[good]
+    statuses[good[differ]] = ChecksumMismatchError.code
+    return statuses
+
+
+def _write_cold(
+    target: ColdSegment, offsets: Column, sizes: Column, at: Column
+) -> NDArray[np.int32]:
+    return target.write(offsets, sizes, at, time.monotonic() + COLD_S)
+
+
 def _disk_of(haul: Haul, lent: dict[int, Lent]) -> str:
-    """Return what the log calls the disk of a haul: its source, or else its target."""
-    number = haul.source if isinstance(lent.get(haul.source), FileSegment) else haul.target
+    """Return what the log calls the lower of the ends of a haul: its source, or else its target."""
+    source = lent.get(haul.source)
+    below = source is not None and not isinstance(source, Segment)
+    if below and isinstance(lent.get(haul.target), ColdSegment):
+        below = False
+    number = haul.source if below else haul.target
     return f"segment {lent[number].name if number in lent else number}"
 
 
@@ -219,14 +259,3 @@ def hauls_in(columns: Any) -> Iterator[Haul]:
             columns.size[first:stop],
             columns.checksum[first:stop],
         )
-
-
-def _parts(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield (first, stop) of objects of PART_BYTES together, or of one that is larger."""
-    ends = np.cumsum(sizes)
-    first = 0
-    while first < len(sizes):
-        before = int(ends[first - 1]) if first else 0
-        stop = max(first + 1, int(np.searchsorted(ends, before + PART_BYTES, "right")))
-        yield first, stop
-        first = stop

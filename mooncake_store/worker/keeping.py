@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from mooncake_store.worker.lasting import LastingFile
 from mooncake_store.worker.memory_files import (
     FOLDER,
     RECORD,
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mooncake_store.config.settings import WorkerConfig
+    from mooncake_store.worker.lasting import LastingCold, LastingFile
 
 __all__ = [
     "MemoryKeeper",
@@ -186,7 +186,7 @@ class MemoryKeeper:
         contents: tuple[str, int],
         former: Record | None,
         lock: int,
-        lasting: LastingFile | None,
+        lasting: LastingFile | LastingCold | None,
     ) -> None:
         self.folder = folder
         self.uuid = secrets.token_bytes(_UUID_BYTES)
@@ -211,13 +211,18 @@ class MemoryKeeper:
 
     @classmethod
     def hold(
-        cls, folder: str, worker: str, cluster: str, life: int, lent: Iterable[str] = ()
+        cls,
+        folder: str,
+        worker: str,
+        cluster: str,
+        life: int,
+        lasting: LastingFile | LastingCold | None = None,
     ) -> Self:
         """Take the place of the former run of this name, if there was one.
 
-        `lent` are the files and devices that outlive the machine. Raises ConfigError while that run
-        lives, for memory of another cluster, and for a record that cannot be read; whatever lies
-        there is then left as it is.
+        `lasting` is where that is written down which outlives the machine. Raises ConfigError while
+        that run lives, for memory of another cluster, and for a record that cannot be read;
+        whatever lies there is then left as it is.
         """
         path = os.path.join(folder, base_of(worker) + RECORD)
         try:
@@ -243,7 +248,6 @@ class MemoryKeeper:
                     f"{former.cluster}, and this is {cluster}",
                     advice=f"{_how_to_clean(folder, worker)}, or give this worker another name",
                 )
-            lasting = LastingFile.beside(lent, base_of(worker))
             if lasting is not None and os.path.realpath(lasting.path) == os.path.realpath(path):
                 lasting = None  # the folder of the memory is on a disk itself
             if former is None and lasting is not None:
@@ -417,7 +421,9 @@ class MemoryKeeper:
             self._lasting.write(content)
 
 
-def _before_the_start(lasting: LastingFile, worker: str, cluster: str) -> Record | None:
+def _before_the_start(
+    lasting: LastingFile | LastingCold, worker: str, cluster: str
+) -> Record | None:
     """Return what a run before this start of the machine wrote on a disk, of the same cluster."""
     content = lasting.read()
     if not content:

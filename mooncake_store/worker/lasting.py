@@ -10,6 +10,9 @@ file, which goes where the file goes, or below the user's state directory, for d
 folders that the user cannot write to. Where neither can be had they are lent anew after a start of
 the machine, and one warning says so.
 
+What lies in a store elsewhere outlives the machine as well. Where a worker lends no file, the
+record lies there, below the same URL (`LastingCold`); a store that does not answer has none.
+
 A file is replaced whole, and on the disk when `write` returns. Nobody locks it: who holds the
 record in the folder of the memory is the only one to write here. Cost: two waits for the disk a
 change.
@@ -25,17 +28,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mooncake_store.worker.memory_files import RECORD
-from transfer_engine.errors import ConfigError
+from transfer_engine.errors import ConfigError, NotFoundError, StoreError
+from transfer_engine.segments.remote import Rank, RemoteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
-__all__ = ["LastingFile"]
+__all__ = ["LastingCold", "LastingFile"]
 
 log = logging.getLogger(__name__)
 
 _BYTES_MAX = 4 << 20
+_COLD_S = 3.0
+"""How long a store may take for the record: a worker that starts waits for it."""
 
 
 class LastingFile:
@@ -130,6 +136,51 @@ class LastingFile:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+class LastingCold:
+    """The same in a store elsewhere, for a worker whose only lasting segment lies there."""
+
+    def __init__(self, url: str, folder: str) -> None:
+        self._store = RemoteStore(url, timeout_s=_COLD_S)
+        self._name = f"{folder}/{RECORD.removeprefix('.')}"
+        self.path = f"{url}/{self._name}"
+        self._failing = False
+
+    def read(self) -> bytes:
+        """Return what was written last, b"" where there is nothing or nobody answers."""
+        store = self._store
+        try:
+            return store.call(Rank.READ, _COLD_S, store.read, self._name)
+        except NotFoundError:
+            return b""
+        except StoreError as error:
+            log.warning("%s cannot be read (%s): it is lent anew", self.path, error.what)
+            return b""
+
+    def write(self, content: bytes) -> None:
+        """Replace what is there; what fails is told once, and no more."""
+        store = self._store
+        try:
+            store.call(Rank.WRITE, _COLD_S, store.make, self._name, content)
+        except StoreError as error:
+            if not self._failing:
+                log.warning(
+                    "%s cannot be written (%s): after a start of this machine it is lent anew",
+                    self.path,
+                    error.what,
+                )
+            self._failing = True
+        else:
+            self._failing = False
+
+    def remove(self) -> None:
+        """Have nothing there. Idempotent; what fails is told as in `write`."""
+        store = self._store
+        try:
+            store.call(Rank.WRITE, _COLD_S, store.remove, [self._name])
+        except StoreError as error:
+            log.warning("%s cannot be removed: %s", self.path, error.what)
 
 
 def _is_device(path: str) -> bool:

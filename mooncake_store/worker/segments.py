@@ -1,4 +1,4 @@
-"""The segments of a worker, made from its settings: memory, files, block and DAX devices.
+"""The segments of a worker, made from its settings: memory, files and devices, a store elsewhere.
 
 A file or device is lent by one worker at a time: it holds a lock (flock) while it lends it. A file
 that does not exist yet is created with its space reserved; it stays when the worker ends.
@@ -6,7 +6,8 @@ that does not exist yet is created with its space reserved; it stays when the wo
 Memory is anonymous and ends with its process, or lies in files of a folder (`keeping`): then a run
 finds the memory, files and devices of the one before it that was killed, as they were, under the
 same uuids; files and block devices also of one that was stopped, or that ended with the machine.
-Nothing else of what lay somewhere before is looked at.
+Nothing else of what lay somewhere before is looked at. What lies in a store elsewhere (`cold_url`)
+is found again likewise, in a folder of this worker of this cluster.
 
 When the master has lost its objects, readers and writers of before may still be under way.
 They keep what they have: memory and files are replaced by new ones. A device cannot be; it
@@ -24,17 +25,24 @@ from typing import TYPE_CHECKING, NamedTuple
 from mooncake_store.core.records import Tier
 from mooncake_store.units import format_size, parse_size
 from mooncake_store.worker.keeping import Kept, MemoryKeeper, Wanted, identity_of, memory_folder
+from mooncake_store.worker.lasting import LastingCold, LastingFile
+from mooncake_store.worker.memory_files import base_of
 from transfer_engine.errors import ConfigError
+from transfer_engine.segments.cold import ColdSegment
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.memory import Segment
 
 if TYPE_CHECKING:
     from mooncake_store.config.settings import WorkerConfig
+    from mooncake_store.worker.errands import Lent
     from transfer_engine.segments.blockfile import BlockFile
 
 __all__ = ["WorkerSegments", "Place", "parse_place", "tier_of"]
 
 log = logging.getLogger(__name__)
+
+_COLD = "cold:"
+"""How the path of what lies in a store elsewhere begins in records; the URL follows."""
 
 
 class Place(NamedTuple):
@@ -59,8 +67,10 @@ def parse_place(text: str) -> Place:
     return found
 
 
-def tier_of(segment: Segment | FileSegment) -> Tier:
+def tier_of(segment: Lent) -> Tier:
     """Return what a segment is made of: what is mapped is memory, also where a device is."""
+    if isinstance(segment, ColdSegment):
+        return Tier.COLD
     return Tier.DISK if isinstance(segment, FileSegment) else Tier.MEMORY
 
 
@@ -80,7 +90,8 @@ class WorkerSegments:
         """Whether all that is lent was made by this run."""
         self.run = 0
         """The run of the master in which what is lent was mounted last, 0 for none."""
-        self.segments: list[Segment | FileSegment] = []
+        self._cluster = ""
+        self.segments: list[Lent] = []
 
     def hold(self, cluster: str, life: int) -> tuple[bytes, int]:
         """Take the place of the run before; return the uuid and epoch to go on with.
@@ -89,7 +100,11 @@ class WorkerSegments:
         `MemoryKeeper.hold` does.
         """
         assert self.folder is not None
-        lasting = [place.path for place in self._places if not _is_memory(place.path)]
+        self._cluster = cluster
+        paths = [place.path for place in self._places if not _is_memory(place.path)]
+        lasting: LastingFile | LastingCold | None = LastingFile.beside(paths, base_of(self._name))
+        if lasting is None and self._config.cold_url:
+            lasting = LastingCold(self._config.cold_url, self._cold_folder())
         self._keeper = keeper = MemoryKeeper.hold(self.folder, self._name, cluster, life, lasting)
         self.run = keeper.run
         return keeper.uuid, keeper.epoch
@@ -127,14 +142,14 @@ class WorkerSegments:
             keeper.keep(
                 Kept(
                     segment.uuid.hex(), segment.name, segment.size, each.path, each.made,
-                    identity_of(keeper.place(each.path)), isinstance(segment, FileSegment),
+                    identity_of(keeper.place(each.path)), not isinstance(segment, Segment),
                 )
                 for each, segment in zip(wanted, self.segments, strict=True)
             )  # fmt: skip
 
     def _wanted(self) -> list[Wanted]:
         config, keeper, sizes = self._config, self._keeper, self._config.segments_bytes
-        count = len(sizes) + len(self._places)
+        count = len(sizes) + len(self._places) + bool(config.cold_url)
         names = [self._name] if count == 1 else [f"{self._name}-{n}" for n in range(count)]
         made = f"huge pages {config.hugepages}, node {config.numa}"
         memory = [
@@ -143,12 +158,17 @@ class WorkerSegments:
         ]
         lent = [
             Wanted(name, nbytes, path)
-            for name, (path, nbytes) in zip(names[len(sizes) :], self._places, strict=True)
+            for name, (path, nbytes) in zip(names[len(sizes) :], self._places, strict=False)
         ]
-        return memory + lent
+        cold = [Wanted(names[-1], config.cold_bytes, _COLD + config.cold_url)]
+        return memory + lent + (cold if config.cold_url else [])
 
-    def _open(self, wanted: Wanted, kept: Kept | None) -> Segment | FileSegment:
+    def _open(self, wanted: Wanted, kept: Kept | None) -> Lent:
         uuid = None if kept is None else bytes.fromhex(kept.uuid)
+        if wanted.path.startswith(_COLD):
+            url, folder = wanted.path.removeprefix(_COLD), self._cold_folder()
+            assert wanted.nbytes is not None
+            return ColdSegment.open(url, folder, wanted.nbytes, name=wanted.name, uuid=uuid)
         if not wanted.made:
             if kept is not None:
                 wanted = wanted._replace(nbytes=kept.nbytes)
@@ -174,6 +194,10 @@ class WorkerSegments:
         """Map what was found again in the background; nobody has to wait for it."""
         for memory in self._found:
             _touch(memory)
+
+    def _cold_folder(self) -> str:
+        """Return the folder below the URL that is this worker's, whoever else uses that."""
+        return f"{base_of(self._name)}-{self._cluster}"
 
     def _lend(self, wanted: Wanted, uuid: bytes | None) -> Segment | FileSegment:
         name, nbytes, path = wanted.name, wanted.nbytes, wanted.path
@@ -211,6 +235,7 @@ class WorkerSegments:
         Nobody who still holds the old reaches the new.
         """
         self._give_up()
+        self._cluster = cluster
         if self._keeper is not None:
             self._keeper.renew(cluster, life, epoch)
         kept = []
@@ -230,8 +255,10 @@ class WorkerSegments:
         self.run = 0  # not before: what fails on the way is done once more
 
     def faults(self) -> tuple[tuple[bytes, str], ...]:
-        """What is wrong with disks, by the uuids of their segments."""
-        told = ((uuid, file.health.fault) for uuid, file in self._disks())
+        """What is wrong with disks and stores, by the uuids of their segments."""
+        told = [(uuid, file.health.fault) for uuid, file in self._disks()]
+        stores = [each for each in self.segments if isinstance(each, ColdSegment)]
+        told += [(store.uuid, store.health.fault) for store in stores]
         return tuple((uuid, fault) for uuid, fault in told if fault)
 
     def look_again(self) -> None:
@@ -249,11 +276,11 @@ class WorkerSegments:
             self._keeper.leave()
 
     def leave_memory(self) -> list[bytes]:
-        """Leave files and devices to a next run, and return the uuids of all else. Idempotent."""
+        """Leave all but memory to a next run, and return the uuids of all else. Idempotent."""
         if self._keeper is not None:
             self._keeper.leave_memory()
         kept = self._keeper is not None
-        return [s.uuid for s in self.segments if not (kept and isinstance(s, FileSegment))]
+        return [s.uuid for s in self.segments if not kept or isinstance(s, Segment)]
 
     def close(self) -> None:
         """Give all up. Files stay, those of memory too unless `leave` was called. Idempotent."""

@@ -42,6 +42,7 @@ import secrets
 import socket
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.endpoint import host_name, split_address, split_rail
@@ -51,6 +52,7 @@ from mooncake_store.program.orderly_exit import end_at_exit, ended
 from mooncake_store.wire import cluster as wire
 from mooncake_store.wire import shard as shard_wire
 from mooncake_store.worker.capacity import check_room
+from mooncake_store.worker.cold_hauler import ColdHauler
 from mooncake_store.worker.copier import Copier
 from mooncake_store.worker.hauler import Hauler
 from mooncake_store.worker.segments import WorkerSegments, tier_of
@@ -74,8 +76,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mooncake_store.config.settings import WorkerConfig
-    from transfer_engine.segments.file import FileSegment
-    from transfer_engine.segments.memory import Segment
+    from mooncake_store.worker.errands import Lent
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["Worker", "host_name"]
@@ -125,8 +126,9 @@ class Worker:
         self._map: wire.ClusterMap | None = None
         self._cluster: BlockingConnection | None = None
         self._copier: Copier | None = None
-        self._hauler: Hauler | None = None
-        self._hauls: tuple[Hauler, wire.ClusterMap, tuple[int, ...]] | None = None  # while mounted
+        self._haulers: tuple[Hauler, ...] = ()
+        # While mounted: who hauls, and for whom.
+        self._hauls: tuple[tuple[Hauler, ...], wire.ClusterMap, tuple[int, ...]] | None = None
         self._lock = threading.Lock()  # one user of the cluster connection at a time
         self._mounting = threading.Lock()  # held by the work thread while it mounts again
         self._leaving = False
@@ -135,13 +137,14 @@ class Worker:
         self._remount = threading.Event()
         self._threads: list[LastingThread] = []
         self._pulse: BlockingConnection | None = None
-        self._pause_s = self._haul_pause_s = 0.0
+        self._pause_s = 0.0
+        self._haul_pauses_s = [0.0, 0.0]  # for each of those who haul
         self._away_since: float | None = None  # time.monotonic() when the master was gone
         self._states = StateLog(log)
         self._closed = False
 
     @property
-    def segments(self) -> list[Segment | FileSegment]:
+    def segments(self) -> list[Lent]:
         """What is lent, memory first."""
         return self._lent.segments
 
@@ -177,7 +180,8 @@ class Worker:
             raise
         self._lent.populate()
         self._pause_s = self._interval_s
-        turns = ("tasks", self._work), ("hauls", self._haul), ("ping", self._ping)
+        turns = [("tasks", self._work), ("ping", self._ping)]
+        turns += [(f"hauls-{n}", partial(self._haul, n)) for n in range(len(self._haulers))]
         for name, turn in turns:
             thread = LastingThread(f"mooncake-{name}", turn)
             self._threads.append(thread)
@@ -208,7 +212,10 @@ class Worker:
         )
         identity = shard_wire.OpenClient(self.uuid, self.epoch, self.host, "default")
         given = tuple(self.segments), descriptors, identity, self._describe, self._secret
-        self._copier, self._hauler = Copier(*given), Hauler(*given)
+        self._copier, haulers = Copier(*given), [Hauler(*given)]
+        if self.config.cold_url:
+            haulers.append(ColdHauler(*given))
+        self._haulers = tuple(haulers)
 
     def _take_place(self) -> None:
         """Become the worker of this name, in the cluster that there is."""
@@ -245,7 +252,7 @@ class Worker:
         self._publish()
 
     def _end_errands(self) -> None:
-        for errands in (self._copier, self._hauler):
+        for errands in (self._copier, *self._haulers):
             if errands is not None:
                 errands.close()
 
@@ -306,8 +313,7 @@ class Worker:
             )
         self.numbers, self._disowned, self._mounted = mounted.numbers, 0, found.epoch
         self._away_since = None
-        assert self._hauler is not None
-        self._hauls = self._hauler, found, mounted.numbers
+        self._hauls = self._haulers, found, mounted.numbers
         self._states.change(f"master {self.config.master}", "mounted")
 
     def stop(self, *, drain_s: float = 0.0, leases_s: float = LEASES_S) -> None:
@@ -518,22 +524,24 @@ class Worker:
         # Work seldom comes alone: look again soon, then less and less often.
         self._pause_s = 0.005 if worked else min(self._interval_s, self._pause_s * 2)
 
-    def _haul(self) -> None:
-        """Run the hauls that wait, one after the other while there are any."""
-        if self._stopping.wait(self._haul_pause_s):
+    def _haul(self, lane: int) -> None:
+        """Run the hauls of a kind that wait, one after the other while there are any."""
+        before_s = self._haul_pauses_s[lane]
+        if self._stopping.wait(before_s):
             return
         worked, hauls = False, self._hauls
         if hauls is not None:
-            hauler, cluster, numbers = hauls
+            haulers, cluster, numbers = hauls
+            name = f"hauls of {self.name}" + (" to its store" if haulers[lane].cold else "")
             try:
-                worked = hauler.work(cluster, numbers)
+                worked = haulers[lane].work(cluster, numbers)
                 if not worked:
                     self._lent.look_again()
-                self._states.change(f"hauls of {self.name}", "going on", level=logging.DEBUG)
+                self._states.change(name, "going on", level=logging.DEBUG)
             except StoreError as error:
-                self._states.change(f"hauls of {self.name}", "waiting", error.what)
-        pause_s = max(HAUL_PAUSE_S, 2 * self._haul_pause_s)
-        self._haul_pause_s = 0.0 if worked else min(self._interval_s, pause_s)
+                self._states.change(name, "waiting", error.what)
+        pause_s = max(HAUL_PAUSE_S, 2 * before_s)
+        self._haul_pauses_s[lane] = 0.0 if worked else min(self._interval_s, pause_s)
 
 
 def _towards(master: str) -> str:

@@ -1,4 +1,4 @@
-"""The bench `tiers`: rows of both ways and sizes, each beside a bare program."""
+"""The bench `tiers`: rows of all ways and sizes, each beside a bare program."""
 
 from mooncake_store.bench import tiers
 from mooncake_store.bench.harness import Report
@@ -17,6 +17,8 @@ def test_every_row_is_measured_beside_a_bare_program(monkeypatch, tmp_path):
         "read_back/4KiB/b128",
         "demote/64KiB/b128",
         "read_back/64KiB/b128",
+        "read_through/4KiB/b128",
+        "read_through/64KiB/b128",
     ]
     for name, row in rows.items():
         assert row.value > 0, name

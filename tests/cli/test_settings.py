@@ -59,6 +59,8 @@ TYPED = {
     "lease_ttl_max": "7m", "put_release": "20m", "soft_pin_ttl_max": "2d", "client_ttl": "20s",
     "ping_interval": "500ms", "suspect_after_pings": "4", "eviction_policy": "sieve",
 }  # fmt: skip
+BESIDE = {"cold_url": {"name": "w"}}
+"""What a setting does not go without."""
 
 
 def typed(setting):
@@ -88,9 +90,13 @@ def typed(setting):
 def test_an_option_reaches_its_setting(started, monkeypatch, program, setting):
     monkeypatch.setattr("mooncake_store.endpoint.read_secret", lambda _: b"x" * 16)
     words, meant = typed(setting)
+    beside = BESIDE.get(setting.name, {})
+    for name, value in beside.items():
+        words += [f"--{name}", value]
     settings = started(program.table, *words)
     assert getattr(settings, setting.attribute) != setting.default
-    assert settings == load(program, environ={}, overrides={setting.name: meant}).value
+    overrides = {setting.name: meant, **beside}
+    assert settings == load(program, environ={}, overrides=overrides).value
 
 
 def test_lists_take_an_option_for_each_item_or_commas(started):

@@ -20,7 +20,9 @@ ROOT = f"{Path(__file__).resolve().parents[2]}/"
 OURS = tuple(ROOT + package for package in PACKAGES)
 WAITING = (
     "transfer_engine/rpc/spinning.py:Spin.failed",
+    "transfer_engine/rpc/spinning.py:Spin.paid",
     "transfer_engine/rpc/blocking.py:BlockingConnection._arm",
+    "transfer_engine/rpc/blocking.py:BlockingConnection._poll",
 )
 
 

@@ -139,10 +139,10 @@ class World:
         self.now += ns
         self.shard.tick(self.now)
 
-    def fetch(self, limit: int = 16) -> None:
+    def fetch(self, limit: int = 16, *, cold: bool = False) -> None:
         """Have the worker ask for hauls; what it was told before, it goes on with."""
         known = {haul.number for haul in self.running}
-        told = self.shard.fetch_hauls(self.now, self.client, limit)
+        told = self.shard.fetch_hauls(self.now, self.client, limit, cold=cold)
         self.running += [haul for haul in told if haul.number not in known]
 
     def carry(self, haul: Haul, statuses: list[int] | None = None) -> Status:
@@ -162,6 +162,7 @@ class World:
     def work(self) -> int:
         """Do all there is, well."""
         self.fetch()
+        self.fetch(cold=True)
         done = list(self.running)
         for haul in done:
             self.carry(haul)

@@ -25,7 +25,11 @@ from mooncake_store.compat.metrics import metrics
 from tests.disks.site import DISK, MEMORY, NBYTES, value_of
 from tests.waiting import long_before, until
 
-FAILED, ENDED, DIFFERS = "the disk under the segment failed", "ended before", "checksum differs"
+FAILED, ENDED, DIFFERS = (
+    "the disk or store under the segment failed",
+    "ended before",
+    "checksum differs",
+)
 READS = {
     "EIO": (DiskError, FAILED),
     "ENOTCONN": (DiskError, FAILED),

@@ -407,6 +407,8 @@ def without_memory(observe):
 PORT = 20_000 + os.getpid() % 10_000
 FREE = {"port": PORT}
 SECRET, PORT_FILE, LENT_FILE, STATE = "<secret>", "<port file>", "<file>", "<state>"
+KEPT = {"memory": f"{STATE}-memory"}
+"""A worker that leaves a record."""
 
 OBSERVED = {
     "master.host": Observation({"host": "127.0.0.2"}, lambda g: address(g).rpartition(":")[0]),
@@ -459,6 +461,8 @@ OBSERVED = {
     "worker.port": Observation(FREE, lent, {"port": PORT + 1}),
     "worker.segments": Observation({"segments": "2MiB"}, lent),
     "worker.files": Observation({"files": f"{LENT_FILE}:1MiB"}, lent),
+    "worker.cold_url": Observation({"cold_url": "memory://effects"}, lent, KEPT),
+    "worker.cold": Observation({"cold": "2MiB"}, lent, {**KEPT, "cold_url": "memory://effects"}),
     "worker.memory": Observation({"memory": "/nowhere"}, lent),
     "worker.hugepages": Observation({"hugepages": "require"}, without_shared_huge_pages),
     "worker.overcommit": Observation({"overcommit": True}, without_memory(lent)),
@@ -504,6 +508,7 @@ def test_a_setting_changes_what_is_seen(setting, tmp_path):
     places = {placeholder: tmp_path / name for placeholder, name in names.items()}
     places[SECRET].write_text("x" * 32)
     places[SECRET].chmod(0o600)
+    (tmp_path / "state-memory").mkdir()
 
     def filled(given):
         for name, place in places.items():

@@ -30,7 +30,7 @@ def lend(cluster, worker):
 
 def fetched(shard):
     """What a shard has for a worker, as columns; None while there is nothing."""
-    found = shard.call(wire.FETCH_HAULS, limit=16)
+    found = shard.call(wire.FETCH_HAULS, limit=16, cold=0)
     return found if len(found.haul) else None
 
 

@@ -127,6 +127,11 @@ class DeviceMemory(NamedTuple):
         """Device memory can always be written."""
         return True
 
+    @property
+    def elsewhere(self) -> bool:
+        """A device is one of this machine."""
+        return False
+
     def ready(self, piece: Mapping) -> None:
         """Let the device reach memory of the host that batches will name from now on."""
         self.device.pin(piece)

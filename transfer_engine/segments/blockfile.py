@@ -35,7 +35,7 @@ import os
 import stat
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -114,6 +114,8 @@ class BlockFile:
     `block` is what transfers are aligned to inside, 1 without O_DIRECT. Batches of a
     `punctual` one end at their deadlines whatever the device does, for a copy of their bytes.
     """
+
+    elsewhere: ClassVar[bool] = False
 
     def __init__(self, fd: int, name: str, geometry: Geometry, *, punctual: bool = False) -> None:
         _load_kernels()

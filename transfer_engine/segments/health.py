@@ -1,4 +1,4 @@
-"""How a disk does, as far as those see who use it: what failed last, and what does not end.
+"""How a disk or store does, as far as those see who use it: what failed last, what does not end.
 
     health = DiskHealth("/mnt/nvme/pool")
     with health.attempt(nbytes):            # a read, say; what lasts too long is a fault meanwhile
@@ -32,7 +32,7 @@ FAULT_CHARACTERS = 300
 
 
 class DiskHealth:
-    """The faults of one file or device. Thread-safe."""
+    """The faults of one file, device or store. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name

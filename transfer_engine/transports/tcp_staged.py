@@ -19,10 +19,11 @@ import numpy as np
 
 from transfer_engine.base import FAILED, Batch, Operation
 from transfer_engine.errors import StoreError, TransferError, TransferTimeoutError
-from transfer_engine.staging import StagingPool, windows
+from transfer_engine.staging import WINDOW_BYTES, StagingPool, windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from transfer_engine.base import Columns, Staged, Statuses
     from transfer_engine.segments.mapping import Mapping
@@ -33,7 +34,6 @@ __all__ = ["StagedService"]
 
 _log = logging.getLogger(__name__)
 
-_WINDOW_BYTES = 8 << 20
 _WINDOWS_MAX = 8
 
 
@@ -41,7 +41,8 @@ class StagedService:
     """Serves the batches of all connections of a server that name files or devices."""
 
     def __init__(self, *, patience_s: float) -> None:
-        self._pool = StagingPool(_WINDOW_BYTES, _WINDOWS_MAX)
+        # What waits for a store elsewhere takes no windows from what lies here.
+        self._pools = {far: StagingPool(WINDOW_BYTES, _WINDOWS_MAX) for far in (False, True)}
         self._patience_s = patience_s
 
     def receive(
@@ -54,8 +55,8 @@ class StagedService:
     ) -> None:
         """Take the data of a write off the connection and into the segment, setting statuses."""
         offsets, lengths = ranges
-        for window in windows(lengths, _WINDOW_BYTES):
-            with self._pool.lease(self._deadline(), "write", link.peer) as piece:
+        for window in windows(lengths, WINDOW_BYTES):
+            with self._lease(store, "write", link.peer) as piece:
                 verdicts = statuses[window.owners]
                 entries, _ = link.entries(
                     piece.address, window.positions, window.lengths, verdicts, sink=sink
@@ -88,13 +89,13 @@ class StagedService:
             head(int(wanted[statuses == 0].sum()), failed)
             return lead(failed)
 
-        if total > _WINDOW_BYTES:
+        if total > WINDOW_BYTES:
             first = promise()
         elif total == 0:
             link.move(link.lead(*promise()), receive=False)
             return
-        for window in windows(wanted, _WINDOW_BYTES):
-            with self._pool.lease(self._deadline(), "read", link.peer) as piece:
+        for window in windows(wanted, WINDOW_BYTES):
+            with self._lease(store, "read", link.peer) as piece:
                 self._move(Operation.READ, store, offsets, window, piece, statuses, link.peer)
                 verdicts = statuses[window.owners]
                 if first is None:
@@ -107,6 +108,9 @@ class StagedService:
                 link.expect_progress()
                 link.move(entries, receive=False)
                 first = ()
+
+    def _lease(self, store: Staged, verb: str, peer: str) -> AbstractContextManager[Mapping]:
+        return self._pools[store.elsewhere].lease(self._deadline(), verb, peer)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._patience_s

@@ -10,6 +10,7 @@ from kernel_cache import njit
 from mooncake_store.core.codes import (
     ABSENT,
     AWAY,
+    COLD_HITS,
     DISK_HITS,
     HITS,
     HITS_BITS,
@@ -23,6 +24,7 @@ from mooncake_store.core.codes import (
     OK,
     READ_BYTES,
     READABLE,
+    REMOTE,
 )
 from mooncake_store.core.context import (
     ALIVE,
@@ -166,9 +168,11 @@ def get(context, client, now, ttl, digests, answers, replicas):
         context[TALLY + MISSES] += misses
         context[TALLY + AWAY] += away
         context[TALLY + READ_BYTES] += nbytes
-        if seen & OFF_MEMORY:  # some of them lie on disks alone
+        if seen & OFF_MEMORY:  # some of them lie below memory alone
             for i in range(count - hits, count):
-                context[TALLY + DISK_HITS] += (rows[notes[i]].flags & OFF_MEMORY) != 0
+                if rows[notes[i]].flags & OFF_MEMORY:
+                    far = column(context, COLD_ROWS, COLD)[notes[i]].tiers == 1 << REMOTE
+                    context[TALLY + (COLD_HITS if far else DISK_HITS)] += 1
     return m
 
 

@@ -8,28 +8,27 @@ import numpy as np
 
 from kernel_cache import njit
 from mooncake_store.core.codes import (
-    DISK,
+    BELOW,
     DOOMED,
     HARD_PIN,
     KERNEL,
     MEMORY,
     OFF_MEMORY,
-    ON_DISK,
     READABLE,
     SINK,
     TASK,
     UPSERT,
     WRITING,
 )
-from mooncake_store.core.context import BYTE, OVERFLOW_ROWS, ROWS, TALLY, TIERS
+from mooncake_store.core.context import BYTE, COLD_ROWS, OVERFLOW_ROWS, ROWS, TALLY, TIERS
 from mooncake_store.core.kernels.columns import column
-from mooncake_store.core.records import OVERFLOW, ROW
+from mooncake_store.core.records import COLD, OVERFLOW, ROW
 
 ALL_TIERS = -1
 
 
 @njit(**KERNEL, inline="always")
-def may_leave(rows, row, now, tier):
+def may_leave(rows, cold, row, now, tier):
     """Whether a row may leave a tier now, on which it lies, its group left aside. O(1)."""
     flags = np.int64(rows[row].flags)
     return (
@@ -37,16 +36,16 @@ def may_leave(rows, row, now, tier):
         and rows[row].lease_end <= now
         and not flags & (HARD_PIN | TASK | UPSERT)
         and not (tier == MEMORY and flags & OFF_MEMORY)
-        and not (tier == DISK and not flags & ON_DISK)
+        and not (tier > MEMORY and not (flags & BELOW and cold[row].tiers >> tier & 1))
     )
 
 
 @njit(**KERNEL)
 def eligible(context, ids, now, tier, out):
     """out[i] = whether row ids[i] may leave a tier, or all, now, groups left aside."""
-    rows = column(context, ROWS, ROW)
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
     for i in range(ids.shape[0]):
-        out[i] = may_leave(rows, ids[i], now, tier)
+        out[i] = may_leave(rows, cold, ids[i], now, tier)
 
 
 @njit(**KERNEL, inline="always")
@@ -82,7 +81,7 @@ def choose(context, ids, now, tier, wanted, room, out):
 
     Only without groups. Returns (how many, their bytes).
     """
-    rows = column(context, ROWS, ROW)
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
     overflow, tiers = column(context, OVERFLOW_ROWS, OVERFLOW), column(context, TIERS, BYTE)
     sink = 0
     for i in range(ids.shape[0]):
@@ -94,7 +93,7 @@ def choose(context, ids, now, tier, wanted, room, out):
         if total >= wanted or count >= room:
             break
         row = ids[i]
-        if may_leave(rows, row, now, tier):
+        if may_leave(rows, cold, row, now, tier):
             out[count] = row
             count += 1
             total += rows[row].size * replicas_on(rows, overflow, tiers, row, tier)

@@ -1,17 +1,17 @@
 """Kernels that know of what a replica's segment is made: tiers of rows, and hauls between them.
 
-A row says by two flags on which tiers complete replicas of it lie (`Flag`); `tiers[s]` is the tier
-of segment s. A replica that a haul writes is WRITING, and the last of its chain or behind complete
-ones. Layouts are those of `records.py`, places in `context` those of `context.py`. All kernels are
-O(n + replicas).
+A row says by two flags whether complete replicas of it lie in memory and below (`Flag`), and its
+cold columns on which tiers below; `tiers[s]` is the tier of segment s. A replica that a haul writes
+is WRITING, and the last of its chain or behind complete ones. Layouts are those of `records.py`,
+places in `context` those of `context.py`. All kernels are O(n + replicas).
 """
 
 import numpy as np
 
 from kernel_cache import njit
 from mooncake_store.core.codes import (
+    BELOW,
     BYTES,
-    DISK,
     HARD_BYTES,
     HARD_PIN,
     HITS_MASK,
@@ -20,7 +20,6 @@ from mooncake_store.core.codes import (
     MISSING,
     NOTE_REMOVE,
     OFF_MEMORY,
-    ON_DISK,
     READABLE,
     TASK,
     UPSERT,
@@ -50,31 +49,33 @@ ROW_MASK = (1 << 32) - 1
 
 
 @njit(**KERNEL)
-def retier(context, chosen, before):
-    """Make the flags of rows say on which tiers they lie; `before` is what all flags were."""
-    rows = column(context, ROWS, ROW)
+def retier(context, chosen, before, lay):
+    """Make rows say on which tiers they lie.
+
+    `before` is what all flags were, and `lay` on which tiers below memory they lay (`COLD.tiers`).
+    """
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     tiers = column(context, TIERS, BYTE)
     for i in range(chosen.shape[0]):
         row = chosen[i]
         before[i] = rows[row].flags
+        lay[i] = cold[row].tiers
         if rows[row].segment < 0:
             continue
-        some_disk = tiers[rows[row].segment] == DISK
-        some_memory = not some_disk
+        found = np.int64(1) << np.int64(tiers[rows[row].segment])
         link = rows[row].more
         while link >= 0:
             if overflow[link].state == READABLE:
-                on_disk = tiers[overflow[link].segment] == DISK
-                some_disk |= on_disk
-                some_memory |= not on_disk
+                found |= np.int64(1) << np.int64(tiers[overflow[link].segment])
             link = overflow[link].next
-        flags = np.int64(rows[row].flags) & ~np.int64(ON_DISK | OFF_MEMORY)
-        if some_disk:
-            flags |= ON_DISK
-        if not some_memory:
+        flags = np.int64(rows[row].flags) & ~np.int64(BELOW | OFF_MEMORY)
+        if found >> (MEMORY + 1):
+            flags |= BELOW
+        if not found & (1 << MEMORY):
             flags |= OFF_MEMORY
         rows[row].flags = flags
+        cold[row].tiers = found & ~np.int64(1 << MEMORY)
 
 
 @njit(**KERNEL, inline="always")
@@ -141,26 +142,30 @@ def drop_tier(context, now, chosen, tier, out):
 
 
 @njit(**KERNEL)
-def sources(context, chosen, tier, answering, kept, segments, offsets):
+def sources(context, chosen, tier, up, answering, kept, segments, offsets):
     """Find where rows that may be hauled off a tier are to be read: segment -1 for the others.
 
-    A row may be hauled that is complete, lies on that tier, not on another, and has no other
-    business; one that is pinned hard only if the source is `kept`. answering[s] = whether somebody
-    can read from segment s.
+    A row may be hauled that is complete, lies on that tier, not on one where it is to go, and has
+    no other business: `up` is to memory, else it goes to a lower tier. One that is pinned hard may
+    only if the source is `kept`. answering[s] = whether somebody can read from segment s.
     """
-    rows = column(context, ROWS, ROW)
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
     overflow = column(context, OVERFLOW_ROWS, OVERFLOW)
     tiers = column(context, TIERS, BYTE)
-    barred = TASK | UPSERT | (OFF_MEMORY | ON_DISK if tier == MEMORY else 0)
+    barred = TASK | UPSERT
     if not kept:
         barred |= HARD_PIN
+    if tier == MEMORY:
+        barred |= OFF_MEMORY
     for i in range(chosen.shape[0]):
         row = chosen[i]
         segments[i] = -1
         offsets[i] = 0
         if rows[row].state != READABLE or rows[row].flags & barred:
             continue
-        if tier == DISK and not rows[row].flags & OFF_MEMORY:
+        if up and not rows[row].flags & OFF_MEMORY:
+            continue
+        if not up and np.int64(cold[row].tiers) >> (tier + 1):
             continue
         segment = np.int64(rows[row].segment)
         if segment >= 0 and tiers[segment] == tier and answering[segment]:
@@ -230,11 +235,11 @@ def unload(context, chosen, segment, arrived):
 
 
 @njit(**KERNEL)
-def sort_notes(context, notes, hits_wanted, on_disk, risers):
-    """List the notes that are about rows on disks or that went, and the rows that are to rise.
+def sort_notes(context, notes, hits_wanted, below, risers):
+    """List the notes that are about rows below memory or that went, and the rows that are to rise.
 
-    Those were read, lie on disks alone, and were read `hits_wanted` times lately, if that is not 0.
-    Returns how many of each.
+    Those were read, lie below memory alone, and were read `hits_wanted` times lately, unless that
+    is 0. Returns how many of each.
     """
     rows = column(context, ROWS, ROW)
     count, rising = 0, 0
@@ -242,14 +247,14 @@ def sort_notes(context, notes, hits_wanted, on_disk, risers):
         row = notes[i] & ROW_MASK
         flags = rows[row].flags
         if notes[i] == row:
-            if flags & ON_DISK:
-                on_disk[count] = notes[i]
+            if flags & BELOW:
+                below[count] = notes[i]
                 count += 1
             if flags & OFF_MEMORY and rows[row].state == READABLE and not flags & TASK:
                 if hits_wanted > 0 and (rows[row].hits & HITS_MASK) >= hits_wanted:
                     risers[rising] = row
                     rising += 1
         elif notes[i] & NOTE_REMOVE:
-            on_disk[count] = notes[i]
+            below[count] = notes[i]
             count += 1
     return count, rising

@@ -10,6 +10,7 @@ import numpy as np
 from kernel_cache import njit
 from mooncake_store.core.codes import (
     ALREADY_EXISTS,
+    BELOW,
     BUSY,
     BYTES,
     DISK,
@@ -32,8 +33,8 @@ from mooncake_store.core.codes import (
     OBJECTS,
     OFF_MEMORY,
     OK,
-    ON_DISK,
     READABLE,
+    REMOTE,
     RETRY,
     SINK,
     SIZE_MAX,
@@ -111,6 +112,7 @@ def open_row(rows, cold, row, size, now, client, tenant, request, wanted, tally)
     cold[row].owner = client
     cold[row].wanted = wanted
     cold[row].pin_level = 0
+    cold[row].tiers = 0
 
 
 @njit(**KERNEL, inline="always")
@@ -136,7 +138,9 @@ def record(ring, at, rows, cold, row, kind):
     ring[at].digest_hi = rows[row].digest_hi
     ring[at].kind = kind
     ring[at].tenant = cold[row].tenant
-    ring[at].tier = DISK if rows[row].flags & OFF_MEMORY else MEMORY
+    ring[at].tier = MEMORY
+    if rows[row].flags & OFF_MEMORY:
+        ring[at].tier = REMOTE if cold[row].tiers == 1 << REMOTE else DISK
 
 
 @njit(**KERNEL, inline="always")
@@ -269,9 +273,9 @@ def start(
 ):
     """Start puts of one replica each at `offsets` of one segment, and write their answers.
 
-    Does what `claim`, `attach` and `put_reply` do together, for keys that stand at `first` and
-    after in their batch; rows and statuses are left in FOUND and STATUS there. Returns (rows
-    started, offsets left over, now first, RETRY answers); -1 and nothing done if an offset is -1.
+    Does what `claim`, `attach` and `put_reply` do together, for keys from `first` on in a batch,
+    of which FOUND and STATUS then have rows and statuses. Returns (rows started, offsets left over,
+    now first, RETRY answers); -1 and nothing done if an offset is -1.
     """
     n = words.shape[0]
     for i in range(n):
@@ -283,12 +287,11 @@ def start(
     found = column(context, FOUND, INT32)[first : first + n]
     status = column(context, STATUS, INT16)[first : first + n]
     tally = context[TALLY : TALLY + TALLY_WORDS]
-    for i in range(n):
-        status[i] = OK
+    status[:] = OK
     enter(context, words, sizes, lengths, status, found, fresh)
     marks, marked = column(context, MARKS, INT64), context[MARKED]
     started, left, retries, total = 0, 0, 0, 0
-    tier = ON_DISK | OFF_MEMORY if column(context, TIERS, BYTE)[segment] == DISK else 0
+    lies = np.int64(1) << np.int64(column(context, TIERS, BYTE)[segment]) & ~(1 << MEMORY)
     for i in range(n):
         row = found[i]
         if status[i] == OK:
@@ -307,7 +310,8 @@ def start(
         open_row(rows, cold, row, sizes[i], now, client, tenant, request, 1, tally)
         set_first(rows, row, segment, offsets[i])
         rows[row].replicas = 1
-        rows[row].flags = tier
+        rows[row].flags = BELOW | OFF_MEMORY if lies else 0
+        cold[row].tiers = lies
         total += sizes[i]
         answers[i].generation = rows[row].generation
         answers[i].replicas = 1
