@@ -27,7 +27,7 @@ NAMES = {
     "load_bytes": "Bytes read.",
     "load_seconds": "Time of reads.",
     "load_failures": "Objects that could not be read and are computed again.",
-    "load_corrupt": "Objects whose checksum was wrong; they are removed.",
+    "load_corrupt": "Objects whose bytes were wrong or lost; they are removed.",
     "save_batches": "Batches offered to the store.",
     "save_blocks": "Objects stored.",
     "save_bytes": "Bytes stored.",

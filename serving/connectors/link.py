@@ -20,14 +20,24 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mooncake_store.errors import ConfigError, NoSpaceError, StoreError
+from mooncake_store.errors import (
+    ChecksumMismatchError,
+    ConfigError,
+    NoSpaceError,
+    StoreError,
+    TruncatedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mooncake_store import Client
 
-__all__ = ["StoreLink"]
+__all__ = ["RUINED", "StoreLink"]
+
+RUINED = ChecksumMismatchError, TruncatedError
+"""What a read fails with whose bytes are nowhere any more: the object is in the way of a new one
+until it is removed."""
 
 T = TypeVar("T")
 

@@ -18,7 +18,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.errors import ChecksumMismatchError, NoSpaceError, TransferError
+from mooncake_store.errors import NoSpaceError, TransferError
+from serving.connectors.link import RUINED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,12 +82,12 @@ class Moves:
         return got
 
     def _see_to(self, names: list[str], got: Any, failed: list[int]) -> None:
-        """Take a new client if no bytes moved, and remove blocks with wrong ones."""
+        """Take a new client if no bytes moved, and remove blocks whose bytes are wrong or lost."""
         log.info("%d of %d blocks could not be read, first: %s", len(failed), len(names),
                  got.error(failed[0]))  # fmt: skip
         if len(failed) == len(names) and all(_unmoved(got.error(at)) for at in failed):
             self.link.doubt()
-        wrong = [names[at] for at in failed if isinstance(got.error(at), ChecksumMismatchError)]
+        wrong = [names[at] for at in failed if isinstance(got.error(at), RUINED)]
         if wrong:
             self.counts.add("load_corrupt", len(wrong))
             deadline = self._options.load_deadline_s
@@ -142,7 +143,7 @@ class Moves:
 
 def _unmoved(error: Exception | None) -> bool:
     """Whether an error says that bytes could not be moved, and nothing of the bytes."""
-    return isinstance(error, TransferError) and not isinstance(error, ChecksumMismatchError)
+    return isinstance(error, TransferError) and not isinstance(error, RUINED)
 
 
 def joined(parts: Sequence[Pieces]) -> Pieces:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mooncake_store import Digests
-from mooncake_store.errors import ChecksumMismatchError, NoSpaceError
-from serving.connectors.link import StoreLink
+from mooncake_store.errors import NoSpaceError
+from serving.connectors.link import RUINED, StoreLink
 from serving.workers.naming import PoolNames
 from transfer_engine.lasting import LastingThread
 
@@ -259,9 +259,9 @@ class PoolSide:
         got = link.call(lambda client: client.get_into_many(keys, buffers, deadline=left))
         if got is None:
             return False
-        wrong = [at for at in got.failed if isinstance(got.error(at), ChecksumMismatchError)]
+        wrong = [at for at in got.failed if isinstance(got.error(at), RUINED)]
         if wrong:
-            log.warning("%d KV objects have wrong bytes; they are removed", len(wrong))
+            log.warning("%d KV objects have wrong bytes, or none; they are removed", len(wrong))
             bad = Digests(digests[wrong])
             link.call(lambda client: client.remove_many(bad, force=True, deadline=left))
         return not len(got.failed)

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from mooncake_store.client import ReadCosts
-from mooncake_store.errors import ChecksumMismatchError, NoSpaceError, NotFoundError
+from mooncake_store.errors import (
+    ChecksumMismatchError,
+    NoSpaceError,
+    NotFoundError,
+    TruncatedError,
+)
 from serving.connectors.keys import KVScope
 from serving.connectors.vllm.layout import Group, Layout
 
@@ -102,6 +107,7 @@ class Store:
     calls: list[str] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
     corrupt: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     full: bool = False
     leases: int = 0
     object_s: float = 0.0  # what a read of each is predicted to take
@@ -144,6 +150,8 @@ class Store:
                 statuses[at] = -800
             elif key in self.corrupt:
                 statuses[at] = -801
+            elif key in self.lost:
+                statuses[at] = -802
             else:
                 data = self.objects[key]
                 for address, length in _pieces(buffers, at):
@@ -155,6 +163,7 @@ class Store:
                 -704: NotFoundError("gone"),
                 -800: OSError("lost"),
                 -801: ChecksumMismatchError("wrong"),
+                -802: TruncatedError("ended"),
             },
             sizes=np.array([len(self.objects.get(key, b"")) for key in keys]) * (statuses == 0),
         )

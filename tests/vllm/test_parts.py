@@ -154,7 +154,7 @@ def test_what_was_loaded_is_not_offered_again_but_the_rest_is(engine):
     assert [blocks.numbers for job in plan.saves for blocks in job.groups] == [[2, 3]]
 
 
-@pytest.mark.parametrize("how", ["unreadable", "corrupt"])
+@pytest.mark.parametrize("how", ["unreadable", "corrupt", "lost"])
 def test_failed_read_is_reported_and_not_believed_again(engine, how):
     one = engine()
     one.run(Request("a", 13, hashes(3)), [1, 2, 3, 4])
