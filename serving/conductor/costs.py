@@ -79,6 +79,10 @@ class TransferCost:
         """A transfer was not made because of what was predicted for it."""
         self._declined[source] = self._declined.get(source, 0) + 1
 
+    def came_to_nothing(self, source: str) -> None:
+        """A transfer was given up: what was learnt before is to be believed again."""
+        self._declined.pop(source, None)
+
     def predict(self, source: str, count: int) -> float:
         """How long a transfer that starts now would take."""
         if count <= 0:

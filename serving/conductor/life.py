@@ -227,7 +227,7 @@ class Life:
                             self._finish("stop")
                             return
                     elif isinstance(event, p.Done):
-                        self._learn(event, alone=not answer.helpers)
+                        self._learn(event, place.source, alone=not answer.helpers)
                     elif isinstance(event, p.Failed):
                         # A lost peer is a helper, or else the decode worker that is pushed to.
                         lost = answer.helpers or (decode.address,)
@@ -240,7 +240,7 @@ class Life:
         declined = not place.source and self._matches.get(POOL, 0) > place.cached
         return place.cached // block if declined else -1
 
-    def _learn(self, done: p.Done, *, alone: bool) -> None:
+    def _learn(self, done: p.Done, source: str, *, alone: bool) -> None:
         """What a prefill that ended tells about costs and about the request."""
         self._done = done
         costs, seconds = self._scheduler.costs, done.seconds
@@ -250,6 +250,8 @@ class Life:
             costs.prefill.observe(tokens, done.cached_tokens, computed_s)
         fetched = done.cached_tokens * costs.kv_bytes
         costs.transfer.observe(POOL, fetched, seconds.get("fetch", 0.0))
+        if source and not fetched:
+            costs.transfer.came_to_nothing(source)
         if self._attempts == 1:
             self._cached = done.cached_tokens
         self._computed_s += computed_s

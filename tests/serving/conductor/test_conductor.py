@@ -102,6 +102,17 @@ async def test_a_prefix_in_the_pool_is_loaded_where_that_is_quicker(bytes_per_s,
         assert (asked.prefix_blocks, asked.fetch_deadline_ms > 0) == (-1 if loaded else 0, loaded)
 
 
+async def test_a_pull_that_brings_nothing_is_not_made_again_and_again():
+    fleet, costs = Fleet(prefill=1), Costs(transfer=TransferCost(1.0))
+    async with running(fleet, scheduler=Scheduler(costs=costs)) as conductor:
+        known(conductor, POOL)
+        fleet.prefill[0].pool_tokens = 0  # it is given up each time
+        for _ in range(400):
+            await play(conductor, request())
+        pulls = [asked for asked in fleet.prefill[0].seen if asked.prefix_blocks]
+        assert 1 <= len(pulls) < 10
+
+
 @pytest.mark.parametrize(
     ("role", "stage"),
     [

@@ -103,7 +103,11 @@ def test_a_source_that_was_slow_is_tried_again_and_believed_anew():
         cost.declined("a")
         declined += 1
     assert 10 < declined < 40
-    # It is as slow as it was: the next one is declined again.
+    # It is as slow as it was, or does not even end: the next one is declined again.
+    cost.came_to_nothing("a")
+    assert cost.predict("a", 1_000_000) > 5.0
+    for _ in range(declined):
+        cost.declined("a")
     cost.observe("a", 1_000_000, 10.0)
     assert cost.predict("a", 1_000_000) > 5.0
     assert cost.predict("b", 1_000_000) < 0.5
