@@ -1,10 +1,12 @@
 """Programs that begin in a warm process are what they are when they begin as users start them."""
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +84,29 @@ def test_a_program_that_is_killed_says_so_by_its_code(start_program, begun):
     program.wait_for_line("ready")
     program.kill()
     assert program.wait() == -signal.SIGKILL
+
+
+def test_a_program_has_each_descriptor_under_the_number_that_it_was_given(begun):
+    """Also under high ones: late in a run the process of the tests holds some hundreds."""
+    with contextlib.ExitStack() as stack:
+        ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+        given = []
+        for number in range(204, 208):
+            fd = stack.enter_context(socket.socket()).fileno()
+            given.append(fcntl.fcntl(fd, fcntl.F_DUPFD, number))
+            stack.callback(os.close, given[-1])
+        command = [sys.executable, "-m", "mooncake_store.master.shard_process"]
+        with subprocess.Popen(command, stdin=theirs, pass_fds=given) as shard:
+            theirs.close()
+            places = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in given}
+
+            def seen():
+                with contextlib.suppress(FileNotFoundError):
+                    return {fd: os.readlink(f"/proc/{shard.pid}/fd/{fd}") for fd in given}
+
+            until(lambda: seen() == places, what="the shard has what it was given")
+            ours.close()  # a shard without a master ends
+            assert shard.wait(PATIENCE_S) == 1
 
 
 def test_arguments_output_and_code_are_those_of_the_program(begun):

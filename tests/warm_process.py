@@ -19,6 +19,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import itertools
 import json
 import os
 import platform
@@ -34,8 +35,6 @@ from tests.warm import FDS_MAX, REQUEST_BYTES_MAX
 # By the machine: the number of the system call `clone`, whose other arguments are zero here.
 CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT = 0x8000
-# Above all that programs are given.
-HIGH = 200
 
 MODULES = (
     "mooncake_store.cli.shared.tree",
@@ -88,18 +87,22 @@ def call_oneself(name):
         file.write(name)
 
 
+def close_all_but(kept):
+    # `os.closerange(0, 0)` closes all there are.
+    edges = [-1, *sorted(kept), os.sysconf("SC_OPEN_MAX")]
+    for below, above in itertools.pairwise(edges):
+        if above - below > 1:
+            os.closerange(below + 1, above)
+
+
 def become(request, given):
     """Take on what a process started with `request` and the descriptors `given` has."""
     targets = request["fds"]
-    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in given]
+    above = max(targets) + 1  # so that none is where another one is to go
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in given]
     for fd, target in zip(moved, targets, strict=True):
         os.dup2(fd, target)
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd not in targets:
-            try:
-                os.close(fd)
-            except OSError:
-                assert fd < HIGH  # the listing itself
+    close_all_but(targets)
     if request["session"]:
         os.setsid()
     call_oneself(os.path.basename(sys.executable))
@@ -138,8 +141,8 @@ def keep_a_copy():
         theirs.close()
         starter.use(ours)
         return False, None
-    kept = fcntl.fcntl(theirs.detach(), fcntl.F_DUPFD, HIGH)
-    os.closerange(0, HIGH)
+    kept = fcntl.fcntl(theirs.detach(), fcntl.F_DUPFD, 3)
+    close_all_but([kept])
     os.open(os.devnull, os.O_RDWR)
     os.dup(0)
     os.dup(0)
