@@ -4,7 +4,8 @@ Everything is recomputed from scratch in numpy and plain Python: the nodes sorte
 tile the pool, the links, bins and hash chains must say the same, and each slab's bitmap must
 match its counters. Sharing no code with the kernels is the point: a bug there must not hide here.
 
-Cost: O(n log n) and Python loops over bins, chains and slabs; for tests and `debug_integrity`.
+Cost: O(n log n) and Python loops over bins, chains and slabs; for tests and `debug_integrity`. What
+has not changed since it was found well, by a hash of all that is looked at, is well: O(bytes).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from alloc.kernels import extents, slabs
 
@@ -23,6 +25,25 @@ if TYPE_CHECKING:
 
 def _same(what: str, one: object, other: object) -> None:
     assert np.array_equal(one, other), f"{what}: {one} is not {other}"  # type: ignore[arg-type]
+
+
+def extents_seal(state: State) -> bytes:
+    """A hash of all that `check_extents` looks at."""
+    head, span, _, bucket = state
+    return _seal(head, span[: head[extents.NODE_TOP]], bucket[: head[extents.BUCKETS]])
+
+
+def slabs_seal(state: State) -> bytes:
+    """A hash of all that `check_slabs` looks at, but for the extents."""
+    head, slab, bits, page, cls = state
+    return _seal(head, slab[: head[slabs.SLAB_TOP]], bits[: head[slabs.BITS_TOP]], page, cls)
+
+
+def _seal(*arrays: NDArray[Any]) -> bytes:
+    total = xxhash.xxh3_128()
+    for array in arrays:
+        total.update(array.data)
+    return total.digest()
 
 
 def check_extents(state: State) -> None:

@@ -83,6 +83,7 @@ class SlabAllocator(Allocator):
         self._rest = np.empty(0, np.int64)
         self._emptied = np.empty(0, np.int64)
         self._state = (head, slab, bits, page, cls)
+        self._found_well = b""  # what `check_integrity` saw last
 
     def allocate(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Offset per size, -1 where nothing fits. O(batch), plus the opening of slabs."""
@@ -258,7 +259,10 @@ class SlabAllocator(Allocator):
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless extents and slabs agree on who owns every byte. O(n)."""
-        from alloc.integrity import check_extents, check_slabs
+        from alloc.integrity import check_slabs, extents_seal, slabs_seal
 
-        check_extents(self._extents._state)
-        check_slabs(self._state, self._extents._state)
+        self._extents.check_integrity()
+        seal = slabs_seal(self._state) + extents_seal(self._extents._state)
+        if seal != self._found_well:
+            check_slabs(self._state, self._extents._state)
+            self._found_well = seal

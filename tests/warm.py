@@ -36,8 +36,9 @@ PROGRAMS = frozenset({
     "mooncake_store",
     "mooncake_store.master.shard_process",
     "mooncake_store.program.local_program",
+    "serving.workers.program",
 })  # fmt: skip
-PARENTS = PROGRAMS - {"mooncake_store.master.shard_process"}
+PARENTS = PROGRAMS - {"mooncake_store.master.shard_process", "serving.workers.program"}
 """Those that may start others."""
 # What may differ from the environment of the warm process, beside all MOONCAKE_*: nothing reads
 # these before it runs.

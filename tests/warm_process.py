@@ -18,7 +18,7 @@ program.
 import ctypes
 import fcntl
 import gc
-import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -54,6 +54,8 @@ def warm_up():
     """Do once what every program does at its start."""
     for module in MODULES:
         importlib.import_module(module)
+    if importlib.util.find_spec("torch"):
+        importlib.import_module("serving.workers.worker")
     from mooncake_store.client import setup
     from mooncake_store.core.warmup import warmup
     from transfer_engine.segments import mapping

@@ -182,11 +182,12 @@ class Table:
             found = np.concatenate([found, old[(old != 0) & (old != k.DELETED)]])
         assert len(found) == head[k.USED], f"table holds {len(found)}, counts {head[k.USED]}"
         rows = ((found & k.LOW) - 1).astype(np.int32)
-        assert len(np.unique(rows)) == len(rows), "a row stands twice in the table"
+        taken = set(rows.tolist())
+        assert len(taken) == len(rows), "a row stands twice in the table"
         digests = np.stack([self._rows["digest_lo"][rows], self._rows["digest_hi"][rows]], axis=1)
         tags = (found >> 32) & k.LOW
         assert np.array_equal(tags, digests[:, 0] & k.LOW), "an entry's tag is not its digest's"
         assert np.array_equal(self.find(digests), rows), "an entry cannot be found by its digest"
-        free = self.free_rows[: int(head[k.FREE_ROWS])]
-        assert len(np.unique(free)) == len(free), "a row is free twice"
-        assert not np.isin(free, rows).any(), "a free row stands in the table"
+        free = self.free_rows[: int(head[k.FREE_ROWS])].tolist()
+        assert len(set(free)) == len(free), "a row is free twice"
+        assert taken.isdisjoint(free), "a free row stands in the table"

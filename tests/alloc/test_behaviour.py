@@ -227,6 +227,7 @@ def test_corruption_does_not_pass_the_integrity_check() -> None:
     def broken(kind: str, table: int, row: int, column: int) -> None:
         allocator = create_allocator(kind, MIB)
         allocator.allocate(np.full(100, 1000))
+        allocator.check_integrity()
         extents = getattr(allocator, "_extents", allocator)
         extents._state[table][row, column] += 64
         with pytest.raises((AssertionError, IndexError)):
@@ -237,6 +238,7 @@ def test_corruption_does_not_pass_the_integrity_check() -> None:
         broken("composite", 1, 3, column)
     slabs = create_allocator("slab", MIB)
     slabs.allocate(np.full(100, 1000))
+    slabs.check_integrity()
     slabs._state[2][1:] ^= 1  # type: ignore[attr-defined]
     with pytest.raises(AssertionError):
         slabs.check_integrity()

@@ -234,6 +234,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(server):
         assert terminal.wait() == 0
 
 
+@pytest.mark.cold  # workers are found by their command line
 def test_a_killed_worker_is_replaced_and_requests_go_on(start_program, tmp_path):
     program, facts = started(start_program, tmp_path)
     body = json.dumps({"prompt": WORDS, "max_tokens": 4, "temperature": 0}).encode()
