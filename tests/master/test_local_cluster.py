@@ -16,9 +16,6 @@ from tests.master.test_programs import gone
 from tests.master.wires import ClusterWire, numbered
 from tests.waiting import until
 
-# How its processes start and end.
-pytestmark = pytest.mark.cold
-
 MIB = 1 << 20
 
 

@@ -15,9 +15,6 @@ from tests.master.wires import numbered
 from tests.processes import children, gone
 from tests.waiting import until
 
-# How programs start, what they show of themselves and how they end.
-pytestmark = pytest.mark.cold
-
 MASTER = ("-m", "mooncake_store", "master")
 # Whatever name they get and however they end, they leave nothing behind.
 WORKER = ("-m", "mooncake_store", "worker", "--memory", "anonymous")
@@ -48,6 +45,7 @@ def test_a_master_tells_where_it_is_and_removes_the_note_when_it_ends(
     assert not note.exists()
 
 
+@pytest.mark.cold
 def test_a_warm_master_is_ready_within_a_second(start_program):
     """In processor time, the least of three: other programs may run meanwhile."""
 
@@ -125,6 +123,7 @@ def test_other_machines_need_a_secret(start_program, program, extra):
 
 
 @pytest.mark.slow
+@pytest.mark.cold  # it is looked for in command lines
 def test_a_secret_is_asked_for_and_shown_to_nobody(start_program, wire_to, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
