@@ -37,7 +37,6 @@ PROGRAMS = frozenset({
     "mooncake_store.master.shard_process",
     "mooncake_store.program.local_program",
     "serving.workers.program",
-    "tests.run_code",
     "tests.soak.chaos",
 })  # fmt: skip
 PARENTS = PROGRAMS - {"mooncake_store.master.shard_process", "serving.workers.program"}

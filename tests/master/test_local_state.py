@@ -68,7 +68,7 @@ def there(client: Client, keys: list[str]) -> list[bool]:
 def run_program(body: str, *arguments: object) -> subprocess.Popen[str]:
     """Start a program that has what this file has."""
     text = "import sys\nfrom tests.master.test_local_state import *\n" + textwrap.dedent(body)
-    command = [sys.executable, "-m", "tests.run_code", text, *map(str, arguments)]
+    command = [sys.executable, "-c", text, *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
