@@ -73,12 +73,19 @@ class Hands:
                     self._threads -= 1
                     return
                 future, call, arguments = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
+            result, failure = None, None
+            if begun := future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(call(*arguments))
+                    result = call(*arguments)
                 except BaseException as error:
-                    future.set_exception(error)
-            del future, call, arguments  # what they hold is not kept while this one waits
+                    failure = error
+            # Before the caller hears of it, and may give up what they hold: a claim on a device.
+            del call, arguments
+            if failure is not None:
+                future.set_exception(failure)
+            elif begun:
+                future.set_result(result)
+            del future, result, failure
 
     def after_fork(self) -> None:
         """In a child there are none of the threads, nor of those who wait for them."""

@@ -239,6 +239,7 @@ class RemoteStore:
                         return
                 continue
             run()
+            del run  # what it holds is not kept while this one waits
 
     def call(
         self, rank: Rank, patience_s: float, call: Callable[..., Result], *given: Any

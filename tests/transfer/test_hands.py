@@ -1,0 +1,38 @@
+"""Threads that call for others let go of what they were given before anybody hears of the end."""
+
+import threading
+import weakref
+
+from tests.waiting import PATIENCE_S
+from transfer_engine.segments.hands import Hands
+
+
+class Device:
+    """Something that may be given up when a call has ended."""
+
+    def use(self, begin):
+        return begin.wait(PATIENCE_S)
+
+
+def test_who_hears_of_the_end_may_give_up_what_was_used():
+    hands, device, begin, held = Hands(1, "test-hands"), Device(), threading.Event(), []
+    alive = weakref.ref(device)
+    future = hands.submit(device.use, begin)
+    # Called by the thread, before who waits for the future is woken.
+    future.add_done_callback(lambda _: held.append(alive()))
+    del device
+    begin.set()
+    assert future.result(PATIENCE_S)
+    assert held == [None]
+
+
+def test_what_is_withdrawn_is_not_called_and_the_next_one_is():
+    hands, gate, called = Hands(1, "test-hands"), threading.Event(), []
+    first = hands.submit(gate.wait, PATIENCE_S)
+    second, third = (hands.submit(called.append, number) for number in (2, 3))
+    hands.withdraw([second])
+    gate.set()
+    assert first.result(PATIENCE_S)
+    assert third.result(PATIENCE_S) is None
+    assert called == [3]
+    assert second.cancelled()
