@@ -25,6 +25,7 @@ __all__ = [
     "is_loopback",
     "read_secret",
     "split_address",
+    "split_offload",
     "split_quota",
     "split_rail",
     "split_url",
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 LOCAL = "mooncake://local"
 PORT_DEFAULT = 50051
+OFFLOADS = ("none", "evict", "write")
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 4096
 
@@ -113,13 +115,31 @@ def split_quota(quota: str) -> tuple[str, int]:
         quota_bytes = -1
     if not equals or quota_bytes < 0:
         raise ConfigError(f"{quota!r} is not a quota; write namespace=size such as 'team-a=200GB'")
-    url = _URL.fullmatch(f"mooncake://host/{name}")
-    if "," in name or url is None or url[2].strip("/") != name or not name:
-        raise ConfigError(f"{quota!r} names {name!r}, which cannot be the namespace of a URL")
+    _check_namespace(quota, name)
     # Below a mebibyte it is a forgotten unit: `team-a=200`.
     if not MIB <= quota_bytes <= VALUE_MAX:
         raise ConfigError(f"{quota!r} is less than {format_size(MIB)}; give the size with its unit")
     return name, quota_bytes
+
+
+def split_offload(offload: str) -> tuple[str, str]:
+    """Return namespace and policy of `"team-a=write"`.
+
+    Raises:
+        ConfigError: there is no such policy, or no URL has such a namespace.
+    """
+    name, _, policy = (part.strip() for part in offload.partition("="))
+    if policy not in OFFLOADS:
+        known = ", ".join(OFFLOADS)
+        raise ConfigError(f"{offload!r} is none of namespace=POLICY with POLICY one of {known}")
+    _check_namespace(offload, name)
+    return name, policy
+
+
+def _check_namespace(given: str, name: str) -> None:
+    url = _URL.fullmatch(f"mooncake://host/{name}")
+    if "," in name or url is None or url[2].strip("/") != name or not name:
+        raise ConfigError(f"{given!r} names {name!r}, which cannot be the namespace of a URL")
 
 
 def host_name() -> str:

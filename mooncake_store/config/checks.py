@@ -5,17 +5,31 @@ Each raises Contradiction, which names the settings for the loader. O(length of 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mooncake_store.config.setting import Contradiction
-from mooncake_store.endpoint import LOCAL, is_local, is_loopback, split_quota
+from mooncake_store.endpoint import (
+    LOCAL,
+    is_local,
+    is_loopback,
+    split_address,
+    split_offload,
+    split_quota,
+)
 from mooncake_store.units import MIB
 from transfer_engine.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = [
+    "check_address",
     "check_cold",
     "check_exposure",
     "check_kept_pool",
     "check_list",
     "check_memory",
+    "check_namespace_offloads",
     "check_quotas",
 ]
 
@@ -30,6 +44,19 @@ def check_list(table: str, name: str, items: tuple[object, ...], *, distinct: bo
     repeated = sorted({str(item) for item in items if items.count(item) > 1})
     if distinct and repeated:
         raise Contradiction(f"{table}.{name} names {repeated[0]} more than once", name)
+
+
+def check_address(
+    table: str,
+    name: str,
+    address: str,
+    split: Callable[[str], tuple[str, int]] = split_address,
+) -> None:
+    """Refuse what `split` says is no address."""
+    try:
+        split(address)
+    except ConfigError as error:
+        raise Contradiction(f"{table}.{name}: {error.what}", name) from None
 
 
 def check_memory(table: str, memory: str) -> None:
@@ -75,6 +102,18 @@ def check_quotas(table: str, quotas: tuple[str, ...], shards: int) -> None:
         names.append(name)
     if names:
         check_list(table, "quotas", tuple(names))
+
+
+def check_namespace_offloads(table: str, offloads: tuple[str, ...]) -> None:
+    """Refuse what is no policy of a namespace, and two of one."""
+    try:
+        names = tuple(split_offload(each)[0] for each in offloads)
+    except ConfigError as error:
+        raise Contradiction(
+            f"{table}.namespace_offloads: {error.what}", "namespace_offloads"
+        ) from None
+    if names:
+        check_list(table, "namespace_offloads", names)
 
 
 def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> None:

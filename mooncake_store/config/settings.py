@@ -24,11 +24,13 @@ from msgspec import Meta
 
 from eviction.registry import STORE_POLICIES, check_store_policy
 from mooncake_store.config.checks import (
+    check_address,
     check_cold,
     check_exposure,
     check_kept_pool,
     check_list,
     check_memory,
+    check_namespace_offloads,
     check_quotas,
 )
 from mooncake_store.config.loading import (
@@ -53,7 +55,7 @@ from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 __all__ = [
     "PROGRAMS",
@@ -229,6 +231,13 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
             "up (write), or never (none: what leaves memory is gone)."
         ),
     ] = "evict"
+    namespace_offloads: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Namespaces whose objects move otherwise, as namespace=none, =evict or "
+            "=write."
+        ),
+    ] = ()
     promotion_hits: Annotated[
         int,
         Meta(
@@ -329,6 +338,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
                 "eviction_ratio",
                 "high_watermark",
             )
+        check_namespace_offloads(self.table, self.namespace_offloads)
         check_quotas(self.table, self.quotas, self.shards)
         check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
@@ -408,7 +418,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         Raises:
             Contradiction: the first such setting.
         """
-        _check_address(self.table, "master", self.master)
+        check_address(self.table, "master", self.master)
         if not self.files:
             check_list(self.table, "segments", self.segments_bytes, distinct=False)
         for name, items in (("files", self.files), ("rails", self.rails)):
@@ -425,7 +435,7 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
                 "transports",
             )
         for rail in self.rails:
-            _check_address(self.table, "rails", rail, split_rail)
+            check_address(self.table, "rails", rail, split_rail)
             check_exposure(self.table, split_rail(rail)[0], self.secret_file, self.insecure)
         check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
@@ -586,15 +596,3 @@ def _check_order(config: Settings, small: str, large: str, why: str, *, strict: 
         small,
         large,
     )
-
-
-def _check_address(
-    table: str,
-    name: str,
-    address: str,
-    split: Callable[[str], tuple[str, int]] = split_address,
-) -> None:
-    try:
-        split(address)
-    except ConfigError as error:
-        raise Contradiction(f"{table}.{name}: {error.what}", name) from None

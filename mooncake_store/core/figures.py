@@ -75,11 +75,14 @@ class ShardStats:
     hauls_unfinished: int
 
 
-def totals(state: ShardState, tasks_unfinished: int) -> ShardStats:
-    """Return the totals of a shard as they stand. O(segments), whatever the objects."""
+def totals(state: ShardState, tasks_unfinished: int, tenant: int) -> ShardStats:
+    """Return the totals of a shard as they stand. O(segments), whatever the objects.
+
+    Room is that of objects of a tenant, were there no quota.
+    """
     space, tally = state.space, state.tally
     total, hard = space.total_bytes(), int(tally[c.HARD_BYTES])
-    room = max(0, space.watermark_bytes() - hard)
+    room = max(0, space.watermark_bytes(below=state.offloads(tenant)) - hard)
     return ShardStats(
         objects=int(tally[c.OBJECTS]),
         writing=int(tally[c.UNFINISHED]),

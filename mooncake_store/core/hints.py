@@ -116,9 +116,9 @@ def _demote(state: ShardState, rows: Rows) -> Statuses:
     pinned = (flags & (c.SOFT_PIN | c.HARD_PIN)) != 0
     here = ~pinned & ((flags & Flag.OFF_MEMORY) == 0)
     state.chill(rows[here])
-    if state.config.offload != Offload.NONE:
-        # What lies on a disk as well makes room without a copy once there is need of any.
-        state.hauls.demote(rows[here & ((flags & (Flag.BELOW | Flag.TASK)) == 0)])
+    # What lies on a disk as well makes room without a copy once there is need of any.
+    new = here & ((flags & (Flag.BELOW | Flag.TASK)) == 0)
+    state.hauls.demote(rows[new & (state.offload_of(rows) != Offload.NONE)])
     return np.where(pinned, Status.PINNED, Status.OK).astype(np.int16)
 
 

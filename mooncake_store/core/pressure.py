@@ -129,7 +129,7 @@ def _relieve(state: ShardState, tier: Tier) -> EvictReport:
     _reclaim_late_puts(state)
     where, order = _on_segments(state, full, tier), state.order_of(tier)
     leave = partial(_leave, state, tier)
-    if config.offload != Offload.NONE and state.hauls.tier_below(tier) is not None:
+    if state.moves_down and state.hauls.tier_below(tier) is not None:
         leave = partial(_offload, state, tier)
     first = _pass(state, order, tier, target, where, VICTIMS_MAX, leave)
     over = state.space.excess_bytes(tier)
@@ -418,7 +418,9 @@ def _offload(state: ShardState, tier: Tier, victims: NDArray[np.int32]) -> Evict
     copied = _lies_also(state, victims, tier)
     report = _drop(state, victims[copied], tier)
     rest = victims[~copied]
-    outcome = state.hauls.offer(rest, tier)
+    outcome = np.full(len(rest), REFUSED, np.uint8)
+    goes_down = state.offload_of(rest) != Offload.NONE
+    outcome[goes_down] = state.hauls.offer(rest[goes_down], tier)
     waits = rest[outcome != REFUSED]  # nobody else has to leave for those
     report += EvictReport(0, int(state.rows["size"][waits].sum()))
     refused = rest[outcome == REFUSED]

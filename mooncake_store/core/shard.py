@@ -332,9 +332,9 @@ class Shard(ShardState):
         """How many objects can be read."""
         return int(self.tally[c.OBJECTS])
 
-    def stats(self) -> ShardStats:
-        """Return totals; cheap."""
-        return totals(self, self.tasks.count())
+    def stats(self, tenant: int = 0) -> ShardStats:
+        """Return totals, with the room there is for a tenant; cheap."""
+        return totals(self, self.tasks.count(), tenant)
 
     def tenant_bytes(self, tenant: int) -> int:
         """Return the bytes a tenant's objects occupy."""

@@ -17,7 +17,7 @@ from alloc import create_allocator
 from mooncake_store.core import context as places
 from mooncake_store.core.facts import ForgottenFact, SegmentFact
 from mooncake_store.core.kernels import removal as k
-from mooncake_store.core.options import Offload, Placement, ShardConfig, StartOptions
+from mooncake_store.core.options import Placement, ShardConfig, StartOptions
 from mooncake_store.core.records import SIZE_MAX, SegmentState, Tier
 from mooncake_store.core.segment import Segment
 from mooncake_store.core.spreading import interleave_hosts, nth_largest
@@ -477,16 +477,16 @@ class Space:
         ]
         return nth_largest(some, nth) if some else SIZE_MAX
 
-    def watermark_bytes(self) -> int:
+    def watermark_bytes(self, *, below: bool) -> int:
         """Bytes that objects can keep: above the high watermark what was just put is evicted again.
 
-        Lower tiers count as far as objects come there.
+        Lower tiers count where objects come there, `below`.
 
         Segments that drain will take nothing any more; one that is suspect may soon be back. One
         that is absent may stay away, and who counts on its room puts what finds none.
         """
         some = [s for s in self._segments.values() if s.state in KEEPING]
-        if self._config.offload == Offload.NONE:
+        if not below:
             some = [s for s in some if s.tier == self.first_tier]
         return sum(s.full_at for s in some)
 

@@ -199,6 +199,9 @@ class ShardState:
         self.disk_policy = create_policy(config.eviction_policy, rows_max)
         self.cold_policy = create_policy(config.eviction_policy, rows_max)
         self.risers, self.fresh = Waiting(), Waiting()
+        self._offloads = np.full(TENANTS_MAX, config.offload, np.uint8)
+        self.writes_through = config.offload == Offload.WRITE  # some namespace, and likewise...
+        self.moves_down = config.offload != Offload.NONE
         # Tenants with a quota have an order of their own beside: a walk over everybody's objects
         # to find the coldest of one took 105 ms among two million.
         self.quota_orders: dict[int, EvictionPolicy] = {}
@@ -374,8 +377,26 @@ class ShardState:
         self.disk_policy.replay(below[:count])
         self.cold_policy.replay(below[:count])  # each ignores the absent
         self.risers.add(risers[:rising])
-        if self.config.offload == Offload.WRITE:
-            self.fresh.add(notes[notes >> NOTE_SHIFT == INSERT] & ROW_MASK)
+        if self.writes_through:
+            self._write_through(notes[notes >> NOTE_SHIFT == INSERT] & ROW_MASK)
+
+    def _write_through(self, rows: NDArray[Any]) -> None:
+        """Note those of completed objects that are to be copied below at once."""
+        self.fresh.add(rows[self.offload_of(rows) == Offload.WRITE])
+
+    def offload_of(self, rows: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return the `Offload` of the namespace of each row."""
+        return self._offloads[self.cold["tenant"][rows]]
+
+    def offloads(self, tenant: int) -> bool:
+        """Whether anything of a namespace goes to lower tiers by itself."""
+        return bool(self._offloads[tenant] != Offload.NONE)
+
+    def set_offload(self, tenant: int, offload: Offload) -> None:
+        """Have a namespace move by a policy of its own."""
+        self._offloads[tenant] = offload
+        self.writes_through = bool((self._offloads == Offload.WRITE).any())
+        self.moves_down = bool((self._offloads != Offload.NONE).any())
 
     def order_of(self, tier: Tier) -> EvictionPolicy:
         """Return the order in which objects without pins leave a tier."""
@@ -454,8 +475,8 @@ class ShardState:
         """Enter completed objects into the eviction order their pins call for. O(n)."""
         if len(rows) == 0:
             return
-        if self.config.offload == Offload.WRITE:
-            self.fresh.add(rows)
+        if self.writes_through:
+            self._write_through(rows)
         pins = self.flags(rows) & (c.SOFT_PIN | c.HARD_PIN)
         self.enter_order(rows[pins == 0])
         self.soft_policy.insert(rows[pins == c.SOFT_PIN])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from mooncake_store import core
 from mooncake_store.clock import AheadClock
-from mooncake_store.config.settings import split_quota
 from mooncake_store.core.options import Offload, Placement, ShardConfig
 from mooncake_store.core.shard import Shard
+from mooncake_store.endpoint import split_offload, split_quota
 from mooncake_store.journal.origin import Origin
 from mooncake_store.master.keeping import Keeper
 from mooncake_store.master.liveness import LivenessTimes
@@ -135,6 +135,9 @@ def build_service(
     for quota in config.quotas:
         namespace, quota_bytes = split_quota(quota)
         shard.tenant(namespace, slice_of(quota_bytes, place.shard, place.shards)[1])
+    for each in config.namespace_offloads:
+        namespace, offload = split_offload(each)
+        shard.set_offload(shard.tenant(namespace), _OFFLOADS[offload])
     service = ShardService(shard, place, times, clock, keeper)
     service.site.clients.restore(service.site.now())
     return service

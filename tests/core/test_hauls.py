@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mooncake_store.core import hauls
-from mooncake_store.core.options import Offload, ShardConfig, SoftPin
+from mooncake_store.core.options import HintAction, Offload, ShardConfig, SoftPin
 from mooncake_store.core.records import Status as S
 from mooncake_store.core.records import Tier
 from tests.core.keeping import assert_same
@@ -384,6 +384,42 @@ def test_writing_through_copies_what_is_put_and_evicts_without_a_copy() -> None:
     assert pool.tiers(0) == DISK
     assert pool.shard.stats().evicted_objects == 0
     pool.check()
+
+
+def test_a_namespace_moves_as_it_was_told_to() -> None:
+    pool = world(promotion_hits=0)
+    kept, scratch = (pool.shard.tenant(name) for name in ("kept", "scratch"))
+    pool.shard.set_offload(kept, Offload.WRITE)
+    pool.shard.set_offload(scratch, Offload.NONE)
+    for key in range(10):
+        assert pool.put(key, SIZE, tenant=kept) == S.OK
+        assert pool.put(100 + key, SIZE, tenant=scratch) == S.OK
+        assert pool.put(200 + key, SIZE) == S.OK
+    pool.pass_time(QUICK)
+    pool.work()
+    assert all(pool.tiers(key) == BOTH for key in range(10))
+    assert all(pool.tiers(key) == MEMORY for key in (*range(100, 110), *range(200, 210)))
+    fill(pool, 100, first=1000)  # of nobody in particular
+    assert all(pool.get(key) and pool.tiers(key) == DISK for key in (*range(10), *range(200, 210)))
+    assert not any(pool.get(key) for key in range(100, 110))
+    assert pool.shard.stats().evicted_objects == 10
+    pool.check()
+
+
+def test_what_a_namespace_may_keep_is_told_by_how_it_moves() -> None:
+    pool = world()
+    scratch = pool.shard.tenant("scratch")
+    pool.shard.set_offload(scratch, Offload.NONE)
+    rooms = [pool.shard.stats(tenant).room_bytes for tenant in (0, scratch)]
+    assert rooms == [9 * MIB * 9 // 10, MIB * 9 // 10]
+
+
+def test_a_hint_brings_nothing_down_whose_namespace_stays_in_memory() -> None:
+    pool = world()
+    pool.shard.set_offload(0, Offload.NONE)
+    pool.put(1, SIZE)
+    assert pool.shard.hint(pool.now, 0, digests_of([1]), HintAction.DEMOTE).tolist() == [S.OK]
+    assert pool.work() == 0
 
 
 def test_a_pin_keeps_an_object_in_memory() -> None:

@@ -73,11 +73,13 @@ class World:
     def value_of(self, size: int) -> bytes:
         return self.rng.randbytes(size)
 
-    def put(self, key: int, size: int, *, upsert: bool = False, **options: Any) -> int:
+    def put(
+        self, key: int, size: int, *, upsert: bool = False, tenant: int = 0, **options: Any
+    ) -> int:
         """Put an object; returns the status."""
         start = self.shard.upsert_start if upsert else self.shard.put_start
         given = digests_of([key]), np.array([size]), None, StartOptions(**options)
-        rows, replicas = start(self.now, self.client, 0, *given)
+        rows, replicas = start(self.now, self.client, tenant, *given)
         if rows["status"][0] == Status.OK:
             value = self.value_of(size)
             for replica in replicas:

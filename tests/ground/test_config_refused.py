@@ -215,6 +215,22 @@ def test_settings_that_exclude_each_other_are_refused_with_their_origins(tmp_pat
         ),
         (
             MasterConfig,
+            {"namespace_offloads": "a=write,b=later"},
+            "master.namespace_offloads: 'b=later' is none of namespace=POLICY with POLICY one of "
+            "none, evict, write",
+        ),
+        (
+            MasterConfig,
+            {"namespace_offloads": "/a=write"},
+            "master.namespace_offloads: '/a=write' names '/a', which cannot be the namespace",
+        ),
+        (
+            MasterConfig,
+            {"namespace_offloads": "a=write,a=none"},
+            "master.namespace_offloads names a more than once",
+        ),
+        (
+            MasterConfig,
             {"eviction_ratio": 0.95},
             "master.eviction_ratio (0.95) must be below high_watermark (0.9)",
         ),

@@ -148,6 +148,20 @@ def pinned_under_pressure(given):
     return lab.exists(range(8))
 
 
+def built(given):
+    """A shard as the master builds it, with what it is told of namespaces."""
+
+    async def build():
+        config = load(MasterConfig, environ={}, overrides={"objects_max": 4096, **given}).value
+        return build_service(config, ShardPlace(), ManualClock()).site.shard
+
+    lab = core({})
+    lab.shard = asyncio.run(build())
+    lab.client = lab.open(1)
+    lab.mount(0)
+    return lab
+
+
 def hauled_by_pressure(given):
     """How many objects go to a disk when memory is above its watermark."""
     lab = core(given, nbytes=MIB)
@@ -163,6 +177,15 @@ def hauled_after_a_get(given):
     lab.mount(9, 8 * MIB, tier=Tier.DISK)
     lab.put([1], preferred=("segment9",))
     lab.get([1], ttl=1)
+    lab.tick()
+    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client))
+
+
+def hauled_of_a_namespace(given):
+    """How many objects of a namespace go to a disk at once."""
+    lab = built(given)
+    lab.mount(9, 8 * MIB, tier=Tier.DISK)
+    lab.put(range(8), tenant=lab.shard.tenant("a"))
     lab.tick()
     return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client))
 
@@ -192,16 +215,8 @@ def checks(given):
 
 
 def room_of_a_namespace(given):
-    """How many objects of 1 MiB a namespace may begin in a shard as the master builds it."""
-
-    async def build():
-        config = load(MasterConfig, environ={}, overrides={"objects_max": 4096, **given}).value
-        return build_service(config, ShardPlace(), ManualClock()).site.shard
-
-    lab = core({})
-    lab.shard = asyncio.run(build())
-    lab.client = lab.open(1)
-    lab.mount(0)
+    """How many objects of 1 MiB a namespace may begin."""
+    lab = built(given)
     rows, _ = lab.start(range(8), MIB, tenant=lab.shard.tenant("a"))
     return rows["status"].tolist()
 
@@ -438,6 +453,9 @@ OBSERVED = {
     "master.eviction_policy": Observation({"eviction_policy": "fifo"}, evicted_first),
     "master.evict_soft_pinned": Observation({"evict_soft_pinned": False}, pinned_under_pressure),
     "master.offload": Observation({"offload": "write"}, hauled_by_pressure),
+    "master.namespace_offloads": Observation(
+        {"namespace_offloads": "a=write"}, hauled_of_a_namespace
+    ),
     "master.promotion_hits": Observation({"promotion_hits": 1}, hauled_after_a_get),
     "master.state": Observation({"state": STATE}, names_of_two_runs),
     "master.journal": Observation(
