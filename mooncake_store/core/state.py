@@ -386,7 +386,8 @@ class ShardState:
 
     def offload_of(self, rows: NDArray[Any]) -> NDArray[np.uint8]:
         """Return the `Offload` of the namespace of each row."""
-        return self._offloads[self.cold["tenant"][rows]]
+        found: NDArray[np.uint8] = self._offloads[self.cold["tenant"][rows]]
+        return found
 
     def offloads(self, tenant: int) -> bool:
         """Whether anything of a namespace goes to lower tiers by itself."""

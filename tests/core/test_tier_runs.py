@@ -29,6 +29,8 @@ class Run:
             seed=seed,
         )
         self.world = World(rng, config)
+        self.offloads = [config.offload, *random.Random(seed).sample(list(Offload), 2)]
+        self.tell_namespaces()
         for number in range(2):
             self.world.mount(f"memory{number}", MIB // 2, Tier.MEMORY)
             if tiers != "memory, cold":
@@ -59,6 +61,12 @@ class Run:
         rule()
         self.world.check()
 
+    def tell_namespaces(self) -> None:
+        """Have each of three namespaces move by a policy of its own."""
+        for number, offload in enumerate(self.offloads):
+            tenant = self.world.shard.tenant(f"n{number}") if number else 0
+            self.world.shard.set_offload(tenant, offload)
+
     def key(self) -> int:
         return self.rng.randrange(KEYS)
 
@@ -76,10 +84,12 @@ class Run:
                     {"preferred": ("disk1",)},
                 ]
             )
-        self.world.put(self.key(), rng.choice(SIZES), **options)
+        key = self.key()
+        self.world.put(key, rng.choice(SIZES), tenant=key % len(self.offloads), **options)
 
     def upsert(self) -> None:
-        self.world.put(self.key(), self.rng.choice(SIZES), upsert=True)
+        key, size = self.key(), self.rng.choice(SIZES)
+        self.world.put(key, size, upsert=True, tenant=key % len(self.offloads))
 
     def remove(self) -> None:
         key = self.key()
@@ -148,6 +158,7 @@ class Run:
     def restart(self) -> None:
         if not self.restarted:
             self.world.restart()
+            self.tell_namespaces()  # as the master does with what its settings say
             self.restarted = True
 
 
