@@ -127,7 +127,7 @@ class _Hauls(_Side):
         server = stack.enter_context(TransferServer(tcp=None))
         told = {segment.uuid: server.publish(segment) for segment in (memory, disk)}
         identity = shard_wire.OpenClient(bytes(16), 1, "", "default")
-        self._hauler = Hauler((memory, disk), told, identity, lambda _: (), None)
+        self._hauler = Hauler(disk, (memory, disk), told, identity, lambda _: (), None)
         stack.callback(self._hauler.close)
         self._lent: dict[int, Lent] = {MEMORY: memory, DISK: disk}
         self._address = memory.address

@@ -6,6 +6,9 @@
 What leaves memory goes to disks where there are any, else into cold segments, and so does what
 leaves disks (`offer`). A cold segment takes from its own worker only: nobody else writes there.
 
+Hauls that may hang in one device of their worker have a queue of their own, so that it holds up no
+other device, and those that cannot, to segments of others, one together.
+
 A haul is up to HAUL_OBJECTS objects, from one segment to one segment, in columns: what `tasks.py`
 does for one object, for many at the price of one. Its objects are flagged as those of a task. They
 are nobody's wish, so they stand in nobody's way: who removes one, or puts it anew, has it leave its
@@ -27,7 +30,7 @@ import numpy as np
 from mooncake_store.core import codes as c
 from mooncake_store.core.kernels import tiers as k
 from mooncake_store.core.options import SECOND
-from mooncake_store.core.records import REPLICAS_MAX, SegmentState, Status, Tier
+from mooncake_store.core.records import OF_OTHERS, REPLICAS_MAX, SegmentState, Status, Tier
 from mooncake_store.core.space import writers_of
 from mooncake_store.core.tasks import answers, drop_replica, spare_bytes
 
@@ -41,13 +44,13 @@ if TYPE_CHECKING:
 
     Limit = Callable[[Segment], int]
 
-__all__ = ["DAMAGED", "HAULS_PER_WORKER", "LATER", "REFUSED", "TAKEN", "Haul", "Hauls"]
+__all__ = ["DAMAGED", "HAULS_PER_LANE", "LATER", "REFUSED", "TAKEN", "Haul", "Hauls"]
 
 HAUL_OBJECTS = 1024
 HAUL_BYTES = 256 << 20
 """Most bytes of a haul, unless a single object has more."""
-HAULS_PER_WORKER = 16
-"""Hauls of a kind (see `fetch`) that wait for one worker, or that it runs."""
+HAULS_PER_LANE = 16
+"""Hauls of a worker with one device (see `Haul.lane`) that wait, or that it runs."""
 SLOWEST_BYTES_PER_S = 16 << 20
 """What the slowest disk moves that is waited for, but for the time that each haul has anyhow."""
 TARGETS_TRIED = 4
@@ -79,13 +82,13 @@ class Haul:
     created_ns: int
     """...and when it was queued."""
     nbytes: int
-    cold: bool
-    """Whether one of the segments is cold."""
+    device: int
+    """The lower of the segments, if its worker is the owner; else OF_OTHERS."""
 
     @property
-    def lane(self) -> tuple[int, bool]:
-        """Whose it is and of which kind: what has a queue of its own."""
-        return self.worker, self.cold
+    def lane(self) -> tuple[int, int]:
+        """Whose it is and in which device it may hang: what has a queue of its own."""
+        return self.worker, self.device
 
     def without(self, left: NDArray[np.bool_]) -> None:
         """Leave objects out. Not once it was told: it is reported in the order of its columns."""
@@ -101,9 +104,9 @@ class Hauls:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._hauls: dict[int, Haul] = {}
-        self._of_worker: Counter[tuple[int, bool]] = Counter()  # by worker, and whether cold
+        self._of_lane: Counter[tuple[int, int]] = Counter()
         self._leaving: dict[int, int] = {}  # bytes, by segment
-        self._heard: dict[tuple[int, bool], int] = {}  # when one of the kind ended last
+        self._heard: dict[tuple[int, int], int] = {}  # when one of the lane ended last
 
     def __len__(self) -> int:
         return len(self._hauls)
@@ -141,17 +144,15 @@ class Hauls:
             taken += int(np.count_nonzero(outcome == TAKEN))
         return taken
 
-    def fetch(self, client: int, limit: int, *, cold: bool = False) -> list[Haul]:
-        """Return up to `limit` hauls of this worker, which runs none of the kind while it asks.
+    def fetch(self, client: int, limit: int, device: int) -> list[Haul]:
+        """Return up to `limit` hauls of this worker from or to one of its segments below memory.
 
-        Those from and to cold segments are of a kind of their own: a store that is slow holds up
-        nothing that goes to disks and back.
-
-        So what it was told before and has not finished is told again, as `Tasks.fetch` does.
+        With OF_OTHERS those to segments of others. It runs none of these while it asks: so what it
+        was told before and has not finished is told again, as `Tasks.fetch` does.
         """
-        if not self._of_worker[client, cold]:
+        if not self._of_lane[client, device]:
             return []
-        mine = [haul for haul in self._hauls.values() if haul.lane == (client, cold)]
+        mine = [haul for haul in self._hauls.values() if haul.lane == (client, device)]
         out = [haul for haul in mine if haul.begun_ns][:limit]
         for haul in mine:
             if len(out) >= limit:
@@ -193,7 +194,7 @@ class Hauls:
             closed = int(state.closed[haul.worker])
             if closed or state.now - (haul.begun_ns or before) >= self._patience(haul):
                 self._give_up(haul, fenced=closed == 2)
-        for lane in [lane for lane in self._heard if not self._of_worker[lane]]:
+        for lane in [lane for lane in self._heard if not self._of_lane[lane]]:
             del self._heard[lane]
 
     def abandon(self, segment: int) -> None:
@@ -321,10 +322,9 @@ class Hauls:
         moves: bool,
         limit: Limit,
     ) -> NDArray[np.uint8]:
-        """Queue what lies on one segment, to the nearest that has room."""
+        """Queue what lies on one segment, to the nearest that has room and whose lane has."""
         out = np.full(len(rows), REFUSED, np.uint8)
         targets = [t for t in targets if t.tier != Tier.COLD or t.owner == source.owner]
-        lane = source.owner, Tier.COLD in (source.tier, *(t.tier for t in targets))
         ends = np.cumsum(self._state.rows["size"][rows])
         start = 0
         while start < len(rows):
@@ -332,18 +332,23 @@ class Hauls:
             full = int(np.searchsorted(ends, before + HAUL_BYTES, side="right"))
             stop = min(max(full, start + 1), start + HAUL_OBJECTS)
             left = np.arange(start, stop)
-            for target in sorted(targets, key=lambda t: _distance(source, t))[:TARGETS_TRIED]:
-                if self._of_worker[lane] >= HAULS_PER_WORKER:
-                    out[left] = LATER
-                    out[stop:] = LATER
-                    return out
+            idle = [target for target in targets if self._takes(source, target)]
+            if not idle and targets:
+                out[start:] = LATER
+                return out
+            for target in sorted(idle, key=lambda t: _distance(source, t))[:TARGETS_TRIED]:
                 took = self._load(source, target, rows[left], offsets[left], moves, limit)
                 out[left[took]] = TAKEN
                 left = left[~took]
                 if not len(left):
                     break
+            if len(idle) < len(targets):
+                out[left] = LATER
             start = stop
         return out
+
+    def _takes(self, source: Segment, target: Segment) -> bool:
+        return self._of_lane[source.owner, _device(source, target)] < HAULS_PER_LANE
 
     def _load(
         self,
@@ -390,9 +395,9 @@ class Hauls:
             begun_ns=0,
             created_ns=state.now,
             nbytes=int(sizes.sum()),
-            cold=Tier.COLD in (source.tier, target.tier),
+            device=_device(source, target),
         )
-        self._of_worker[haul.lane] += 1
+        self._of_lane[haul.lane] += 1
         if moves:
             self._leaving[source.index] = self.leaving_bytes(source.index) + haul.nbytes
         return took
@@ -416,7 +421,7 @@ class Hauls:
         """Make what has arrived readable, and undo the rest, which a `late` worker may write to."""
         state = self._state
         del self._hauls[haul.number]
-        self._of_worker[haul.lane] -= 1
+        self._of_lane[haul.lane] -= 1
         if haul.moves:
             self._leaving[haul.source] -= haul.nbytes
             if not self._leaving[haul.source]:
@@ -479,6 +484,12 @@ class Hauls:
         state.retier(rows[~alone])
         state.totals.lost_objects += int(np.count_nonzero(alone))
         state.dispose(rows[alone])
+
+
+def _device(source: Segment, target: Segment) -> int:
+    """Return the segment whose device the owner of the source may have to wait for."""
+    lower = max(source, target, key=lambda segment: segment.tier)
+    return lower.index if lower.owner == source.owner else OF_OTHERS
 
 
 def _limit_of_hot(segment: Segment) -> int:

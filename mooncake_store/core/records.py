@@ -27,6 +27,10 @@ SEGMENT_BYTES_MAX = 1 << 47
 """Largest segment: what allocators can divide."""
 
 
+OF_OTHERS = -1
+"""In place of the number of a segment: the device is not of the worker that hauls."""
+
+
 class Tier(IntEnum):
     """What a segment is made of, and with it a replica that lies there."""
 

@@ -281,9 +281,9 @@ class Shard(ShardState):
         return self.tasks.finish(client, number, ok, message)
 
     @operation
-    def fetch_hauls(self, client: int, limit: int = 16, *, cold: bool = False) -> list[Haul]:
-        """Return hauls of this client, begun now or before: it runs none while it asks."""
-        return self.hauls.fetch(client, limit, cold=cold)
+    def fetch_hauls(self, client: int, device: int, limit: int = 16) -> list[Haul]:
+        """Return hauls of this client, begun now or before: it runs none of these while it asks."""
+        return self.hauls.fetch(client, limit, device)
 
     def held(self, client: int, number: int, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether an extent begins at each offset of a segment, for its owner: all, for others.

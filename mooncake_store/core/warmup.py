@@ -38,9 +38,10 @@ class _Nobody:
 
 def _haul(shard: Shard, client: int) -> None:
     """Have objects go to a disk and back, and be evicted from both."""
-    now = 1 << 42
+    now, disk = 1 << 42, -1
     for name, tier in (("c", Tier.MEMORY), ("d", Tier.DISK)):
-        shard.mount(now, client, name.encode() * 16, name, 1 << 20, name, None, tier)
+        given = client, name.encode() * 16, name, 1 << 20, name, None, tier
+        _, disk = shard.mount(now, *given)
     digests, sizes = np.arange(40, 48, dtype=np.uint64).reshape(4, 2), np.full(4, 1000, np.int64)
     answers, _ = shard.put_start(now, client, 0, digests, sizes)
     generations = np.ascontiguousarray(answers["generation"])
@@ -48,7 +49,7 @@ def _haul(shard: Shard, client: int) -> None:
     rows = shard.table.find(as_words(digests))
     for move in (shard.hauls.demote, shard.hauls.promote):
         move(rows)
-        for haul in shard.fetch_hauls(now, client):
+        for haul in shard.fetch_hauls(now, client, disk):
             shard.finish_haul(now, client, haul.number, np.zeros(len(haul.rows), np.int16))
     shard.get(now, client, digests, 10)
     shard.tick(now + 1)

@@ -108,8 +108,8 @@ class Copying:
         hauls = self._shard.fetch_hauls(
             self._now(),
             peer.handle,
+            int(request.device),
             max(0, min(request.limit, HAULS_PER_FETCH)),
-            cold=bool(request.cold),
         )
         bases = self._site.bases
         sizes = [len(haul.sizes) for haul in hauls]

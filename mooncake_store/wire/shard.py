@@ -422,8 +422,8 @@ FINISH_TASK = Operation("finish_task", 0x36, Cold(FinishTask), Cold(TaskOutcome)
 FETCH_HAULS = Operation(
     "fetch_hauls",
     0x37,
-    # `cold`: those from or to cold segments, else those of the others.
-    _packed([("limit", "u4"), ("cold", "u1")]),
+    # `device`: those from or to this segment of the worker, or, with -1, to segments of others.
+    _packed([("limit", "u4"), ("device", "i2")]),
     # The objects of a haul stand side by side, in the order in which they are reported.
     _packed(
         [],

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from mooncake_store.wire import shard as shard_wire
 from mooncake_store.worker.errands import CALL_S
 from mooncake_store.worker.hauler import Hauler
 from transfer_engine.errors import StoreError
-from transfer_engine.segments.cold import ColdSegment
 
 if TYPE_CHECKING:
     from mooncake_store.wire import cluster as wire
+    from transfer_engine.segments.cold import ColdSegment
 
 __all__ = ["ColdHauler"]
 
@@ -37,13 +37,13 @@ SWEEP_S = 0.5
 
 
 class ColdHauler(Hauler):
-    """What a worker does with its cold segments."""
+    """What a worker does with its cold segment."""
 
-    cold: ClassVar[bool] = True
+    device: ColdSegment
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._places: dict[bytes, int] = {}
+        self._round_at = 0
         self._sweep_at = 0.0
         self._stores = StateLog(log)
 
@@ -51,11 +51,10 @@ class ColdHauler(Hauler):
         """Run hauls as any hauler does, then look after the files."""
         worked = super().work(cluster, numbers)
         sweep = time.monotonic() >= self._sweep_at
-        for number, segment in zip(numbers, self._segments, strict=True):
-            if isinstance(segment, ColdSegment):
-                self._tend(segment)
-                if sweep and segment.ready_to_use:
-                    self._sweep(cluster, number, segment)
+        self._tend(self.device)
+        if sweep and self.device.ready_to_use:
+            number = numbers[self._segments.index(self.device)]
+            self._sweep(cluster, number, self.device)
         if sweep:
             self._sweep_at = time.monotonic() + SWEEP_S
         return worked
@@ -71,9 +70,8 @@ class ColdHauler(Hauler):
 
     def _sweep(self, cluster: wire.ClusterMap, number: int, segment: ColdSegment) -> None:
         """Forget what begins no object, of the next extents of the round."""
-        extents = segment.after(self._places.get(segment.uuid, 0), ASKED)
-        last = extents[-1].start if len(extents) == ASKED else -1
-        self._places[segment.uuid] = last + 1
+        extents = segment.after(self._round_at, ASKED)
+        self._round_at = extents[-1].start + 1 if len(extents) == ASKED else 0
         if not extents:
             return
         offsets = np.array([extent.start for extent in extents], np.int64)

@@ -7,10 +7,11 @@ goes to a disk is on its medium before it is reported (`TransferEngine.sync`), s
 that a disk has what it would not have after a power cut.
 
 Each object has a status of its own; what fails as a whole is that of every object. A disk that
-fails again and again is told in the log, once, and again when it is well. Hauls have a thread of
-their own, so a disk that hangs holds up hauls alone; but those of all segments of this worker. One
-that waits in the kernel may still write, so it can neither be given up nor have another beside it:
-who asks a shard for hauls says with that that it runs none.
+fails again and again is told in the log, once, and again when it is well. Each disk has a hauler
+and a thread of its own, so one that hangs holds up its own hauls alone. A haul that waits in the
+kernel may still write, so it can neither be given up nor have another of that disk beside it: who
+asks a shard for hauls says with that that it runs none of these. One more runs those to disks of
+others, which end in time.
 
 A fetch asks for few hauls, and the next one follows at once: what is under way is what a shard
 counts on. Cost: a few calls a haul, and bytes.
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mooncake_store.core.records import Tier
+from mooncake_store.core.records import OF_OTHERS, Tier
 from mooncake_store.program.logs import StateLog
 from mooncake_store.wire import shard as shard_wire
 from mooncake_store.worker.errands import CALL_S, Errands, Target
@@ -94,20 +95,23 @@ class Haul(NamedTuple):
 
 
 class Hauler(Errands):
-    """Hauls from segments of this process into those of anybody."""
+    """Hauls from segments of this process into those of anybody, of one device.
 
-    cold: ClassVar[bool] = False
-    """Whether it runs the hauls from and to cold segments, or all others."""
+    `device` is one of the segments, which is no memory, or None: then of devices of others.
+    """
+
     # Without rdma: memory is registered with a card once, by who copies.
     transports: ClassVar[Sequence[str]] = ("local", "shm", "file", "tcp")
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, device: FileSegment | ColdSegment | None, *given: Any) -> None:
         super().__init__(*given)
+        self.device = device
         self._failed: Counter[str] = Counter()
         self._states = StateLog(log)
 
     def _serve(self, connection: BlockingConnection, lent: dict[int, Lent]) -> bool:
-        body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH, cold=self.cold)
+        number = next((n for n, segment in lent.items() if segment is self.device), OF_OTHERS)
+        body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH, device=number)
         asked = time.monotonic()
         reply = connection.call(shard_wire.FETCH_HAULS, body, timeout_s=CALL_S)
         worked = False
@@ -119,6 +123,12 @@ class Hauler(Errands):
             connection.call(shard_wire.FINISH_HAUL, body, timeout_s=CALL_S)
             worked = True
         return worked
+
+    def look_again(self) -> None:
+        """Try the disk once more if it failed; one that hangs is waited for."""
+        file = self.device.held_staged() if isinstance(self.device, FileSegment) else None
+        if file is not None:
+            file.look_again()
 
     def run(self, haul: Haul, lent: dict[int, Lent]) -> Statuses:
         """Carry a haul out; return what became of each object."""

@@ -261,11 +261,6 @@ class WorkerSegments:
         told += [(store.uuid, store.health.fault) for store in stores]
         return tuple((uuid, fault) for uuid, fault in told if fault)
 
-    def look_again(self) -> None:
-        """Try disks that failed once more; one that hangs is waited for."""
-        for _, file in self._disks():
-            file.look_again()
-
     def _disks(self) -> list[tuple[bytes, BlockFile]]:
         lent = [(s.uuid, s.held_staged()) for s in self.segments if isinstance(s, FileSegment)]
         return [(uuid, file) for uuid, file in lent if file is not None]

@@ -69,6 +69,8 @@ from transfer_engine.errors import (
 from transfer_engine.lasting import LastingThread
 from transfer_engine.rpc.address import Address
 from transfer_engine.rpc.blocking import BlockingConnection
+from transfer_engine.segments.cold import ColdSegment
+from transfer_engine.segments.file import FileSegment
 from transfer_engine.transports.server import TransferServer
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ class Worker:
         self._threads: list[LastingThread] = []
         self._pulse: BlockingConnection | None = None
         self._pause_s = 0.0
-        self._haul_pauses_s = [0.0, 0.0]  # for each of those who haul
+        self._haul_pauses_s: list[float] = []  # for each of those who haul
         self._away_since: float | None = None  # time.monotonic() when the master was gone
         self._states = StateLog(log)
         self._closed = False
@@ -212,10 +214,14 @@ class Worker:
         )
         identity = shard_wire.OpenClient(self.uuid, self.epoch, self.host, "default")
         given = tuple(self.segments), descriptors, identity, self._describe, self._secret
-        self._copier, haulers = Copier(*given), [Hauler(*given)]
-        if self.config.cold_url:
-            haulers.append(ColdHauler(*given))
+        self._copier, haulers = Copier(*given), [Hauler(None, *given)]
+        for segment in self.segments:
+            if isinstance(segment, FileSegment):
+                haulers.append(Hauler(segment, *given))
+            elif isinstance(segment, ColdSegment):
+                haulers.append(ColdHauler(segment, *given))
         self._haulers = tuple(haulers)
+        self._haul_pauses_s = [0.0] * len(haulers)
 
     def _take_place(self) -> None:
         """Become the worker of this name, in the cluster that there is."""
@@ -525,18 +531,19 @@ class Worker:
         self._pause_s = 0.005 if worked else min(self._interval_s, self._pause_s * 2)
 
     def _haul(self, lane: int) -> None:
-        """Run the hauls of a kind that wait, one after the other while there are any."""
+        """Run the hauls of a device that wait, one after the other while there are any."""
         before_s = self._haul_pauses_s[lane]
         if self._stopping.wait(before_s):
             return
         worked, hauls = False, self._hauls
         if hauls is not None:
             haulers, cluster, numbers = hauls
-            name = f"hauls of {self.name}" + (" to its store" if haulers[lane].cold else "")
+            device = haulers[lane].device
+            name = f"hauls of {self.name} " + (f"with {device.name}" if device else "to others")
             try:
                 worked = haulers[lane].work(cluster, numbers)
                 if not worked:
-                    self._lent.look_again()
+                    haulers[lane].look_again()
                 self._states.change(name, "going on", level=logging.DEBUG)
             except StoreError as error:
                 self._states.change(name, "waiting", error.what)

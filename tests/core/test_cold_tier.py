@@ -139,8 +139,9 @@ def test_hauls_from_and_to_cold_segments_are_told_to_who_asks_for_those() -> Non
     pool.work()
     assert pool.shard.hauls.offer(rows_of(pool, 1), Tier.DISK).tolist() == [1]
     assert pool.shard.hauls.promote(rows_of(pool, 2)) == 1
-    (cold,) = pool.shard.fetch_hauls(pool.now, pool.client, cold=True)
-    (other,) = pool.shard.fetch_hauls(pool.now, pool.client)
+    (other,), (cold,) = (
+        pool.shard.fetch_hauls(pool.now, pool.client, device) for device in pool.devices()
+    )
     assert cold.rows.tolist() == rows_of(pool, 1).tolist()
     assert other.rows.tolist() == rows_of(pool, 2).tolist()
     for haul in (cold, other):
@@ -166,7 +167,7 @@ def test_what_the_store_damaged_is_lost_and_nothing_else() -> None:
     sink(pool, 1)
     sink(pool, 2)
     assert pool.shard.hauls.promote(rows_of(pool, 1, 2)) == 2
-    (haul,) = pool.shard.fetch_hauls(pool.now, pool.client, cold=True)
+    (haul,) = pool.shard.fetch_hauls(pool.now, pool.client, *pool.devices())
     pool.running.append(haul)
     gone = pool.objects.pop(1)
     assert gone

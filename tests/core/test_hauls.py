@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mooncake_store.core import hauls
 from mooncake_store.core.options import HintAction, Offload, ShardConfig, SoftPin
 from mooncake_store.core.records import Status as S
 from mooncake_store.core.records import Tier
@@ -223,16 +222,16 @@ def test_a_haul_is_told_again_until_it_is_finished_and_only_to_its_worker() -> N
     other = pool.shard.open_client(pool.now, b"o" * 16, 1)
     pool.put(1, SIZE)
     assert pool.shard.hauls.demote(rows_of(pool, 1)) == 1
-    assert pool.shard.fetch_hauls(pool.now, other) == []
-    (haul,) = pool.shard.fetch_hauls(pool.now, pool.client)
-    assert pool.shard.fetch_hauls(pool.now, pool.client) == [haul]
+    assert pool.shard.fetch_hauls(pool.now, other, *pool.devices()) == []
+    (haul,) = pool.shard.fetch_hauls(pool.now, pool.client, *pool.devices())
+    assert pool.shard.fetch_hauls(pool.now, pool.client, *pool.devices()) == [haul]
     done = np.zeros(1, np.int16)
     assert pool.shard.finish_haul(pool.now, other, haul.number, done) == S.ILLEGAL_CLIENT
     several = np.zeros(2, np.int16)
     assert pool.shard.finish_haul(pool.now, pool.client, haul.number, several) == S.INVALID_PARAMS
     pool.running.append(haul)
     assert pool.carry(haul) == S.OK
-    assert pool.shard.fetch_hauls(pool.now, pool.client) == []
+    assert pool.shard.fetch_hauls(pool.now, pool.client, *pool.devices()) == []
 
 
 def test_a_haul_number_is_nobody_elses_to_end_a_wait_with() -> None:
@@ -448,20 +447,6 @@ def test_soft_pins_leave_memory_last_and_are_found_on_the_disk() -> None:
     assert pool.tiers(0) == DISK
     pool.pass_time(2000 * SECOND)  # the pins have ended
     pool.check()
-
-
-def test_a_worker_that_is_busy_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hauls, "HAUL_OBJECTS", 2)
-    monkeypatch.setattr(hauls, "HAULS_PER_WORKER", 3)
-    pool = world()
-    for key in range(10):
-        pool.put(key, SIZE)
-    rows = rows_of(pool, *range(10))
-    outcome = pool.shard.hauls.offer(rows)
-    assert outcome.tolist() == [hauls.TAKEN] * 6 + [hauls.LATER] * 4
-    assert pool.shard.hauls.demote(rows) == 0
-    assert pool.work() == 3
-    assert pool.shard.hauls.demote(rows) == 4
 
 
 def test_a_row_that_is_named_twice_is_hauled_once() -> None:

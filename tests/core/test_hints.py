@@ -260,7 +260,9 @@ def with_disk(nbytes: int = 16 * MIB, **config: Any) -> tuple[Lab, int]:
 def haul(lab: Lab) -> int:
     """Have the worker do all hauls; returns how many objects they had."""
     count = 0
-    for each in lab.shard.fetch_hauls(lab.now, lab.client, 100):
+    tiers = lab.shard.space.tiers
+    (disk,) = np.flatnonzero(tiers == Tier.DISK).tolist()
+    for each in lab.shard.fetch_hauls(lab.now, lab.client, disk, 100):
         count += len(each.rows)
         arrived = np.zeros(len(each.rows), np.int16)
         assert lab.shard.finish_haul(lab.now, lab.client, each.number, arrived) == S.OK

@@ -127,7 +127,8 @@ def an_offload(seed):
     shard = Shard(ShardConfig(objects_max=4096, segments_max=8, seed=seed))
     client = shard.open_client(0, b"w" * 16, 1, "host")
     for name, tier in (("a", Tier.MEMORY), ("b", Tier.MEMORY), ("d", Tier.DISK)):
-        shard.mount(0, client, name.encode() * 16, name, 1 << 20, name, None, tier)
+        given = client, name.encode() * 16, name, 1 << 20, name, None, tier
+        _, disk = shard.mount(0, *given)
     digests, sizes = np.arange(80, dtype=np.uint64).reshape(40, 2), np.full(40, 5000)
     said = []
     for keys, replicas in ((slice(20), 1), (slice(20, 30), 3), (slice(30, 40), 2)):
@@ -140,7 +141,7 @@ def an_offload(seed):
     for move in (shard.hauls.demote, shard.hauls.promote):
         assert move(rows) > 0
         said.append(shard.remove(1, digests[:3]))
-        for haul in shard.fetch_hauls(1, client):
+        for haul in shard.fetch_hauls(1, client, disk):
             statuses = np.arange(len(haul.rows)) % 2
             shard.finish_haul(1, client, haul.number, statuses.astype(np.int16))
         said += shard.get(1, client, digests, 0)

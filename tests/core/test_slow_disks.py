@@ -11,7 +11,7 @@ from mooncake_store.core.options import HintAction, Offload
 from mooncake_store.core.records import Status as S
 from mooncake_store.core.records import Tier
 from tests.core.lab import MIB, SECOND, digests_of
-from tests.core.test_hauls import BOTH, DISK, QUICK, SIZE, rows_of, world
+from tests.core.test_hauls import BOTH, DISK, QUICK, SIZE, rows_of, segments_of, world
 
 
 def test_an_object_that_memory_has_no_room_for_keeps_none_behind_it_on_the_disk() -> None:
@@ -106,3 +106,40 @@ def test_what_has_no_reader_gives_way_before_what_has_one() -> None:
         assert pool.put(key, SIZE) == S.OK
     assert pool.get(0)
     pool.check()
+
+
+def test_a_worker_that_is_busy_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hauls, "HAUL_OBJECTS", 2)
+    monkeypatch.setattr(hauls, "HAULS_PER_LANE", 3)
+    pool = world()
+    for key in range(10):
+        pool.put(key, SIZE)
+    rows = rows_of(pool, *range(10))
+    outcome = pool.shard.hauls.offer(rows)
+    assert outcome.tolist() == [hauls.TAKEN] * 6 + [hauls.LATER] * 4
+    assert pool.shard.hauls.demote(rows) == 0
+    assert pool.work() == 3
+    assert pool.shard.hauls.demote(rows) == 4
+
+
+def test_a_disk_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hauls, "HAUL_OBJECTS", 1)
+    monkeypatch.setattr(hauls, "HAULS_PER_LANE", 3)
+    pool = world(promotion_hits=0)
+    other = pool.mount("other", 8 * MIB, Tier.DISK)
+    for key in range(20):
+        pool.put(key, SIZE)
+    (hangs,) = set(pool.devices()) - {other}
+    for key in range(20):
+        outcome = pool.shard.hauls.offer(rows_of(pool, key))
+        assert outcome.tolist() == [hauls.TAKEN], f"{key} has to wait"
+        pool.fetch(device=other)  # of the first one nobody asks again
+        for haul in list(pool.running):
+            assert haul.target == other
+            pool.carry(haul)
+    assert sum(pool.tiers(key) == DISK for key in range(20)) == 17
+    assert len(pool.shard.hauls) == 3
+    assert pool.shard.hauls.promote(rows_of(pool, 19)) == 1  # and back
+    assert pool.work() == 4
+    pool.check()
+    assert {segment for key in range(20) for segment in segments_of(pool, key)} >= {hangs, other}

@@ -35,8 +35,7 @@ class Run:
             self.world.mount(f"memory{number}", MIB // 2, Tier.MEMORY)
             if tiers != "memory, cold":
                 self.world.mount(f"disk{number}", MIB, Tier.DISK)
-        self.colds = tiers != "memory, disk"
-        if self.colds:
+        if tiers != "memory, disk":
             self.world.mount("cold", 2 * MIB, Tier.COLD)
         self.restarted = False
         self.rules = {
@@ -115,8 +114,7 @@ class Run:
         self.world.pass_time(self.rng.choice((SECOND, 30 * SECOND, 70 * SECOND)))
 
     def fetch(self) -> None:
-        limit = self.rng.randrange(4)
-        self.world.fetch(limit, cold=self.colds and self.rng.random() < 0.5)
+        self.world.fetch(self.rng.randrange(4), self.rng.choice(self.world.devices()))
 
     def copy_halfway(self) -> None:
         """Write some of what a haul says, perhaps long after it was given up."""

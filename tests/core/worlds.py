@@ -141,11 +141,20 @@ class World:
         self.now += ns
         self.shard.tick(self.now)
 
-    def fetch(self, limit: int = 16, *, cold: bool = False) -> None:
-        """Have the worker ask for hauls; what it was told before, it goes on with."""
+    def fetch(self, limit: int = 16, device: int | None = None) -> None:
+        """Have the worker ask for hauls; what it was told before, it goes on with.
+
+        Of one device if one is named, else of all.
+        """
         known = {haul.number for haul in self.running}
-        told = self.shard.fetch_hauls(self.now, self.client, limit, cold=cold)
-        self.running += [haul for haul in told if haul.number not in known]
+        for each in self.devices() if device is None else [device]:
+            told = self.shard.fetch_hauls(self.now, self.client, each, limit)
+            self.running += [haul for haul in told if haul.number not in known]
+
+    def devices(self) -> list[int]:
+        """The segments below memory."""
+        tiers = self.shard.space.tiers
+        return [index for index in self.segments if tiers[index] != Tier.MEMORY]
 
     def carry(self, haul: Haul, statuses: list[int] | None = None) -> Status:
         """Copy what has status 0 of a haul, and report it."""
@@ -164,7 +173,6 @@ class World:
     def work(self) -> int:
         """Do all there is, well."""
         self.fetch()
-        self.fetch(cold=True)
         done = list(self.running)
         for haul in done:
             self.carry(haul)

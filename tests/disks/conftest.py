@@ -30,11 +30,17 @@ def site(shared_site):
     shared_site.client.remove_matching(".*", force=True)
 
 
-def _site(folder):
+@pytest.fixture
+def site_of_two(tmp_path):
+    """One whose worker lends another disk beside, which is well."""
+    yield from _site(tmp_path, beside=True)
+
+
+def _site(folder, **options):
     starting = programs()
     disk = Disk(folder)
     try:
-        site = Site(next(starting), folder, disk)
+        site = Site(next(starting), folder, disk, **options)
         try:
             yield site
         finally:

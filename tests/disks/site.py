@@ -8,7 +8,7 @@ from tests.master.wires import ClusterWire
 from tests.waiting import until
 
 MIB = 1 << 20
-MEMORY, DISK = "w-0", "w-1"
+MEMORY, DISK, BESIDE = "w-0", "w-1", "w-2"
 NBYTES = 300_000
 
 
@@ -21,7 +21,8 @@ def value_of(key):
 class Site:
     """The programs, and what tests ask of them."""
 
-    def __init__(self, start, folder, disk):
+    def __init__(self, start, folder, disk, *, beside=False):
+        """With a second disk, which is well, `beside` the one that fails."""
         self._count = 0
         self.disk = disk
         self.memory = folder / "memory"
@@ -33,25 +34,29 @@ class Site:
         )  # fmt: skip
         self.address = ready(master)["address"]
         self.url = f"mooncake://{self.address}/default"
+        disks = [f"file:{disk.path / 'pool'},32MiB"]
+        disks += [f"file:{folder / 'beside'},32MiB"] * beside
+        self._segments = 1 + len(disks)
+        options = [option for each in disks for option in ("--segment", each)]
         self.worker = start(
             "-m", "mooncake_store", "worker", "--master", self.address, "--name", "w", "--json",
-            "--memory", self.memory, "--segment", "16MiB",
-            "--segment", f"file:{disk.path / 'pool'},32MiB",
+            "--memory", self.memory, "--segment", "16MiB", *options,
         )  # fmt: skip
         ready(self.worker)
         self.until_mounted()
         self.client = Client(self.url)
 
     def until_mounted(self):
-        """Return once the master says that both segments are whole."""
+        """Return once the master says that all segments are whole."""
         wire = ClusterWire(self.address)
-        until(lambda: [s.state for s in wire.segments()] == [1, 1], what="both are mounted")
+        whole = [1] * self._segments
+        until(lambda: [s.state for s in wire.segments()] == whole, what="all are mounted")
         wire.close()
 
-    def put(self, *keys):
-        """Put objects into memory."""
+    def put(self, *keys, segment=MEMORY):
+        """Put objects, into memory unless told otherwise."""
         values = [value_of(key) for key in keys]
-        self.client.put_many(list(keys), values, preferred=[MEMORY]).check()
+        self.client.put_many(list(keys), values, preferred=[segment]).check()
 
     def demote(self, *keys):
         """Ask for objects to go to the disk."""

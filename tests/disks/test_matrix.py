@@ -22,7 +22,7 @@ from mooncake_store import (
     TruncatedError,
 )
 from mooncake_store.compat.metrics import metrics
-from tests.disks.site import DISK, MEMORY, NBYTES, value_of
+from tests.disks.site import BESIDE, DISK, MEMORY, NBYTES, value_of
 from tests.waiting import long_before, until
 
 FAILED, ENDED, DIFFERS = (
@@ -140,6 +140,27 @@ def test_a_disk_that_hangs_is_named(site):
     until(lambda: MEMORY in site.readable(key), what="it was brought to memory after all")
     site.until_well()
     assert whole(site.client, key)
+
+
+def test_a_disk_that_hangs_holds_up_no_other_of_its_worker(site_of_two):
+    """What goes to the other one and comes back from there does so meanwhile."""
+    site = site_of_two
+    hangs, here, there, *more = names(5)
+    site.put(hangs, *more, segment=DISK)  # so the other one has more room
+    site.put(there, segment=BESIDE)
+    site.put(here)
+    site.disk.fail(read="block")
+    assert site.client.hint([hangs], "prefetch").ok
+    site.disk.wait_blocked()
+    site.demote(here)
+    until(lambda: site.where(here) == {BESIDE}, what="it went to the other disk")
+    assert site.client.hint([there], "prefetch").ok
+    until(lambda: MEMORY in site.readable(there), what="it came back from the other disk")
+    assert whole(site.client, here)
+    assert MEMORY not in site.readable(hangs)
+    site.disk.work()
+    until(lambda: MEMORY in site.readable(hangs), what="it was brought to memory after all")
+    assert whole(site.client, hangs)
 
 
 @pytest.mark.parametrize(

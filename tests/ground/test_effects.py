@@ -165,29 +165,29 @@ def built(given):
 def hauled_by_pressure(given):
     """How many objects go to a disk when memory is above its watermark."""
     lab = core(given, nbytes=MIB)
-    lab.mount(9, 8 * MIB, tier=Tier.DISK)
+    disk = lab.mount(9, 8 * MIB, tier=Tier.DISK)
     lab.put(range(62), 16_384)
     lab.tick()
-    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client))
+    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client, disk))
 
 
 def hauled_after_a_get(given):
     """How many objects come back from a disk."""
     lab = core(given)
-    lab.mount(9, 8 * MIB, tier=Tier.DISK)
+    disk = lab.mount(9, 8 * MIB, tier=Tier.DISK)
     lab.put([1], preferred=("segment9",))
     lab.get([1], ttl=1)
     lab.tick()
-    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client))
+    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client, disk))
 
 
 def hauled_of_a_namespace(given):
     """How many objects of a namespace go to a disk at once."""
     lab = built(given)
-    lab.mount(9, 8 * MIB, tier=Tier.DISK)
+    disk = lab.mount(9, 8 * MIB, tier=Tier.DISK)
     lab.put(range(8), tenant=lab.shard.tenant("a"))
     lab.tick()
-    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client))
+    return sum(len(haul.rows) for haul in lab.shard.fetch_hauls(lab.now, lab.client, disk))
 
 
 def offsets(given):

@@ -110,7 +110,7 @@ class Lab:
             )  # fmt: skip
 
         identity = shard_wire.OpenClient(bytes(16), 1, "host", "default")
-        self.hauler = Hauler((self.memory, self.disk), told, identity, describe, None)
+        self.hauler = Hauler(self.disk, (self.memory, self.disk), told, identity, describe, None)
         stack.callback(self.hauler.close)
         rng = np.random.default_rng(7)
         self.values = [rng.bytes(int(size)) for size in SIZES]

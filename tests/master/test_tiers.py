@@ -28,9 +28,9 @@ def lend(cluster, worker):
     return mounted.numbers
 
 
-def fetched(shard):
-    """What a shard has for a worker, as columns; None while there is nothing."""
-    found = shard.call(wire.FETCH_HAULS, limit=16, cold=0)
+def fetched(shard, disk):
+    """What a shard has for a worker with one disk, as columns; None while there is nothing."""
+    found = shard.call(wire.FETCH_HAULS, limit=16, device=disk)
     return found if len(found.haul) else None
 
 
@@ -49,8 +49,8 @@ def test_a_worker_is_told_of_hauls_and_ends_them(start_cluster, wire_to):
     assert rows["status"].tolist() == [0] * 60
     client.put_end(names, rows)
     assert set(where["segment"]) == {memory}
-    hauls = until(lambda: fetched(mine))
-    assert fetched(client) is None
+    hauls = until(lambda: fetched(mine, disk))
+    assert fetched(client, disk) is None
     assert set(hauls.source) == {memory}
     assert set(hauls.target) == {disk}
     assert set(hauls.size) == {SIZE}
