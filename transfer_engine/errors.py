@@ -242,11 +242,13 @@ class ChecksumMismatchError(TransferError):
 
 
 class TruncatedError(TransferError):
-    """A file or device under a segment holds less than it did when the segment was opened."""
+    """A file under a segment lacks what was written: somebody shortened it, or removed it."""
 
     code = -802
     retryable = False
-    default_advice = "somebody shortened the file: remove the segment and create it anew"
+    default_advice = (
+        "remove what lay there and put it anew; make a segment anew whose file was shortened"
+    )
 
 
 class DiskError(TransferError):
