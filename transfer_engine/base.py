@@ -492,7 +492,11 @@ _FAILURES: dict[int, tuple[type[StoreError], str, str | None]] = {
         "the disk under the segment is full",
         "free some space where the owner keeps the file",
     ),
-    TRUNCATED: (TruncatedError, "the file under the segment ended before the range did, or is gone", None),
+    TRUNCATED: (
+        TruncatedError,
+        "the file under the segment ended before the range did, or is gone",
+        None,
+    ),
     DISK_FAILED: (DiskError, "the disk or store under the segment failed", None),
 }
 

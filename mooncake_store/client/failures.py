@@ -79,7 +79,10 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
         ChecksumMismatchError,
         "what was read is not what was put, on every replica",
     ),
-    TruncatedError.code: (TruncatedError, "a file of the pool ended before the object did, or is gone"),
+    TruncatedError.code: (
+        TruncatedError,
+        "a file of the pool ended before the object did, or is gone",
+    ),
     DiskError.code: (DiskError, "the disk that has the object failed"),
     PeerLostError.code: (PeerLostError, "the owner of the replica was lost"),
     TransferTimeoutError.code: (TransferTimeoutError, "the transfer did not end in time"),

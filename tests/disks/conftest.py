@@ -31,6 +31,12 @@ def site(shared_site):
 
 
 @pytest.fixture
+def own_site(tmp_path):
+    """One of a test that does not leave it well."""
+    yield from _site(tmp_path)
+
+
+@pytest.fixture
 def site_of_two(tmp_path):
     """One whose worker lends another disk beside, which is well."""
     yield from _site(tmp_path, beside=True)

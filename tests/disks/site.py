@@ -3,12 +3,15 @@
 import numpy as np
 
 from mooncake_store import Client
+from mooncake_store.core.records import SegmentState
 from tests.master.test_programs import MASTER, ready
 from tests.master.wires import ClusterWire
 from tests.waiting import until
 
 MIB = 1 << 20
 MEMORY, DISK, BESIDE = "w-0", "w-1", "w-2"
+# A worker on this host, and one on this host after it was started anew.
+HERE, ANEW = ("-m", "mooncake_store"), ("-m", "tests.master.rebooted")
 NBYTES = 300_000
 
 
@@ -23,8 +26,8 @@ class Site:
 
     def __init__(self, start, folder, disk, *, beside=False):
         """With a second disk, which is well, `beside` the one that fails."""
-        self._count = 0
-        self.disk = disk
+        self._start, self._count, self._beside = start, 0, beside
+        self.disk, self._folder = disk, folder
         self.memory = folder / "memory"
         self.memory.mkdir()
         self.below = disk.below / "pool"
@@ -34,22 +37,37 @@ class Site:
         )  # fmt: skip
         self.address = ready(master)["address"]
         self.url = f"mooncake://{self.address}/default"
-        disks = [f"file:{disk.path / 'pool'},32MiB"]
-        disks += [f"file:{folder / 'beside'},32MiB"] * beside
-        self._segments = 1 + len(disks)
-        options = [option for each in disks for option in ("--segment", each)]
-        self.worker = start(
-            "-m", "mooncake_store", "worker", "--master", self.address, "--name", "w", "--json",
-            "--memory", self.memory, "--segment", "16MiB", *options,
-        )  # fmt: skip
+        self.start_worker()
+        self.client = Client(self.url)
+
+    def start_worker(self, command=HERE):
+        """Start the worker, and return once what it lends is whole."""
+        self.worker = self.worker_program(command)
         ready(self.worker)
         self.until_mounted()
-        self.client = Client(self.url)
+
+    def worker_program(self, command=HERE, name="w", pool="pool"):
+        """Start a worker, which may refuse to."""
+        lent = ["16MiB", f"file:{self.disk.path / pool},32MiB"]
+        lent += [f"file:{self._folder / 'beside'},32MiB"] * self._beside
+        options = [option for each in lent for option in ("--segment", each)]
+        return self._start(
+            *command, "worker", "--master", self.address, "--name", name, "--json",
+            "--memory", self.memory, *options,
+        )  # fmt: skip
+
+    def kill_worker(self):
+        """Kill the worker, and return once the master knows."""
+        self.worker.kill()
+        wire = ClusterWire(self.address)
+        whole = SegmentState.OK
+        until(lambda: all(s.state != whole for s in wire.segments()), what="it is known to be gone")
+        wire.close()
 
     def until_mounted(self):
         """Return once the master says that all segments are whole."""
         wire = ClusterWire(self.address)
-        whole = [1] * self._segments
+        whole = [SegmentState.OK] * (2 + self._beside)
         until(lambda: [s.state for s in wire.segments()] == whole, what="all are mounted")
         wire.close()
 
