@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mooncake_store.config.setting import Contradiction
+from mooncake_store.config.setting import Contradiction, Settings, settings_of
 from mooncake_store.endpoint import (
     LOCAL,
     is_local,
@@ -30,6 +30,7 @@ __all__ = [
     "check_list",
     "check_memory",
     "check_namespace_offloads",
+    "check_order",
     "check_quotas",
 ]
 
@@ -57,6 +58,21 @@ def check_address(
         split(address)
     except ConfigError as error:
         raise Contradiction(f"{table}.{name}: {error.what}", name) from None
+
+
+def check_order(config: Settings, small: str, large: str, why: str, *, strict: bool) -> None:
+    """Refuse a setting that is larger than the one it must be below."""
+    settings = {setting.name: setting for setting in settings_of(type(config))}
+    low, high = (getattr(config, settings[name].attribute) for name in (small, large))
+    if low < high or (low == high and not strict):
+        return
+    relation = "longer than" if strict else "at least as long as"
+    raise Contradiction(
+        f"{config.table}.{large} ({settings[large].kind.show(high)}) must be {relation} "
+        f"{small} ({settings[small].kind.show(low)})" + (f": {why}" if why else ""),
+        small,
+        large,
+    )
 
 
 def check_memory(table: str, memory: str) -> None:

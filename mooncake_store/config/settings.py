@@ -31,6 +31,7 @@ from mooncake_store.config.checks import (
     check_list,
     check_memory,
     check_namespace_offloads,
+    check_order,
     check_quotas,
 )
 from mooncake_store.config.loading import (
@@ -318,7 +319,7 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
             ("soft_pin_ttl", "soft_pin_ttl_max", ""),
         ):
             # Equal is fine for a limit and its default; release must come after discard.
-            _check_order(self, small, large, why, strict=bool(why))
+            check_order(self, small, large, why, strict=bool(why))
         try:
             check_store_policy(self.eviction_policy)
         except ValueError as error:
@@ -374,6 +375,13 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
         Meta(description="A store below disks, any URL of fsspec: /folder, s3://... Needs a name."),
     ] = ""
     cold_bytes: Annotated[SegmentBytes, Meta(description="Most of it that is used.")] = 1024 * GIB
+    cold_codec: Annotated[
+        Literal["none", "planes"],
+        Meta(
+            description="What is written there: as it is, or in planes of bf16 and fp16 numbers, "
+            "compressed without loss, where that saves a tenth (needs zstandard)."
+        ),
+    ] = "none"
     memory: Annotated[
         str,
         Meta(
@@ -529,7 +537,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
             raise Contradiction("client.segment must be 0 or at least 1MiB", "segment")
         check_kept_pool(self.table, self.state, self.url)
         check_list(self.table, "transports", self.transports)
-        _check_order(self, "connect_timeout", "deadline", "", strict=False)
+        check_order(self, "connect_timeout", "deadline", "", strict=False)
 
 
 PROGRAMS: tuple[type[Settings], ...] = (MasterConfig, WorkerConfig, ClientConfig)
@@ -582,17 +590,3 @@ def load_client(url: str | None, settings: Mapping[str, Any]) -> ClientConfig:
     return load(
         ClientConfig, file=file, profile=profile, overrides=given, source=CLIENT_ARGUMENT
     ).value
-
-
-def _check_order(config: Settings, small: str, large: str, why: str, *, strict: bool) -> None:
-    settings = {setting.name: setting for setting in settings_of(type(config))}
-    low, high = (getattr(config, settings[name].attribute) for name in (small, large))
-    if low < high or (low == high and not strict):
-        return
-    relation = "longer than" if strict else "at least as long as"
-    raise Contradiction(
-        f"{config.table}.{large} ({settings[large].kind.show(high)}) must be {relation} "
-        f"{small} ({settings[small].kind.show(low)})" + (f": {why}" if why else ""),
-        small,
-        large,
-    )

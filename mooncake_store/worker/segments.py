@@ -168,7 +168,10 @@ class WorkerSegments:
         if wanted.path.startswith(_COLD):
             url, folder = wanted.path.removeprefix(_COLD), self._cold_folder()
             assert wanted.nbytes is not None
-            return ColdSegment.open(url, folder, wanted.nbytes, name=wanted.name, uuid=uuid)
+            smaller = self._config.cold_codec == "planes"
+            return ColdSegment.open(
+                url, folder, wanted.nbytes, name=wanted.name, uuid=uuid, smaller=smaller
+            )
         if not wanted.made:
             if kept is not None:
                 wanted = wanted._replace(nbytes=kept.nbytes)

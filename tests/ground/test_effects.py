@@ -13,11 +13,13 @@ import logging
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 from unittest import mock
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -62,6 +64,7 @@ from tests.ground.of_clients import (
 )
 from tests.master.wires import ClusterWire
 from tests.serving.conductor.test_placement import costs
+from tests.waiting import PATIENCE_S, until
 from transfer_engine import SegmentDescriptor
 
 MIB = 1 << 20
@@ -394,6 +397,27 @@ def lent(given):
             worker.stop(leases_s=0.0)
 
 
+def kept_cold(given):
+    """How many bytes a store gets for a mebibyte of zeros."""
+    with master({}) as (cluster, _):
+        own = {"master": cluster.address, "segments": "1MiB", "name": "w"}
+        own |= given | {"memory": tempfile.mkdtemp(prefix=given["memory"])}  # of this cluster
+        worker = Worker(load(WorkerConfig, environ={}, overrides=own).value)
+        try:
+            worker.start()
+            segment = worker.segments[-1]
+            until(lambda: segment.ready_to_use)
+            zeros = np.zeros(MIB, np.uint8)
+            columns = np.array([[0], [MIB], [zeros.ctypes.data]])
+            assert segment.write(*columns, time.monotonic() + PATIENCE_S).tolist() == [0]
+            (extent,) = segment.after(0, 2)
+            store = fsspec.filesystem("memory")
+            (path,) = (path for path in store.find("/effects") if path.endswith(extent.file(0)))
+            return store.size(path)
+        finally:
+            worker.stop(leases_s=0.0)
+
+
 def named_master(given):
     config = load(WorkerConfig, environ={}, overrides={"segments": "1MiB", **given}).value
     try:
@@ -480,6 +504,9 @@ OBSERVED = {
     "worker.segments": Observation({"segments": "2MiB"}, lent),
     "worker.files": Observation({"files": f"{LENT_FILE}:1MiB"}, lent),
     "worker.cold_url": Observation({"cold_url": "memory://effects"}, lent, KEPT),
+    "worker.cold_codec": Observation(
+        {"cold_codec": "planes"}, kept_cold, {**KEPT, "cold_url": "memory://effects"}
+    ),
     "worker.cold": Observation({"cold": "2MiB"}, lent, {**KEPT, "cold_url": "memory://effects"}),
     "worker.memory": Observation({"memory": "/nowhere"}, lent),
     "worker.hugepages": Observation({"hugepages": "require"}, without_shared_huge_pages),

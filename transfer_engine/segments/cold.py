@@ -45,6 +45,8 @@ from transfer_engine.errors import (
     TransferTimeoutError,
     UnavailableError,
 )
+from transfer_engine.segments.codec import Codec
+from transfer_engine.segments.extents import PIECE_BYTES, Extent, Piece, found_in
 from transfer_engine.segments.memory import OpenSegment, check_name
 from transfer_engine.segments.remote import THREADS, Rank, RemoteStore, Upload
 
@@ -65,7 +67,6 @@ __all__ = ["MARK", "PIECE_BYTES", "ColdSegment", "Extent"]
 
 _log = logging.getLogger(__name__)
 
-PIECE_BYTES = 4 << 20
 MARK = "segment"
 AHEAD = 2 * THREADS
 """Times PIECE_BYTES in memory at once, of one batch."""
@@ -73,53 +74,12 @@ TOGETHER_S = 2e-3
 """What comes quicker is read by one call, several files in a row..."""
 AT_ONCE_S = 1.0
 """...as long as that lasts no longer than this."""
-LOST = -1
-"""How long a file is that is not there."""
+LOST, RUINED = -1, -2
+"""In place of a length: a file that is not there, and one of which no codec makes what it held."""
 DOOMED_MAX = 65_536
 REMOVED_AT_ONCE = 256
 LISTED_S, REMOVED_S = 600.0, 60.0
 DAMAGED = ChecksumMismatchError.code
-
-_FILE = re.compile(r"([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]{16})")
-
-
-class Extent(NamedTuple):
-    """What was written at once at a place; `number` grows with every write."""
-
-    start: int
-    length: int
-    number: int
-    sums: tuple[int, ...]
-    """Checksums of its pieces."""
-
-    def pieces(self, begin: int, end: int) -> Iterator[int]:
-        """Yield the pieces that hold these bytes of it."""
-        yield from range(begin // PIECE_BYTES, -(-end // PIECE_BYTES))
-
-    def piece_bytes(self, piece: int) -> int:
-        """Return how long a piece is."""
-        return min(PIECE_BYTES, self.length - piece * PIECE_BYTES)
-
-    def file(self, piece: int) -> str:
-        """Return how the file of a piece is called."""
-        return f"{self.start:x}-{self.length:x}-{self.number:x}-{piece:x}-{self.sums[piece]:016x}"
-
-
-class _Piece(NamedTuple):
-    """One file of an extent."""
-
-    extent: Extent
-    number: int
-
-    @property
-    def nbytes(self) -> int:
-        """How long it is."""
-        return self.extent.piece_bytes(self.number)
-
-    @property
-    def file(self) -> str:
-        """How it is called."""
-        return self.extent.file(self.number)
 
 
 class _Wanted(NamedTuple):
@@ -142,10 +102,18 @@ class ColdSegment(OpenSegment):
     elsewhere: ClassVar[bool] = True
 
     def __init__(
-        self, store: RemoteStore, folder: str, size: int, *, name: str, uuid: bytes | None
+        self,
+        store: RemoteStore,
+        folder: str,
+        size: int,
+        *,
+        name: str,
+        uuid: bytes | None,
+        smaller: bool,
     ) -> None:
         super().__init__(name, uuid, size, writable=False)
         self._store = store
+        self._codec = Codec() if smaller else None
         self._all = folder
         self._folder = f"{folder}/{self.uuid.hex()}"
         self._taken_up = uuid is not None
@@ -172,14 +140,16 @@ class ColdSegment(OpenSegment):
         name: str = "cold",
         uuid: bytes | None = None,
         timeout_s: float | None = None,
+        smaller: bool = False,
     ) -> ColdSegment:
         """Use a folder below a URL, which nobody else does; touches nothing before `tend`.
 
-        With a uuid it is a segment that was there before, with what lies in it.
+        With a uuid it is a segment that was there before, with what lies in it. What is written is
+        made `smaller` where that gains a tenth (`codec`).
         """
         check_name(name)
         store = RemoteStore(url) if timeout_s is None else RemoteStore(url, timeout_s=timeout_s)
-        return cls(store, folder, size, name=name, uuid=uuid)
+        return cls(store, folder, size, name=name, uuid=uuid, smaller=smaller)
 
     @property
     def health(self) -> DiskHealth:
@@ -246,7 +216,7 @@ class ColdSegment(OpenSegment):
         deadline: float,
     ) -> None:
         self._check_ready("read")
-        wanted: dict[_Piece, list[_Wanted]] = defaultdict(list)
+        wanted: dict[Piece, list[_Wanted]] = defaultdict(list)
         for i in np.flatnonzero((statuses == 0) & (lengths > 0)).tolist():
             begin, length, address = int(offsets[i]), int(lengths[i]), int(addresses[i])
             extent = self._at(begin, length)
@@ -257,8 +227,8 @@ class ColdSegment(OpenSegment):
                 first = extent.start + n * PIECE_BYTES
                 low, high = max(begin, first), min(begin + length, first + PIECE_BYTES)
                 part = _Wanted(i, low - first, high - first, address + low - begin)
-                wanted[_Piece(extent, n)].append(part)
-        waiting: deque[tuple[list[_Piece], Future[_Fetched]]] = deque()
+                wanted[Piece(extent, n)].append(part)
+        waiting: deque[tuple[list[Piece], Future[_Fetched]]] = deque()
         todo, fault = deque(wanted), ""
         try:
             while todo or waiting:
@@ -280,7 +250,7 @@ class ColdSegment(OpenSegment):
         if wanted:
             self.health.tell("content", fault, "who reads")
 
-    def _together(self, todo: deque[_Piece]) -> list[_Piece]:
+    def _together(self, todo: deque[Piece]) -> list[Piece]:
         """Take pieces for one call: what comes in no time costs more to hand over than to read."""
         some = [todo.popleft()]
         nbytes = some[0].nbytes
@@ -291,7 +261,7 @@ class ColdSegment(OpenSegment):
             some.append(todo.popleft())
         return some
 
-    def _fetch(self, pieces: list[_Piece]) -> _Fetched:
+    def _fetch(self, pieces: list[Piece]) -> _Fetched:
         """Read files, or as many as come in a while, one after the other into memory.
 
         On a thread of the pool: who waits may have given up, so it is memory of this call.
@@ -306,7 +276,7 @@ class ColdSegment(OpenSegment):
         for piece in pieces:
             name = f"{self._folder}/{piece.file}"
             try:
-                lengths.append(self._store.read_into(name, room[: piece.nbytes]))
+                lengths.append(self._read_piece(piece, name, room[: piece.nbytes]))
             except FileNotFoundError:
                 self._look_for_mark()
                 lengths.append(LOST)
@@ -317,6 +287,14 @@ class ColdSegment(OpenSegment):
                 break
             before = now
         return memory, lengths
+
+    def _read_piece(self, piece: Piece, name: str, memory: memoryview) -> int:
+        """Read a file into memory; return how long its piece is, or RUINED."""
+        if not piece.extent.coded:
+            return self._store.read_into(name, memory)
+        if self._codec is None:  # of a run that made them smaller
+            self._codec = Codec()
+        return len(memory) if self._codec.decode(self._store.read(name), memory) else RUINED
 
     def _look_for_mark(self) -> None:
         """Raise UnavailableError if the whole folder is not there."""
@@ -342,7 +320,9 @@ class ColdSegment(OpenSegment):
             while True:
                 for i, extent, piece, data in todo:
                     begun[i] = extent
-                    upload = Upload(self._store, f"{self._folder}/{extent.file(piece)}", data)
+                    encode = self._codec.encode if extent.coded and self._codec else None
+                    name = f"{self._folder}/{extent.file(piece)}"
+                    upload = Upload(self._store, name, data, encode)
                     turn = self._store.begin(Rank.WRITE, upload.run)
                     waiting.append((i, piece, upload, turn))
                     if len(waiting) == AHEAD:
@@ -375,9 +355,10 @@ class ColdSegment(OpenSegment):
                 checksum_one(address + n * PIECE_BYTES, min(PIECE_BYTES, length - n * PIECE_BYTES))
                 for n in range(count)
             )
+            coded = self._codec is not None and self._codec.gains(_memory(address, length))
             with self._lock:
                 self._number += 1
-                extent = Extent(start, length, self._number, sums)
+                extent = Extent(start, length, self._number, sums, coded)
             for piece in range(count):
                 if statuses[i] and piece < count - 1:
                     continue  # it failed: the last one only ends it
@@ -448,27 +429,26 @@ class ColdSegment(OpenSegment):
 
     def _enter_all(self, sizes: dict[str, int]) -> None:
         """Take up whole extents, the newest of those that overlap, and doom all else."""
-        pieces: dict[tuple[int, int, int], dict[int, tuple[int, str]]] = defaultdict(dict)
+        pieces: dict[Extent, dict[int, tuple[int, str]]] = defaultdict(dict)
         doomed = []
         for name, size in sizes.items():
-            match = _FILE.fullmatch(name)
-            if match is None:
+            found = found_in(name)
+            if found is None:
                 continue  # nobody's of ours: MARK, or what somebody put there
-            start, length, number, piece, of = (int(text, 16) for text in match.groups())
-            if size != min(PIECE_BYTES, length - piece * PIECE_BYTES):
-                doomed.append(name)
+            if found.extent.may_be(found.piece, size):
+                pieces[found.extent][found.piece] = found.sum, name
             else:
-                pieces[start, length, number][piece] = of, name
+                doomed.append(name)
         with self._lock:
-            for (start, length, number), files in sorted(pieces.items(), key=lambda p: -p[0][2]):
-                whole = set(files) == set(range(-(-length // PIECE_BYTES)))
-                fits = 0 < length <= self.size - start
-                if whole and fits and not self._overlapping(start, length):
+            for extent, files in sorted(pieces.items(), key=lambda found: -found[0].number):
+                whole = set(files) == set(range(-(-extent.length // PIECE_BYTES)))
+                fits = 0 < extent.length <= self.size - extent.start
+                if whole and fits and not self._overlapping(extent.start, extent.length):
                     sums = tuple(files[piece][0] for piece in range(len(files)))
-                    self._enter(Extent(start, length, number, sums))
+                    self._enter(extent._replace(sums=sums))
                 else:
                     doomed += [name for _, name in files.values()]
-                self._number = max(self._number, number)
+                self._number = max(self._number, extent.number)
             self._doomed.extend(doomed)
 
     def _look_again(self) -> None:
@@ -556,11 +536,16 @@ class ColdSegment(OpenSegment):
         return f"ColdSegment({self.name!r}, {self.uuid.hex()}, {self.size} bytes)"
 
 
+def _memory(address: int, length: int) -> memoryview:
+    """Bytes that lie somewhere, for as long as whoever has them does."""
+    return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
+
+
 _AWAY = "{} has no folder of this segment: it is away, or was emptied"
 
 
 def _give(
-    piece: _Piece, length: int, address: int, parts: list[_Wanted], statuses: NDArray[np.int32]
+    piece: Piece, length: int, address: int, parts: list[_Wanted], statuses: NDArray[np.int32]
 ) -> str:
     """Copy what was read of a piece to who wanted it, compared; return what is wrong with it."""
     nbytes, total = piece.nbytes, piece.extent.sums[piece.number]

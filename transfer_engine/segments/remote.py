@@ -319,15 +319,22 @@ class RemoteStore:
 
 
 class Upload:
-    """One file on its way; one that arrives after it was given up is removed again."""
+    """One file on its way, encoded there; one that arrives after it was given up is removed."""
 
-    def __init__(self, store: RemoteStore, name: str, data: bytes) -> None:
-        self._store, self._name, self._data = store, name, data
+    def __init__(
+        self,
+        store: RemoteStore,
+        name: str,
+        data: bytes,
+        encode: Callable[[memoryview], bytes] | None = None,
+    ) -> None:
+        self._store, self._name, self._data, self._encode = store, name, data, encode
         self._late = False
 
     def run(self) -> None:
         """Write it. On a thread of the pool."""
-        self._store.write(self._name, self._data)
+        data = self._data if self._encode is None else self._encode(memoryview(self._data))
+        self._store.write(self._name, data)
         if self._late:
             self._store.remove([self._name])
 
