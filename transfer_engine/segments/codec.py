@@ -58,10 +58,10 @@ class Codec:
         """Return bytes of which `decode` makes these again."""
         numbers = np.frombuffer(data, np.uint8)
         kind, halves = 0, []
-        for bit, half in ((_UPPER, numbers[1::2]), (_LOWER, numbers[0::2])):
-            stored = self._smaller(half.tobytes())
+        for bit, half in ((_UPPER, numbers[1::2].tobytes()), (_LOWER, numbers[0::2].tobytes())):
+            stored = self._smaller(half)
             kind |= 0 if stored is None else bit
-            halves.append(half.tobytes() if stored is None else stored)
+            halves.append(half if stored is None else stored)
         if not kind:
             return _HEAD.pack(_MAGIC, _AS_IT_IS, len(numbers), 0) + bytes(data)
         return b"".join([_HEAD.pack(_MAGIC, kind, *map(len, halves)), *halves])

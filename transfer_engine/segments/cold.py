@@ -113,6 +113,7 @@ class ColdSegment(OpenSegment):
     ) -> None:
         super().__init__(name, uuid, size, writable=False)
         self._store = store
+        self._smaller = smaller
         self._codec = Codec() if smaller else None
         self._all = folder
         self._folder = f"{folder}/{self.uuid.hex()}"
@@ -292,9 +293,13 @@ class ColdSegment(OpenSegment):
         """Read a file into memory; return how long its piece is, or RUINED."""
         if not piece.extent.coded:
             return self._store.read_into(name, memory)
-        if self._codec is None:  # of a run that made them smaller
+        return len(memory) if self._coding().decode(self._store.read(name), memory) else RUINED
+
+    def _coding(self) -> Codec:
+        """Return the codec; also of a run that makes nothing smaller but reads what another did."""
+        if self._codec is None:
             self._codec = Codec()
-        return len(memory) if self._codec.decode(self._store.read(name), memory) else RUINED
+        return self._codec
 
     def _look_for_mark(self) -> None:
         """Raise UnavailableError if the whole folder is not there."""
@@ -320,7 +325,7 @@ class ColdSegment(OpenSegment):
             while True:
                 for i, extent, piece, data in todo:
                     begun[i] = extent
-                    encode = self._codec.encode if extent.coded and self._codec else None
+                    encode = self._coding().encode if extent.coded else None
                     name = f"{self._folder}/{extent.file(piece)}"
                     upload = Upload(self._store, name, data, encode)
                     turn = self._store.begin(Rank.WRITE, upload.run)
@@ -355,7 +360,7 @@ class ColdSegment(OpenSegment):
                 checksum_one(address + n * PIECE_BYTES, min(PIECE_BYTES, length - n * PIECE_BYTES))
                 for n in range(count)
             )
-            coded = self._codec is not None and self._codec.gains(_memory(address, length))
+            coded = self._smaller and self._coding().gains(_memory(address, length))
             with self._lock:
                 self._number += 1
                 extent = Extent(start, length, self._number, sums, coded)
