@@ -37,3 +37,25 @@ def test_data_survives_the_loss_of_one_worker_after_the_other(own_cluster, conne
     cluster.kill_worker(1)
     reader = connect(cluster.url)
     assert reader.get_many(list(values)).values == list(values.values())
+
+
+@pytest.mark.slow
+def test_a_process_that_died_is_repaired_at_once(own_cluster, connect):
+    """However long silence is suffered: two crashes one after the other lose nothing."""
+    cluster = own_cluster(workers=3, master={"client_ttl": "1h"})
+    store = connect(cluster.url)
+    values = {f"key-{i}": bytes([i]) * 20_000 for i in range(100)}
+    assert store.put_many(list(values), list(values.values()), replicas=2).replicas.min() == 2
+    nbytes = sum(map(len, values.values()))
+    for worker in (0, 1):
+        cluster.kill_worker(worker)
+        until(lambda: len(store.segments()) == 2 - worker, what="the worker is given up")
+        if worker == 0:
+            until(
+                lambda: not totals(store).replicas_missing
+                and not totals(store).tasks_unfinished
+                and totals(store).bytes_used == 2 * nbytes,
+                what="all replicas are there again",
+            )
+    reader = connect(cluster.url)
+    assert reader.get_many(list(values)).values == list(values.values())
