@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from mooncake_store.cli.main import main
 from tests.terminal import Terminal
 from tests.waiting import PATIENCE_S
 
@@ -19,7 +20,13 @@ def piece(text):
     return {"choices": [{"delta": {"content": text}}]}
 
 
-ANSWERS = {
+MALFORMED = [
+    "\ud800", [1], {}, {"choices": None}, {"choices": [{}]}, {"error": "no"},
+    {"choices": [{"delta": {"content": 7}}]}, {"choices": [], "usage": [1]},
+    {"choices": [], "usage": {"prompt_tokens": 1}},
+]  # fmt: skip
+ANSWERS = {f"malformed {at}": [each] for at, each in enumerate(MALFORMED)} | {
+    "halves": [piece("a \ud800 b")],
     "whole": [piece(STEERING)],
     "by letters": [piece(letter) for letter in STEERING],
     "broken off": [{"error": {"message": STEERING}}],
@@ -53,6 +60,10 @@ def server(request):
         thread.join(PATIENCE_S)
 
 
+STEERED = ["whole", "by letters", "broken off", "refused"]
+
+
+@pytest.mark.parametrize("server", STEERED, indirect=True)
 @pytest.mark.parametrize("asked", [("--message", "Hello"), ()])
 def test_an_answer_does_not_steer_the_terminal(server, asked):
     answer, url = server
@@ -66,10 +77,29 @@ def test_an_answer_does_not_steer_the_terminal(server, asked):
     assert {letter for letter in terminal.shown if not letter.isprintable()} <= {"\r", "\n"}
 
 
-@pytest.mark.parametrize("server", ["whole", "by letters"], indirect=True)
-def test_what_no_terminal_shows_is_the_answer_as_it_came(server):
-    done = subprocess.run(
-        [sys.executable, "-m", "mooncake_store", "chat", "--url", server[1], "--message", "Hello"],
-        capture_output=True, timeout=PATIENCE_S, check=True,
-    )  # fmt: skip
-    assert STEERING.encode() in done.stdout
+def ask_without_a_terminal(url):
+    words = ["chat", "--url", url, "--message", "Hello"]
+    return subprocess.run(
+        [sys.executable, "-m", "mooncake_store", *words], capture_output=True, timeout=PATIENCE_S
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "text"),
+    [("whole", STEERING), ("by letters", STEERING), ("halves", r"a \ud800 b")],
+    indirect=["server"],
+)
+def test_what_no_terminal_shows_is_the_answer_as_it_came(server, text):
+    """But for what no stream can hold."""
+    done = ask_without_a_terminal(server[1])
+    assert done.returncode == 0, done.stderr
+    assert text.encode() in done.stdout
+
+
+@pytest.mark.parametrize(
+    "server", [name for name in ANSWERS if name.startswith("malformed")], indirect=True
+)
+def test_an_answer_that_is_none_is_said_to_be_none(server, capsys):
+    assert main(["chat", "--url", server[1], "--message", "Hello"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {server[1]} answers with something else than a chat")
