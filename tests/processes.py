@@ -1,5 +1,7 @@
 """What processes there are below another one."""
 
+import contextlib
+import os
 from pathlib import Path
 
 WAITING = "warm"
@@ -29,3 +31,21 @@ def every_child(pid):
 def children(pid):
     """The processes that another one has started, without the one that waits to start more."""
     return [child for child in every_child(pid) if not waits(child)]
+
+
+def stopped(pid):
+    """Whether a process stands still since it was sent SIGSTOP."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def connections(pid, port):
+    """The connections that a process has to a port of this machine, as the kernel numbers them."""
+    lines = Path(f"/proc/{pid}/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    rows = [line.split() for line in lines]
+    there = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(descriptor))
+    return found & there

@@ -90,6 +90,7 @@ class Submission:
         if timeout_s is None:
             # A little later than the batch itself, which ends with a better message.
             timeout_s = max(0.0, self._batch.deadline - time.monotonic()) + 1.0
+        timeout_s = max(0.0, timeout_s)  # whoever asks too late has waited for no time
         if not self._done.wait(timeout_s):
             raise TransferTimeoutError(
                 "the submitted batch is still under way",

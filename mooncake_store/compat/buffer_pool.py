@@ -130,6 +130,7 @@ class BufferPool:
         kind = self._class_of(size)
         wait = self._block if block is None else block
         limit = self._timeout if timeout is None else timeout
+        limit = None if limit is None else max(0, limit)
         until = None if limit is None else time.monotonic() + limit
         with self._news:
             while True:

@@ -104,9 +104,9 @@ class Talk:
         told: list[str] = []
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
-                for piece in _pieces(answer):
+                for event in _events(answer):
                     figures["ttft_s"] = figures["ttft_s"] or time.monotonic() - began
-                    told.append(_text(piece, figures))
+                    told.append(self._read(event, figures))
                     _tell(tell, told[-1])
         except urllib.error.HTTPError as error:
             raise StoreError(f"{self.url} answers {error.code}: {_reason(error)}") from error
@@ -121,19 +121,33 @@ class Talk:
             _tell(tell, "\n")
         return {"answer": "".join(told), "total_s": time.monotonic() - began, **figures}
 
+    def _read(self, event: bytes, figures: dict[str, Any]) -> str:
+        """The text of an event."""
+        try:
+            return _text(json.loads(event), figures)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(
+                f"{self.url} answers with something else than a chat",
+                advice="name a server with OpenAI's API with --url",
+            ) from error
+
 
 def _tell(stream: Any, text: str) -> None:
     """Write a piece of an answer, if anybody is told; at a terminal, nothing that steers it."""
-    if stream is not None:
-        stream.write(printable(text, keep="\n\t") if stream.isatty() else text)
-        stream.flush()
+    if stream is None:
+        return
+    if stream.isatty():
+        text = printable(text, keep="\n\t")
+    # Half a surrogate pair, and what the stream's encoding lacks, becomes an escape.
+    stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
+    stream.flush()
 
 
-def _pieces(answer: Any) -> Any:
-    """The events of a stream."""
+def _events(answer: Any) -> Any:
+    """What the events of a stream hold."""
     for line in answer:
         if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
-            yield json.loads(line[6:])
+            yield line[6:]
 
 
 def _text(piece: dict[str, Any], figures: dict[str, Any]) -> str:

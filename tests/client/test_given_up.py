@@ -1,5 +1,7 @@
 """What the writer of an object hears when its put was given up, or can be placed nowhere now."""
 
+import re
+
 import pytest
 
 from mooncake_store import Client, LocalCluster
@@ -67,3 +69,31 @@ def test_a_put_that_failed_at_its_deadline_is_in_nobodys_way(
         assert other.get("key") == b"other"
     finally:
         cluster.resume_worker(0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, **late: store.put("new", b"value", **late),
+        lambda store, **late: store.put_many(["new"], [b"value"], **late).check(),
+        lambda store, **late: store.get("key", **late),
+        lambda store, **late: store.get_many(["key"], **late).check(),
+        lambda store, **late: store.exists("key", **late),
+        lambda store, **late: store.stat("key", **late),
+        lambda store, **late: list(store.list(**late)),
+        lambda store, **late: store.remove("key", **late),
+        lambda store, **late: store.rename("key", "other", **late),
+        lambda store, **late: store.clear(**late),
+        lambda store, **late: store.status(**late),
+    ],
+)
+def test_no_operation_speaks_of_a_negative_time(store, call):
+    """A deadline that is over before anything could be asked."""
+    store.put("key", b"value")
+    assert store.get("key") == b"value"
+    store.release_many(["key"])
+    with pytest.raises(TransferTimeoutError, match="the deadline") as caught:
+        call(store, deadline="1ns")
+    assert not re.search(r"-\d", str(caught.value))
+    assert caught.value.elapsed_s is None or caught.value.elapsed_s >= 0
+    assert store.get("key") == b"value"

@@ -33,7 +33,10 @@ def stranger(cluster, url):
 
 
 def attack(stranger, store, key, times=5):
-    """Give a lease back that was granted to somebody else, and more often than was taken."""
+    """Give a lease back that was granted to somebody else, and more often than was taken.
+
+    Returns the generation by which the attacker named the object.
+    """
     digests = store.identity.digests([key])
     reply = stranger.call(wire.GET, ttl_ms=100, stop_at_miss=0, digests=digests)
     generations = np.array([int(reply.rows[0, 3]) & 0xFFFF_FFFF], np.uint32)
@@ -41,6 +44,7 @@ def attack(stranger, store, key, times=5):
         stranger.call(wire.RELEASE, digests=digests, generations=generations)
     stranger.call(wire.RENEW, ttl_ms=1, digests=digests, generations=generations)
     stranger.call(wire.RELEASE, digests=digests, generations=generations)
+    return generations
 
 
 def test_a_stranger_cannot_take_the_memory_under_a_view(url, connect, stranger):

@@ -37,3 +37,24 @@ def test_data_survives_the_loss_of_one_worker_after_the_other(own_cluster, conne
     cluster.kill_worker(1)
     reader = connect(cluster.url)
     assert reader.get_many(list(values)).values == list(values.values())
+
+
+@pytest.mark.slow
+def test_a_process_that_died_is_repaired_at_once(own_cluster, connect):
+    """However long silence is suffered: two crashes one after the other lose nothing."""
+    cluster = own_cluster(workers=3, master={"client_ttl": "1h"})
+    store = connect(cluster.url)
+    values = {f"key-{i}": bytes([i]) * 20_000 for i in range(100)}
+    assert store.put_many(list(values), list(values.values()), replicas=2).replicas.min() == 2
+    stored, lent = totals(store).bytes_used, totals(store).bytes_total
+    cluster.kill_worker(0)
+    until(lambda: totals(store).bytes_total == lent * 2 // 3, what="its memory is given up")
+    until(
+        lambda: not totals(store).replicas_missing and not totals(store).tasks_unfinished,
+        what="all replicas are there again",
+    )
+    assert totals(store).bytes_used == stored
+    cluster.kill_worker(1)
+    until(lambda: totals(store).bytes_total == lent // 3, what="its memory is given up")
+    reader = connect(cluster.url)
+    assert reader.get_many(list(values)).values == list(values.values())

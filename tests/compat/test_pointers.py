@@ -211,6 +211,8 @@ def test_a_pool_of_buffers(store):
         pool.acquire(1000, block=False)
     with pytest.raises(RuntimeError, match="came free"):
         pool.acquire(1000, timeout=0.01)
+    with pytest.raises(RuntimeError, match="came free within 0 s"):
+        pool.acquire(1000, timeout=-0.01)
     held.release()
     with pool.buffer(0) as nothing:
         assert len(nothing.buffer) == 0

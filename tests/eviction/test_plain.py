@@ -1,6 +1,7 @@
 """Policies of others: in plain Python, by their path, and by the name a distribution gives."""
 
 import csv
+import json
 import os
 import re
 import runpy
@@ -27,15 +28,52 @@ SLRU = next(
 )
 """The example of the package's README, as it stands there."""
 
+USED = """
+import numpy as np
+
+from eviction.base import as_ids
+from eviction.buckets import BucketPolicy
+
+
+class Used(BucketPolicy):
+    name = "used"
+
+    def insert(self, ids, depths=None):
+        ids = as_ids(ids)
+        self._move(ids, np.zeros(len(ids), np.int64), self._kernels.PLACE)
+
+    def touch(self, ids):
+        ids = as_ids(ids)
+        self._move(ids, np.full(len(ids), (1 << 24) - 1), self._kernels.REPLACE)
+"""
+"""A number per id, by the hook that the README names: what was used at all leaves last."""
+
 with tempfile.NamedTemporaryFile("w", suffix=".py") as _file:
-    _file.write(SLRU)
+    _file.write(SLRU + USED)
     _file.flush()
-    Slru = runpy.run_path(_file.name)["Slru"]
+    _made = runpy.run_path(_file.name)
+    Slru, Used = _made["Slru"], _made["Used"]
 
 
 class TestSlru(EvictionPolicyContract):
     def make(self, capacity_ids):
         return Slru(capacity_ids)
+
+
+class TestUsed(EvictionPolicyContract):
+    def make(self, capacity_ids):
+        return Used(capacity_ids)
+
+
+def test_the_hook_is_as_the_readme_says():
+    said = " ".join(text("eviction/README.md").split())
+    assert "`self._move(ids, numbers, self._kernels.PLACE)`: insert `ids`" in said
+    assert "an int64 of 0 to 2^24 - 1; `REPLACE` does so for those already present only" in said
+    policy = Used(8)
+    policy.insert(np.arange(6))
+    policy.touch(np.array([2, 0, 7]))
+    assert policy.coldest(8).tolist() == [1, 3, 4, 5, 2, 0]
+    assert 7 not in policy
 
 
 def test_the_example_is_short_and_prefers_what_was_used_twice():
@@ -48,7 +86,7 @@ def test_the_example_is_short_and_prefers_what_was_used_twice():
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "my_policies.py").write_text(SLRU + "\n\nclass Other:\n    pass\n")
+    (tmp_path / "my_policies.py").write_text(SLRU + USED + "\n\nclass Other:\n    pass\n")
     return tmp_path
 
 
@@ -66,13 +104,18 @@ def test_a_class_is_found_by_its_path(importable):
     assert issubclass(find_policy("my_policies:Slru"), PlainPolicy)
 
 
-def test_a_distribution_gives_its_policies_names_but_takes_none_of_ours(folder, importable):
+@pytest.fixture
+def distribution(folder):
+    """Has names for policies in the group of entry points."""
     about = folder / "mine-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
         f"[{GROUP}]\nslru = my_policies:Slru\nlru = my_policies:Slru\n"
     )
+
+
+def test_a_distribution_gives_its_policies_names_but_takes_none_of_ours(distribution, importable):
     assert create_policy("slru", 4).name == "slru"
     assert create_policy("lru", 4).name == "lru"
     with pytest.raises(ValueError, match="did you mean 'slru'"):
@@ -102,23 +145,47 @@ def test_a_store_takes_no_policy_for_analysis(name):
         LocalCluster(0, in_process=True, master={"eviction_policy": name}).start()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["my_policies:Slru", "length_aware", "sieve"])
-def test_a_store_evicts_by_a_named_policy(importable, policy):
-    settings = {"eviction_policy": policy, "debug_integrity": True}
-    with (
-        LocalCluster(1, "16MiB", in_process=True, master=settings) as cluster,
-        Client(cluster.url, lease_ttl="1ms", lease_cache=False) as store,
-    ):
+def scanned(url):
+    """What is left of 40 objects that came after one that is used early, in a pool of 16."""
+    with Client(url, lease_ttl="1ms", lease_cache=False) as store:
         store.put("used", bytes(1 << 20))
         for number in range(40):
             store.put(f"scan-{number}", bytes(1 << 20))
             if number == 4:
                 store.get("used")
-        found = store.exists_many(["used", "scan-0", "scan-39"]).tolist()
+        return store.exists_many(["used", "scan-0", "scan-39"]).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy", ["my_policies:Slru", "my_policies:Used", "length_aware", "sieve"]
+)
+def test_a_store_evicts_by_a_named_policy(importable, policy):
+    settings = {"eviction_policy": policy, "debug_integrity": True}
+    with LocalCluster(1, "16MiB", in_process=True, master=settings) as cluster:
+        found = scanned(cluster.url)
         assert found[1:] == [False, True]
-        if policy == "my_policies:Slru":
+        if policy.startswith("my_policies:"):
             assert found[0], "it was used twice"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "keeps"), [("slru", True), ("lru", False)])
+def test_a_master_takes_the_name_that_a_distribution_gives(
+    folder, distribution, start_program, policy, keeps
+):
+    """The one of ours stays what it is."""
+    program = "-m", "mooncake_store"
+    path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    master = start_program(
+        *program, "master", "--port", 0, "--json", "--eviction-policy", policy, PYTHONPATH=path
+    )
+    address = json.loads(master.wait_for_line('"ready": true'))["address"]
+    worker = start_program(
+        *program, "worker", "--memory", "anonymous", "--master", address, "--segment", "16MiB"
+    )
+    worker.wait_for_line("lends 16MiB")
+    assert scanned(f"mooncake://{address}") == [keeps, False, True]
 
 
 @pytest.mark.slow

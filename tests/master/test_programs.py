@@ -11,6 +11,7 @@ import pytest
 
 from mooncake_store import Client
 from mooncake_store.compat import MooncakeDistributedStore
+from tests.ground.test_environment import DOCKER, KUBERNETES
 from tests.master.wires import numbered
 from tests.processes import children, gone
 from tests.waiting import until
@@ -83,6 +84,26 @@ def test_a_worker_serves_and_leaves_in_order(start_program, wire_to, tmp_path):
     assert wire.segments() == ()
     master.signal(signal.SIGINT)
     assert master.wait() == 0
+
+
+def test_master_worker_put_and_get_work_in_a_pod(start_program, tmp_path):
+    """Beside services of the same names, and variables of other tools."""
+    pod = KUBERNETES | DOCKER | {"MOONCAKE_MASTER_CONTROL_BASE": "/x"}
+    master = start_program(*MASTER, "--port", 0, "--json", **pod)
+    address = ready(master)["address"]
+    worker = start_program(*WORKER, "--master", address, "--segment", "16MiB", "--json", **pod)
+    ready(worker)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(os.urandom(100_000))
+    programs = [master, worker]
+    for words in (["put", "key", source], ["get", "key", target]):
+        programs.append(start_program("-m", "mooncake_store", *words, "--master", address, **pod))
+        assert programs[-1].wait() == 0, programs[-1].output
+    assert target.read_bytes() == source.read_bytes()
+    for program in programs:
+        (said,) = [line for line in program.output.splitlines() if "MOONCAKE_" in line]
+        assert "MOONCAKE_MASTER_CONTROL_BASE (did you mean" in said
+        assert "TCP" not in said
 
 
 def test_a_worker_ends_whichever_of_its_threads_is_given_the_signal(start_program):

@@ -6,10 +6,14 @@ from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
 from mooncake_store.client import Client
 from mooncake_store.config.settings import read_secret
-from mooncake_store.errors import AuthError
+from mooncake_store.errors import AuthError, HasLeaseError
 from mooncake_store.fs import MooncakeFileSystem
+from mooncake_store.wire import shard as wire
+from tests.client.test_leases import attack
+from tests.master.wires import ClusterWire
 from transfer_engine.wire.handshake import read_only_secret
 
+MIB = 1 << 20
 SECRET = "0123456789abcdef0123456789abcdef"
 
 
@@ -77,6 +81,41 @@ def test_changes_are_refused_by_name(reader, writer, operation, call):
         assert caught.value.key
     assert writer.get("one") == b"1" * 5000
     assert not writer.exists("three")
+
+
+@pytest.fixture
+def stranger(cluster):
+    """A credential that may read, used by somebody who speaks the protocol himself."""
+    wires = ClusterWire(cluster.address, secret=read_only_secret(SECRET.encode()))
+    yield wires.shard()
+    wires.close()
+
+
+def test_it_cannot_take_the_memory_under_the_view_of_another(writer, reader, stranger):
+    """Invariants 1 and 4: what it may give back and prolong is its own."""
+    writer.put("shown", b"A" * MIB)
+    with reader.view("shown", ttl="60s") as view:
+        attack(stranger, writer, "shown")
+        with pytest.raises(HasLeaseError):
+            writer.remove("shown")
+        writer.remove("shown", force=True)
+        for number in range(80):  # more than the pool holds
+            writer.put(f"new {number}", b"B" * MIB)
+        assert view.remaining_s > 0
+        assert bytes(view.data) == b"A" * MIB
+    writer.clear(force=True)
+
+
+def test_what_it_prolongs_is_a_lease_of_its_own(writer, stranger):
+    writer.put("shown", b"value")
+    digests = writer.identity.digests(["shown"])
+    generations = attack(stranger, writer, "shown")
+    renewed = stranger.call(wire.RENEW, ttl_ms=60_000, digests=digests, generations=generations)
+    assert renewed.statuses.tolist() == [0]
+    with pytest.raises(HasLeaseError):
+        writer.remove("shown")
+    stranger.call(wire.RELEASE, digests=digests, generations=generations)
+    writer.remove("shown")
 
 
 def test_files_are_read_and_writing_them_is_a_permission_error(cluster, files, writer):

@@ -36,6 +36,7 @@ class ClusterWire:
     """The cluster service of a master."""
 
     def __init__(self, address, secret=None):
+        self._secret = secret
         self.connection = BlockingConnection.connect(
             address, cluster_wire.CLUSTER, secret=secret, timeout_s=TIMEOUT_S
         )
@@ -78,6 +79,7 @@ class ClusterWire:
 
     def shard(self, index=0, **options):
         """A connection to one shard, open, that is closed with this one."""
+        options = {"secret": self._secret, **options}
         self._opened.append(ShardWire(self.map().shards[index], **options))
         return self._opened[-1]
 
@@ -107,11 +109,15 @@ class PingWire:
 class ShardWire:
     """A shard, spoken to in the name of one client."""
 
-    def __init__(self, address, uuid=None, epoch=1, host="h", namespace="default", opened=True):
+    def __init__(
+        self, address, uuid=None, epoch=1, host="h", namespace="default", opened=True, secret=None
+    ):
         self.uuid = uuid or secrets.token_bytes(16)
         self.epoch = epoch
         self._stream = None
-        self.connection = BlockingConnection.connect(address, shard_wire.SHARD, timeout_s=TIMEOUT_S)
+        self.connection = BlockingConnection.connect(
+            address, shard_wire.SHARD, secret=secret, timeout_s=TIMEOUT_S
+        )
         if opened:
             request = shard_wire.OpenClient(self.uuid, epoch, host, namespace)
             try:

@@ -106,6 +106,18 @@ def submit():
     submitter.close()
 
 
+@pytest.mark.parametrize("timeout_s", [-0.005, 0.0, 0.001])
+def test_who_asks_too_late_is_told_of_no_negative_time(submit, timeout_s):
+    stop = threading.Event()
+    _, submission = submit(lambda: str(stop.wait(PATIENCE_S)))
+    with pytest.raises(TransferTimeoutError, match="still under way") as caught:
+        submission.result(timeout_s)
+    assert caught.value.elapsed_s >= 0
+    assert "after -" not in str(caught.value)
+    stop.set()
+    assert submission.result(PATIENCE_S).size == 0
+
+
 def test_who_is_cancelled_goes_on_when_its_memory_is_at_rest(submit):
     begun, stop, at_rest = threading.Event(), threading.Event(), threading.Event()
 

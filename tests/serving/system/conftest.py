@@ -10,12 +10,12 @@ pytest.importorskip("torch")
 START_S = 100
 
 
-def started(start_program, tmp_path, *options):
+def started(start_program, tmp_path, *options, **environment):
     """(program, facts) of a server that takes requests."""
     port_file = tmp_path / "port"
     program = start_program(
         "-m", "mooncake_store", "serve", "--port", "0", "--port-file", port_file,
-        "--segment", "256MB", *options,
+        "--segment", "256MB", *options, **environment,
     )  # fmt: skip
     program.wait_for_line("answers at", START_S)
     return program, json.loads(port_file.read_text())

@@ -16,6 +16,7 @@ import pytest
 from mooncake_store import Client, LocalCluster
 from mooncake_store.cli.main import main
 from serving.engine.config import ModelConfig
+from tests.ground.test_environment import DOCKER, KUBERNETES
 from tests.serving.system.conftest import started
 from tests.terminal import Terminal
 from tests.waiting import until
@@ -352,6 +353,18 @@ def test_a_wrong_model_is_told_before_anything_starts(tmp_path, nothing_starts, 
 def test_a_pool_that_is_not_there_is_told_before_anything_starts(free_port, nothing_starts, capsys):
     assert main(["serve", "--port", "0", "--store", f"127.0.0.1:{free_port}"]) == 4
     assert str(free_port) in capsys.readouterr().err
+
+
+def test_a_pod_has_variables_of_the_same_names(start_program, tmp_path):
+    """Those of services called mooncake-master and mooncake-worker, and of other tools."""
+    pod = KUBERNETES | DOCKER | {"MOONCAKE_MASTER_CONTROL_BASE": "/x"}
+    program, facts = started(start_program, tmp_path, **pod)
+    body = json.dumps({"prompt": WORDS * 20, "max_tokens": 4}).encode()
+    request = urllib.request.Request(facts["url"] + "/v1/completions", body)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
+    until(lambda: stats(facts)["pool_blocks"], 60)
+    ends_without_a_trace(program, signal.SIGTERM)
 
 
 def test_a_running_pool_is_used_and_stays(start_program, tmp_path):
