@@ -3,7 +3,8 @@
 Each program of a pool spends a second of processor time before it serves: the interpreter, numpy,
 numba, this project's modules, the kernels from disk. The suite starts some hundreds, so most of its
 time went there. `python -m MODULE` of `PROGRAMS`, started by whatever in a process that runs tests,
-is instead forked from one warm process (`tests.warm_process`), of which each of these has one.
+is instead forked from a warm process (`tests.warm_process`), of which each of these has one, and
+another one for programs that serve models: what torch brings along makes each fork twice as dear.
 
 What is tested stays the same: a process of its own, with its own memory, descriptors, environment,
 arguments, process group and exit code, that talks over real sockets, and is a child of who started
@@ -82,6 +83,20 @@ def surroundings():
     return limits, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp()
 
 
+class Warm(NamedTuple):
+    """A process that programs are forked from, and what it had when it began."""
+
+    channel: socket.socket
+    env: dict
+    surroundings: tuple
+    process: subprocess.Popen | None = None
+
+
+def serves(args):
+    """Whether a program serves models, or is part of one that does."""
+    return args[2] == "serving.workers.program" or args[2:4] == ["mooncake_store", "serve"]
+
+
 class Starter:
     """Stands in for `subprocess._fork_exec`, so that all else of `subprocess` is as ever."""
 
@@ -90,24 +105,17 @@ class Starter:
         self.cold = False
         """Whether programs start the usual way at the moment."""
         self._lock = threading.Lock()
-        self._process = None
-        self._channel = None
-        self._note_surroundings()
-
-    def _note_surroundings(self):
-        """The warm process has what this one has now."""
-        self._env = dict(os.environ)
-        self._surroundings = surroundings()
+        self._warm = {}  # by whether they serve models
 
     def __call__(self, *arguments):
         call = Call(*arguments[: len(Call._fields)])
         if not self.cold and self._is_plain(call):
+            kind = serves([os.fsdecode(argument) for argument in call.args])
             with self._lock:
-                if self._channel is None:
-                    self._warm_up()
-                request = self._request(call)
+                warm = self._warm.get(kind) or self._warm_up(kind)
+                request = self._request(call, warm)
                 if request is not None:
-                    return self._ask(*request)
+                    return self._ask(warm.channel, *request)
         return self.plain(*arguments)
 
     def _is_plain(self, call):
@@ -125,17 +133,17 @@ class Starter:
             and not any(os.isatty(fd) for fd in _standard(call))
         )
 
-    def _request(self, call):
+    def _request(self, call, warm):
         """The message and the descriptors to send; None where the start has to be the usual one."""
         if call.env is None:
             env = dict(os.environ)
         else:
             pairs = [os.fsdecode(pair).partition("=") for pair in call.env]
             env = {name: value for name, _, value in pairs}
-        differing = {name for name, _ in env.items() ^ self._env.items()} - VARIABLES
+        differing = {name for name, _ in env.items() ^ warm.env.items()} - VARIABLES
         if any(not name.startswith("MOONCAKE_") for name in differing):
             return None
-        if surroundings() != self._surroundings:
+        if surroundings() != warm.surroundings:
             return None
         kept = [fd for fd in call.pass_fds if fd != call.errpipe_write]
         fds = [*_standard(call), *kept]
@@ -148,42 +156,43 @@ class Starter:
         data = json.dumps(request).encode()
         return None if len(data) > REQUEST_BYTES_MAX or len(fds) > FDS_MAX else (data, fds)
 
-    def _ask(self, data, fds):
-        socket.send_fds(self._channel, [data], fds)
-        pid = self._channel.recv(64)
+    def _ask(self, channel, data, fds):
+        socket.send_fds(channel, [data], fds)
+        pid = channel.recv(64)
         assert pid, "the warm process ended; see what it wrote"
         return int(pid)
 
-    def _warm_up(self):
-        """Start the warm process, and wait until it is warm."""
+    def _warm_up(self, kind):
+        """Start a warm process, and wait until it is warm."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(PATIENCE_S)
-        self._note_surroundings()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm_process", str(theirs.fileno())],
+        env, around = dict(os.environ), surroundings()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm_process", str(theirs.fileno()), *["serve"] * kind],
             stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], cwd=ROOT,
             # One thread; what is written is seen at once.
-            env=self._env | {"OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            env=env | {"OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         theirs.close()
         assert ours.recv(64) == b"warm", "the warm process ended; see what it wrote"
-        self._channel = ours
+        self._warm[kind] = Warm(ours, env, around, process)
+        return self._warm[kind]
 
     def use(self, channel):
         """Have programs start from a warm process that was forked from this one."""
         channel.settimeout(PATIENCE_S)
-        self._channel = channel
+        self._warm = dict.fromkeys((False, True), Warm(channel, dict(os.environ), surroundings()))
 
     def renew(self):
-        """Let the warm process end; the next one has what this process has by then."""
+        """Let the warm processes end; the next ones have what this process has by then."""
         with self._lock:
-            if self._channel is not None:
-                self._channel.close()
-                self._process.wait(PATIENCE_S)
-                self._channel = None
+            for warm in self._warm.values():
+                warm.channel.close()
+                warm.process.wait(PATIENCE_S)
+            self._warm.clear()
 
     def close(self):
-        """Let the warm process end, and have programs start the usual way from now on."""
+        """Let the warm processes end, and have programs start the usual way from now on."""
         subprocess._fork_exec = self.plain
         self.renew()
 

@@ -1,6 +1,7 @@
 """The warm process that `tests.warm` forks programs from; not to be run by hand.
 
     python -m tests.warm_process 3        # 3: a socket, over which programs are asked for
+    python -m tests.warm_process 3 serve  # programs that serve models
 
 It imports what the programs of a pool import, loads their kernels, and then waits. A request names
 a module, its arguments, environment and descriptors; the answer is the number of a new process,
@@ -50,11 +51,11 @@ MODULES = (
 )
 
 
-def warm_up():
+def warm_up(*, serves):
     """Do once what every program does at its start."""
     for module in MODULES:
         importlib.import_module(module)
-    if importlib.util.find_spec("torch"):
+    if serves and importlib.util.find_spec("torch"):
         importlib.import_module("serving.workers.worker")
     from mooncake_store.client import setup
     from mooncake_store.core.warmup import warmup
@@ -157,7 +158,7 @@ def main():
     # Ctrl-C is for the programs; this process ends with the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    warm_up()
+    warm_up(serves=sys.argv[2:] == ["serve"])
     channel.send(b"warm")
     program = asked(channel)
     if program in warm.PARENTS:
