@@ -16,6 +16,7 @@ had, both sides use the page cache, and reads come from there.
 
 from __future__ import annotations
 
+import abc
 import itertools
 import mmap
 import os
@@ -87,7 +88,7 @@ def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
             report.row(name, "GB/s", found.pop("ours"), vs=found)
 
 
-class _Side:
+class _Side(abc.ABC):
     """Something that takes blocks to a file and back."""
 
     nbytes: int
@@ -105,13 +106,13 @@ class _Side:
 
         return once
 
+    @abc.abstractmethod
     def demote(self, size: int, at: int) -> None:
         """Have blocks on the medium, from a place of the file on."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def read_back(self, size: int, at: int) -> None:
         """Have them in memory again."""
-        raise NotImplementedError
 
 
 class _Hauls(_Side):

@@ -1,4 +1,4 @@
-"""Checks of single settings that their type does not make; those of `settings.py` compare several.
+"""Checks of settings that their type does not make; which of them apply, `settings.py` says.
 
 Each raises Contradiction, which names the settings for the loader. O(length of the value).
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-# To look up a member of an enum takes as long as to compare some hundred rows with it.
+# Members of an enum are looked up by a function of Python, each time anew.
 FREE, WRITING, READABLE = (int(state) for state in (State.FREE, State.WRITING, State.READABLE))
 UPSERT, DOOMED, HARD_PIN, SOFT_PIN, OFF_MEMORY, BELOW = (
     int(flag)

@@ -110,7 +110,9 @@ class Hauler(Errands):
         self._states = StateLog(log)
 
     def _serve(self, connection: BlockingConnection, lent: dict[int, Lent]) -> bool:
-        number = next((n for n, segment in lent.items() if segment is self.device), OF_OTHERS)
+        number = OF_OTHERS
+        if self.device is not None:  # two that ask for those of others would run them both
+            number = next(n for n, segment in lent.items() if segment is self.device)
         body = shard_wire.FETCH_HAULS.request.pack(limit=FETCH, device=number)
         asked = time.monotonic()
         reply = connection.call(shard_wire.FETCH_HAULS, body, timeout_s=CALL_S)
