@@ -56,6 +56,7 @@ class _Peer:
         self._setup = setup
         self._registry = registry
         self._shard = shard
+        self._identity = None if shard == CLUSTER else setup.shard_identity()
         self._connection: AsyncConnection | None = None
         self._connecting = asyncio.Lock()
 
@@ -73,7 +74,11 @@ class _Peer:
                 return self._connection
             timeout_s = min(_left(until), self._setup.config.connect_timeout_s)
             connection = await AsyncConnection.connect(
-                self.address, self._registry, secret=self._setup.secret, timeout_s=timeout_s
+                self.address,
+                self._registry,
+                identity=self._identity,
+                secret=self._setup.secret,
+                timeout_s=timeout_s,
             )
             if self._shard != CLUSTER:
                 try:

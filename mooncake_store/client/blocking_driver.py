@@ -51,6 +51,7 @@ class _ShardPool(BlockingPool):
             SHARD,
             connections_max=CONNECTIONS_MAX,
             connect_s=setup.config.connect_timeout_s,
+            identity=setup.shard_identity(),
             secret=setup.secret,
         )
         self._setup = setup

@@ -14,7 +14,7 @@ import math
 import random
 import time
 
-from mooncake_store.errors import PeerLostError, UnavailableError
+from mooncake_store.errors import PeerLostError, RemoteProtocolError, UnavailableError
 
 __all__ = ["Patience", "unreachable"]
 
@@ -23,8 +23,11 @@ _PAUSES_S = (0.05, 0.25)
 
 
 def unreachable(outcome: object) -> bool:
-    """Whether a call failed before any of it was sent, so that it may be made again."""
-    if not isinstance(outcome, UnavailableError | PeerLostError):
+    """Whether a call failed before any of it was sent, so that it may be made again.
+
+    Another service that answers counts too: ports of a master that ended go to whoever asks next.
+    """
+    if not isinstance(outcome, UnavailableError | PeerLostError | RemoteProtocolError):
         return False
     return outcome.operation in ("connect", "open")
 

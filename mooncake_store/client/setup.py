@@ -26,7 +26,7 @@ from mooncake_store.errors import (
 from mooncake_store.identity import identity_of
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import MAP, MapRequest
-from mooncake_store.wire.shard import OPEN, TTL_DEFAULT, OpenClient, Opened
+from mooncake_store.wire.shard import OPEN, SHARD, TTL_DEFAULT, OpenClient, Opened
 from transfer_engine.engine import TransferEngine
 from transfer_engine.rpc.address import Address
 from transfer_engine.wire.handshake import Identity
@@ -103,14 +103,14 @@ class Setup:
         self.core = Core(self.config, self.namespace, self.engine)
         self.run = Run()
         self.patience = Patience()
+        self._cluster = ""
         self._named: tuple[str, bytes] | None = None
         self._life: int | None = None
         self._master_run = 0
 
-    @property
-    def identity(self) -> Identity:
-        """How connections introduce themselves."""
-        return Identity("", role="client", instance=self.run.uuid.hex())
+    def shard_identity(self) -> Identity:
+        """How connections to shards introduce themselves: to those of this cluster only."""
+        return Identity(SHARD.service, role="client", cluster=self._cluster)
 
     def address(self) -> Address:
         """Where the cluster service is."""
@@ -145,7 +145,7 @@ class Setup:
         return opened
 
     def new_map(self, body: bytes, former: list[Address]) -> list[Address] | None:
-        """Where the shards are by a map of the cluster; None if that is where they were.
+        """Where the shards are by a map of the cluster; None if these are those that were there.
 
         What is known of the contents is forgotten when these are others.
         """
@@ -162,7 +162,8 @@ class Setup:
             self.core.directory.forget()
         self._life, self._master_run = found.life, found.run
         addresses = [Address.parse(shard) for shard in found.shards]
-        if addresses == former:
+        if (found.cluster, addresses) == (self._cluster, former):
             return None
+        self._cluster = found.cluster
         self.core.shards = len(addresses)
         return addresses

@@ -21,11 +21,13 @@ from mooncake_store.master.shard_service import ShardService
 from mooncake_store.master.site import ShardPlace, ShardTimes
 from mooncake_store.master.state_directory import AUTO
 from mooncake_store.program import kernels
-from mooncake_store.wire.shard import REMOVE
+from mooncake_store.wire.shard import REMOVE, SHARD
 from transfer_engine.errors import NoSpaceError
+from transfer_engine.rpc.server import Server
 from transfer_engine.rpc.serving import ServerLimits
 from transfer_engine.rpc.spinning import BRIEF_BYTES_MAX
 from transfer_engine.wire.frame import frame_bytes
+from transfer_engine.wire.handshake import Identity
 
 if TYPE_CHECKING:
     from mooncake_store.clock import Clock
@@ -39,7 +41,7 @@ __all__ = [
     "open_service",
     "server_limits",
     "shard_config",
-    "shard_limits",
+    "shard_server",
 ]
 
 log = logging.getLogger(__name__)
@@ -181,10 +183,22 @@ def server_limits(config: MasterConfig) -> ServerLimits:
     return ServerLimits(connections_max=config.connections_max)
 
 
-def shard_limits(config: MasterConfig) -> ServerLimits:
-    """Return what a shard grants its clients: also a moment of its full attention."""
-    return ServerLimits(
-        connections_max=config.connections_max,
-        awake_bytes_max=frame_bytes(BRIEF_BYTES_MAX),
-        awake_opcodes=_RUNS,
+def shard_server(
+    config: MasterConfig, service: ShardService, cluster: str, secret: bytes | None
+) -> Server:
+    """Return the server of a shard, on the running loop, for clients of its cluster.
+
+    Those of another one, which remember this port from when it was theirs, are refused. Each
+    client is also granted a moment of its full attention.
+    """
+    return Server(
+        SHARD,
+        service.handle,
+        identity=Identity(SHARD.service, role="server", cluster=cluster),
+        secret=secret,
+        limits=ServerLimits(
+            connections_max=config.connections_max,
+            awake_bytes_max=frame_bytes(BRIEF_BYTES_MAX),
+            awake_opcodes=_RUNS,
+        ),
     )

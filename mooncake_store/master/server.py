@@ -27,7 +27,7 @@ from mooncake_store.master.building import (
     load_kernels,
     open_service,
     server_limits,
-    shard_limits,
+    shard_server,
 )
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.master.liveness import Liveness
@@ -39,7 +39,6 @@ from mooncake_store.master.state_directory import StateDirectory
 from mooncake_store.master.supervisor import Supervisor
 from mooncake_store.units import MILLISECOND_NS
 from mooncake_store.wire.cluster import CLUSTER
-from mooncake_store.wire.shard import SHARD
 from transfer_engine.errors import UnavailableError
 from transfer_engine.rpc.server import Server
 
@@ -147,12 +146,12 @@ class Master:
             self.failed = supervisor.failed
             return await supervisor.start()
         self.loading = await load_kernels()
-        kept = self._state.path, self._state.kept.cluster
-        service = await open_service(config, ShardPlace(), self._clock, *kept)
+        name = self._state.kept.cluster
+        service = await open_service(config, ShardPlace(), self._clock, self._state.path, name)
         self._service = service
         fail_with(service, self.loading)
         self.failed = service.failure
-        server = Server(SHARD, service.handle, secret=self._secret, limits=shard_limits(config))
+        server = shard_server(config, service, name, self._secret)
         self._servers.append(server)
         address = await server.listen(config.host, 0, insecure=config.insecure)
         service.start()

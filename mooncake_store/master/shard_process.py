@@ -21,7 +21,7 @@ from mooncake_store.master.building import (
     fail_with,
     load_kernels,
     open_service,
-    shard_limits,
+    shard_server,
 )
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
@@ -32,7 +32,6 @@ from mooncake_store.program.garbage_collection import (
     settle_garbage_collection,
 )
 from mooncake_store.wire.cluster import ADMIN
-from mooncake_store.wire.shard import SHARD
 from transfer_engine.errors import StoreError
 from transfer_engine.rpc.server import Server, run
 
@@ -55,9 +54,7 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     link = LocalShard(service.site)
     link.place(message["bases"])
     async with (
-        Server(
-            SHARD, service.handle, secret=message["secret"], limits=shard_limits(config)
-        ) as clients,
+        shard_server(config, service, message["cluster"], message["secret"]) as clients,
         Server(ADMIN, link.handle, secret=message["admin_secret"]) as master,
     ):
         await clients.serve([socket.socket(fileno=fd) for fd in message["clients"]])

@@ -18,6 +18,7 @@ from transfer_engine.engine import TransferEngine
 from transfer_engine.errors import NotFoundError
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.segments.memory import Segment
+from transfer_engine.wire.handshake import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,6 +73,7 @@ class Errands(abc.ABC):
         self._connections: dict[str, BlockingConnection] = {}
         self._targets: dict[int, Target] = {}
         self._epoch = 0
+        self._cluster = ""
 
     def work(self, cluster: wire.ClusterMap, numbers: tuple[int, ...]) -> bool:
         """Do what every shard has for this worker; return whether there was anything.
@@ -80,6 +82,7 @@ class Errands(abc.ABC):
         """
         if cluster.epoch != self._epoch:
             self._reset(cluster.epoch)
+            self._cluster = cluster.cluster
         lent = dict(zip(numbers, self._segments, strict=True))
         worked = [self._serve(self._shard(address), lent) for address in cluster.shards]
         return any(worked)
@@ -94,7 +97,11 @@ class Errands(abc.ABC):
             connection.close()
         if connection is None or connection.closed:
             connection = BlockingConnection.connect(
-                address, shard_wire.SHARD, secret=self._secret, timeout_s=CALL_S
+                address,
+                shard_wire.SHARD,
+                identity=Identity(shard_wire.SHARD.service, role="worker", cluster=self._cluster),
+                secret=self._secret,
+                timeout_s=CALL_S,
             )
             self._connections[address] = connection
             opening = shard_wire.OPEN.request.pack(self._identity)

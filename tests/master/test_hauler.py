@@ -142,7 +142,7 @@ class Lab:
         self.shard.waiting.append(
             columns_of([(number, source, offsets, target, target_offsets, self.sums)])
         )
-        cluster = SimpleNamespace(epoch=1, shards=("127.0.0.1:1",))
+        cluster = SimpleNamespace(epoch=1, cluster="", shards=("127.0.0.1:1",))
         assert self.hauler.work(cluster, (MEMORY, DISK))
         assert not self.hauler.work(cluster, (MEMORY, DISK))
         return self.shard.reported.pop(number)
@@ -213,7 +213,7 @@ def test_what_waited_long_behind_another_haul_is_asked_for_again(lab, monkeypatc
 
     lab.hauler.run = run
     lab.shard.waiting += [columns_of(both), columns_of(both[1:])]
-    cluster = SimpleNamespace(epoch=1, shards=("127.0.0.1:1",))
+    cluster = SimpleNamespace(epoch=1, cluster="", shards=("127.0.0.1:1",))
     assert lab.hauler.work(cluster, (MEMORY, DISK))
     assert list(lab.shard.reported) == [5]
     assert lab.hauler.work(cluster, (MEMORY, DISK))

@@ -5,12 +5,18 @@ import secrets
 import time
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
 from mooncake_store import config
 from mooncake_store.clock import SystemClock
-from mooncake_store.errors import AuthError, IllegalClientError, UnavailableError
+from mooncake_store.errors import (
+    AuthError,
+    IllegalClientError,
+    RemoteProtocolError,
+    UnavailableError,
+)
 from mooncake_store.master.cluster import Cluster
 from mooncake_store.wire.cluster import CLUSTER, MAP, UNMOUNT
 from mooncake_store.wire.shard import OpenClient
@@ -337,9 +343,22 @@ def test_a_shard_that_refuses_a_worker_keeps_no_connection_of_it(monkeypatch):
     )
     identity = OpenClient(bytes(16), 1, "host", "default")
     copying = copier.Copier((), {}, identity, lambda numbers: (), None)
-    cluster = SimpleNamespace(epoch=1, shards=("127.0.0.1:1",))
+    cluster = SimpleNamespace(epoch=1, cluster="", shards=("127.0.0.1:1",))
     for _ in range(2):
         with pytest.raises(IllegalClientError):
             copying.work(cluster, ())
     assert [connection.closed for connection in made] == [True, True]
+    copying.close()
+
+
+def test_a_worker_takes_no_work_from_the_shard_of_another_cluster(start_cluster, wire_to):
+    """Which may have the port of one of its own, after that one's master ended."""
+    found = wire_to(start_cluster(workers=0)).map()
+    identity = OpenClient(bytes(16), 1, "host", "default")
+    copying = copier.Copier((), {}, identity, lambda numbers: (), None)
+    assert not copying.work(found, ())
+    other = msgspec.structs.replace(found, cluster="other", epoch=found.epoch + 1)
+    # The side that accepts says it first.
+    with pytest.raises(RemoteProtocolError, match=f"this is cluster {found.cluster}"):
+        copying.work(other, ())
     copying.close()

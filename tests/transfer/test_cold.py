@@ -1,6 +1,7 @@
 """A segment in a store elsewhere: what is read is what was written, or a status, in time."""
 
 import itertools
+import sys
 import threading
 import time
 import tracemalloc
@@ -156,6 +157,23 @@ def test_numbers_are_kept_in_fewer_bytes_and_are_read_as_they_were(url):
         assert read(again, (0, MIB)) == [(0, values[:MIB])]
         sizes = sorted(fsspec.core.url_to_fs(url)[0].size(name) for name in files(url))
         assert sizes == [MIB, len(other)]
+
+
+def test_what_no_codec_is_there_for_is_told_and_holds_up_nothing_else(url, monkeypatch):
+    values, other = bf16(MIB), data(MIB, 2)
+    with opened(url, smaller=True) as segment:
+        assert write(segment, (0, values), (16 * MIB, other)) == [0, 0]
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "zstandard", None)
+        with opened(url, uuid=segment.uuid) as again:
+            assert "pip install zstandard" in again.health.fault  # before anybody reads
+            found = read(again, (0, len(values)), (16 * MIB, len(other)))
+            assert [status for status, _ in found] == [DISK_FAILED, 0]
+            assert found[1][1] == other
+            assert "pip install zstandard" in again.health.fault
+    with opened(url, uuid=segment.uuid) as again:
+        assert read(again, (0, len(values))) == [(0, values)]
+        assert not again.health.fault
 
 
 def test_what_was_written_is_read_whole_and_in_ranges(url):

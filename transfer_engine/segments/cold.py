@@ -39,6 +39,7 @@ from transfer_engine.checksum import checksum_one, copy_one
 from transfer_engine.errors import (
     AuthError,
     ChecksumMismatchError,
+    ConfigError,
     NoSpaceError,
     NotFoundError,
     StoreError,
@@ -74,8 +75,9 @@ TOGETHER_S = 2e-3
 """What comes quicker is read by one call, several files in a row..."""
 AT_ONCE_S = 1.0
 """...as long as that lasts no longer than this."""
-LOST, RUINED = -1, -2
-"""In place of a length: a file that is not there, and one of which no codec makes what it held."""
+LOST, RUINED, UNREADABLE = -1, -2, -3
+"""In place of a length: a file that is not there, one of which no codec makes what it held, and one
+for which there is no codec."""
 DOOMED_MAX = 65_536
 REMOVED_AT_ONCE = 256
 LISTED_S, REMOVED_S = 600.0, 60.0
@@ -113,8 +115,7 @@ class ColdSegment(OpenSegment):
     ) -> None:
         super().__init__(name, uuid, size, writable=False)
         self._store = store
-        self._smaller = smaller
-        self._codec = Codec() if smaller else None
+        self._encoder = self._decoder = Codec() if smaller else None
         self._all = folder
         self._folder = f"{folder}/{self.uuid.hex()}"
         self._taken_up = uuid is not None
@@ -290,16 +291,12 @@ class ColdSegment(OpenSegment):
         return memory, lengths
 
     def _read_piece(self, piece: Piece, name: str, memory: memoryview) -> int:
-        """Read a file into memory; return how long its piece is, or RUINED."""
+        """Read a file into memory; return how long its piece is, or what stands for that."""
         if not piece.extent.coded:
             return self._store.read_into(name, memory)
-        return len(memory) if self._coding().decode(self._store.read(name), memory) else RUINED
-
-    def _coding(self) -> Codec:
-        """Return the codec; also of a run that makes nothing smaller but reads what another did."""
-        if self._codec is None:
-            self._codec = Codec()
-        return self._codec
+        if self._decoder is None:
+            return UNREADABLE
+        return len(memory) if self._decoder.decode(self._store.read(name), memory) else RUINED
 
     def _look_for_mark(self) -> None:
         """Raise UnavailableError if the whole folder is not there."""
@@ -325,7 +322,7 @@ class ColdSegment(OpenSegment):
             while True:
                 for i, extent, piece, data in todo:
                     begun[i] = extent
-                    encode = self._coding().encode if extent.coded else None
+                    encode = self._encoder.encode if self._encoder and extent.coded else None
                     name = f"{self._folder}/{extent.file(piece)}"
                     upload = Upload(self._store, name, data, encode)
                     turn = self._store.begin(Rank.WRITE, upload.run)
@@ -360,7 +357,8 @@ class ColdSegment(OpenSegment):
                 checksum_one(address + n * PIECE_BYTES, min(PIECE_BYTES, length - n * PIECE_BYTES))
                 for n in range(count)
             )
-            coded = self._smaller and self._coding().gains(_memory(address, length))
+            encoder = self._encoder
+            coded = encoder is not None and encoder.gains(_memory(address, length))
             with self._lock:
                 self._number += 1
                 extent = Extent(start, length, self._number, sums, coded)
@@ -429,8 +427,17 @@ class ColdSegment(OpenSegment):
         except NotFoundError:
             raise UnavailableError(_AWAY.format(store.url), operation="open") from None
         self._enter_all(store.call(Rank.TIDY, LISTED_S, store.sizes, self._folder))
+        if self._decoder is None and any(extent.coded for extent in self._extents.values()):
+            self._expect_codec()
         self.ready_to_use = True
         _log.info("%s has %d extents in %s", self.name, len(self._extents), store.url)
+
+    def _expect_codec(self) -> None:
+        """Have a codec for what an earlier run made smaller, or say what lacks."""
+        try:
+            self._decoder = Codec()
+        except ConfigError as error:
+            self.health.tell("codec", f"{error.what}: {error.advice}", "what lies there")
 
     def _enter_all(self, sizes: dict[str, int]) -> None:
         """Take up whole extents, the newest of those that overlap, and doom all else."""
@@ -546,6 +553,7 @@ def _memory(address: int, length: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
 
 
+_STATUSES = {LOST: TRUNCATED, UNREADABLE: DISK_FAILED}
 _AWAY = "{} has no folder of this segment: it is away, or was emptied"
 
 
@@ -563,5 +571,7 @@ def _give(
     if same:
         return ""
     for part in parts:
-        statuses[part.request] = TRUNCATED if length == LOST else DAMAGED
+        statuses[part.request] = _STATUSES.get(length, DAMAGED)
+    if length == UNREADABLE:
+        return ""  # it was told when the file was found
     return f"{piece.file} is {'gone' if length == LOST else 'not what was written'}"
