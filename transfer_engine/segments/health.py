@@ -6,9 +6,9 @@
     health.tell("read", "Input/output error at byte 4096", whom)     # "" when one went well
     health.fault                            # "read: Input/output error at byte 4096", or ""
 
-Each kind of use (read, write, sync, content, codec) has a state of its own: a disk that is full is read
-from, and each read that ends well must not hide that. A state lasts until the same kind of use ends
-well, so a fault that nothing met again is told on. Each change is logged once. No I/O; O(1).
+Each kind of use (read, write, sync, content, codec) has a state of its own: a disk that is full is
+read from, and each read that ends well must not hide that. A state lasts until the same kind of use
+ends well, so a fault that nothing met again is told on. Each change is logged once. No I/O; O(1).
 """
 
 from __future__ import annotations
