@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.interop.conftest import S3_KEYS
 from tests.waiting import until
 from transfer_engine.base import TRUNCATED
 from transfer_engine.errors import ChecksumMismatchError, StoreError
@@ -14,25 +15,6 @@ s3fs = pytest.importorskip("s3fs")
 moto = pytest.importorskip("moto.server")
 
 MIB = 1 << 20
-KEYS = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
-
-
-@pytest.fixture
-def store(monkeypatch):
-    """A server with a bucket, which the environment names as fsspec has it."""
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    s3fs.S3FileSystem.clear_instance_cache()
-    fs = s3fs.S3FileSystem()
-    fs.makedirs("bucket", exist_ok=True)  # servers of one process share their buckets
-    fs.server = server
-    yield fs
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
 
 
 def soon():
@@ -61,7 +43,7 @@ def opened(url="s3://bucket/pool", uuid=None):
     return segment
 
 
-def test_a_segment_in_s3_is_written_read_and_found_again(store):
+def test_a_segment_in_s3_is_written_read_and_found_again(s3):
     with opened() as segment:
         small, large = data(1000, 1), data(9 * MIB, 2)
         assert write(segment, 0, small) == [0]
@@ -73,22 +55,22 @@ def test_a_segment_in_s3_is_written_read_and_found_again(store):
         again.forget(again.after(MIB, 1))
         again.tend()
         assert read(again, MIB, 10)[0] == TRUNCATED
-        store.invalidate_cache()
-        assert len(store.find("bucket/pool")) == 2  # the mark, and what is left
+        s3.invalidate_cache()
+        assert len(s3.find("bucket/pool")) == 2  # the mark, and what is left
 
 
-def test_what_somebody_put_in_its_place_is_found_out(store):
+def test_what_somebody_put_in_its_place_is_found_out(s3):
     with opened("s3://bucket/other") as segment:
         write(segment, 0, data(1000, 1))
-        (name,) = [each for each in store.find("bucket/other") if "/0-" in each]
-        store.pipe_file(name, data(1000, 2).tobytes())
+        (name,) = [each for each in s3.find("bucket/other") if "/0-" in each]
+        s3.pipe_file(name, data(1000, 2).tobytes())
         assert read(segment, 0, 1000)[0] == ChecksumMismatchError.code
 
 
-def test_who_has_no_credentials_is_told_so(store, monkeypatch):
+def test_who_has_no_credentials_is_told_so(s3, monkeypatch):
     with opened("s3://bucket/third") as segment:
         write(segment, 0, data(1000, 1))
-        for name in KEYS:
+        for name in S3_KEYS:
             monkeypatch.delenv(name)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         s3fs.S3FileSystem.clear_instance_cache()
@@ -99,11 +81,11 @@ def test_who_has_no_credentials_is_told_so(store, monkeypatch):
         assert read(segment, 0, 1000) == (0, data(1000, 1).tobytes())  # who had them before
 
 
-def test_a_server_that_is_gone_is_a_failure_in_time_and_serves_when_it_is_back(store):
+def test_a_server_that_is_gone_is_a_failure_in_time_and_serves_when_it_is_back(s3):
     with opened("s3://bucket/fourth") as segment:
         write(segment, 0, data(1000, 1))
-        host, port = store.server.get_host_and_port()
-        store.server.stop()
+        host, port = s3.server.get_host_and_port()
+        s3.server.stop()
         began = time.monotonic()
         with pytest.raises(StoreError):
             read(segment, 0, 1000)
@@ -124,8 +106,8 @@ def served(segment, length):
         return None
 
 
-def test_a_bucket_that_is_not_there_is_an_error_and_is_not_made(store):
+def test_a_bucket_that_is_not_there_is_an_error_and_is_not_made(s3):
     with pytest.raises(StoreError):
         opened("s3://nowhere/pool")
-    store.invalidate_cache()
-    assert not store.exists("nowhere")
+    s3.invalidate_cache()
+    assert not s3.exists("nowhere")
