@@ -136,6 +136,21 @@ def test_misses_of_what_is_absent_are_counted_apart() -> None:
     assert (stats.hits, stats.misses, stats.misses_absent) == (1, 3, 2)
 
 
+@pytest.mark.parametrize("gone", [(0,), (1,), (0, 1)], ids=str)
+def test_what_is_gone_for_good_is_not_told_to_come_back(
+    gone: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the sweep that follows the loss has not come to the object yet."""
+    monkeypatch.setattr(janitor, "SWEEP_ROWS_URGENT", 1)
+    lab = Lab(segments=2)
+    lab.put([0, 1], replicas=2)
+    for number in {0, 1}.difference(gone):
+        lab.shard.set_absent(lab.now, lab.segments[number], True)
+    for number in gone:
+        lab.shard.unmount(lab.now, lab.client, lab.uuid(number))
+    assert lab.get_status(1) == (S.NOT_FOUND if len(gone) == 2 else S.ABSENT)
+
+
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_its_worker_brings_a_segment_back_by_mounting_it(epoch: int) -> None:
     lab = Lab(segments=0)

@@ -15,7 +15,7 @@ from mooncake_store.core.records import Status
 from mooncake_store.core.restore import Damage, Restored, StreamEnd, restore
 from tests.core.damaged import Runs, assert_exact, overlapping, used_by_writers
 from tests.core.keeping import Kept, objects_of
-from tests.core.lab import MIB, SECOND, START, digests_of, names_of
+from tests.core.lab import MIB, SECOND, START, Lab, digests_of, names_of
 from tests.core.rules import Rules
 
 if TYPE_CHECKING:
@@ -316,3 +316,17 @@ def test_any_stream_that_lacks_some_runs_loses_what_these_told(seed: int) -> Non
         for client in list(after.shard.client_by_handle)[:1]:
             for place in places(after.shard, client, now):
                 assert not any(overlapping(place, each) for each in writers)
+
+
+def test_what_was_put_in_the_last_second_that_is_not_known_is_not_believed() -> None:
+    lab = Lab()
+    lab.sleep(-(lab.now % SECOND) / SECOND)
+    second = lab.now // SECOND
+    lab.put([1])
+    lab.sleep(0.999)
+    lab.put([2])
+    lab.sleep(0.001)
+    lab.put([3])
+    lab.shard.space.doubt_mounted(second)
+    _, replicas = lab.get([1, 2, 3])
+    assert replicas["unsure"].tolist() == [1, 1, 0]

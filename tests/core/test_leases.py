@@ -229,6 +229,15 @@ def test_memory_that_goes_is_kept_for_leases_that_were_not_given_back(removed: b
     assert lab.shard.space.readers_until(0) == lab.now + 10 * SECOND
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_memory_that_goes_is_kept_for_leases_on_any_of_several_replicas(number: int) -> None:
+    lab = Lab(segments=2)
+    lab.put([1], 100_000, replicas=2)
+    lab.get([1], ttl=10)
+    assert lab.shard.unmount(lab.now, lab.client, lab.uuid(number)) == S.OK
+    assert lab.shard.space.readers_until(number) == lab.now + 10 * SECOND
+
+
 def test_memory_that_goes_is_kept_for_a_lease_that_was_renewed() -> None:
     lab, generation = leased(10)
     assert lab.renew([1], generation, 60)[0] == [S.OK]

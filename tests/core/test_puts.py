@@ -532,6 +532,7 @@ def test_an_object_whose_name_finds_no_room_is_refused(upsert: bool) -> None:
     assert 200 < len(kept) < 300
     assert set(rows["status"].tolist()) == {S.OK, S.NO_SPACE}
     assert len(replicas) == len(kept)
+    assert lab.shard.stats().quarantined_bytes == 0  # nobody was told where to write
     assert lab.end(kept, rows["generation"][kept]) == [S.OK] * len(kept)
     assert sorted(lab.listed()) == sorted([b"short", *(names[key].encode() for key in kept)])
     assert lab.shard.stats().bytes_used == 64 * (len(kept) + 1)
