@@ -13,7 +13,7 @@ import pytest
 from mooncake_store import Client
 from mooncake_store.local_cluster import LocalCluster
 from tests.master.test_programs import MASTER, WORKER, ready
-from tests.storage import BLOCK_DEVICE, DAX_DEVICE
+from tests.storage import BLOCK_DEVICE, DAX_DEVICE, needs_dax_device
 from transfer_engine import SegmentDescriptor
 
 MIB = 1 << 20
@@ -41,12 +41,11 @@ def block_device(tmp_path):
     subprocess.run(["losetup", "--detach", device], check=True)
 
 
-def put_and_get(address, wire, devices):
-    """Any writer's bytes for any reader, on all devices: `devices` says what each is lent as."""
-    segments = wire.segments()
-    assert [segment.nbytes for segment in segments] == [16 * MIB] * len(devices)
-    for segment, way in zip(segments, devices.values(), strict=True):
-        assert {way, "tcp"} <= set(SegmentDescriptor.decode(segment.descriptor).transports)
+def put_and_get(address, wire, way):
+    """Any writer's bytes for any reader, on the only device, which is lent in this way."""
+    (segment,) = wire.segments()
+    assert segment.nbytes == 16 * MIB
+    assert {way, "tcp"} <= set(SegmentDescriptor.decode(segment.descriptor).transports)
     url = f"mooncake://{address}/default"
     rng = np.random.default_rng(2)
     with Client(url, transports=("shm", "file")) as near, Client(url, transports=("tcp",)) as far:
@@ -56,18 +55,20 @@ def put_and_get(address, wire, devices):
                 writer.put(key, value)
             for store in (reader, writer):
                 assert {key: store.get(key) for key in values} == values
-            assert all(segment.used_bytes for segment in wire.segments())
+            assert wire.segments()[0].used_bytes
             for key in values:
                 writer.remove(key, force=True)
 
 
-def test_a_worker_lends_devices(wire_to, block_device):
-    """A block device and, where there is one, a DAX device, with all on threads."""
-    devices = {block_device: "file"} | ({DAX_DEVICE: "shm"} if DAX_DEVICE else {})
-    lent = {"segments": [], "files": [f"{device}:16MiB" for device in devices]}
+@pytest.mark.parametrize("kind", ["block", pytest.param("dax", marks=needs_dax_device)])
+def test_a_worker_lends_a_device(request, wire_to, kind):
+    """With all on threads."""
+    device = request.getfixturevalue("block_device") if kind == "block" else DAX_DEVICE
+    lent = {"segments": [], "files": [f"{device}:16MiB"]}
     with LocalCluster(1, in_process=True, worker=lent) as cluster:
-        put_and_get(cluster.address, wire_to(cluster), devices)
-    os.close(os.open(block_device, os.O_RDWR | os.O_EXCL))  # given up: another may have it
+        put_and_get(cluster.address, wire_to(cluster), "file" if kind == "block" else "shm")
+    if kind == "block":
+        os.close(os.open(device, os.O_RDWR | os.O_EXCL))  # given up: another may have it
 
 
 def test_a_worker_program_lends_a_block_device(start_program, wire_to, block_device):
@@ -77,7 +78,7 @@ def test_a_worker_program_lends_a_block_device(start_program, wire_to, block_dev
     lent = f"file:{block_device},16MiB"
     worker = start_program(*WORKER, "--master", address, "--segment", lent, "--json")
     ready(worker)
-    put_and_get(address, wire_to(address), {block_device: "file"})
+    put_and_get(address, wire_to(address), "file")
     worker.kill()  # it would wait for the leases to end before it leaves
 
 
