@@ -18,8 +18,9 @@ from mooncake_store import (
     TransferTimeoutError,
     UnavailableError,
 )
-from mooncake_store.client import reads, writes
+from mooncake_store.client import reads
 from mooncake_store.client.kernels.reading import SET_WORDS, WAYS, WORDS
+from mooncake_store.client.writes import Putting
 from mooncake_store.units import MIB
 from tests.client.interruptions import SlowTransfers, during_copies
 from tests.waiting import PATIENCE_S, long_before, until
@@ -348,26 +349,6 @@ def test_a_single_read_that_outlives_its_lease_is_read_again(url, connect, monke
     assert store.get("gone") == b"other"
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_single_put_that_cannot_be_written_goes_elsewhere(url, connect, monkeypatch, transport):
-    store = connect(url, transports=[transport])
-    store.put_many([f"open {n}" for n in range(256)], [b"x"] * 256)  # reach every segment
-    engine, target = store._core.engine, {}
-
-    def lost(handle, *arguments, **options):
-        target["failed"] = handle
-        monkeypatch.undo()
-        raise PeerLostError("the owner is gone")
-
-    monkeypatch.setattr(engine, "write_batch", lost)
-    monkeypatch.setattr(store._core, "inline_bytes_max", 0)  # moved by the engine, shm as well
-    assert store.put("key", b"value").stored
-    assert store.get("key") == b"value"
-    (place,) = store.query("key").replicas
-    assert place.segment != target["failed"].descriptor.name
-    assert store.stats().resting_segments == [target["failed"].descriptor.name]
-
-
 def test_removed_under_a_cached_lease_by_somebody_else(store, connect, url):
     """The lease outlives the object: its memory is not used again before the lease ends."""
     other = connect(url)
@@ -392,25 +373,6 @@ def test_a_pool_full_of_leased_objects_waits_and_then_says_so(own_cluster, conne
     store.release_many(keys)
     assert store.get_many(keys, ttl="1s").ok
     assert store.put("new", bytes(4 * MIB), deadline=60).stored  # once leases have ended
-
-
-def test_a_put_to_segments_that_nobody_tells_of_is_given_up_after_some_attempts(
-    url, connect, monkeypatch
-):
-    attempts = []
-
-    def learn_nothing(core, numbers, until):
-        attempts.append(numbers)
-        yield from ()
-        raise UnavailableError("nobody tells of segments")
-
-    monkeypatch.setattr(writes, "learn_segments", learn_nothing)
-    store = connect(url, deadline="60s")
-    with long_before(60), pytest.raises(UnavailableError, match="nobody tells of segments"):
-        store.put_many(["key"], [b"value"]).check()
-    assert 1 < len(attempts) < 10
-    monkeypatch.undo()
-    assert store.put("key", b"value").outcome == "stored"  # what was begun is in nobody's way
 
 
 def test_a_put_whose_owner_died_waits_for_room_elsewhere(own_cluster, connect):
@@ -532,14 +494,14 @@ def test_a_put_whose_time_goes_into_connecting_names_the_owner_and_leaves_nothin
 def test_an_attempt_that_comes_too_late_hides_no_earlier_cause(own_cluster, connect, monkeypatch):
     cluster = own_cluster(workers=1)
     store = connect(cluster.url, transports=["tcp"])
-    begin = writes.Putting.begin
+    begin = Putting.begin
 
     def begin_in_time(putting, index):
         if putting.failures:
             raise TransferTimeoutError("no reply within 0.001 s", operation="put_start")
         yield from begin(putting, index)
 
-    monkeypatch.setattr(writes.Putting, "begin", begin_in_time)
+    monkeypatch.setattr(Putting, "begin", begin_in_time)
     cluster.kill_worker(0)
     for put in (
         lambda: store.put("key", b"value", deadline=PATIENCE_S),
