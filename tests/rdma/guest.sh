@@ -65,7 +65,7 @@ tests=(
   tests/transfer/test_file.py::test_a_block_device_is_claimed_and_used_directly
   tests/transfer/test_dax.py::TestDeviceOverShm
   tests/transfer/test_dax.py::test_a_device_keeps_what_was_flushed
-  tests/master/test_devices.py::test_a_worker_lends_devices
+  tests/master/test_devices.py::test_a_worker_lends_a_device
 )
 exec "$PYTHON" -m pytest -p no:cacheprovider -p tests.rdma.strict -n 0 -v --tb=short \
   --durations 10 --timeout 240 -o faulthandler_timeout=230 "${tests[@]}" "$@"
