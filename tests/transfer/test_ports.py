@@ -4,13 +4,15 @@ import errno
 import logging
 import resource
 import socket
+import sys
 import threading
+import traceback
 
 import numpy as np
 import pytest
 
 from tests.strangers import descriptors, reset, stopped
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, long_before, until
 from transfer_engine import Segment, TransferEngine, TransferServer
 from transfer_engine.base import Operation
 from transfer_engine.errors import InvalidArgumentError
@@ -191,3 +193,29 @@ def test_both_ends_notice_a_machine_that_vanished(served):
             ]
             assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert asked[0] + asked[1] * asked[2] < 120
+
+
+def test_who_is_let_in_while_the_owner_closes_is_not_kept(served, monkeypatch):
+    """The end finds no connection yet that the acceptor is just about to serve."""
+    monkeypatch.setattr(tcp_server, "_HANDSHAKE_S", 60.0)
+    real, closed = tcp_server.Link, threading.Event()
+
+    def link_late(*arguments):
+        assert closed.wait(PATIENCE_S)
+        return real(*arguments)
+
+    monkeypatch.setattr(tcp_server, "Link", link_late)
+    server, descriptor = served
+    with socket.create_connection((descriptor.tcp_host, descriptor.tcp_port)) as peer:
+        until(lambda: threads_in("link_late"))
+        server.close()
+        closed.set()
+        peer.settimeout(PATIENCE_S)
+        with long_before(60):
+            assert peer.recv(1) == b""
+
+
+def threads_in(function):
+    """Whether a thread is in a function of this name."""
+    stacks = (traceback.extract_stack(frame) for frame in sys._current_frames().values())
+    return any(frame.name == function for stack in stacks for frame in stack)
