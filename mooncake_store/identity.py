@@ -32,6 +32,7 @@ import xxhash
 
 from mooncake_store import ids
 from mooncake_store.errors import InvalidArgumentError, RemoteProtocolError
+from transfer_engine.checksum import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -133,7 +134,7 @@ class Keyed(Identity):
         return ids.words_of(self._digest(salt, self._salts))
 
     def _digest(self, data: bytes, key: Words) -> bytes:
-        return _WORDS.pack(*self._kernels.sip128_one(np.frombuffer(data, np.uint8), *key))
+        return _WORDS.pack(*self._kernels.sip128_one(*address_of(data, False), *key))
 
 
 class Unkeyed(Identity):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Int64Column = NDArray[np.int64] | Sequence[int]
 
 __all__ = [
+    "BYTES_OFFSET",
     "address_of",
     "checksum_one",
     "checksum_ranges",
@@ -38,6 +39,17 @@ __all__ = [
     "streams",
 ]
 
+
+def _bytes_offset() -> int:
+    probe = bytes(range(64))
+    offset = bytes.__basicsize__ - 1
+    found = int(np.frombuffer(probe, np.uint8).__array_interface__["data"][0])
+    return offset if found == id(probe) + offset else 0
+
+
+BYTES_OFFSET = _bytes_offset()
+"""Where the content of a bytes object starts behind its `id`, or 0 if this interpreter does not
+tell."""
 # What is a part of the second-level cache of a core, and would push out what else is there.
 _STREAM_BYTES_MIN = 256 << 10
 
@@ -49,6 +61,8 @@ def address_of(buffer: object, writable: bool) -> tuple[int, int]:
     and torch CPU tensors. Refuses memory that is not C-contiguous, holds Python objects, or is
     read-only when `writable` is asked for.
     """
+    if type(buffer) is bytes and BYTES_OFFSET and not writable:
+        return id(buffer) + BYTES_OFFSET, len(buffer)
     if isinstance(buffer, np.ndarray):
         flags, nbytes = buffer.flags, buffer.nbytes
         contiguous, read_only = flags.c_contiguous, not flags.writeable

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mooncake_store.errors import InvalidArgumentError
-from transfer_engine.checksum import address_of
+from transfer_engine.checksum import BYTES_OFFSET, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,36 +58,18 @@ class Memory(NamedTuple):
     keep: object
 
 
-def _bytes_offset() -> int:
-    """Where the content of a bytes object starts, or 0 if this interpreter does not tell."""
-    probe = bytes(range(64))
-    offset = bytes.__basicsize__ - 1
-    found = int(np.frombuffer(probe, np.uint8).__array_interface__["data"][0])
-    return offset if found == id(probe) + offset else 0
-
-
-_OFFSET = _bytes_offset()
-
-
 def new_bytes(nbytes: int) -> tuple[bytes, int]:
     """Return a bytes object with undefined content, and its address, for a read to fill."""
     made: bytes = _create(None, nbytes)
-    return made, (id(made) + _OFFSET if _OFFSET else address_of(made, writable=False)[0])
+    return made, address_of(made, writable=False)[0]
 
 
 def new_bytes_many(lengths: list[int]) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return as many bytes objects with undefined content, and their addresses."""
     made: list[bytes] = list(map(_create, itertools.repeat(None), lengths))
-    if not _OFFSET:
+    if not BYTES_OFFSET:
         return made, np.array([address_of(each, writable=False)[0] for each in made], np.int64)
-    return made, np.fromiter(map(id, made), np.int64, len(made)) + _OFFSET
-
-
-def locate_one(buffer: object, *, writable: bool) -> tuple[int, int]:
-    """Address and size of one buffer."""
-    if type(buffer) is bytes and _OFFSET and not writable:
-        return id(buffer) + _OFFSET, len(buffer)
-    return address_of(buffer, writable)
+    return made, np.fromiter(map(id, made), np.int64, len(made)) + BYTES_OFFSET
 
 
 def locate(buffers: Buffers, count: int, *, writable: bool) -> Memory:
@@ -101,9 +83,9 @@ def locate(buffers: Buffers, count: int, *, writable: bool) -> Memory:
     if isinstance(buffers, list | tuple):
         if len(buffers) != count:
             raise InvalidArgumentError(f"{count} keys and {len(buffers)} buffers")
-        if _OFFSET and not writable and set(map(type, buffers)) == {bytes}:
+        if BYTES_OFFSET and not writable and set(map(type, buffers)) == {bytes}:
             addresses = np.fromiter(map(id, buffers), np.int64, count)
-            addresses += _OFFSET
+            addresses += BYTES_OFFSET
             return Memory(addresses, np.fromiter(map(len, buffers), np.int64, count), buffers)
         pairs = [address_of(buffer, writable) for buffer in buffers]
         columns = np.array(pairs, np.int64).reshape(count, 2)

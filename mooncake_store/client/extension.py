@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from mooncake_store.client.buffers import Memory, locate_one, new_bytes
+from mooncake_store.client.buffers import Memory, new_bytes
 from mooncake_store.client.failures import BUFFER_SMALL, NOT_RENAMED, OUT_OF_RANGE
 from mooncake_store.client.keys import KeyBatch
 from mooncake_store.client.reads import Sink
@@ -35,7 +35,6 @@ __all__ = [
     "Sink",
     "ask_one",
     "expect_rates",
-    "locate_one",
     "new_bytes",
     "rates_of",
 ]

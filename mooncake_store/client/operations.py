@@ -14,7 +14,7 @@ import numpy as np
 
 from mooncake_store import ids
 from mooncake_store.client.arguments import count_of, flag_of
-from mooncake_store.client.buffers import Buffers, Memory, locate, locate_one
+from mooncake_store.client.buffers import Buffers, Memory, locate
 from mooncake_store.client.core import CallOptions, Core, PutOptions, ReadOptions
 from mooncake_store.client.failures import NOT_RENAMED
 from mooncake_store.client.hints import hint
@@ -55,6 +55,7 @@ from mooncake_store.wire.shard import (
     PutOne,
     RemoveFlag,
 )
+from transfer_engine.checksum import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,7 @@ class Operations:
         """Put one object; raises what a batch would report."""
         core, began = self.core, time.monotonic()
         until = core.until(options, PutOptions)
-        address, nbytes = locate_one(value, writable=False)
+        address, nbytes = address_of(value, writable=False)
         outcome: PutResult | StartedPut | None = None
         if not options and core.config.replicas == 1:
             place = address, nbytes, value
@@ -120,7 +121,7 @@ class Operations:
     ) -> Steps[PutResult]:
         """Put what `tensors` made of one: two ranges, so that the elements are not copied first."""
         until = self.core.until(options, PutOptions)
-        nbytes = locate_one(elements, writable=False)[1]
+        nbytes = address_of(elements, writable=False)[1]
         writing = self.writing(key, len(header) + nbytes, options)
         try:
             yield from writing.begin()
@@ -194,7 +195,7 @@ class Operations:
         self, key: Key, buffer: Any, offset: int, length: int | None, options: ReadOptions
     ) -> Steps[int]:
         """Read one object, or a range of it, into a buffer; return the bytes filled."""
-        address, nbytes = locate_one(buffer, writable=True)
+        address, nbytes = address_of(buffer, writable=True)
         answer = None
         if not options and length is None and type(offset) is int and offset == 0:
             until, place = self.core.until(options), (address, nbytes, buffer)

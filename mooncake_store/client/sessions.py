@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from mooncake_store.client.arguments import count_of
-from mooncake_store.client.buffers import locate_one, new_bytes
+from mooncake_store.client.buffers import new_bytes
 from mooncake_store.client.core import PutOptions, every
 from mooncake_store.client.failures import OUT_OF_RANGE, error_of
 from mooncake_store.client.kernels import reading as k
@@ -32,6 +32,7 @@ from mooncake_store.core.records import Status
 from mooncake_store.errors import AlreadyExistsError, InvalidArgumentError, StoreError
 from transfer_engine.base import Operation as Direction
 from transfer_engine.base import error_of as transfer_error
+from transfer_engine.checksum import address_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -239,7 +240,7 @@ class Writing:
         """Write a range to every replica; return its length."""
         put, key = self._put, self._put.keys.label(0)
         self._require_open()
-        address, nbytes = locate_one(data, writable=False)
+        address, nbytes = address_of(data, writable=False)
         offset = count_of(offset, "offset")
         if not 0 <= offset <= offset + nbytes <= self.size:
             raise InvalidArgumentError(

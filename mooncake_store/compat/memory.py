@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_store.client.extension import locate_one
 from transfer_engine.base import Region
+from transfer_engine.checksum import address_of
 from transfer_engine.columns import merge_ranges
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class BufferHandle(mmap.mmap):
 
     def ptr(self) -> int:
         """Its address."""
-        return locate_one(self, writable=False)[0]
+        return address_of(self, writable=False)[0]
 
 
 class HandleSink:

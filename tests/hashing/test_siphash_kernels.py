@@ -58,7 +58,7 @@ def words(sixteen_bytes):
 def alone(data, key=KEY, mode="compiled"):
     column = np.frombuffer(data, dtype=np.uint8)
     with np.errstate(over="ignore"):
-        low, high = kernel("sip128_one", mode)(column, *words(key))
+        low, high = kernel("sip128_one", mode)(column.ctypes.data, len(data), *words(key))
     return np.array([low, high], dtype=np.uint64).tobytes()
 
 

@@ -274,13 +274,11 @@ def _by_length(offsets, count, longest):
 
 
 @njit(cache=True, nogil=True)
-def sip128_one(data, key_low, key_high):
+def sip128_one(address, length, key_low, key_high):
     """The digest of one string, which may be empty, as (low, high). O(bytes).
 
-    data: uint8[...]; key_low, key_high: uint64.
+    address, length: of its bytes; key_low, key_high: uint64.
     """
-    length = data.shape[0]
-    address = np.int64(data.ctypes.data)
     v0, v1, v2, v3 = _begun(key_low, key_high)
     return _hash(address, length >> 3, _last_word(address, length), v0, v1, v2, v3)
 
@@ -397,6 +395,6 @@ def warmup() -> None:
     offsets = np.array([0, 4], dtype=np.int64)
     tokens = np.zeros(4, dtype=np.int64)
     out = np.empty((1, 2), dtype=np.uint64)
-    sip128_one(blob, *key)
+    sip128_one(blob.ctypes.data, 3, *key)
     sip128_strings(*key, blob, offsets, 64, out)
     sip128_chain(tokens.ctypes.data, 4, 4, *key, *key, *key, out)
