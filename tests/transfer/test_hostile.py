@@ -6,18 +6,23 @@ import time
 
 import numpy as np
 import pytest
+import xxhash
 
 from tests.waiting import until
 from transfer_engine import (
+    Segment,
     SegmentDescriptor,
     TransferEngine,
+    TransferServer,
 )
+from transfer_engine.base import REFUSED
 from transfer_engine.errors import (
     PeerLostError,
     RemoteProtocolError,
     StoreError,
 )
 from transfer_engine.testing import OwnerProcess, content
+from transfer_engine.transports import tcp_server
 from transfer_engine.transports.stream import REPLY, REQUEST
 from transfer_engine.wire.frame import MAGIC
 
@@ -171,3 +176,51 @@ def test_a_server_that_lies_is_refused(engine):
         engine.open(descriptor)
     thread.join(60)
     listener.close()
+
+
+@pytest.fixture
+def half_refused(engine):
+    """Two ranges of a segment, of which the owner refuses the second, and how to read them."""
+
+    def permits(access):
+        return access.offsets == 0
+
+    with TransferServer(authorize=permits) as server, Segment.create(SIZE) as segment:
+        np.frombuffer(segment.buffer, np.uint8)[:] = content(3, SIZE)
+        target = engine.open(server.publish(segment), require="tcp")
+        memory = np.zeros(200_000, np.uint8)
+        address = engine.register(memory).address
+
+        def read():
+            places = [0, 100_000], [100_000] * 2, [address, address + 100_000]
+            return engine.read_batch(target, *places, checksums=True)
+
+        yield memory, read
+
+
+def test_what_an_owner_lets_through_beside_what_it_refuses_has_its_checksum(half_refused):
+    memory, read = half_refused
+    done = read()
+    assert done.statuses.tolist() == [0, REFUSED]
+    expected = content(3, SIZE)[:100_000]
+    assert np.array_equal(memory[:100_000], expected)
+    assert not memory[100_000:].any()
+    assert int(done.checksums[0]) == xxhash.xxh3_64_intdigest(expected.tobytes())
+
+
+def test_an_owner_that_announces_other_bytes_than_it_lets_through_is_refused(
+    half_refused, monkeypatch
+):
+    _, read = half_refused
+
+    class Lying:
+        size = REPLY.size
+
+        @staticmethod
+        def pack_into(*fields):
+            *others, data, refused = fields
+            REPLY.pack_into(*others, data + 8, refused)
+
+    monkeypatch.setattr(tcp_server, "REPLY", Lying)
+    with pytest.raises(RemoteProtocolError, match="100000 were asked for"):
+        read()

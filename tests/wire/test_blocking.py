@@ -318,6 +318,21 @@ def test_an_idle_connection_that_died_is_not_used(server, monkeypatch):
             assert pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
 
 
+def test_connections_to_a_server_that_was_lost_are_not_tried_one_by_one(monkeypatch):
+    # However slow the machine is, they are not asked before they are used.
+    monkeypatch.setattr("transfer_engine.rpc.pool._TRUSTED_IDLE_S", 3600.0)
+    with echo_process() as (process, address), BlockingPool(address, REGISTRY) as pool:
+        with lent(pool), lent(pool), lent(pool):
+            pass
+        process.kill()
+        process.join(TIMEOUT_S)
+        with echo_process(int(address.rpartition(":")[2])):
+            with pytest.raises(PeerLostError):
+                pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+            for _ in range(3):
+                assert pool.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+
+
 def test_what_a_hundred_threads_opened_is_closed_once_nobody_uses_it(server):
     before = descriptors()
     with BlockingPool(server.address, REGISTRY, connections_max=64) as pool:

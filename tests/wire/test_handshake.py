@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -64,6 +66,18 @@ def test_who_may_only_read_shares_no_features():
     assert server.session.read_only
     assert client.session.features == server.session.features == set()
     assert client.session.peer.features == ()
+
+
+def test_a_server_does_not_change_the_version_once_it_has_asked_for_the_secret():
+    client, server = pair(client_secret=b"hunter2", server_secret=b"hunter2")
+    (hello,) = frames(client.start())
+    (challenge,) = frames(server.receive(hello))
+    (proof,) = frames(client.receive(challenge))
+    server._agreed = replace(server._agreed, version=N - 1)  # and signs that
+    (welcome,) = frames(server.receive(proof))
+    with pytest.raises(AuthError):
+        client.receive(welcome)
+    assert client.session is None
 
 
 def test_the_previous_version_is_spoken_with_a_peer_that_knows_no_newer():
