@@ -172,6 +172,10 @@ def test_a_reader_whose_parts_are_gone_says_so(fs):
         file.seek(2 * PART)
         with pytest.raises(FileNotFoundError, match="while it was open"):
             file.read(10)
+        file.seek(PART)
+        with pytest.raises(FileNotFoundError, match="while it was open"):
+            file.read()  # several parts at once
+        assert file.tell() == PART
 
 
 def test_exclusive_create(fs):
