@@ -198,6 +198,22 @@ def test_touching_gives_a_date_or_empties(fs, files, name):
     assert fs.cat_file(name) == b""
 
 
+def test_touching_puts_an_own_date_in_the_place_of_one_that_was_given(fs, files):
+    run(fs.client, fs.plans.dress("d/large", Attributes(0o600, mtime_ns=1)))
+    assert fs.info("d/large")["mtime_ns"] == 1
+    fs.touch("d/large", truncate=False)
+    found = fs.info("d/large")
+    assert (found["mode"], found["mtime_ns"]) == (0o600, None)
+
+
+def test_what_a_cache_fetches_does_not_move_the_file(fs, files):
+    with fs.open("d/large") as file:
+        file.seek(7)
+        assert file._fetch_range(PART - 10, PART + 10) == LARGE[PART - 10 : PART + 10]
+        assert file.tell() == 7
+        assert file.read(3) == LARGE[7:10]
+
+
 class Overtaken:
     """The client of a filesystem, before whose first reading another writer replaces a file."""
 

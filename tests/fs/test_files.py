@@ -225,6 +225,21 @@ def test_giving_a_file_up_tells_what_led_to_it_though_the_store_is_away(fs, stor
     assert file.closed
 
 
+def test_of_a_file_that_loses_a_part_before_it_is_complete_nothing_is_left(fs, store, monkeypatch):
+    pin = store.pin_many
+
+    def evicted_before(keys, *arguments, **options):
+        monkeypatch.undo()
+        store.remove(keys[1], force=True)
+        return pin(keys, *arguments, **options)
+
+    monkeypatch.setattr(store, "pin_many", evicted_before)
+    with pytest.raises(NoSpaceError, match="1 of 3 parts were evicted"):
+        fs.pipe_file("file", content(3 * PART))
+    assert not fs.exists("file")
+    assert store.list() == []
+
+
 def test_a_transaction_shows_all_files_at_its_end_or_none(fs):
     with fs.transaction:
         for name in ("a", "b"):
