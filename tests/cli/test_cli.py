@@ -82,14 +82,23 @@ def test_help_and_version_import_nothing_heavy(arguments):
 
 
 def test_help_is_quick():
-    def seconds():
+    """Compared with the packages it stands on, so that the machine does not matter."""
+
+    def seconds(*program):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run("--help").returncode == 0
+        subprocess.run([sys.executable, *program], check=True, capture_output=True, timeout=60)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # Time on the processor, and the best of several: our own work, not the load of the machine.
-    assert min(seconds() for _ in range(5)) < 0.25
+    # Time on the processor, and the best of several: not the load of the machine.
+    help_s, base_s = zip(
+        *(
+            (seconds("-m", "mooncake_store", "--help"), seconds("-c", "import typer, msgspec"))
+            for _ in range(5)
+        ),
+        strict=True,
+    )
+    assert min(help_s) < 2.5 * min(base_s)
 
 
 def test_without_arguments_the_help_is_shown(capsys):
