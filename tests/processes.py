@@ -1,7 +1,10 @@
-"""What processes there are below another one."""
+"""What processes there are below another one, and what one costs."""
 
 import contextlib
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 WAITING = "warm"
@@ -49,3 +52,11 @@ def connections(pid, port):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             found.add(os.readlink(descriptor))
     return found & there
+
+
+def processor_s(*arguments):
+    """Run Python with these arguments to its end; return the processor time that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 
@@ -26,6 +25,7 @@ from mooncake_store.errors import (
     UnavailableError,
 )
 from mooncake_store.printable import printable
+from tests.processes import processor_s
 
 # What commands import, and how they start.
 pytestmark = pytest.mark.cold
@@ -83,17 +83,13 @@ def test_help_and_version_import_nothing_heavy(arguments):
 
 def test_help_is_quick():
     """Compared with the packages it stands on, so that the machine does not matter."""
-
-    def seconds(*program):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *program], check=True, capture_output=True, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
     # Time on the processor, and the best of several: not the load of the machine.
     help_s, base_s = zip(
         *(
-            (seconds("-m", "mooncake_store", "--help"), seconds("-c", "import typer, msgspec"))
+            (
+                processor_s("-m", "mooncake_store", "--help"),
+                processor_s("-c", "import typer, msgspec"),
+            )
             for _ in range(5)
         ),
         strict=True,
