@@ -50,6 +50,7 @@ def _bytes_offset() -> int:
 BYTES_OFFSET = _bytes_offset()
 """Where the content of a bytes object starts behind its `id`, or 0 if this interpreter does not
 tell."""
+
 # What is a part of the second-level cache of a core, and would push out what else is there.
 _STREAM_BYTES_MIN = 256 << 10
 
