@@ -160,17 +160,33 @@ def is_loopback(host: str) -> bool:
 def read_secret(path: str) -> bytes:
     """Read a shared secret from the file `path`, without the line break at its end.
 
+    Raises:
+        ConfigError: as `read_private` does, or it is shorter than 16 bytes.
+    """
+    path, value = read_private(path, SECRET_BYTES_MAX + 1)
+    value = value.rstrip(b"\r\n")
+    if not SECRET_BYTES_MIN <= len(value) <= SECRET_BYTES_MAX:
+        raise ConfigError(
+            f"the secret file {path} must hold {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes",
+            advice=f"make one with: (umask 077; openssl rand -hex 32 > {path})",
+        )
+    return value
+
+
+def read_private(path: str, nbytes_max: int) -> tuple[str, bytes]:
+    """Read up to so many bytes of a file with secrets; return its whole path as well.
+
     A file that others may read or change is refused; one that its group may read is accepted
     with a warning, because orchestrators mount secrets that way.
 
     Raises:
-        ConfigError: it cannot be read, is open to others, or is shorter than 16 bytes.
+        ConfigError: it cannot be read, or is open to others.
     """
     path = os.path.abspath(os.path.expanduser(path))
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            value = file.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
+            value = file.read(nbytes_max)
     except OSError as error:
         raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from None
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
@@ -178,11 +194,6 @@ def read_secret(path: str) -> bytes:
             f"the secret file {path} has mode {mode:04o}, so others can read or change it",
             advice=f"run: chmod 600 {path}",
         )
-    if not SECRET_BYTES_MIN <= len(value) <= SECRET_BYTES_MAX:
-        raise ConfigError(
-            f"the secret file {path} must hold {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes",
-            advice=f"make one with: (umask 077; openssl rand -hex 32 > {path})",
-        )
     if mode & stat.S_IRGRP:
         log.warning("the group of the secret file %s may read it (mode %04o)", path, mode)
-    return value
+    return path, value

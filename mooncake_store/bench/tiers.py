@@ -139,7 +139,8 @@ class _Hauls(_Side):
         offsets = {MEMORY: here, DISK: at + here}
         # The same bytes lie everywhere in the file, so sums are those of the memory.
         sums = self._sums[size] if source == DISK else np.zeros(BATCH, np.uint64)
-        haul = Haul(1, source, target, offsets[source], offsets[target], sizes, sums)
+        own = np.zeros(BATCH, np.int32), ["default"]
+        haul = Haul(1, source, target, offsets[source], offsets[target], sizes, sums, *own)
         statuses = self._hauler.run(haul, self._lent)
         if statuses.any():
             raise AssertionError(f"a haul failed: {statuses.tolist()}")

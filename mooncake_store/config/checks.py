@@ -15,6 +15,7 @@ from mooncake_store.endpoint import (
     split_address,
     split_offload,
     split_quota,
+    split_rail,
 )
 from mooncake_store.units import MIB
 from transfer_engine.errors import ConfigError
@@ -32,6 +33,7 @@ __all__ = [
     "check_namespace_offloads",
     "check_order",
     "check_quotas",
+    "check_rails",
 ]
 
 QUOTAS_MAX = 64
@@ -150,11 +152,37 @@ def check_exposure(table: str, host: str, secret_file: str, insecure: bool) -> N
         )
 
 
+def check_rails(
+    table: str,
+    rails: tuple[str, ...],
+    transports: tuple[str, ...],
+    secret_file: str,
+    insecure: bool,
+) -> None:
+    """Refuse further addresses that nobody would use, that are none, or that nothing guards."""
+    if rails and "tcp" not in transports:
+        raise Contradiction(
+            f"{table}.rails are addresses for tcp, which {table}.transports leaves out",
+            "rails",
+            "transports",
+        )
+    for rail in rails:
+        check_address(table, "rails", rail, split_rail)
+        check_exposure(table, split_rail(rail)[0], secret_file, insecure)
+
+
 def check_cold(
-    url: str, name: str, memory: str, hugepages: str, transports: tuple[str, ...]
+    url: str, keys: str, name: str, memory: str, hugepages: str, transports: tuple[str, ...]
 ) -> None:
     """Refuse a store that the worker's next run would not find, or that nobody could read."""
     if not url:
+        if keys:
+            raise Contradiction(
+                "worker.cold_keys seals what lies in a store elsewhere, and worker.cold_url names "
+                "none: memory and disks are not sealed",
+                "cold_keys",
+                "cold_url",
+            )
         return
     kept = name and memory != "anonymous"
     if not kept or (memory, hugepages) == ("auto", "require"):

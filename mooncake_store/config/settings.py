@@ -33,6 +33,7 @@ from mooncake_store.config.checks import (
     check_namespace_offloads,
     check_order,
     check_quotas,
+    check_rails,
 )
 from mooncake_store.config.loading import (
     CLIENT_ARGUMENT,
@@ -48,7 +49,6 @@ from mooncake_store.endpoint import (
     read_secret,
     split_address,
     split_quota,
-    split_rail,
     split_url,
 )
 from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
@@ -382,6 +382,13 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
             "compressed without loss, where that saves a tenth (needs zstandard)."
         ),
     ] = "none"
+    cold_keys: Annotated[
+        str,
+        Meta(
+            description="Seal what is written there: a TOML file with a key of 64 hex digits for "
+            'each namespace, "*" for all others (AES-256-GCM; needs cryptography).'
+        ),
+    ] = ""
     memory: Annotated[
         str,
         Meta(
@@ -434,17 +441,15 @@ class WorkerConfig(Settings, frozen=True, kw_only=True):
                 check_list(self.table, name, items)
         check_list(self.table, "transports", self.transports)
         check_memory(self.table, self.memory)
-        check_cold(self.cold_url, self.name, self.memory, self.hugepages, self.transports)
-        if self.rails and "tcp" not in self.transports:
-            raise Contradiction(
-                f"{self.table}.rails are addresses for tcp, which {self.table}.transports leaves "
-                "out",
-                "rails",
-                "transports",
-            )
-        for rail in self.rails:
-            check_address(self.table, "rails", rail, split_rail)
-            check_exposure(self.table, split_rail(rail)[0], self.secret_file, self.insecure)
+        check_cold(
+            self.cold_url,
+            self.cold_keys,
+            self.name,
+            self.memory,
+            self.hugepages,
+            self.transports,
+        )
+        check_rails(self.table, self.rails, self.transports, self.secret_file, self.insecure)
         check_exposure(self.table, self.host, self.secret_file, self.insecure)
 
 

@@ -285,6 +285,14 @@ class Shard(ShardState):
         """Return hauls of this client, begun now or before: it runs none of these while it asks."""
         return self.hauls.fetch(client, limit, device)
 
+    def owners(self, rows: NDArray[np.int32]) -> tuple[list[str], NDArray[np.int32]]:
+        """Return the names of tenants, and the place of each row's among them; -1 of no row."""
+        numbers = np.where(rows >= 0, self.cold["tenant"][rows].astype(np.int32), -1)
+        found, places = np.unique(numbers, return_inverse=True)
+        strange = bool(len(found) and found[0] < 0)
+        names = [self.tenant_by_number[number].name for number in found[strange:].tolist()]
+        return names, (places - strange).astype(np.int32)
+
     def held(self, client: int, number: int, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether an extent begins at each offset of a segment, for its owner: all, for others.
 

@@ -27,6 +27,10 @@ TASKS_PER_FETCH = 256
 HAULS_PER_FETCH = wire.BATCH_MAX // wire.HAUL_OBJECTS_MAX
 
 
+def _side_by_side(columns: list[NDArray[Any]], kind: type) -> NDArray[Any]:
+    return np.concatenate(columns) if columns else np.empty(0, kind)
+
+
 class Copying:
     """Answers what is asked of tasks."""
 
@@ -112,23 +116,23 @@ class Copying:
             max(0, min(request.limit, HAULS_PER_FETCH)),
         )
         bases = self._site.bases
+        namespaces, whose = self._shard.owners(_side_by_side([h.rows for h in hauls], np.int32))
         sizes = [len(haul.sizes) for haul in hauls]
-
-        def side_by_side(columns: list[NDArray[Any]], kind: type) -> NDArray[Any]:
-            return np.concatenate(columns) if columns else np.empty(0, kind)
 
         return {
             "haul": np.repeat(np.array([haul.number for haul in hauls], np.int64), sizes),
             "source": np.repeat(np.array([haul.source for haul in hauls], np.int16), sizes),
-            "source_offset": side_by_side(
+            "source_offset": _side_by_side(
                 [haul.source_offsets + bases[haul.source] for haul in hauls], np.int64
             ),
             "target": np.repeat(np.array([haul.target for haul in hauls], np.int16), sizes),
-            "target_offset": side_by_side(
+            "target_offset": _side_by_side(
                 [haul.target_offsets + bases[haul.target] for haul in hauls], np.int64
             ),
-            "size": side_by_side([haul.sizes for haul in hauls], np.int64),
-            "checksum": side_by_side([haul.checksums for haul in hauls], np.uint64),
+            "size": _side_by_side([haul.sizes for haul in hauls], np.int64),
+            "checksum": _side_by_side([haul.checksums for haul in hauls], np.uint64),
+            "namespace": whose,
+            "namespaces": [name.encode() for name in namespaces],
         }
 
     @answers(wire.FINISH_HAUL, changes=True)

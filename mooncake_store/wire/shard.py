@@ -434,6 +434,9 @@ FETCH_HAULS = Operation(
         Column("target_offset", "i8"),
         Column("size", "i8"),
         Column("checksum", "u8"),
+        # Whose an object is, by its place among `namespaces`; -1: it has left the haul.
+        Column("namespace", "i4"),
+        Column("namespaces", "bytes", rows="m"),
     ),
     "takes up to so many batches of copies between tiers, which this client must then finish",
 )

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     Statuses = NDArray[np.int16]
     Column: TypeAlias = NDArray[np.int64]
-    Write: TypeAlias = Callable[[Column, Column, Column], NDArray[np.int32]]
+    Write: TypeAlias = Callable[["Haul", Column], NDArray[np.int32]]
 
 __all__ = ["Haul", "Hauler"]
 
@@ -83,6 +83,9 @@ class Haul(NamedTuple):
     target_offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     checksums: NDArray[np.uint64]
+    namespaces: NDArray[np.int32]
+    """Whose they are, by the place among `names`; -1: nobody's any more."""
+    names: Sequence[str]
 
     def part(self, chosen: NDArray[np.intp] | slice) -> Self:
         """Return some of the objects."""
@@ -91,7 +94,13 @@ class Haul(NamedTuple):
             target_offsets=self.target_offsets[chosen],
             sizes=self.sizes[chosen],
             checksums=self.checksums[chosen],
+            namespaces=self.namespaces[chosen],
         )
+
+    def owners(self) -> list[str]:
+        """Return the namespace of each object, "" for what is nobody's."""
+        names = [*self.names, ""]
+        return [names[place] for place in self.namespaces.tolist()]
 
 
 class Hauler(Errands):
@@ -167,10 +176,11 @@ class Hauler(Errands):
     def _carry(self, haul: Haul, source: Lent, write: Write) -> NDArray[np.int32]:
         if not isinstance(source, Segment):
             return self._read_and_write(haul, source, write)
-        return write(haul.target_offsets, haul.sizes, source.address + haul.source_offsets)
+        return write(haul, source.address + haul.source_offsets)
 
-    def _write(self, there: Target, *given: NDArray[np.int64]) -> NDArray[np.int32]:
-        return self._engine.write_batch(there.handle, *given, trusted=True).statuses
+    def _write(self, there: Target, haul: Haul, at: Column) -> NDArray[np.int32]:
+        columns = haul.target_offsets, haul.sizes, at
+        return self._engine.write_batch(there.handle, *columns, trusted=True).statuses
 
     def _place(self, number: int, own: Lent | None) -> Target:
         """Return where a haul goes, be it lent by this process or by another one."""
@@ -189,7 +199,7 @@ class Hauler(Errands):
             at = memory.ctypes.data + np.cumsum(part.sizes) - part.sizes
             read = self._read(part, source, at)
             good = np.flatnonzero(read == 0)
-            read[good] = write(part.target_offsets[good], part.sizes[good], at[good])
+            read[good] = write(part.part(good), at[good])
             statuses[chosen] = read
         return statuses
 
@@ -241,10 +251,9 @@ def _read_cold(haul: Haul, source: ColdSegment, at: NDArray[np.int64]) -> NDArra
     return statuses
 
 
-def _write_cold(
-    target: ColdSegment, offsets: Column, sizes: Column, at: Column
-) -> NDArray[np.int32]:
-    return target.write(offsets, sizes, at, time.monotonic() + COLD_S)
+def _write_cold(target: ColdSegment, haul: Haul, at: Column) -> NDArray[np.int32]:
+    deadline = time.monotonic() + COLD_S
+    return target.write(haul.target_offsets, haul.sizes, at, deadline, haul.owners())
 
 
 def _disk_of(haul: Haul, lent: dict[int, Lent]) -> str:
@@ -259,7 +268,7 @@ def _disk_of(haul: Haul, lent: dict[int, Lent]) -> str:
 
 def hauls_in(columns: Any) -> Iterator[Haul]:
     """Yield the hauls of a reply, whose objects stand side by side."""
-    numbers = columns.haul
+    numbers, names = columns.haul, [name.decode() for name in columns.namespaces]
     begins = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
     for first, stop in pairwise([*begins, len(numbers)]):
         yield Haul(
@@ -270,4 +279,6 @@ def hauls_in(columns: Any) -> Iterator[Haul]:
             columns.target_offset[first:stop],
             columns.size[first:stop],
             columns.checksum[first:stop],
+            columns.namespace[first:stop],
+            names,
         )

@@ -60,7 +60,7 @@ TYPED = {
     "lease_ttl_max": "7m", "put_release": "20m", "soft_pin_ttl_max": "2d", "client_ttl": "20s",
     "ping_interval": "500ms", "suspect_after_pings": "4", "eviction_policy": "sieve",
 }  # fmt: skip
-BESIDE = {"cold_url": {"name": "w"}}
+BESIDE = {"cold_url": {"name": "w"}, "cold_keys": {"name": "w", "cold_url": "memory://x"}}
 """What a setting does not go without."""
 
 

@@ -446,6 +446,7 @@ def without_memory(observe):
 PORT = 20_000 + os.getpid() % 10_000
 FREE = {"port": PORT}
 SECRET, PORT_FILE, LENT_FILE, STATE = "<secret>", "<port file>", "<file>", "<state>"
+KEYS = "<keys>"
 KEPT = {"memory": f"{STATE}-memory"}
 """A worker that leaves a record."""
 
@@ -507,6 +508,9 @@ OBSERVED = {
     "worker.cold_codec": Observation(
         {"cold_codec": "planes"}, kept_cold, {**KEPT, "cold_url": "memory://effects"}
     ),
+    "worker.cold_keys": Observation(
+        {"cold_keys": KEYS}, kept_cold, {**KEPT, "cold_url": "memory://effects"}
+    ),
     "worker.cold": Observation({"cold": "2MiB"}, lent, {**KEPT, "cold_url": "memory://effects"}),
     "worker.memory": Observation({"memory": "/nowhere"}, lent),
     "worker.hugepages": Observation({"hugepages": "require"}, without_shared_huge_pages),
@@ -549,10 +553,12 @@ SETTINGS = [f"{each.table}.{each.name}" for program in PROGRAMS for each in sett
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_changes_what_is_seen(setting, tmp_path):
     assert setting in OBSERVED, f"{setting}: nothing observes that it has an effect"
-    names = {SECRET: "secret", PORT_FILE: "port", LENT_FILE: "f", STATE: "state"}
+    names = {SECRET: "secret", PORT_FILE: "port", LENT_FILE: "f", STATE: "state", KEYS: "keys"}
     places = {placeholder: tmp_path / name for placeholder, name in names.items()}
     places[SECRET].write_text("x" * 32)
-    places[SECRET].chmod(0o600)
+    places[KEYS].write_text(f'"*" = "{"a1" * 32}"')
+    for private in (SECRET, KEYS):
+        places[private].chmod(0o600)
     (tmp_path / "state-memory").mkdir()
 
     def filled(given):

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -19,6 +21,8 @@ from mooncake_store.worker.worker import Worker
 from tests.transfer.test_cold import faulty, files
 from tests.waiting import until
 from transfer_engine.segments import remote
+from transfer_engine.segments.extents import found_in
+from transfer_engine.segments.sealing import KeyRing
 from transfer_engine.staging import WINDOW_BYTES
 
 MIB = 1 << 20
@@ -276,11 +280,59 @@ def test_a_store_that_is_away_when_a_worker_starts_serves_when_it_is_back(pool, 
         {"name": "w", "memory": "anonymous"},
         {"name": "w", "hugepages": "require"},
         {"name": "w", "transports": ("shm",)},
+        {"name": "w", "cold_url": "", "cold_keys": "keys.toml"},
     ],
 )
 def test_a_store_needs_a_name_that_leads_to_it_and_tcp(given):
     with pytest.raises(StoreError, match="cold_url"):
-        WorkerConfig(cold_url="memory://x", **given)
+        WorkerConfig(**{"cold_url": "memory://x"} | given)
+
+
+def test_namespaces_are_sealed_by_their_keys_and_the_next_run_opens_them(pool, lend, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'ours = "{"a1" * 32}"\n"*" = "{"b2" * 32}"\n')
+    keys.chmod(0o600)
+    url = f"memory://sealed{time.time_ns()}"
+    worker = lend(pool, url, cold_keys=str(keys))
+    with Client(pool.url) as client, Client(f"mooncake://{pool.address}/ours") as ours:
+        ours.put("mine/00", value_of("mine/00"))
+        fill(client)
+        until(lambda: settled(client))
+        cold = [key for key in KEYS if tiers(client, key) == {"cold"}]
+        assert tiers(ours, "mine/00") == {"cold"}
+        fs = fsspec.filesystem("memory")
+        ids = Counter(found_in(name.rpartition("/")[2]).extent.key for name in files(url))
+        ring = KeyRing.parse(keys.read_text(), "keys.toml")
+        assert ids.keys() == {ring.of("ours").id, ring.of("default").id}
+        assert ids[ring.of("ours").id] == 1
+        begins = [value_of(key)[:64] for key in [*KEYS, "mine/00"]]
+        assert not any(begin in fs.cat_file(name) for name in files(url) for begin in begins)
+        worker.stop(leases_s=0.0)
+        lend(pool, url, cold_keys=str(keys))
+        until(lambda: read(client, cold[0]) == value_of(cold[0]))
+        until(lambda: read(ours, "mine/00") == value_of("mine/00"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "wrong"),
+    [
+        (0o644, f'"*" = "{"b2" * 32}"', "others can read"),
+        (0o600, '"*" = "short"', "64 hex digits"),
+        (0o600, "# " * (1 << 20), "more than"),
+        (0o600, b'"*" = "\xff"', "no text"),
+        (None, "", "No such file"),
+    ],
+)
+def test_keys_that_cannot_be_used_keep_a_worker_from_starting(
+    pool, lend, tmp_path, mode, text, wrong
+):
+    keys = tmp_path / "keys.toml"
+    if mode is not None:
+        keys.write_bytes(text if isinstance(text, bytes) else text.encode())
+        keys.chmod(mode)
+    with pytest.raises(StoreError, match=wrong) as caught:
+        lend(pool, "memory://never", cold_keys=str(keys))
+    assert str(keys) in str(caught.value)
 
 
 def test_the_record_of_a_worker_lies_in_the_store_and_one_that_is_away_has_none(faulty, caplog):

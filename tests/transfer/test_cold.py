@@ -105,9 +105,10 @@ def columns(parts):
     return offsets, lengths, memory, memory.ctypes.data + np.cumsum(lengths) - lengths
 
 
-def write(segment, *parts):
+def write(segment, *parts, of=None):
+    """Statuses of parts that were written, of these namespaces."""
     offsets, lengths, memory, at = columns(parts)
-    written = segment.write(offsets, lengths, at, soon()).tolist()
+    written = segment.write(offsets, lengths, at, soon(), of).tolist()
     del memory
     return written
 

@@ -30,6 +30,7 @@ import re
 import threading
 import time
 from collections import defaultdict, deque
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -39,20 +40,19 @@ from transfer_engine.checksum import checksum_one, copy_one
 from transfer_engine.errors import (
     AuthError,
     ChecksumMismatchError,
-    ConfigError,
     NoSpaceError,
     NotFoundError,
     StoreError,
     TransferTimeoutError,
     UnavailableError,
 )
-from transfer_engine.segments.codec import Codec
 from transfer_engine.segments.extents import PIECE_BYTES, Extent, Piece, found_in
+from transfer_engine.segments.forms import UNREADABLE, Forms
 from transfer_engine.segments.memory import OpenSegment, check_name
 from transfer_engine.segments.remote import THREADS, Rank, RemoteStore, Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from transfer_engine.base import Batch
     from transfer_engine.segments.health import DiskHealth
     from transfer_engine.segments.mapping import Mapping
+    from transfer_engine.segments.sealing import KeyRing
 
     Column = NDArray[np.int64]
     _Fetched = tuple[NDArray[np.uint8], list[int]]
@@ -75,13 +76,12 @@ TOGETHER_S = 2e-3
 """What comes quicker is read by one call, several files in a row..."""
 AT_ONCE_S = 1.0
 """...as long as that lasts no longer than this."""
-LOST, RUINED, UNREADABLE = -1, -2, -3
-"""In place of a length: a file that is not there, one of which no codec makes what it held, and one
-for which there is no codec."""
+LOST = -1
+"""In place of a length: a file that is not there."""
 DOOMED_MAX = 65_536
 REMOVED_AT_ONCE = 256
 LISTED_S, REMOVED_S = 600.0, 60.0
-DAMAGED = ChecksumMismatchError.code
+DAMAGED, NOT_ALLOWED = ChecksumMismatchError.code, AuthError.code
 
 
 class _Wanted(NamedTuple):
@@ -111,11 +111,11 @@ class ColdSegment(OpenSegment):
         *,
         name: str,
         uuid: bytes | None,
-        smaller: bool,
+        forms: Forms,
     ) -> None:
         super().__init__(name, uuid, size, writable=False)
         self._store = store
-        self._encoder = self._decoder = Codec() if smaller else None
+        self._forms = forms
         self._all = folder
         self._folder = f"{folder}/{self.uuid.hex()}"
         self._taken_up = uuid is not None
@@ -143,15 +143,17 @@ class ColdSegment(OpenSegment):
         uuid: bytes | None = None,
         timeout_s: float | None = None,
         smaller: bool = False,
+        keys: KeyRing | None = None,
     ) -> ColdSegment:
         """Use a folder below a URL, which nobody else does; touches nothing before `tend`.
 
         With a uuid it is a segment that was there before, with what lies in it. What is written is
-        made `smaller` where that gains a tenth (`codec`).
+        made `smaller` where that gains a tenth (`codec`), and sealed where there are keys.
         """
         check_name(name)
         store = RemoteStore(url) if timeout_s is None else RemoteStore(url, timeout_s=timeout_s)
-        return cls(store, folder, size, name=name, uuid=uuid, smaller=smaller)
+        forms = Forms(smaller=smaller, keys=keys)
+        return cls(store, folder, size, name=name, uuid=uuid, forms=forms)
 
     @property
     def health(self) -> DiskHealth:
@@ -292,11 +294,14 @@ class ColdSegment(OpenSegment):
 
     def _read_piece(self, piece: Piece, name: str, memory: memoryview) -> int:
         """Read a file into memory; return how long its piece is, or what stands for that."""
-        if not piece.extent.coded:
+        extent = piece.extent
+        if not (extent.coded or extent.key):
             return self._store.read_into(name, memory)
-        if self._decoder is None:
-            return UNREADABLE
-        return len(memory) if self._decoder.decode(self._store.read(name), memory) else RUINED
+        return self._forms.read(extent, self._place(piece), self._store.read(name), memory)
+
+    def _place(self, piece: Piece) -> bytes:
+        """Return what a sealed file is bound to."""
+        return self.uuid + piece.file.encode()
 
     def _look_for_mark(self) -> None:
         """Raise UnavailableError if the whole folder is not there."""
@@ -306,24 +311,31 @@ class ColdSegment(OpenSegment):
             raise UnavailableError(_AWAY.format(self._store.url), operation="read") from None
 
     def write(
-        self, offsets: Column, lengths: Column, addresses: Column, deadline: float
+        self,
+        offsets: Column,
+        lengths: Column,
+        addresses: Column,
+        deadline: float,
+        namespaces: Sequence[str] | None = None,
     ) -> NDArray[np.int32]:
         """Write extents, in place of what was there; return a status for each.
 
-        Bytes are copied before they go, so memory is the caller's again even if a call hangs.
+        Bytes are copied before they go, so memory is the caller's again even if a call hangs. Whose
+        they are decides by which key they are sealed: without one they are NOT_ALLOWED.
         """
         self._check_ready("write")
         statuses = np.zeros(len(offsets), np.int32)
         waiting: deque[tuple[int, int, Upload, Future[None]]] = deque()
-        todo = self._pieces(offsets, lengths, addresses, statuses)
+        todo = self._pieces(offsets, lengths, addresses, namespaces, statuses)
         begun: dict[int, Extent] = {}
         ended = np.zeros(len(offsets), np.bool_)
         try:
             while True:
                 for i, extent, piece, data in todo:
                     begun[i] = extent
-                    encode = self._encoder.encode if self._encoder and extent.coded else None
                     name = f"{self._folder}/{extent.file(piece)}"
+                    place = self._place(Piece(extent, piece))
+                    encode = partial(self._forms.stored, extent, place)
                     upload = Upload(self._store, name, data, encode)
                     turn = self._store.begin(Rank.WRITE, upload.run)
                     waiting.append((i, piece, upload, turn))
@@ -347,7 +359,12 @@ class ColdSegment(OpenSegment):
                 self._end_write(extent, False)
 
     def _pieces(
-        self, offsets: Column, lengths: Column, addresses: Column, statuses: NDArray[np.int32]
+        self,
+        offsets: Column,
+        lengths: Column,
+        addresses: Column,
+        namespaces: Sequence[str] | None,
+        statuses: NDArray[np.int32],
     ) -> Iterator[tuple[int, Extent, int, bytes]]:
         """Yield (request, extent, piece, bytes) of all that is to be written."""
         for i in range(len(offsets)):
@@ -357,11 +374,15 @@ class ColdSegment(OpenSegment):
                 checksum_one(address + n * PIECE_BYTES, min(PIECE_BYTES, length - n * PIECE_BYTES))
                 for n in range(count)
             )
-            encoder = self._encoder
-            coded = encoder is not None and encoder.gains(_memory(address, length))
             with self._lock:
                 self._number += 1
-                extent = Extent(start, length, self._number, sums, coded)
+                plain = Extent(start, length, self._number, sums)
+            of = "" if namespaces is None else namespaces[i]
+            extent = self._forms.dress(plain, _memory(address, length), of)
+            if extent is None:
+                self.health.tell("sealing", f"there is no key for {of!r}", "its owner")
+                statuses[i] = NOT_ALLOWED
+                continue
             for piece in range(count):
                 if statuses[i] and piece < count - 1:
                     continue  # it failed: the last one only ends it
@@ -427,17 +448,10 @@ class ColdSegment(OpenSegment):
         except NotFoundError:
             raise UnavailableError(_AWAY.format(store.url), operation="open") from None
         self._enter_all(store.call(Rank.TIDY, LISTED_S, store.sizes, self._folder))
-        if self._decoder is None and any(extent.coded for extent in self._extents.values()):
-            self._expect_codec()
+        for use, fault in self._forms.expect(self._extents.values()):
+            self.health.tell(use, fault, "what lies there")
         self.ready_to_use = True
         _log.info("%s has %d extents in %s", self.name, len(self._extents), store.url)
-
-    def _expect_codec(self) -> None:
-        """Have a codec for what an earlier run made smaller, or say what lacks."""
-        try:
-            self._decoder = Codec()
-        except ConfigError as error:
-            self.health.tell("codec", f"{error.what}: {error.advice}", "what lies there")
 
     def _enter_all(self, sizes: dict[str, int]) -> None:
         """Take up whole extents, the newest of those that overlap, and doom all else."""
@@ -562,10 +576,10 @@ def _give(
 ) -> str:
     """Copy what was read of a piece to who wanted it, compared; return what is wrong with it."""
     nbytes, total = piece.nbytes, piece.extent.sums[piece.number]
-    same = length == nbytes
+    same, sealed = length == nbytes, bool(piece.extent.key)  # which opened only as it was written
     if same and len(parts) == 1 and parts[0].end - parts[0].begin == nbytes:
-        same = copy_one(address, parts[0].address, nbytes) == total
-    elif same and (same := checksum_one(address, nbytes) == total):
+        same = copy_one(address, parts[0].address, nbytes) == total or sealed
+    elif same and (same := sealed or checksum_one(address, nbytes) == total):
         for part in parts:
             ctypes.memmove(part.address, address + part.begin, part.end - part.begin)
     if same:

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from transfer_engine.segments.codec import HEAD_BYTES
+from transfer_engine.segments.sealing import SEAL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +19,10 @@ __all__ = ["PIECE_BYTES", "Extent", "Found", "Piece", "found_in"]
 
 PIECE_BYTES = 4 << 20
 
-_CODED = "-z"
-_FILE = re.compile(r"([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]{16})(-z)?")
+_CODED, _SEALED = "-z", "-s"
+_FILE = re.compile(
+    "([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)-([0-9a-f]{16})(-z)?(?:-s([0-9a-f]{16}))?"
+)
 
 
 class Extent(NamedTuple):
@@ -29,9 +32,11 @@ class Extent(NamedTuple):
     length: int
     number: int
     sums: tuple[int, ...]
-    """Checksums of its pieces, as they were written."""
+    """Checksums of its pieces, as they were written; 0 where they are sealed."""
     coded: bool = False
-    """Whether its files hold what a codec made of the pieces."""
+    """Whether its files hold what a codec made of the pieces..."""
+    key: str = ""
+    """...and the id of the key that sealed them."""
 
     def pieces(self, begin: int, end: int) -> Iterator[int]:
         """Yield the pieces that hold these bytes of it."""
@@ -44,12 +49,13 @@ class Extent(NamedTuple):
     def file(self, piece: int) -> str:
         """Return how the file of a piece is called."""
         name = f"{self.start:x}-{self.length:x}-{self.number:x}-{piece:x}-{self.sums[piece]:016x}"
-        return name + _CODED * self.coded
+        return name + _CODED * self.coded + (_SEALED + self.key if self.key else "")
 
     def may_be(self, piece: int, nbytes: int) -> bool:
         """Whether a file of so many bytes may be that of a piece."""
         whole = self.piece_bytes(piece)
-        return 0 < nbytes <= whole + HEAD_BYTES if self.coded else nbytes == whole
+        held = nbytes - SEAL_BYTES * bool(self.key)
+        return 0 < held <= whole + HEAD_BYTES if self.coded else held == whole
 
 
 class Piece(NamedTuple):
@@ -83,4 +89,5 @@ def found_in(name: str) -> Found | None:
     if match is None:
         return None
     start, length, number, piece, total = (int(text, 16) for text in match.groups()[:5])
-    return Found(Extent(start, length, number, (), match[6] is not None), piece, total)
+    extent = Extent(start, length, number, (), match[6] is not None, match[7] or "")
+    return Found(extent, piece, total)

@@ -326,15 +326,14 @@ class Upload:
         store: RemoteStore,
         name: str,
         data: bytes,
-        encode: Callable[[memoryview], bytes] | None = None,
+        encode: Callable[[bytes], bytes],
     ) -> None:
         self._store, self._name, self._data, self._encode = store, name, data, encode
         self._late = False
 
     def run(self) -> None:
         """Write it. On a thread of the pool."""
-        data = self._data if self._encode is None else self._encode(memoryview(self._data))
-        self._store.write(self._name, data)
+        self._store.write(self._name, self._encode(self._data))
         if self._late:
             self._store.remove([self._name])
 
