@@ -93,7 +93,7 @@ def test_an_option_reaches_its_setting(started, monkeypatch, program, setting):
     words, meant = typed(setting)
     beside = BESIDE.get(setting.name, {})
     for name, value in beside.items():
-        words += [f"--{name}", value]
+        words += [f"--{name.replace('_', '-')}", value]
     settings = started(program.table, *words)
     assert getattr(settings, setting.attribute) != setting.default
     overrides = {setting.name: meant, **beside}
