@@ -2,7 +2,7 @@
 
     hands = Hands(8, "mooncake-file")
     future = hands.submit(call, argument)       # as with an executor
-    hands.withdraw([future])                    # what has not begun never does
+    hands.withdraw([future])                    # what has not begun never does, nor is it kept
 
 A device that hangs keeps whoever waits for it in the kernel, and no deadline brings them back. So
 these are daemon threads, for which the end of the program does not wait, and a caller waits for a
@@ -67,23 +67,27 @@ class Hands:
         while True:
             with self._news:
                 self._idle += 1
-                self._news.wait_for(lambda: self._calls, IDLE_S)
+                # Not the calls themselves: who waits would keep what others withdraw meanwhile.
+                self._news.wait_for(lambda: bool(self._calls), IDLE_S)
                 self._idle -= 1
                 if not self._calls:
                     self._threads -= 1
                     return
                 future, call, arguments = self._calls.popleft()
+                # Held until then: who withdraws a call waits for the lock, and then nobody has it.
+                if not future.set_running_or_notify_cancel():
+                    del future, call, arguments
+                    continue
             result, failure = None, None
-            if begun := future.set_running_or_notify_cancel():
-                try:
-                    result = call(*arguments)
-                except BaseException as error:
-                    failure = error
+            try:
+                result = call(*arguments)
+            except BaseException as error:
+                failure = error
             # Before the caller hears of it, and may give up what they hold: a claim on a device.
             del call, arguments
             if failure is not None:
                 future.set_exception(failure)
-            elif begun:
+            else:
                 future.set_result(result)
             del future, result, failure
 
