@@ -1,7 +1,6 @@
 """Threads that call for others let go of what they were given before anybody hears of the end."""
 
 import threading
-import time
 import weakref
 from concurrent.futures import Future
 
@@ -47,7 +46,7 @@ def test_what_is_withdrawn_when_a_thread_had_just_taken_it_is_let_go_of_first(mo
     def begin(future):
         taken.set()
         until(future.cancelled)
-        time.sleep(0.05)  # so that who is not waited for has not ended
+        threading.Event().wait(0.05)  # so that who is not waited for has not ended
         return really(future)
 
     monkeypatch.setattr(Future, "set_running_or_notify_cancel", begin)
