@@ -43,7 +43,7 @@ def doctor(
     found = examination.examine(examination.Host())
     routes = examination.routes()
     if peer is not None:
-        from mooncake_store.config.settings import read_secret
+        from mooncake_store.endpoint import read_secret
 
         secret = read_secret(secret_file) if secret_file else None
         asked, told = examination.ask_peer(peer, secret)

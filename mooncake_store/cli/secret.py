@@ -18,7 +18,7 @@ def secret(
 
     It is made of the pool's own, which it does not tell; masters and workers accept it as they are.
     """
-    from mooncake_store.config.settings import read_secret
+    from mooncake_store.endpoint import read_secret
     from transfer_engine.wire.handshake import read_only_secret
 
     made = read_only_secret(read_secret(file)).decode()

@@ -32,7 +32,7 @@ def _lent(given: dict[str, Any]) -> dict[str, Any]:
 
 def _addressed(given: dict[str, Any]) -> dict[str, Any]:
     """Take the address out of the URL of a store that `--master` may be."""
-    from mooncake_store.config.settings import split_url
+    from mooncake_store.endpoint import split_url
 
     if "://" not in given.get("master", ""):
         return given

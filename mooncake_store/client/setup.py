@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.client.core import Core
 from mooncake_store.client.patience import Patience
-from mooncake_store.config.settings import load_client, read_secret, split_url
-from mooncake_store.endpoint import host_name
+from mooncake_store.config.settings import load_client
+from mooncake_store.endpoint import host_name, read_secret, split_url
 from mooncake_store.errors import (
     PeerLostError,
     RemoteProtocolError,

@@ -19,8 +19,8 @@ from mooncake_store.compat.config import split_hostname
 from mooncake_store.compat.memory import Registry, is_mapped
 from mooncake_store.compat.peers import Peer, memory_name
 from mooncake_store.compat.values import TransferNotify
-from mooncake_store.config.settings import WorkerConfig, load, read_secret
-from mooncake_store.endpoint import is_loopback
+from mooncake_store.config.settings import WorkerConfig, load
+from mooncake_store.endpoint import is_loopback, read_secret
 from mooncake_store.errors import ConfigError, InvalidArgumentError, StoreError
 from transfer_engine.engine import TransferEngine as NativeEngine
 from transfer_engine.rpc.address import Address

@@ -27,8 +27,8 @@ from mooncake_store.client import Client
 from mooncake_store.compat.codes import log
 from mooncake_store.compat.config import PROTOCOLS, parse_flag, parse_size, split_hostname
 from mooncake_store.compat.disks import DiskWanted, LentDisk
-from mooncake_store.config.settings import WorkerConfig, load, read_secret
-from mooncake_store.endpoint import is_loopback
+from mooncake_store.config.settings import WorkerConfig, load
+from mooncake_store.endpoint import is_loopback, read_secret
 from mooncake_store.errors import ConfigError
 from transfer_engine import transports
 

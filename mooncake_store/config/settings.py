@@ -13,7 +13,7 @@ Attributes end in their native unit: the master's durations are `_ns` because it
 nanoseconds, the client's are `_s` because sockets do. The settings are named without the unit:
 `put_discard_ns` is `put_discard = "30s"`.
 
-Not done here: how sources are merged (`loading.py`), reading secrets (`read_secret`).
+Not done here: how sources are merged (`loading.py`), reading secrets (`endpoint.read_secret`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,7 @@ from mooncake_store.config.loading import (
     rows,
 )
 from mooncake_store.config.setting import Contradiction, Setting, Settings, settings_of
-from mooncake_store.endpoint import (
-    read_secret,
-    split_address,
-    split_quota,
-    split_url,
-)
+from mooncake_store.endpoint import split_url
 from mooncake_store.units import GIB, HOUR_NS, MIB, MINUTE_NS, SECOND_NS, VALUE_MAX
 from transfer_engine.errors import ConfigError
 
@@ -70,11 +65,7 @@ __all__ = [
     "settings_of",
     "load",
     "load_client",
-    "read_secret",
     "rows",
-    "split_address",
-    "split_quota",
-    "split_url",
 ]
 
 S = TypeVar("S", bound=Settings)
@@ -248,6 +239,16 @@ class MasterConfig(Settings, frozen=True, kw_only=True):
             "back to memory, where the coldest make room for it. 0: never.",
         ),
     ] = 2
+    promotion_ahead: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="How many of the objects that were put behind one that lies on a disk come "
+            "to memory when that is read, before somebody asks for them, unless promotion_hits is "
+            "0. 0: none.",
+        ),
+    ] = 32
     state: Annotated[
         str,
         Meta(

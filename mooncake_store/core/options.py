@@ -114,6 +114,9 @@ class ShardConfig:
     offload: Offload = Offload.EVICT
     promotion_hits: int = 2
     """Gets within one window after which what lies on disks alone is copied to memory; 0: never."""
+    promotion_ahead: int = 0
+    """Objects put behind one that was read from below memory, which are copied to memory as well,
+    unless nothing ever is."""
     tasks_max: int = 65_536
     task_timeout_ns: int = 60 * SECOND
     events_kept: int = 262_144

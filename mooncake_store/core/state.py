@@ -19,6 +19,7 @@ from kernel_cache.columns import reserve
 from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core.context import Context
+from mooncake_store.core.continuations import Continuations
 from mooncake_store.core.events import Events
 from mooncake_store.core.facts import ClientFact, MembersFact, TenantFact
 from mooncake_store.core.groups import Groups
@@ -199,6 +200,8 @@ class ShardState:
         self.disk_policy = create_policy(config.eviction_policy, rows_max)
         self.cold_policy = create_policy(config.eviction_policy, rows_max)
         self.risers, self.fresh = Waiting(), Waiting()
+        ahead = config.promotion_ahead if config.promotion_hits else 0
+        self._continuations = Continuations(rows_max, ahead)
         self._offloads = np.full(TENANTS_MAX, config.offload, np.uint8)
         self.writes_through = config.offload == Offload.WRITE  # some namespace, and likewise...
         self.moves_down = config.offload != Offload.NONE
@@ -377,6 +380,7 @@ class ShardState:
         self.disk_policy.replay(below[:count])
         self.cold_policy.replay(below[:count])  # each ignores the absent
         self.risers.add(risers[:rising])
+        self.risers.add(self._continuations.follow(self.words, notes))
         if self.writes_through:
             self._write_through(notes[notes >> NOTE_SHIFT == INSERT] & ROW_MASK)
 

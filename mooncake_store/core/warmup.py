@@ -58,7 +58,7 @@ def _haul(shard: Shard, client: int) -> None:
 
 def warmup() -> None:
     """Run every kernel of the core once, with the argument types of production."""
-    config = ShardConfig(objects_max=4096, segments_max=8, put_discard_ns=1)
+    config = ShardConfig(objects_max=4096, segments_max=8, put_discard_ns=1, promotion_ahead=1)
     ring = Ring.private(1 << 16, config.events_kept)
     shard = Shard(config, ring, _Nobody())
     client = shard.open_client(0, b"w" * 16, 1, "host")

@@ -12,7 +12,7 @@ of its target.
 
 from __future__ import annotations
 
-from mooncake_store.config.settings import split_url
+from mooncake_store.endpoint import split_url
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.ids import KEY_BYTES_MAX
 

@@ -72,6 +72,7 @@ def shard_config(config: MasterConfig, shard: int) -> ShardConfig:
         placement=_PLACEMENTS[config.placement],
         offload=_OFFLOADS[config.offload],
         promotion_hits=config.promotion_hits,
+        promotion_ahead=config.promotion_ahead,
         events_kept=config.events_kept,
         seed=shard,
         debug_integrity=config.debug_integrity,

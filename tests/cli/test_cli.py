@@ -15,7 +15,7 @@ from mooncake_store.cli.main import main
 from mooncake_store.cli.shared import app
 from mooncake_store.cli.shared.client import store_url
 from mooncake_store.cli.shared.tree import COMMANDS, root
-from mooncake_store.config.settings import split_url
+from mooncake_store.endpoint import split_url
 from mooncake_store.errors import (
     ConfigError,
     InvalidArgumentError,

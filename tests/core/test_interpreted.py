@@ -124,7 +124,7 @@ def some_life(seed):
 
 def an_offload(seed):
     """Have objects go to a disk and back, some of which leave meanwhile; return the answers."""
-    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, seed=seed))
+    shard = Shard(ShardConfig(objects_max=4096, segments_max=8, seed=seed, promotion_ahead=4))
     client = shard.open_client(0, b"w" * 16, 1, "host")
     for name, tier in (("a", Tier.MEMORY), ("b", Tier.MEMORY), ("d", Tier.DISK)):
         given = client, name.encode() * 16, name, 1 << 20, name, None, tier

@@ -26,6 +26,7 @@ class Run:
             offload=rng.choice([Offload.EVICT, Offload.EVICT, Offload.WRITE, Offload.NONE]),
             eviction_policy=rng.choice(("lru", "fifo", "sieve", "lfu")),
             promotion_hits=rng.choice((0, 1, 2)),
+            promotion_ahead=rng.choice((0, 1, 8)),
             seed=seed,
         )
         self.world = World(rng, config)

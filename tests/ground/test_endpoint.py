@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mooncake_store.config.settings import read_secret, split_address, split_quota, split_url
+from mooncake_store.endpoint import read_secret, split_address, split_quota, split_url
 from mooncake_store.errors import ConfigError
 
 SECRET = b"0123456789abcdef0123456789abcdef"

@@ -76,6 +76,8 @@ def columns_of(hauls):
         "target_offset": beside(4, np.int64),
         "size": np.concatenate([np.empty(0, np.int64), *(SIZES for _ in hauls)]),
         "checksum": beside(5, np.uint64),
+        "namespace": each(0, np.int32) % 2,
+        "namespaces": [b"even", b"odd"],
     }
 
 
@@ -267,4 +269,8 @@ def test_hauls_of_one_reply_are_told_apart():
     assert (first.number, first.source, first.target) == (3, 1, 2)
     assert (second.number, second.source, second.target) == (9, 4, 5)
     assert second.target_offsets.tolist() == [4] * 5
+    assert first.owners() == ["odd"] * 5
+    left = first._replace(namespaces=np.array([1, -1, 0, 1, -1]))
+    assert left.owners() == ["odd", "", "even", "odd", ""]
+    assert left.part(slice(1, 3)).owners() == ["", "even"]
     assert list(hauler.hauls_in(SimpleNamespace(**empty()))) == []

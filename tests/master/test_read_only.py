@@ -5,7 +5,7 @@ import pytest
 from mooncake_store import LocalCluster
 from mooncake_store.cli.main import main
 from mooncake_store.client import Client
-from mooncake_store.config.settings import read_secret
+from mooncake_store.endpoint import read_secret
 from mooncake_store.errors import AuthError, HasLeaseError
 from mooncake_store.fs import MooncakeFileSystem
 from mooncake_store.wire import shard as wire

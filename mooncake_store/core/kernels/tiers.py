@@ -18,6 +18,7 @@ from mooncake_store.core.codes import (
     KERNEL,
     MEMORY,
     MISSING,
+    NOTE_INSERT,
     NOTE_REMOVE,
     OFF_MEMORY,
     READABLE,
@@ -258,3 +259,40 @@ def sort_notes(context, notes, hits_wanted, below, risers):
             below[count] = notes[i]
             count += 1
     return count, rising
+
+
+@njit(**KERNEL)
+def follow_notes(context, notes, behind, ahead, out):
+    """Learn which row was put behind which; list what comes behind reads of what lies below.
+
+    Of up to `ahead` rows of the same tenant behind the last of a run those are listed that lie
+    below memory alone. `behind` is that of `Continuations`. Returns how many.
+    """
+    rows, cold = column(context, ROWS, ROW), column(context, COLD_ROWS, COLD)
+    count = 0
+    for i in range(notes.shape[0]):
+        row = notes[i] & ROW_MASK
+        if notes[i] == row:
+            following = np.int64(behind[row + 1])
+            going_on = i + 1 < notes.shape[0] and notes[i + 1] == following - 1
+            if going_on or not rows[row].flags & BELOW:
+                continue
+            left = ahead
+            while following > 0 and left > 0 and count < out.shape[0]:
+                at = following - 1
+                if rows[at].state != READABLE or cold[at].tenant != cold[row].tenant:
+                    break
+                if rows[at].flags & OFF_MEMORY and not rows[at].flags & TASK:
+                    out[count] = at
+                    count += 1
+                following = np.int64(behind[at + 1])
+                left -= 1
+        elif notes[i] & NOTE_REMOVE:
+            behind[row + 1] = 0
+        elif notes[i] & NOTE_INSERT:
+            before = np.int64(behind[0])
+            if before > 0 and before - 1 != row:
+                behind[before] = row + 1
+            behind[0] = row + 1
+            behind[row + 1] = 0
+    return count
