@@ -72,6 +72,13 @@ class _Bench(NamedTuple):
 
 FULL = {"--json": "the full run, for a program"}
 COMMANDS = {
+    "agents": _Bench(
+        "Count what hints are worth: cache hits of agents' sessions.",
+        {
+            "--quick": "the hit ratio of a pool that is told which sessions ended",
+            "--vs lru": "beside one that is told nothing",
+        },
+    ),
     "alloc": _Bench(
         "Measure the allocators: space they use, nanoseconds per call.",
         {"--quick": "space used and time per call, in under a minute"} | FULL,
