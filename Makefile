@@ -24,6 +24,7 @@ demo: setup-test ## run the main jobs on embedded defaults and say what they did
 	@$(PY) -m serving.demo
 
 test: setup-test ## the default suite (under 15 minutes)
+	@.venv/bin/mooncake warmup
 	@$(PY) -m pytest -n auto
 
 test-rdma: setup-test ## RDMA, NVMe-oF and dax, for real, in a virtual machine

@@ -174,7 +174,13 @@ class Starter:
             env=env | {"OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         theirs.close()
-        assert ours.recv(64) == b"warm", "the warm process ended; see what it wrote"
+        try:
+            assert ours.recv(64) == b"warm", "the warm process ended; see what it wrote"
+        except BaseException:
+            ours.close()
+            process.kill()
+            process.wait(PATIENCE_S)
+            raise
         self._warm[kind] = Warm(ours, env, around, process)
         return self._warm[kind]
 

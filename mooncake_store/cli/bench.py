@@ -83,6 +83,14 @@ COMMANDS = {
         "Measure the allocators: space they use, nanoseconds per call.",
         {"--quick": "space used and time per call, in under a minute"} | FULL,
     ),
+    "conversations": _Bench(
+        "Measure a pool whose disk holds what its memory does not: hits, bytes, waits.",
+        {
+            "--quick": "conversations of 256 MiB on 64 MiB of memory",
+            "--vs memory --trace trace.jsonl": "a trace of yours, beside a pool without the disk",
+        },
+        {"trace": _option("--trace", "FILE", "Replay this trace.", Path)},
+    ),
     "core": _Bench(
         "Measure the shard core alone: operations per second, bytes per object.",
         {
@@ -179,14 +187,6 @@ COMMANDS = {
             "threads": (None, ThreadsOption),
         },
     ),
-    "working-set": _Bench(
-        "Measure a pool whose disk holds what its memory does not: hits, bytes, waits.",
-        {
-            "--quick": "conversations of 256 MiB on 64 MiB of memory",
-            "--vs memory --trace trace.jsonl": "a trace of yours, beside a pool without the disk",
-        },
-        {"trace": _option("--trace", "FILE", "Replay this trace.", Path)},
-    ),
 }
 BENCHES = tuple(name for name, bench in COMMANDS.items() if not bench.module)
 """What `all` runs."""
@@ -263,7 +263,7 @@ def every(quick: QuickOption = False, vs: VsOption = "", as_json: JsonOption = F
 
 
 def _module(name: str) -> Any:
-    module = COMMANDS[name].module or f"mooncake_store.bench.{name.replace('-', '_')}"
+    module = COMMANDS[name].module or f"mooncake_store.bench.{name}"
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ WRITTEN = sorted(path.stem for path in FOLDER.glob("[a-z]*.py") if path.stem != 
 
 
 OWN_OPTIONS = {
+    "conversations": {"trace"},
     "eviction": {"trace", "capacity", "policy", "csv", "plot"},
     "transfer": {"sizes", "batches", "operations", "transports", "threads"},
 }

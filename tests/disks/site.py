@@ -34,6 +34,7 @@ class Site:
         master = start(
             *MASTER, "--port", 0, "--state", folder / "state", "--json", "--ping-interval", "200ms",
             "--client-ttl", "600s", "--default-lease-ttl", "100ms",
+            "--promotion-ahead", 0,  # only those read who are meant to
         )  # fmt: skip
         self.address = ready(master)["address"]
         self.url = f"mooncake://{self.address}/default"

@@ -85,7 +85,9 @@ def run(report: Report, *, quick: bool, vs: tuple[str, ...], trace: str | None =
     try:
         found = read_trace(trace) if trace else synthetic_trace(SYNTHETIC_REQUESTS)
     except ValueError as error:
-        raise InvalidArgumentError(str(error), operation="bench working-set", advice="") from error
+        raise InvalidArgumentError(
+            str(error), operation="bench conversations", advice=""
+        ) from error
     memory = MEMORY_QUICK_BYTES if quick else MEMORY_BYTES
     count = _requests(found, TIMES_MEMORY * memory // BLOCK_BYTES)
     sides = {"ours": lambda: _replay(found, count, memory, disk=True)}

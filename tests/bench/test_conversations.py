@@ -1,10 +1,10 @@
-"""The bench `working-set`: what a disk adds to a memory that is too small."""
+"""The bench `conversations`: what a disk adds to a memory that is too small."""
 
 import numpy as np
 import pytest
 
 from eviction import synthetic_trace
-from mooncake_store.bench import working_set
+from mooncake_store.bench import conversations
 from mooncake_store.bench.harness import Report
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.units import MIB
@@ -13,23 +13,23 @@ from mooncake_store.units import MIB
 def test_as_many_requests_are_replayed_as_the_working_set_has_blocks():
     trace = synthetic_trace(300)
     for blocks in (1, 100, 2000):
-        count = working_set._requests(trace, blocks)
+        count = conversations._requests(trace, blocks)
         distinct = len(np.unique(trace.ids[: trace.offsets[count]]))
         more = len(np.unique(trace.ids[: trace.offsets[count + 1]]))
         assert distinct <= blocks < more or count == 1
-    assert working_set._requests(trace, 1 << 40) == 300
+    assert conversations._requests(trace, 1 << 40) == 300
 
 
 @pytest.mark.slow
 def test_a_disk_finds_what_memory_does_not_hold(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(working_set, "MEMORY_QUICK_BYTES", 16 * MIB)
-    monkeypatch.setattr(working_set, "TIMES_MEMORY", 2)
+    monkeypatch.setattr(conversations, "MEMORY_QUICK_BYTES", 16 * MIB)
+    monkeypatch.setattr(conversations, "TIMES_MEMORY", 2)
     once = lambda sides, _: {name: [side()] for name, side in sides.items()}  # noqa: E731
-    monkeypatch.setattr(working_set, "alternate", once)
-    report = Report("working-set", quick=True)
-    working_set.run(report, quick=True, vs=("memory",))
+    monkeypatch.setattr(conversations, "alternate", once)
+    report = Report("conversations", quick=True)
+    conversations.run(report, quick=True, vs=("memory",))
     rows = {row.name: row for row in report.rows}
     assert list(rows) == ["hit_ratio", "foreground_p99", "read/memory", "read/disk"]
     assert 1 > rows["hit_ratio"].value > rows["hit_ratio"].vs["memory"].value > 0
@@ -42,5 +42,5 @@ def test_a_disk_finds_what_memory_does_not_hold(monkeypatch, tmp_path):
 def test_a_trace_that_is_none_is_refused_before_anything_is_measured(tmp_path):
     broken = tmp_path / "trace.jsonl"
     broken.write_text("{")
-    with pytest.raises(InvalidArgumentError, match="working-set"):
-        working_set.run(Report("working-set"), quick=True, vs=(), trace=str(broken))
+    with pytest.raises(InvalidArgumentError, match="conversations"):
+        conversations.run(Report("conversations"), quick=True, vs=(), trace=str(broken))
