@@ -118,6 +118,18 @@ def _require(condition: bool, buffer: object, complaint: str) -> None:
         raise InvalidArgumentError(f"this {type(buffer).__name__} {complaint}")
 
 
+_xxh3: Any = None
+"""The kernels, once needed: to import them in each call would cost as much as a short checksum."""
+
+
+def _kernels() -> Any:
+    global _xxh3
+    from transfer_engine.kernels import xxh3
+
+    _xxh3 = xxh3
+    return xxh3
+
+
 def streams(total_bytes: int) -> int:
     """Whether a copy of this much should write past the caches, as the kernels take it."""
     return 1 if total_bytes >= _STREAM_BYTES_MIN else 0
@@ -128,17 +140,13 @@ def copy_one(source: int, target: int, nbytes: int) -> int:
 
     For loops around single objects: the numbers are not checked.
     """
-    from transfer_engine.kernels import xxh3
-
-    found: int = xxh3.copy_one_xxh3_64(source, target, nbytes, streams(nbytes))
+    found: int = (_xxh3 or _kernels()).copy_one_xxh3_64(source, target, nbytes, streams(nbytes))
     return found
 
 
 def checksum_one(address: int, nbytes: int) -> int:
     """XXH3-64 of one range of memory; the numbers are not checked."""
-    from transfer_engine.kernels import xxh3
-
-    found: int = xxh3.xxh3_64_one(address, nbytes)
+    found: int = (_xxh3 or _kernels()).xxh3_64_one(address, nbytes)
     return found
 
 

@@ -119,10 +119,11 @@ class BlockingPool:
         if state.waiters:
             with state.changed:
                 state.changed.notify()
-        with suppress(IndexError):  # others may have taken them all
-            oldest = state.idle[0]
-            if connection.last_used - oldest.last_used > _KEPT_IDLE_S:
-                self._close_unused(state, oldest)
+        if len(state.idle) > 1:  # one alone was used just now
+            with suppress(IndexError):  # others may have taken them all
+                oldest = state.idle[0]
+                if connection.last_used - oldest.last_used > _KEPT_IDLE_S:
+                    self._close_unused(state, oldest)
 
     def _close_unused(self, state: _State, connection: BlockingConnection) -> None:
         try:
