@@ -208,6 +208,23 @@ def test_what_an_owner_lets_through_beside_what_it_refuses_has_its_checksum(half
     assert int(done.checksums[0]) == xxhash.xxh3_64_intdigest(expected.tobytes())
 
 
+def test_a_range_that_is_none_is_told_as_such_though_it_would_be_refused_as_well():
+    def permits(access):
+        return access.offsets == 0
+
+    with TransferServer(authorize=permits) as server, Segment.create(SIZE) as segment:
+        descriptor = server.publish(segment)
+        link = greeted(descriptor)
+        link.send(request(descriptor, count=3) + columns(SIZE, 100_000, 0, 8, 8, 8))
+        link.receive(link.view[: REPLY.size])
+        *_, body, _, _, data, refused = REPLY.unpack_from(link.view)
+        assert (data, refused) == (8, 2)
+        rest = bytearray(body - 16)
+        link.receive(memoryview(rest))
+        assert np.frombuffer(rest, np.int32)[:3].tolist() == [-600, REFUSED, 0]
+        link.close()
+
+
 def test_an_owner_that_announces_other_bytes_than_it_lets_through_is_refused(
     half_refused, monkeypatch
 ):
