@@ -87,9 +87,15 @@ class AsyncClient(AsyncLife):
         described = tensors.describe_array(array)
         return await self._run(self._operations.put_described(key, *described, options))
 
-    async def put_tensor(self, key: Key, tensor: Any, **options: Unpack[PutOptions]) -> PutResult:
-        """Store a torch CPU tensor with its type and shape."""
-        described = tensors.describe_tensor(tensor)
+    async def put_tensor(
+        self, key: Key, tensor: Any, *, fp8: bool = False, **options: Unpack[PutOptions]
+    ) -> PutResult:
+        """Store a torch CPU tensor with its type and shape.
+
+        With `fp8` in eight bits a number: half the bytes of bf16, and each comes back within a
+        sixteenth of itself, or 1/458,752 of the largest of 128 around it.
+        """
+        described = tensors.describe_tensor(tensor, fp8=fp8)
         return await self._run(self._operations.put_described(key, *described, options))
 
     def writer(self, key: Key, size: int, **options: Unpack[PutOptions]) -> AsyncWriter:

@@ -91,9 +91,15 @@ class Client(BlockingLife):
         described = tensors.describe_array(array)
         return self._run(self._operations.put_described(key, *described, options))
 
-    def put_tensor(self, key: Key, tensor: Any, **options: Unpack[PutOptions]) -> PutResult:
-        """Store a torch CPU tensor with its type and shape."""
-        described = tensors.describe_tensor(tensor)
+    def put_tensor(
+        self, key: Key, tensor: Any, *, fp8: bool = False, **options: Unpack[PutOptions]
+    ) -> PutResult:
+        """Store a torch CPU tensor with its type and shape.
+
+        With `fp8` in eight bits a number: half the bytes of bf16, and each comes back within a
+        sixteenth of itself, or 1/458,752 of the largest of 128 around it.
+        """
+        described = tensors.describe_tensor(tensor, fp8=fp8)
         return self._run(self._operations.put_described(key, *described, options))
 
     def writer(self, key: Key, size: int, **options: Unpack[PutOptions]) -> Writer:

@@ -61,9 +61,7 @@ class Memory(NamedTuple):
 def new_bytes(nbytes: int) -> tuple[bytes, int]:
     """Return a bytes object with undefined content, and its address, for a read to fill."""
     made: bytes = _create(None, nbytes)
-    return made, (
-        id(made) + BYTES_OFFSET if BYTES_OFFSET else address_of(made, writable=False)[0]
-    )
+    return made, (id(made) + BYTES_OFFSET if BYTES_OFFSET else address_of(made, writable=False)[0])
 
 
 def new_bytes_many(lengths: list[int]) -> tuple[list[bytes], NDArray[np.int64]]:

@@ -1,7 +1,8 @@
 """Tensors and arrays as objects: a small header that says what follows, then the elements.
 
     8 bytes    magic and the length of the header
-    header     MessagePack: format version, kind ("torch" or "numpy"), dtype, shape; nothing else
+    header     MessagePack: format version, kind ("torch" or "numpy"), dtype, shape, and how the
+               elements are kept where that is not as they are ("fp8", see `narrow`); nothing else
     padding    up to a multiple of 64, so that the elements are aligned in every replica
     elements   C order, little-endian
 
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from mooncake_store.client import narrow
 from mooncake_store.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ __all__ = ["decode_array", "decode_tensor", "describe_array", "describe_tensor"]
 _MAGIC = b"MKTN"
 _PREFIX = struct.Struct("<4sI")
 _ALIGN = 64
-_VERSION = 1
+_VERSION, _NARROW_VERSION = 1, 2
 _HEADER_BYTES_MAX = 4096
 _DIMENSIONS_MAX = 64
 _BYTES_MAX = 1 << 48
@@ -45,18 +47,20 @@ _TORCH_TYPES = (
 )  # fmt: skip
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     version: int
     kind: str
     dtype: str
     shape: tuple[int, ...]
+    kept: str = ""
 
 
 _decoder = msgspec.msgpack.Decoder(_Header)
 
 
-def _pack(kind: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    header = msgspec.msgpack.encode(_Header(_VERSION, kind, dtype, shape))
+def _pack(kind: str, dtype: str, shape: tuple[int, ...], kept: str = "") -> bytes:
+    version = _NARROW_VERSION if kept else _VERSION
+    header = msgspec.msgpack.encode(_Header(version, kind, dtype, shape, kept))
     length = _PREFIX.size + len(header)
     padding = -length % _ALIGN
     return _PREFIX.pack(_MAGIC, len(header) + padding) + header + bytes(padding)
@@ -72,8 +76,8 @@ def describe_array(array: NDArray[Any]) -> tuple[bytes, NDArray[Any]]:
     return _pack("numpy", contiguous.dtype.str, array.shape), contiguous
 
 
-def describe_tensor(tensor: Any) -> tuple[bytes, Any]:
-    """Return (header, contiguous elements) of a CPU tensor."""
+def describe_tensor(tensor: Any, *, fp8: bool = False) -> tuple[bytes, Any]:
+    """Return (header, contiguous elements) of a CPU tensor; with fp8 what `narrow` makes of it."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -89,7 +93,14 @@ def describe_tensor(tensor: Any) -> tuple[bytes, Any]:
     if sys.byteorder != "little":
         raise InvalidArgumentError("tensors are stored by little-endian machines only")
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return _pack("torch", dtype, tuple(plain.shape)), plain
+    if not fp8:
+        return _pack("torch", dtype, tuple(plain.shape)), plain
+    if dtype not in narrow.TYPES:
+        raise InvalidArgumentError(
+            f"a tensor of {tensor.dtype} is not kept as fp8",
+            advice=f"fp8 is for {', '.join(narrow.TYPES)}",
+        )
+    return _pack("torch", dtype, tuple(plain.shape), "fp8"), narrow.narrow(plain)
 
 
 def _unpack(data: NDArray[np.uint8], kind: str, item_bytes: Any) -> tuple[_Header, int]:
@@ -100,9 +111,10 @@ def _unpack(data: NDArray[np.uint8], kind: str, item_bytes: Any) -> tuple[_Heade
             raise InvalidArgumentError("it does not begin as one")
         text = data[_PREFIX.size : _PREFIX.size + length].tobytes().rstrip(b"\0")
         header = _decoder.decode(text)
-        if header.version != _VERSION:
+        if (header.version, header.kept) not in ((_VERSION, ""), (_NARROW_VERSION, "fp8")):
             raise InvalidArgumentError(
-                f"its format is version {header.version}, this reads version {_VERSION}"
+                f"its format is version {header.version}{header.kept[:20] and ', '}"
+                f"{header.kept[:20]}, this reads versions {_VERSION} and {_NARROW_VERSION}"
             )
         if header.kind != kind:
             raise InvalidArgumentError(f"it holds a {header.kind} value", advice=_OTHER[kind])
@@ -110,6 +122,10 @@ def _unpack(data: NDArray[np.uint8], kind: str, item_bytes: Any) -> tuple[_Heade
             raise InvalidArgumentError(f"its shape is {header.shape}")
         start = _PREFIX.size + length
         nbytes = math.prod(header.shape) * item_bytes(header.dtype)
+        if header.kept:
+            if header.dtype not in narrow.TYPES:
+                raise InvalidArgumentError(f"{header.dtype} in fp8")
+            nbytes = narrow.narrow_bytes(math.prod(header.shape))
         if nbytes > _BYTES_MAX or start + nbytes != data.size:
             raise InvalidArgumentError(f"{data.size} bytes do not hold {header.shape}")
     except (struct.error, msgspec.MsgspecError) as error:
@@ -141,7 +157,7 @@ def _numpy_type(name: str) -> np.dtype[Any]:
 
 
 def decode_tensor(data: NDArray[np.uint8]) -> Any:
-    """Return the torch tensor in an object's bytes, without a copy."""
+    """Return the torch tensor in an object's bytes, without a copy unless that is fp8."""
     import torch
 
     def item_bytes(name: str) -> int:
@@ -150,6 +166,8 @@ def decode_tensor(data: NDArray[np.uint8]) -> Any:
         return int(getattr(torch, name).itemsize)
 
     header, start = _unpack(data, "torch", item_bytes)
+    if header.kept:
+        return narrow.widen(data[start:], header.shape, header.dtype)
     if start == data.size:
         return torch.empty(header.shape, dtype=getattr(torch, header.dtype))
     flat = torch.from_numpy(data[start:])
