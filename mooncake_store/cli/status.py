@@ -76,7 +76,7 @@ def _rested(until: float) -> bool:
 
 
 def _value(found: ClusterStatus) -> dict[str, Any]:
-    from mooncake_store.core.records import SegmentState, Tier
+    from mooncake_store.core.records import TIER_NAMES, SegmentState
 
     return {
         "ready": found.ready,
@@ -94,7 +94,7 @@ def _value(found: ClusterStatus) -> dict[str, Any]:
                 "name": s.name,
                 "worker": s.worker,
                 "host": s.host,
-                "tier": Tier(s.tier).name.lower(),
+                "tier": TIER_NAMES[s.tier],
                 "state": SegmentState(s.state).name.lower(),
                 "size": s.nbytes,
                 "used": s.used_bytes,
@@ -109,7 +109,7 @@ def _drawn(found: ClusterStatus) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from mooncake_store.core.records import SegmentState, Tier
+    from mooncake_store.core.records import TIER_NAMES, SegmentState
     from mooncake_store.units import format_duration, format_size
 
     workers = {worker.name: worker for worker in found.workers}
@@ -141,7 +141,7 @@ def _drawn(found: ClusterStatus) -> Any:
                 segment.name,
                 segment.worker,
                 segment.host,
-                Tier(segment.tier).name.lower(),
+                TIER_NAMES[segment.tier],
                 state,
                 format_size(segment.used_bytes),
                 format_size(segment.nbytes),

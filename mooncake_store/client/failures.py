@@ -143,6 +143,8 @@ def explain_absent(
 
     `statuses` has one per key, `errors` what is known beyond it. O(keys).
     """
+    if not np.count_nonzero(statuses):
+        return  # nearly always
     absent = np.flatnonzero(statuses == Status.ABSENT)
     if len(absent):
         statuses[absent] = Status.NOT_FOUND

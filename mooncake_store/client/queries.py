@@ -23,7 +23,7 @@ from mooncake_store.client.reads import BytesSink, Plan, Reading
 from mooncake_store.client.results import Infos, QueryResult, ReadCosts, SegmentName
 from mooncake_store.client.transfers import learn_segments, records
 from mooncake_store.client.worth import place_of, queue_of
-from mooncake_store.core.records import GET_ROW, REPLICA, Tier
+from mooncake_store.core.records import GET_ROW, REPLICA, TIER_NAMES
 from mooncake_store.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -46,24 +46,32 @@ def query(asked: KeyRequests) -> Steps[QueryResult]:
     core, keys, n = asked.core, asked.keys, len(asked.status)
     core.counters.keys += n
     answers = yield from asked.ask(asked.gets(asked.good(), 0))
-    rows, last = np.zeros(n, GET_ROW), np.zeros(n, np.int64)
-    rows["status"] = asked.status
-    found: list[NDArray[Any]] = []
-    base = 0
-    for some, reply in answers:
-        answered, ends, replicas = records(reply, len(some))
-        if len(some) == n:
-            rows, last = answered, ends
-        else:
-            rows[some], last[some] = answered, ends + base
-        found.append(replicas)
-        base += len(replicas)
-    places = found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, REPLICA)])
+    if len(answers) == 1 and len(answers[0][0]) == n:
+        rows, last, places = records(answers[0][1], n)
+    else:
+        rows, last, places = _joined(asked, answers)
     named = yield from _names(core, places, asked.until)
     infos = Infos(rows, last, places, named)
     statuses = np.array(rows["status"])
     explain_absent(statuses, asked.errors, "query")
     return QueryResult(keys, statuses, asked.errors, infos)
+
+
+def _joined(
+    asked: KeyRequests, answers: list[tuple[NDArray[np.int64], Any]]
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
+    """Bring answers about parts of a batch together; what nobody answered has its status."""
+    n = len(asked.status)
+    rows, last = np.zeros(n, GET_ROW), np.zeros(n, np.int64)
+    rows["status"] = asked.status
+    found = [np.empty(0, REPLICA)]
+    base = 0
+    for some, reply in answers:
+        rows[some], ends, replicas = records(reply, len(some))
+        last[some] = ends + base
+        found.append(replicas)
+        base += len(replicas)
+    return rows, last, np.concatenate(found)
 
 
 def _names(core: Core, places: NDArray[Any], until: float) -> Steps[dict[int, SegmentName]]:
@@ -91,7 +99,7 @@ def _name(core: Core, number: int) -> SegmentName:
     if target is None:
         return SegmentName(f"#{number}", "", "", "")
     entry = target.entry
-    return SegmentName(entry.name, entry.host, target.transport, Tier(entry.tier).name.lower())
+    return SegmentName(entry.name, entry.host, target.transport, TIER_NAMES[entry.tier])
 
 
 def read_costs(core: Core, keys: KeyBatch, until: float) -> Steps[ReadCosts]:

@@ -24,7 +24,7 @@ from mooncake_store.client.directory import COPIED
 from mooncake_store.client.kernels import reading as k
 from mooncake_store.client.results import ReadPlace
 from mooncake_store.client.unsure import Reading, moved
-from mooncake_store.core.records import Tier
+from mooncake_store.core.records import TIER_NAMES
 from mooncake_store.errors import StoreError, TooSlowError
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def queue_of(target: Target) -> int:
 
 def place_of(target: Target) -> ReadPlace:
     """A segment as errors and costs name it."""
-    entry, tier = target.entry, Tier(target.entry.tier).name.lower()
-    return ReadPlace(entry.name, entry.host, target.transport or target.expected, tier)
+    entry, over = target.entry, target.transport or target.expected
+    return ReadPlace(entry.name, entry.host, over, TIER_NAMES[entry.tier])
 
 
 def timely(reading: Weighed, index: Column, ready_by: float, operation: str) -> Steps[Column]:

@@ -39,6 +39,10 @@ class Tier(IntEnum):
     COLD = 2  # a store elsewhere, which only the owner of the segment reads and writes
 
 
+TIER_NAMES = tuple(tier.name.lower() for tier in Tier)
+"""What users call each."""
+
+
 class State(IntEnum):
     """Life of a row."""
 
