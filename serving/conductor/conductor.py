@@ -25,9 +25,10 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from mooncake_store.errors import StoreError
+from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.identity import SECRET_BYTES, Keyed
 from serving.conductor.fleet import Fleet
+from serving.conductor.hints import hint_prompt
 from serving.conductor.index import PrefixIndex
 from serving.conductor.life import Life, Shared
 from serving.conductor.pool_watch import PoolWatch, chain_of
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     )
 
     from mooncake_store.identity import Identity
+    from serving.conductor.hints import Hinted
     from serving.conductor.requests import Outcome, Request
     from serving.workers.protocol import Hello, ModelCard
 
@@ -141,6 +143,29 @@ class Conductor:
                     yield outcome
         finally:
             self._under_way -= 1
+
+    async def hint(
+        self,
+        tokens: Sequence[int],
+        action: str,
+        *,
+        ttl: float | str | None = None,
+        priority: int | None = None,
+        deadline_s: float = 10.0,
+    ) -> Hinted:
+        """Tell the pool what to expect of a prompt's blocks; raises what `hint_prompt` does."""
+        names, store = self.names, None if self.pool is None else self.pool.store
+        if store is None or names is None:
+            raise UnavailableError("the pool is not there", advice="try again in a moment")
+        return await hint_prompt(
+            store,
+            names,
+            tokens,
+            action,
+            ttl=ttl,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
 
     def _identity(self) -> Identity | None:
         return self._own_identity if self.pool is None else self.pool.identity

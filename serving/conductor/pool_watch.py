@@ -56,6 +56,11 @@ class PoolWatch:
         self._store: AsyncClient | None = None
 
     @property
+    def store(self) -> AsyncClient | None:
+        """The store while it is there, None else."""
+        return self._store if self.up else None
+
+    @property
     def identity(self) -> Identity | None:
         """How the store names blocks, None while it was never reached."""
         return None if self._store is None else self._store.identity

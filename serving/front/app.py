@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from mooncake_store.errors import InvalidArgumentError, StoreError
 from serving.conductor.requests import Failure, Finish, Piece, Request
 from serving.engine.tokenizer import load_tokenizer
+from serving.front.hints import hint_answer, read_hint
 from serving.front.openai import (
     Asked,
     BadRequestError,
@@ -135,6 +137,7 @@ def front_application(front: Front) -> web.Application:
         [
             web.post("/v1/completions", handlers.completions),
             web.post("/v1/chat/completions", handlers.chats),
+            web.post("/v1/hints", handlers.hints),
             web.get("/v1/models", handlers.models),
             web.get("/v1/models/{model:.+}", handlers.model),
             web.get("/health", handlers.health),
@@ -186,6 +189,23 @@ class _Handlers:
             if asked.stream:
                 return await answer.stream(request, outcomes)
             return await answer.whole(outcomes)
+
+    async def hints(self, request: web.Request) -> web.Response:
+        """Tell the pool what to expect of a prompt."""
+        raw = await request.read()
+        limits, tokenizer, _ = self._front.limits()
+        asked = read_hint(raw, limits, tokenizer)
+        if self._front.conductor.pool is None:
+            raise BadRequestError("this server has no pool", status=501, code="no_pool")
+        try:
+            hinted = await self._front.conductor.hint(
+                asked.tokens, asked.action, ttl=asked.ttl, priority=asked.priority
+            )
+        except InvalidArgumentError as error:
+            raise BadRequestError(str(error), code="invalid_hint") from error
+        except StoreError as error:
+            return error_response(str(error), 503, code="pool_unavailable", retry_after_s=1.0)
+        return web.json_response(hint_answer(asked, hinted, limits))
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model there is."""

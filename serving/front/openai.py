@@ -31,10 +31,13 @@ __all__ = [
     "Limits",
     "Shape",
     "check_model",
+    "check_tokens",
     "decode_body",
     "error_body",
     "read_chat",
     "read_completion",
+    "tokens_of_chat",
+    "tokens_of_prompt",
     "usage_of",
 ]
 
@@ -205,30 +208,36 @@ class Asked:
 def read_completion(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Read a body of /v1/completions."""
     body = _checked(decode_body(raw, CompletionBody), limits)
-    prompt: Any = body.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt)
-    elif prompt and all(isinstance(token, int) for token in prompt):
-        tokens = prompt
-    else:
-        raise BadRequestError("prompt must be one text or one list of tokens", param="prompt")
-    return _asked(body, limits, tokens, 16)
+    return _asked(body, limits, tokens_of_prompt(body.prompt, tokenizer), 16)
 
 
 def read_chat(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Read a body of /v1/chat/completions."""
     body = _checked(decode_body(raw, ChatBody), limits)
-    if not body.messages:
+    return _asked(body, limits, tokens_of_chat(body.messages, tokenizer), None)
+
+
+def tokens_of_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a prompt as /v1/completions takes it: one text, or one list of tokens."""
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if prompt and all(isinstance(token, int) for token in prompt):
+        return list(prompt)
+    raise BadRequestError("prompt must be one text or one list of tokens", param="prompt")
+
+
+def tokens_of_chat(messages: list[Message] | None, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a conversation, by the model's own template."""
+    if not messages:
         raise BadRequestError("messages must be a list that is not empty", param="messages")
     try:
-        tokens = tokenizer.chat([message.plain for message in body.messages])
+        return tokenizer.chat([message.plain for message in messages])
     except Exception as error:  # A template is a program that came with a checkpoint.
         raise BadRequestError(
             f"the model's chat template refuses these messages: {error}", param="messages"
         ) from error
-    return _asked(body, limits, tokens, None)
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -258,7 +267,7 @@ def check_model(model: str, limits: Limits) -> None:
 def _asked(body: Body, limits: Limits, tokens: list[int], new_by_default: int | None) -> Asked:
     """The request; without a default an answer may be as long as the context allows."""
     max_new = body.max_completion_tokens or body.max_tokens or new_by_default
-    _check_length(tokens, limits, max_new)
+    check_tokens(tokens, limits, max_new)
     deadline_s = body.timeout or limits.deadline_s
     if deadline_s > limits.deadline_s:
         raise BadRequestError(
@@ -281,7 +290,8 @@ def _asked(body: Body, limits: Limits, tokens: list[int], new_by_default: int | 
     )
 
 
-def _check_length(tokens: list[int], limits: Limits, max_new: int | None) -> None:
+def check_tokens(tokens: list[int], limits: Limits, max_new: int | None) -> None:
+    """Raise BadRequestError for a prompt, and an answer, that the model cannot have."""
     if not tokens:
         raise BadRequestError("the prompt has no tokens", param="prompt")
     if min(tokens) < 0 or max(tokens) >= limits.vocabulary:

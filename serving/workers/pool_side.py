@@ -8,8 +8,9 @@ The store may be full, slow or gone. Then fetches find nothing and puts keep not
 says so once and tries again later, when somebody asks or the storing thread has nothing else to do.
 Nothing here raises into the engine.
 
-Bounds: a fetch ends at its deadline, a put at the worker's. The queues hold descriptions of blocks
-of the cache, which is of a fixed size.
+Bounds: a fetch ends at its deadline, a put at the worker's. A load that by prediction would not be
+there by then is not begun, so the engine computes at once instead of after the deadline. The queues
+hold descriptions of blocks of the cache, which is of a fixed size.
 """
 
 from __future__ import annotations
@@ -246,17 +247,23 @@ class PoolSide:
                 return False
             numbers = blocks[at : at + step]
             layers = [layer] * len(numbers)
-            if not self._read(digests[at : at + step], self._memory.buffers(layers, numbers), left):
+            rest = (fetch.layers.stop - layer) * len(blocks) - at
+            # What takes more than its share leaves too little for all that comes behind it.
+            worth = left * len(numbers) / rest
+            buffers = self._memory.buffers(layers, numbers)
+            if not self._read(digests[at : at + step], buffers, left, worth):
                 return False
             self._memory.filled(layers, numbers)
         return True
 
-    def _read(self, digests: NDArray[np.uint64], buffers: Any, left: float) -> bool:
+    def _read(self, digests: NDArray[np.uint64], buffers: Any, left: float, worth: float) -> bool:
         link = self._link
         if link is None:
             return False
         keys = Digests(digests)
-        got = link.call(lambda client: client.get_into_many(keys, buffers, deadline=left))
+        got = link.call(
+            lambda client: client.get_into_many(keys, buffers, deadline=left, worth=worth)
+        )
         if got is None:
             return False
         wrong = [at for at in got.failed if isinstance(got.error(at), RUINED)]

@@ -27,9 +27,9 @@ async def listening(application):
 
 
 @contextlib.asynccontextmanager
-async def serving(fleet, **settings):
+async def serving(fleet, *, pool_url="", **settings):
     """(base URL, conductor) of a front."""
-    conductor = Conductor(connect=fleet.connect)
+    conductor = Conductor(connect=fleet.connect, pool_url=pool_url)
     await conductor.start(fleet.addresses)
     settings = {"tokenizer": ByteTokenizer()} | settings
     front = Front(conductor, ConductorBoard(conductor), **settings)

@@ -9,6 +9,7 @@ import pytest
 from mooncake_store import Client, Digests
 from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
+from tests.paces import measured
 from tests.serving.workers.support import (
     NANO,
     decode,
@@ -117,6 +118,21 @@ async def test_a_lost_layer_is_computed_again(store, layer):
         # It was stored again on the way.
         await running.stored()
         assert (await generate(one, LONG))[-1].cached_tokens == 496
+
+
+async def test_a_prefix_that_would_come_too_late_is_computed_at_once(store):
+    """Loads are as quick as ever here; a worker that expects otherwise does not try."""
+    async with fleet() as running:
+        one = await running.add(pool_url=store.url)
+        expected = tokens_of(await generate(one, LONG))
+        await running.stored()
+        assert (await generate(one, LONG, store=False))[-1].cached_tokens == 496
+        client = running.workers[0].parts.pool._link.client
+        measured(client, 3600.0, nbytes=31 * running.workers[0].parts.memory.object_bytes)
+        events = await generate(one, LONG, store=False)
+        assert tokens_of(events) == expected
+        assert events[-1].cached_tokens == 0
+        assert client.stats().too_slow == 31  # of the first layer; nothing was asked of the others
 
 
 @pytest.mark.parametrize("push", [False, True])
