@@ -146,6 +146,33 @@ def move(engine, target, operation, offset, data):
         engine.unregister(region)
 
 
+def test_blocks_side_by_side_go_to_memory_all_over_the_place(own, engine, mode):
+    """Runs of neighbours, a large one, skewed ones and none at all, each with its checksum."""
+    path, _, target = own(16 << 20, **mode)
+    block, large, base = 64 << 10, 5 << 20, 4 << 20
+    offsets = [*range(0, 40 * block, block), base, base + large, base + large + 4096, 100]
+    lengths = [block] * 40 + [large, 4096, 5001, 0]
+    starts = np.cumsum([0, *(-(-n // 4096) * 4096 for n in lengths[::-1])])[-2::-1]
+    memory = np.empty(int(starts[0]) + block + 4096, np.uint8)
+    region = engine.register(memory)
+    first = -(-region.address // 4096) * 4096
+    at = first + starts
+    done = engine.read_batch(target, offsets, lengths, at, checksums=True).check()
+    here = first - region.address + starts
+    whole = path.read_bytes()
+    places = list(zip(here.tolist(), offsets, lengths, strict=True))
+    for (start, offset, length), told in zip(places, done.checksums.tolist(), strict=True):
+        read = memory[start : start + length].tobytes()
+        assert read == whole[offset : offset + length]
+        assert told == xxhash.xxh3_64_intdigest(read)
+    memory[:] = np.random.default_rng(8).integers(0, 256, memory.size, np.uint8)
+    done = engine.write_batch(target, offsets, lengths, at, checksums=True).check()
+    whole = path.read_bytes()
+    for (start, offset, length), told in zip(places, done.checksums.tolist(), strict=True):
+        assert whole[offset : offset + length] == memory[start : start + length].tobytes()
+        assert told == xxhash.xxh3_64_intdigest(memory[start : start + length].tobytes())
+
+
 def test_writers_of_one_block_keep_each_others_bytes(own, engine, mode):
     """Threads that own interleaved bytes of the same blocks lose none of them."""
     path, _, target = own(64 << 10, **mode)

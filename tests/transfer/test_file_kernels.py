@@ -5,11 +5,12 @@ import os
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from transfer_engine.kernels import file as file_kernels
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-BLOCK, MEMORY_BLOCK, IN_PLACE, PIECE, THROUGH = 64, 8, 256, 512, 256
+BLOCK, MEMORY_BLOCK, IN_PLACE, PIECE, THROUGH, VECTOR = 64, 8, 256, 512, 256, 1024
 
 
 def _bare(name, result, *arguments):
@@ -26,11 +27,12 @@ def kernels(request, monkeypatch):
     long, size, number = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
     monkeypatch.setattr(file_kernels, "_memmove", _bare("memmove", long, long, long, size))
     for name in ("pread", "pwrite"):
-        call = _bare(name, ctypes.c_ssize_t, number, long, size, long)
-        monkeypatch.setattr(file_kernels, f"_{name}", call)
+        for vector, length in (("", size), ("v", number)):
+            call = _bare(name + vector, ctypes.c_ssize_t, number, long, length, long)
+            monkeypatch.setattr(file_kernels, f"_{name}{vector}", call)
     monkeypatch.setattr(file_kernels, "_errno_location", _bare("__errno_location", long))
     for name, value in list(vars(file_kernels).items()):
-        if hasattr(value, "py_func"):
+        if hasattr(value, "py_func") and value.py_func.__module__ == file_kernels.__name__:
             monkeypatch.setattr(file_kernels, name, value.py_func)
     return file_kernels
 
@@ -57,7 +59,7 @@ def cut_up(kernels, requests, statuses):
     pieces = np.ascontiguousarray(pieces[:, np.argsort(pieces[0], kind="stable")])
     runs = np.zeros(count + 1, dtype=np.int64)
     found = kernels.cut(
-        pieces[0], pieces[1], pieces[2], BLOCK, MEMORY_BLOCK, IN_PLACE, THROUGH, runs
+        pieces[0], pieces[1], pieces[2], BLOCK, MEMORY_BLOCK, IN_PLACE, THROUGH, VECTOR, runs
     )
     spans = np.zeros((3, found), dtype=np.int64)
     kernels.hulls(pieces[0], pieces[1], runs, found, BLOCK, *spans)
@@ -107,15 +109,20 @@ def test_touching_blocks_are_one_run(kernels):
     assert tiled.tolist() == [1]
 
 
-def run_all(kernels, fd, requests, writing, statuses=None, cancel=0):
+def run_all(kernels, fd, requests, writing, statuses=None, cancel=0, sums=None):
     statuses = np.zeros(len(requests), np.int32) if statuses is None else statuses
     pieces, runs, found, spans = cut_up(kernels, requests, statuses)
     buffer = np.zeros(max(THROUGH, PIECE), np.uint8)
     failure = np.zeros(2, dtype=np.int64)
+    lengths = np.array([length for _, length, _ in requests], np.int64)
+    sums = np.zeros(0, np.uint64) if sums is None else sums
+    hashed = np.zeros(sums.size, np.uint8)
     stopped = kernels.move_runs(
-        fd, pieces, runs, 0, found, BLOCK, MEMORY_BLOCK, *spans, buffer.ctypes.data, writing,
-        statuses, failure, np.array([cancel]), 0,
+        fd, pieces, runs, 0, found, BLOCK, MEMORY_BLOCK, IN_PLACE, *spans, buffer.ctypes.data,
+        writing, lengths, sums, hashed, statuses, failure, np.array([cancel]), 0,
     )  # fmt: skip
+    if len(sums):
+        sums[hashed == 0] = 0
     return statuses.tolist(), failure.tolist(), stopped
 
 
@@ -163,6 +170,58 @@ def test_the_end_of_the_file_and_failures_are_statuses(kernels, file):
     statuses, failure, _ = run_all(kernels, full, requests[:2], 1)
     os.close(full)
     assert (statuses, failure[0]) == ([-200, -200], 28)
+
+
+def scattered(memory, count, length):
+    """Requests that follow each other in the file, with their memory in the opposite order."""
+    at = memory.ctypes.data
+    return [(64 * 3 + i * length, length, at + (count - 1 - i) * length) for i in range(count)]
+
+
+def test_neighbours_with_scattered_memory_move_in_one_call(kernels, file):
+    """Up to a limit, as far as there is no gap; what is small or skewed is not among them."""
+    memory = np.random.default_rng(3).integers(0, 256, 6 * 320, dtype=np.uint8)
+    requests = scattered(memory, 6, 320)
+    far = (requests[-1][0] + 2 * 320, 320, requests[0][2])
+    small = (far[0] + 320, 64, requests[0][2])
+    _, runs, found, _ = cut_up(kernels, [*requests, far, small], np.zeros(8, np.int32))
+    assert runs[: found + 1].tolist() == [0, 3, 6, 7, 8]
+    assert run_all(kernels, file, requests, 1) == ([0] * 6, [0, 0], 0)
+    content = memory.reshape(6, 320)[::-1].tobytes()
+    assert os.pread(file, len(content), 64 * 3) == content
+    back = np.zeros(len(memory), np.uint8)
+    assert run_all(kernels, file, scattered(back, 6, 320), 0) == ([0] * 6, [0, 0], 0)
+    assert np.array_equal(back, memory)
+
+
+def test_what_fails_for_one_of_a_call_is_not_the_failure_of_all(kernels, file):
+    memory = np.zeros(3 * 320, np.uint8)
+    requests = scattered(memory, 3, 320)
+    nowhere = [requests[0], (requests[1][0], 320, 8), requests[2]]
+    for writing in (0, 1):
+        statuses, failure, _ = run_all(kernels, file, nowhere, writing)
+        assert statuses == [0, -803, 0]
+        assert failure == [14, requests[1][0]]  # EFAULT
+    os.ftruncate(file, requests[1][0] + 100)
+    statuses, failure, _ = run_all(kernels, file, requests, 0)
+    assert statuses == [0, -802, -802]
+    assert failure == [0, requests[1][0] + 100]
+    assert memory[640:].tobytes() == os.pread(file, 320, requests[0][0])
+
+
+@pytest.mark.parametrize("writing", [0, 1])
+def test_requests_that_are_one_piece_are_hashed_as_they_pass(kernels, file, writing):
+    """In place, joined, through the buffer: and not what failed, or moves in several pieces."""
+    memory = np.random.default_rng(4).integers(0, 256, 8000, dtype=np.uint8)
+    ranges = [(64, 320), (384, 320), (1001, 5), (1010, 70), (2048, 1024), (1 << 20, 320)]
+    ranges = ranges[: 6 - writing]  # a write does not end with the file
+    requests = laid_out(memory, ranges)
+    sums = np.zeros(len(ranges), np.uint64)
+    statuses, _, _ = run_all(kernels, file, requests, writing, sums=sums)
+    assert statuses == [0, 0, 0, 0, 0, -802][: len(ranges)]
+    here = [memory[at - memory.ctypes.data :][:n].tobytes() for _, n, at in requests]
+    hashed = [xxh3_64_intdigest(each) for each in here[:4]]
+    assert sums.tolist() == [*hashed, 0, 0][: len(ranges)]
 
 
 def test_cancelling_stops_before_the_next_run(kernels, file):

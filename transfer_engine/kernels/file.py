@@ -5,7 +5,8 @@ a large one is moved in place, the rest passes through an aligned buffer. Pieces
 their offset (outside), and `cut` joins neighbours that touch the same or adjacent blocks into
 runs. `move_runs` moves runs: one read or write of the device each, however many requests it
 serves. Where a run does not fill its blocks, they are read first, so that no neighbour is lost;
-whoever calls holds the lock that makes this safe.
+whoever calls holds the lock that makes this safe. Checksums are made where a request has just been
+moved: other threads wait for the device meanwhile.
 
 Pieces are four int64 columns (offset in the file, length, local address, number of the request).
 Addresses are plain integers that callers have checked. Numba does not check bounds: every index
@@ -17,16 +18,22 @@ from numba import types
 from numba.core.types import ExternalFunction
 
 from kernel_cache import njit
+from transfer_engine.kernels.xxh3 import xxh3_64_one
 
 _memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
 _pread = ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
 _pwrite = ExternalFunction("pwrite", types.intp(types.int32, types.intp, types.uintp, types.int64))
+_vector = types.intp(types.int32, types.intp, types.int32, types.int64)
+_preadv, _pwritev = ExternalFunction("preadv", _vector), ExternalFunction("pwritev", _vector)
 _lock = ExternalFunction("pthread_mutex_lock", types.int32(types.intp))
 _unlock = ExternalFunction("pthread_mutex_unlock", types.int32(types.intp))
 _errno_location = ExternalFunction("__errno_location", types.intp())
 
 GATE_BYTES = 64
 """Room of a mutex, in a cache line of its own."""
+
+_VECTOR_MAX = 64
+"""Most pieces in one call of the kernel."""
 
 _EINTR = 4
 _EDQUOT = 122
@@ -82,24 +89,29 @@ def _is_whole(offset, length, address, block, memory_block):
 
 
 @njit(cache=True, nogil=True)
-def cut(offsets, lengths, addresses, block, memory_block, in_place, through, runs):
+def cut(offsets, lengths, addresses, block, memory_block, in_place, through, vector, runs):
     """Join pieces sorted by offset into runs; return how many.
 
-    A run is pieces whose blocks touch, at most `through` bytes of blocks (or one piece), or a
-    single piece of at least in_place bytes that moves without a copy. runs: n + 1 entries; run r
-    holds the pieces runs[r] to runs[r + 1]. O(n).
+    A run is pieces whose blocks touch, at most `through` bytes of blocks (or one piece); or pieces
+    of at least in_place bytes that move without a copy and follow each other without a gap, at most
+    `vector` bytes (or one piece). runs: n + 1 entries; run r holds the pieces runs[r] to
+    runs[r + 1]. O(n).
     """
     count = 0
     begin = np.int64(0)
     end = np.int64(-1)
-    alone = True
+    alone = True  # what is in the run moves without a copy, or there is no run yet
     for i in range(offsets.size):
         first = offsets[i] // block * block
         last = -(-(offsets[i] + lengths[i]) // block) * block
         own = lengths[i] >= in_place and _is_whole(
             offsets[i], lengths[i], addresses[i], block, memory_block
         )
-        if alone or own or first > end or max(last, end) - begin > through:
+        if own and alone:
+            joins = first == end and last - begin <= vector and i - runs[count - 1] < _VECTOR_MAX
+        else:
+            joins = not alone and not own and first <= end and max(last, end) - begin <= through
+        if not joins:
             runs[count] = i
             count += 1
             begin = first
@@ -158,6 +170,58 @@ def _move_all(fd, address, length, offset, writing):
 
 
 @njit(cache=True, nogil=True)
+def _move_vector(fd, pieces, first, last, vector, writing):
+    """Move pieces that follow each other in the file, as `_move_all` does one. O(bytes).
+
+    vector: room for _VECTOR_MAX pairs of address and length, as the kernel takes them.
+    """
+    count = last - first
+    total = np.int64(0)
+    for i in range(count):
+        vector[2 * i] = pieces[2, first + i]
+        vector[2 * i + 1] = pieces[1, first + i]
+        total += pieces[1, first + i]
+    offset, at, moved = pieces[0, first], 0, np.int64(0)
+    while moved < total:
+        where = vector.ctypes.data + 16 * at
+        if writing != 0:
+            step = _pwritev(fd, where, count - at, offset + moved)
+        else:
+            step = _preadv(fd, where, count - at, offset + moved)
+        if step < 0:
+            number = _errno()
+            if number == _EINTR:
+                continue
+            return -number
+        if step == 0:
+            break
+        moved += step
+        while step > 0:
+            taken = min(step, vector[2 * at + 1])
+            vector[2 * at] += taken
+            vector[2 * at + 1] -= taken
+            step -= taken
+            if vector[2 * at + 1] == 0:
+                at += 1
+    return moved
+
+
+@njit(cache=True, nogil=True)
+def _hash(pieces, first, last, lengths, statuses, sums, hashed):
+    """Write the checksums of requests that are one of these pieces and have not failed. O(bytes).
+
+    sums, hashed: one per request, or none at all where nobody asks for checksums.
+    """
+    if sums.size == 0:
+        return
+    for i in range(first, last):
+        owner = pieces[3, i]
+        if statuses[owner] == 0 and pieces[1, i] == lengths[owner]:
+            sums[owner] = xxh3_64_one(pieces[2, i], pieces[1, i])
+            hashed[owner] = 1
+
+
+@njit(cache=True, nogil=True)
 def _fail(moved, offset, owners, first, last, statuses, failure):
     """Give the pieces first..last the status of a failed call, and keep its cause. O(pieces)."""
     if moved >= 0:
@@ -203,7 +267,28 @@ def shut(gates, count):
 
 
 @njit(cache=True, nogil=True)
-def _read_run(fd, pieces, first, last, begin, end, buffer, statuses, failure, cancel, gate):
+def _move_whole(fd, pieces, first, last, vector, writing, statuses, failure):
+    """Move pieces in place: in one call, or each on its own where that fails. O(bytes)."""
+    offsets, lengths, addresses, owners = pieces[0], pieces[1], pieces[2], pieces[3]
+    moved = np.int64(-1)
+    if last - first > 1:
+        moved = _move_vector(fd, pieces, first, last, vector, writing)
+        begin = offsets[first]
+        for i in range(first, last):
+            if moved >= 0 and offsets[i] + lengths[i] > begin + moved:
+                _fail(moved, begin + moved, owners, i, i + 1, statuses, failure)
+    if moved < 0:
+        for i in range(first, last):
+            moved = _move_all(fd, addresses[i], lengths[i], offsets[i], writing)
+            if moved < lengths[i]:
+                _fail(moved, offsets[i] + max(moved, 0), owners, i, i + 1, statuses, failure)
+
+
+@njit(cache=True, nogil=True)
+def _read_run(
+    fd, pieces, first, last, begin, end, buffer, lengths_asked, sums, hashed, statuses, failure,
+    cancel, gate,
+):  # fmt: skip
     """Read the blocks begin..end once and copy each piece out of them. O(bytes)."""
     offsets, lengths, addresses, owners = pieces[0], pieces[1], pieces[2], pieces[3]
     moved = _move_all(fd, buffer, end - begin, begin, 0)
@@ -214,12 +299,14 @@ def _read_run(fd, pieces, first, last, begin, end, buffer, statuses, failure, ca
             _fail(moved, begin + max(moved, 0), owners, i, i + 1, statuses, failure)
         else:
             _memmove(addresses[i], buffer + offsets[i] - begin, lengths[i])
+    _hash(pieces, first, last, lengths_asked, statuses, sums, hashed)
     _leave(gate)
 
 
 @njit(cache=True, nogil=True)
 def _write_run(
-    fd, pieces, first, last, begin, end, tiled, buffer, statuses, failure, cancel, gate
+    fd, pieces, first, last, begin, end, tiled, buffer, lengths_asked, sums, hashed, statuses,
+    failure, cancel, gate,
 ):  # fmt: skip
     """Copy each piece into the blocks begin..end and write them once. O(bytes)."""
     offsets, lengths, addresses, owners = pieces[0], pieces[1], pieces[2], pieces[3]
@@ -232,6 +319,7 @@ def _write_run(
         return
     for i in range(first, last):
         _memmove(buffer + offsets[i] - begin, addresses[i], lengths[i])
+    _hash(pieces, first, last, lengths_asked, statuses, sums, hashed)
     _leave(gate)
     moved = _move_all(fd, buffer, end - begin, begin, 1)
     if moved < end - begin:
@@ -240,38 +328,39 @@ def _write_run(
 
 @njit(cache=True, nogil=True)
 def move_runs(
-    fd, pieces, runs, first, last, block, memory_block, begins, ends, tiled, buffer, writing,
-    statuses, failure, cancel, gate,
+    fd, pieces, runs, first, last, block, memory_block, in_place, begins, ends, tiled, buffer,
+    writing, lengths, sums, hashed, statuses, failure, cancel, gate,
 ):  # fmt: skip
     """Move the runs first..last between a file and memory; return 1 when cancelled, else 0.
 
     pieces: 4 rows (offsets, lengths, addresses, owners), sorted by offset. buffer: address of
-    memory that holds the longest run that is not moved in place. statuses: one per request;
+    memory that holds the longest run that is not moved in place. lengths: of the requests. sums,
+    hashed: one per request, for the checksums of those that are one piece, and whether there is
+    one; of no size where nobody asks for any. statuses: one per request;
     what fails gets a code, and failure its errno (0: the file ended) and offset. cancel: one
     int64, looked at before each run. gate: address of a mutex under which alone the memory of the
     pieces is touched, and that not once cancelled; all passes through the buffer then. 0: none, and
     what is whole moves in place. O(bytes).
     """
+    vector = np.empty(2 * _VECTOR_MAX, np.int64)
     for r in range(first, last):
         if cancel[0] != 0:
             return 1
-        i = runs[r]
+        i, stop = runs[r], runs[r + 1]
         offset, length, address = pieces[0, i], pieces[1, i], pieces[2, i]
         whole = gate == 0 and _is_whole(offset, length, address, block, memory_block)
-        if whole and runs[r + 1] - i == 1:
-            moved = _move_all(fd, address, length, offset, writing)
-            if moved < length:
-                where = offset + max(moved, 0)
-                _fail(moved, where, pieces[3], i, i + 1, statuses, failure)
+        if whole and (stop - i == 1 or length >= in_place):
+            _move_whole(fd, pieces, i, stop, vector, writing, statuses, failure)
+            _hash(pieces, i, stop, lengths, statuses, sums, hashed)
         elif writing != 0:
             _write_run(
-                fd, pieces, i, runs[r + 1], begins[r], ends[r], tiled[r], buffer, statuses, failure,
-                cancel, gate,
+                fd, pieces, i, stop, begins[r], ends[r], tiled[r], buffer, lengths, sums, hashed,
+                statuses, failure, cancel, gate,
             )  # fmt: skip
         else:
             _read_run(
-                fd, pieces, i, runs[r + 1], begins[r], ends[r], buffer, statuses, failure, cancel,
-                gate,
+                fd, pieces, i, stop, begins[r], ends[r], buffer, lengths, sums, hashed, statuses,
+                failure, cancel, gate,
             )  # fmt: skip
     return 0
 
@@ -289,7 +378,7 @@ def warmup() -> None:
     plan(column, length, address, statuses, 16, 1, 64, 64, 32, pieces)
     pieces = np.ascontiguousarray(pieces[:, :1])
     runs = np.zeros(2, dtype=np.int64)
-    cut(pieces[0], pieces[1], pieces[2], 16, 1, 64, 32, runs)
+    cut(pieces[0], pieces[1], pieces[2], 16, 1, 64, 32, 64, runs)
     begins, ends, tiled = column.copy(), column.copy(), column.copy()
     hulls(pieces[0], pieces[1], runs, 1, 16, begins, ends, tiled)
     failure = np.zeros(2, dtype=np.int64)
@@ -298,8 +387,9 @@ def warmup() -> None:
         os.ftruncate(fd, 16)
         for writing in (1, 0):
             move_runs(
-                fd, pieces, runs, 0, 1, 16, 1, begins, ends, tiled, memory.ctypes.data + 32,
-                writing, statuses, failure, column, 0,
+                fd, pieces, runs, 0, 1, 16, 1, 64, begins, ends, tiled, memory.ctypes.data + 32,
+                writing, length, np.zeros(1, np.uint64), np.zeros(1, np.uint8), statuses, failure,
+                column, 0,
             )  # fmt: skip
         shut(np.zeros(GATE_BYTES, np.uint8).ctypes.data, 1)
     finally:

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from transfer_engine.base import CANCELLED, remaining_s
+from transfer_engine.checksum import checksum_ranges
 from transfer_engine.errors import (
     AuthError,
     ConfigError,
@@ -92,6 +93,7 @@ _CALL_BYTES = 64 << 10
 _TASK_BYTES_MIN = 256 << 10
 _TASK_BYTES_MAX = 8 << 20
 _TASKS_PER_THREAD = 4
+_NO_SUMS = np.empty(0, np.uint64)
 _NEVER = 1 << 62
 """More bytes than any request has."""
 
@@ -105,6 +107,11 @@ class _Runs(NamedTuple):
     ends: NDArray[np.int64]
     tiled: NDArray[np.int64]
     tasks: list[tuple[int, int]]
+    in_place: int
+    sums: NDArray[np.uint64]
+    """One per request; none where nobody asks for checksums."""
+    hashed: NDArray[np.uint8]
+    """Which of them were made as bytes passed."""
 
 
 class BlockFile:
@@ -184,14 +191,19 @@ class BlockFile:
         """Prepare for transfers of this memory: the kernel takes any."""
 
     def move(self, batch: Batch, peer: str) -> None:
-        """Move a batch whose ranges were checked, filling its statuses.
+        """Move a batch whose ranges were checked, filling its statuses and checksums.
 
         What fails for single requests is their status: NoSpaceError, TruncatedError or
         DiskError by code, with the cause in the log. Raises TransferTimeoutError.
         """
         work = self._plan(batch)
-        if not work.tasks:
-            return
+        if work.tasks:
+            self._carry_out(work, batch, peer)
+        if batch.checksums is not None:
+            rest = np.flatnonzero((batch.statuses == 0) & (work.hashed == 0))
+            batch.checksums[rest] = checksum_ranges(batch.addresses[rest], batch.lengths[rest])
+
+    def _carry_out(self, work: _Runs, batch: Batch, peer: str) -> None:
         failure = np.zeros(2, dtype=np.int64)
         tasks = iter(work.tasks)  # each goes to one of the threads that take from it
 
@@ -293,11 +305,14 @@ class BlockFile:
         runs = np.empty(count + 1, dtype=np.int64)
         found = file.cut(
             pieces[0], pieces[1], pieces[2], self.block, self._memory_block, in_place,
-            THROUGH_BYTES, runs,
+            THROUGH_BYTES, _vector_bytes(batch.total_bytes), runs,
         )  # fmt: skip
         begins, ends, tiled = (np.empty(found, dtype=np.int64) for _ in range(3))
         file.hulls(pieces[0], pieces[1], runs, found, self.block, begins, ends, tiled)
-        return _Runs(pieces, runs, begins, ends, tiled, _deal(ends - begins))
+        tasks = _deal(ends - begins)
+        sums = _NO_SUMS if batch.checksums is None else batch.checksums
+        hashed = np.zeros(sums.size, np.uint8)
+        return _Runs(pieces, runs, begins, ends, tiled, tasks, in_place, sums, hashed)
 
     def _run_task(
         self,
@@ -319,8 +334,9 @@ class BlockFile:
                 )
             file.move_runs(
                 self._fd, work.pieces, work.runs, first, last, self.block, self._memory_block,
-                work.begins, work.ends, work.tiled, buffer.address, int(batch.writing),
-                batch.statuses, failure, cancel, gate,
+                work.in_place, work.begins, work.ends, work.tiled, buffer.address,
+                int(batch.writing), batch.lengths, work.sums, work.hashed, batch.statuses, failure,
+                cancel, gate,
             )  # fmt: skip
 
     def _report(self, failure: NDArray[np.int64], batch: Batch, peer: str) -> None:
@@ -405,6 +421,12 @@ class BlockFile:
 def _load_kernels() -> None:
     """Load or compile now, once, so that no deadline of a transfer runs while that happens."""
     file.warmup()
+
+
+def _vector_bytes(total: int) -> int:
+    """How much goes into one call of the kernel where memory is scattered and the file is not."""
+    share = total // (2 * (THREADS + 1))
+    return min(max(share, _TASK_BYTES_MIN), PIECE_BYTES)
 
 
 def _deal(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:

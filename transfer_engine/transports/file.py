@@ -20,7 +20,6 @@ from transfer_engine.errors import InvalidArgumentError
 from transfer_engine.segments.blockfile import BlockFile
 from transfer_engine.segments.file import FileSegment
 from transfer_engine.segments.geometry import measure
-from transfer_engine.transports.copying import hash_local
 from transfer_engine.transports.lending import LendingTransport
 
 if TYPE_CHECKING:
@@ -49,4 +48,3 @@ class FileTransport(LendingTransport[BlockFile]):
 
     def _carry(self, lent: BlockFile, batch: Batch, peer: str) -> None:
         lent.move(batch, peer)
-        hash_local(batch)
