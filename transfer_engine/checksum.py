@@ -36,6 +36,7 @@ __all__ = [
     "checksum_one",
     "checksum_ranges",
     "copy_one",
+    "copy_ranges",
     "streams",
 ]
 
@@ -142,6 +143,16 @@ def copy_one(source: int, target: int, nbytes: int) -> int:
     """
     found: int = (_xxh3 or _kernels()).copy_one_xxh3_64(source, target, nbytes, streams(nbytes))
     return found
+
+
+def copy_ranges(
+    sources: NDArray[np.int64], targets: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """Copy ranges, and return the XXH3-64 of what each target now holds; nothing is checked."""
+    out = np.empty(len(lengths), np.uint64)
+    columns = map(np.ascontiguousarray, (sources, targets, lengths))
+    (_xxh3 or _kernels()).copy_xxh3_64(*columns, out, streams(int(lengths.sum())))
+    return out
 
 
 def checksum_one(address: int, nbytes: int) -> int:

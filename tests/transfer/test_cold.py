@@ -256,7 +256,7 @@ def test_what_is_forgotten_is_removed_unless_it_was_written_anew(url):
 
 
 @pytest.mark.parametrize("smaller", [False, True])
-@pytest.mark.parametrize("harm", ["cut", "changed", "changed within", "gone"])
+@pytest.mark.parametrize("harm", ["cut", "changed", "changed within", "longer", "gone"])
 def test_a_damaged_file_is_a_status_and_others_are_read(tmp_path, harm, smaller):
     url = str(tmp_path)
     with opened(url, smaller=smaller) as segment:
@@ -265,6 +265,9 @@ def test_a_damaged_file_is_a_status_and_others_are_read(tmp_path, harm, smaller)
         with open(victim, "r+b") as file:
             if harm == "cut":
                 file.truncate(10)
+            elif harm == "longer":
+                file.seek(0, 2)
+                file.write(b"!")
             else:
                 file.seek(100_000 if harm == "changed within" else 0)
                 file.write(b"changed")

@@ -31,15 +31,14 @@ import threading
 import time
 from collections import defaultdict, deque
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from transfer_engine.base import DISK_FAILED, FAILED, NO_SPACE, TIMED_OUT, TRUNCATED
-from transfer_engine.checksum import checksum_one, copy_one
+from transfer_engine.checksum import checksum_one
 from transfer_engine.errors import (
     AuthError,
-    ChecksumMismatchError,
     NoSpaceError,
     NotFoundError,
     StoreError,
@@ -47,9 +46,10 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.segments.extents import PIECE_BYTES, Extent, Piece, found_in
-from transfer_engine.segments.forms import UNREADABLE, Forms
+from transfer_engine.segments.fetched import Wanted, give
+from transfer_engine.segments.forms import Forms
 from transfer_engine.segments.memory import OpenSegment, check_name
-from transfer_engine.segments.remote import THREADS, Rank, RemoteStore, Upload
+from transfer_engine.segments.remote import LOST, THREADS, Rank, RemoteStore, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -76,21 +76,10 @@ TOGETHER_S = 2e-3
 """What comes quicker is read by one call, several files in a row..."""
 AT_ONCE_S = 1.0
 """...as long as that lasts no longer than this."""
-LOST = -1
-"""In place of a length: a file that is not there."""
 DOOMED_MAX = 65_536
 REMOVED_AT_ONCE = 256
 LISTED_S, REMOVED_S = 600.0, 60.0
-DAMAGED, NOT_ALLOWED = ChecksumMismatchError.code, AuthError.code
-
-
-class _Wanted(NamedTuple):
-    """Bytes of a piece that a request wants."""
-
-    request: int
-    begin: int
-    end: int
-    address: int
+NOT_ALLOWED = AuthError.code
 
 
 class ColdSegment(OpenSegment):
@@ -220,7 +209,7 @@ class ColdSegment(OpenSegment):
         deadline: float,
     ) -> None:
         self._check_ready("read")
-        wanted: dict[Piece, list[_Wanted]] = defaultdict(list)
+        wanted: dict[Piece, list[Wanted]] = defaultdict(list)
         for i in np.flatnonzero((statuses == 0) & (lengths > 0)).tolist():
             begin, length, address = int(offsets[i]), int(lengths[i]), int(addresses[i])
             extent = self._at(begin, length)
@@ -230,7 +219,7 @@ class ColdSegment(OpenSegment):
             for n in extent.pieces(begin - extent.start, begin - extent.start + length):
                 first = extent.start + n * PIECE_BYTES
                 low, high = max(begin, first), min(begin + length, first + PIECE_BYTES)
-                part = _Wanted(i, low - first, high - first, address + low - begin)
+                part = Wanted(i, low - first, high - first, address + low - begin)
                 wanted[Piece(extent, n)].append(part)
         waiting: deque[tuple[list[Piece], Future[_Fetched]]] = deque()
         todo, fault = deque(wanted), ""
@@ -241,11 +230,8 @@ class ColdSegment(OpenSegment):
                     waiting.append((some, self._store.begin(Rank.READ, self._fetch, some)))
                 some, turn = waiting.popleft()
                 memory, found = self._store.wait(turn, "read", deadline)
-                address = memory.ctypes.data
-                for piece, length in zip(some, found, strict=False):
-                    wrong = _give(piece, length, address, wanted[piece], statuses)
-                    fault = f"{self._folder}/{wrong}" if wrong else fault
-                    address += piece.nbytes
+                wrong = give(some, found, memory, wanted, statuses)
+                fault = f"{self._folder}/{wrong}" if wrong else fault
                 self._spare.append(memory)
                 todo.extendleft(reversed(some[len(found) :]))
         finally:
@@ -274,30 +260,37 @@ class ColdSegment(OpenSegment):
             memory = self._spare.pop()
         except IndexError:
             memory = np.empty(PIECE_BYTES, np.uint8)
-        lengths: list[int] = []
-        room = memory.data
-        began = before = time.monotonic()
-        for piece in pieces:
-            name = f"{self._folder}/{piece.file}"
-            try:
-                lengths.append(self._read_piece(piece, name, room[: piece.nbytes]))
-            except FileNotFoundError:
-                self._look_for_mark()
-                lengths.append(LOST)
-            room = room[piece.nbytes :]
-            now = time.monotonic()
-            self._piece_s += (now - before - self._piece_s) / 8
-            if now > began + AT_ONCE_S:
-                break
-            before = now
+        began = time.monotonic()
+        if any(piece.extent.coded or piece.extent.key for piece in pieces):
+            lengths = self._read_forms(pieces, memory, began + AT_ONCE_S)
+        else:
+            names = [f"{self._folder}/{piece.file}" for piece in pieces]
+            sizes = [piece.nbytes for piece in pieces]
+            lengths = self._store.read_files(names, sizes, memory, AT_ONCE_S)
+        if LOST in lengths:
+            self._look_for_mark()
+        each_s = (time.monotonic() - began) / len(lengths)
+        self._piece_s += (each_s - self._piece_s) * min(1.0, len(lengths) / 8)
         return memory, lengths
 
-    def _read_piece(self, piece: Piece, name: str, memory: memoryview) -> int:
-        """Read a file into memory; return how long its piece is, or what stands for that."""
-        extent = piece.extent
-        if not (extent.coded or extent.key):
-            return self._store.read_into(name, memory)
-        return self._forms.read(extent, self._place(piece), self._store.read(name), memory)
+    def _read_forms(
+        self, pieces: list[Piece], memory: NDArray[np.uint8], until: float
+    ) -> list[int]:
+        """Read files of which some are not as their pieces are, as `read_files` does others."""
+        lengths: list[int] = []
+        room = memory.data
+        for piece in pieces:
+            extent, place = piece.extent, self._place(piece)
+            try:
+                data = self._store.read(f"{self._folder}/{piece.file}")
+            except FileNotFoundError:
+                lengths.append(LOST)
+            else:
+                lengths.append(self._forms.read(extent, place, data, room[: piece.nbytes]))
+            room = room[piece.nbytes :]
+            if time.monotonic() > until:
+                break
+        return lengths
 
     def _place(self, piece: Piece) -> bytes:
         """Return what a sealed file is bound to."""
@@ -567,25 +560,4 @@ def _memory(address: int, length: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
 
 
-_STATUSES = {LOST: TRUNCATED, UNREADABLE: DISK_FAILED}
 _AWAY = "{} has no folder of this segment: it is away, or was emptied"
-
-
-def _give(
-    piece: Piece, length: int, address: int, parts: list[_Wanted], statuses: NDArray[np.int32]
-) -> str:
-    """Copy what was read of a piece to who wanted it, compared; return what is wrong with it."""
-    nbytes, total = piece.nbytes, piece.extent.sums[piece.number]
-    same, sealed = length == nbytes, bool(piece.extent.key)  # which opened only as it was written
-    if same and len(parts) == 1 and parts[0].end - parts[0].begin == nbytes:
-        same = copy_one(address, parts[0].address, nbytes) == total or sealed
-    elif same and (same := sealed or checksum_one(address, nbytes) == total):
-        for part in parts:
-            ctypes.memmove(part.address, address + part.begin, part.end - part.begin)
-    if same:
-        return ""
-    for part in parts:
-        statuses[part.request] = _STATUSES.get(length, DAMAGED)
-    if length == UNREADABLE:
-        return ""  # it was told when the file was found
-    return f"{piece.file} is {'gone' if length == LOST else 'not what was written'}"
