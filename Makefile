@@ -5,7 +5,7 @@ MINUTES ?= 10
 # Many images set it: each of the hundreds of processes below would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
+.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store soak-reboot chaos clean
 .PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-serving soak-serving overload
 
@@ -63,6 +63,9 @@ soak-store: setup ## a running store under load, kills and stops, for MINUTES (1
 chaos: MINUTES := $(if $(filter file,$(origin MINUTES)),15,$(MINUTES))
 chaos: setup     ## a store that keeps its objects: all its processes killed, for MINUTES (15)
 	@$(PY) -m tests.soak.chaos --minutes $(MINUTES) --seed $(SEED)
+
+soak-reboot: setup ## a host that is started anew, with a million objects on its disk
+	@$(PY) -m tests.soak.reboot
 
 soak-serving: setup-test ## workers of a serving system, killed 20 times under load
 	@$(PY) -m tests.soak.serving --kills 20 --seed $(SEED)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -29,7 +30,7 @@ from transfer_engine.errors import (
     UnavailableError,
 )
 from transfer_engine.testing import OwnerProcess, content
-from transfer_engine.transports import dialing, shm
+from transfer_engine.transports import dialing, shm, stream
 from transfer_engine.wire.handshake import read_only_secret
 
 SIZE = 8 << 20
@@ -229,6 +230,56 @@ def test_a_transport_that_was_closed_opens_nothing(owner, setting, transport):
     closed.close()
     with pytest.raises(PeerLostError, match="was closed"):
         closed.open(descriptor, time.monotonic() + 5)
+
+
+@pytest.mark.parametrize("operation", [Operation.READ, Operation.WRITE])
+def test_a_connection_that_died_unused_costs_a_second_one_and_no_error(
+    engine, setting, monkeypatch, operation
+):
+    """It may die between the look at it and its use; a second one that dies is a lost peer."""
+    descriptor, _, region = setting
+    target = engine.open(descriptor, require="tcp")
+    move = engine.read_batch if operation is Operation.READ else engine.write_batch
+    exchange, cut = stream.Link.exchange, []
+
+    def dying(link, *given):
+        if cut and cut.pop():
+            link.sock.shutdown(socket.SHUT_RDWR)
+        return exchange(link, *given)
+
+    monkeypatch.setattr(stream.Link, "exchange", dying)
+    arguments = target, [0, 4096], [4096, 4096], [region.address, region.address + 4096]
+    assert move(*arguments).ok
+    cut[:] = [1]
+    assert move(*arguments).ok
+    assert not cut
+    cut[:] = [1, 1]
+    with pytest.raises(PeerLostError) as caught:
+        move(*arguments)
+    assert caught.value.operation == operation.verb
+    assert not cut  # and a third was not tried
+    assert move(*arguments).ok
+
+
+@pytest.mark.parametrize("operation", [Operation.READ, Operation.WRITE])
+def test_one_request_on_a_connection_that_died_goes_over_another(
+    engine, setting, monkeypatch, operation
+):
+    descriptor, _, region = setting
+    target = engine.open(descriptor, require="tcp")
+    move = engine.read_batch if operation is Operation.READ else engine.write_batch
+    exchange, cut = stream.Link.exchange_one, [1]
+
+    def dying(link, *given, **more):
+        if cut and cut.pop():
+            link.sock.shutdown(socket.SHUT_RDWR)
+        return exchange(link, *given, **more)
+
+    arguments = target, [0], [4096], [region.address]
+    assert move(*arguments).ok
+    monkeypatch.setattr(stream.Link, "exchange_one", dying)
+    assert move(*arguments).ok
+    assert not cut
 
 
 def test_pools_of_owners_that_ended_are_dropped(engine):
