@@ -1,4 +1,5 @@
 import ctypes
+import time
 
 import numpy as np
 import pytest
@@ -102,13 +103,10 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(moving, "_sched_yield", _bare("sched_yield", number))
     recv = _bare("recv", ctypes.c_ssize_t, number, long, size, number)
     monkeypatch.setattr(moving, "_recv", lambda *values: recv(*map(int, values)))
-    clock = _bare("clock_gettime", ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-    monkeypatch.setattr(moving, "_clock_gettime", clock)
-    errno_at = _bare("__errno_location", long)
-    monkeypatch.setattr(moving, "_errno_location", errno_at)
+    monkeypatch.setattr(moving, "last_errno", ctypes.get_errno)
+    monkeypatch.setattr(moving, "now_ns", lambda clock: time.monotonic_ns())
     for name in ("check_batch", "check_ranges", "_copy", "copy_batch", "build_iov", "move_iov",
-                 "_errno", "now_ns", "_fill", "exchange", "exchange_one",
-                 "take_request"):  # fmt: skip
+                 "_fill", "exchange", "exchange_one", "take_request"):  # fmt: skip
         monkeypatch.setattr(moving, name, getattr(moving, name).py_func)
     return moving
 
@@ -117,7 +115,7 @@ def kernels(request, monkeypatch):
 def serving(kernels, monkeypatch):
     """The kernels of the owner's loop, compiled or as plain Python like those they call."""
     if not hasattr(kernels.move_iov, "py_func"):
-        for name in ("_errno", "now_ns", "_fill", "build_iov", "check_ranges", "move_iov"):
+        for name in ("last_errno", "now_ns", "_fill", "build_iov", "check_ranges", "move_iov"):
             monkeypatch.setattr(serving_kernels, name, getattr(kernels, name))
         monkeypatch.setattr(serving_kernels, "_recv", kernels._recv)
         monkeypatch.setattr(serving_kernels, "_sched_yield", kernels._sched_yield)

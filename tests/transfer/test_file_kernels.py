@@ -30,7 +30,7 @@ def kernels(request, monkeypatch):
         for vector, length in (("", size), ("v", number)):
             call = _bare(name + vector, ctypes.c_ssize_t, number, long, length, long)
             monkeypatch.setattr(file_kernels, f"_{name}{vector}", call)
-    monkeypatch.setattr(file_kernels, "_errno_location", _bare("__errno_location", long))
+    monkeypatch.setattr(file_kernels, "last_errno", ctypes.get_errno)
     for name, value in list(vars(file_kernels).items()):
         if hasattr(value, "py_func") and value.py_func.__module__ == file_kernels.__name__:
             monkeypatch.setattr(file_kernels, name, value.py_func)

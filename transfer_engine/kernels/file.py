@@ -18,6 +18,7 @@ from numba import types
 from numba.core.types import ExternalFunction
 
 from kernel_cache import njit
+from transfer_engine.kernels.system import last_errno
 from transfer_engine.kernels.xxh3 import xxh3_64_one
 
 _memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
@@ -27,7 +28,6 @@ _vector = types.intp(types.int32, types.intp, types.int32, types.int64)
 _preadv, _pwritev = ExternalFunction("preadv", _vector), ExternalFunction("pwritev", _vector)
 _lock = ExternalFunction("pthread_mutex_lock", types.int32(types.intp))
 _unlock = ExternalFunction("pthread_mutex_unlock", types.int32(types.intp))
-_errno_location = ExternalFunction("__errno_location", types.intp())
 
 GATE_BYTES = 64
 """Room of a mutex, in a cache line of its own."""
@@ -142,14 +142,6 @@ def hulls(offsets, lengths, runs, count, block, begins, ends, tiled):
 
 
 @njit(cache=True, nogil=True)
-def _errno():
-    """Return the error number of this thread's last failed system call. O(1)."""
-    number = np.zeros(1, dtype=np.int32)
-    _memmove(number.ctypes.data, _errno_location(), 4)
-    return np.int64(number[0])
-
-
-@njit(cache=True, nogil=True)
 def _move_all(fd, address, length, offset, writing):
     """Read or write until all is moved; return the bytes, fewer at the end, or -errno. O(bytes)."""
     moved = np.int64(0)
@@ -159,7 +151,7 @@ def _move_all(fd, address, length, offset, writing):
         else:
             step = _pread(fd, address + moved, length - moved, offset + moved)
         if step < 0:
-            number = _errno()
+            number = last_errno()
             if number == _EINTR:
                 continue
             return -number
@@ -189,7 +181,7 @@ def _move_vector(fd, pieces, first, last, vector, writing):
         else:
             step = _preadv(fd, where, count - at, offset + moved)
         if step < 0:
-            number = _errno()
+            number = last_errno()
             if number == _EINTR:
                 continue
             return -number

@@ -15,18 +15,16 @@ from numba.core.types import ExternalFunction
 
 from kernel_cache import njit
 from transfer_engine.kernels.primitives import copy_streaming, finish_streaming
+from transfer_engine.kernels.system import last_errno, now_ns
 
 _memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
 _sendmsg = ExternalFunction("sendmsg", types.intp(types.int32, types.intp, types.int32))
 _recvmsg = ExternalFunction("recvmsg", types.intp(types.int32, types.intp, types.int32))
 _recv = ExternalFunction("recv", types.intp(types.int32, types.intp, types.uintp, types.int32))
 _sched_yield = ExternalFunction("sched_yield", types.int32())
-_clock_gettime = ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
-_errno_location = ExternalFunction("__errno_location", types.intp())
 
 # Values of linux/uapi, the same on every architecture numba supports.
 _IOV_MAX = 1024
-_CLOCK_MONOTONIC = 1
 _MSG_DONTWAIT = 0x40
 _MSG_WAITALL = 0x100
 _MSG_NOSIGNAL = 0x4000
@@ -211,14 +209,6 @@ def build_iov(base, positions, lengths, statuses, iov, sink, sink_bytes):
 
 
 @njit(cache=True, nogil=True)
-def _errno():
-    """Return the error number of this thread's last failed system call. O(1)."""
-    number = np.zeros(1, dtype=np.int32)
-    _memmove(number.ctypes.data, _errno_location(), 4)
-    return np.int64(number[0])
-
-
-@njit(cache=True, nogil=True)
 def move_iov(fd, iov, receive, state):
     """Send or receive the iovecs state[0]..state[1] through a blocking socket.
 
@@ -236,7 +226,7 @@ def move_iov(fd, iov, receive, state):
         else:
             moved = _sendmsg(fd, message.ctypes.data, _MSG_NOSIGNAL)
         if moved < 0:
-            return _errno()
+            return last_errno()
         if moved == 0 and receive != 0:
             return np.int64(PEER_CLOSED)
         state[2] += moved
@@ -249,13 +239,6 @@ def move_iov(fd, iov, receive, state):
             iov[2 * state[0] + 1] -= moved
             return np.int64(MOVED_PART)
     return np.int64(MOVED_ALL)
-
-
-@njit(cache=True, nogil=True)
-def now_ns(clock):
-    """Return the monotonic time in ns; clock: two words of room. O(1)."""
-    _clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
-    return clock[0] * 1_000_000_000 + clock[1]
 
 
 @njit(cache=True, nogil=True)
@@ -286,7 +269,7 @@ def _fill(fd, address, length, spins, state):
         if moved < 0:
             moved = _recv(fd, address + state[2], length - state[2], _MSG_WAITALL)
         if moved < 0:
-            return _errno()
+            return last_errno()
         if moved == 0:
             return np.int64(PEER_CLOSED)
         state[2] += moved

@@ -36,14 +36,13 @@ from transfer_engine.kernels.moving import (
     TOLD_READ,
     TOLD_WRITE,
     UNEXPECTED,
-    _errno,
     _fill,
     build_iov,
     check_ranges,
     move_iov,
-    now_ns,
 )
 from transfer_engine.kernels.primitives import finish_streaming, load64
+from transfer_engine.kernels.system import last_errno, now_ns
 
 _recv = ExternalFunction("recv", types.intp(types.int32, types.intp, types.uintp, types.int32))
 _sched_yield = ExternalFunction("sched_yield", types.int32())
@@ -85,7 +84,7 @@ def _poll(fd, message, watch, spin_ns, state):
         if moved == 0:
             code = np.int64(PEER_CLOSED)
             break
-        failed = _errno()
+        failed = last_errno()
         if failed != _EAGAIN:
             code = failed
             break

@@ -10,33 +10,14 @@ from numba import types
 from numba.core.types import ExternalFunction
 
 from kernel_cache import njit
+from transfer_engine.kernels.system import last_errno, now_ns
 
-_memmove = ExternalFunction("memmove", types.intp(types.intp, types.intp, types.uintp))
 _open = ExternalFunction("open", types.int32(types.intp, types.int32))
 _read = ExternalFunction("read", types.intp(types.int32, types.intp, types.uintp))
 _close = ExternalFunction("close", types.int32(types.int32))
-_clock_gettime = ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
-_errno_location = ExternalFunction("__errno_location", types.intp())
 
 _EINTR = 4
-_MONOTONIC = 1
 _READ_ONLY_CLOEXEC = 0o2000000
-_SECOND_NS = 1_000_000_000
-
-
-@njit(cache=True, nogil=True)
-def _errno():
-    """Return the error number of this thread's last failed system call. O(1)."""
-    number = np.zeros(1, dtype=np.int32)
-    _memmove(number.ctypes.data, _errno_location(), 4)
-    return np.int64(number[0])
-
-
-@njit(cache=True, nogil=True)
-def _now_ns(pair):
-    """Return the monotonic time; pair: room for two int64. O(1)."""
-    _clock_gettime(_MONOTONIC, pair.ctypes.data)
-    return pair[0] * _SECOND_NS + pair[1]
 
 
 @njit(cache=True, nogil=True)
@@ -50,7 +31,7 @@ def _read_whole(file, address, length, beyond):
         where = address + moved if moved < length else beyond
         step = _read(file, where, max(length - moved, 1))
         if step < 0:
-            number = _errno()
+            number = last_errno()
             if number == _EINTR:
                 continue
             return -number
@@ -68,17 +49,17 @@ def read_files(names, starts, address, lengths, within_ns, found):
     each is to be. found: how long it is (one more than that for a longer one), or -errno. The time
     is looked at behind each file. O(bytes).
     """
-    scratch = np.zeros(3, np.int64)
-    began = _now_ns(scratch)
+    clock, beyond = np.zeros(2, np.int64), np.zeros(1, np.uint8)
+    began = now_ns(clock)
     for i in range(lengths.size):
         file = _open(names + starts[i], _READ_ONLY_CLOEXEC)
         if file < 0:
-            found[i] = -_errno()
+            found[i] = -last_errno()
         else:
-            found[i] = _read_whole(file, address, lengths[i], scratch.ctypes.data + 16)
+            found[i] = _read_whole(file, address, lengths[i], beyond.ctypes.data)
             _close(file)
         address += lengths[i]
-        if _now_ns(scratch) - began > within_ns:
+        if now_ns(clock) - began > within_ns:
             return i + 1
     return lengths.size
 
