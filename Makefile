@@ -5,9 +5,9 @@ MINUTES ?= 10
 # Many images set it: each of the hundreds of processes below would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store soak-reboot chaos clean
+.PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
-.PHONY: test-compat test-serving soak-serving overload
+.PHONY: test-compat test-serving soak-serving soak-reboot overload
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13

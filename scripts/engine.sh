@@ -37,7 +37,7 @@ if [ ! -f "$home/.stamp" ] || [ "$(cat "$home/.stamp")" != "$want" ]; then
   [ -x "$home/bin/python" ] || .venv/bin/python -m venv "$home"
   "install_$engine"
   pip install hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
-  pip install -e .
+  pip install -e '.[fuse]'
   echo "$want" > "$home/.stamp"
 fi
 # The checkout that the tests are of comes first, wherever the environment was installed from.

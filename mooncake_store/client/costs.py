@@ -16,10 +16,11 @@ are never negative. What the measurements leave open is as it was expected:
 - a path that was quick and is slow now may be quick again, and a reader that leaves it alone would
   never hear of it. So beside what is learnt stands what it takes in calm, which falls at once, and
   takes ten seconds or more to double. Of how much the one is above the other, half is believed
-  after three seconds without a measurement. So the path is tried again, in vain a few times where
-  it stays slow;
+  after three seconds without a measurement, and after twice as long each time it was tried in vain.
+  So the path is tried again, a few times where it stays slow;
 - a transfer that took more than four times as long as expected counts as four times: one pause of
-  a peer does not make it a slow one, several in a row do. The first one is believed as it is;
+  a peer does not make it a slow one. The next such one in a row is believed as it is, and most of
+  what was before is forgotten. The first of all is believed as well;
 - what this client has under way on a segment is in front of what is asked for now. A transfer
   beside others is counted with half of what these had to move when it began.
 
@@ -55,8 +56,10 @@ _SAMPLES = 32
 _PRIOR = 0.01
 """How much what is expected weighs, in measurements."""
 _SURPRISE = 4.0
-_RECOVERY_S = 3.0
-"""In what time half of what is above calm is believed to be over."""
+_KEPT_OF_BEFORE = 0.2
+"""What former measurements count once two in a row were surprises."""
+_RECOVERY_S, _RECOVERY_MAX_S = 3.0, 60.0
+"""In what time half of what is above calm is believed to be over, at first and at most."""
 _RISE_S, _RISE_MAX_S = 10.0, 60.0
 """In what time what it takes in calm may double, and for how long a pause that is counted."""
 _HEARSAY_S = 60.0
@@ -101,11 +104,13 @@ class Known(NamedTuple):
 
     factors: Factors
     at: float
+    recovery_s: float = _RECOVERY_S
+    """In what time half of what is above calm is believed to be over."""
 
     def blended(self, moment: float) -> Factors:
         """What is to be believed at a moment."""
         now, calm = self.factors
-        out: Factors = calm + (now - calm) * _half(moment - self.at, _RECOVERY_S)
+        out: Factors = calm + (now - calm) * _half(moment - self.at, self.recovery_s)
         return out
 
     def faded(self, moment: float) -> Known:
@@ -137,7 +142,9 @@ def _times(rate: Rate, factors: Factors) -> Rate:
 class _Fit:
     """Measurements, as multiples of the defaults, and the coefficients that explain them best."""
 
-    __slots__ = ("_at", "_fade_s", "_gram", "_kept", "_moments", "_seen")
+    __slots__ = (
+        "_at", "_fade_s", "_gram", "_kept", "_moments", "_recovery_s", "_seen", "_surprised",
+    )  # fmt: skip
 
     def __init__(self, kept: float, fade_s: float) -> None:
         self._kept = kept
@@ -145,21 +152,35 @@ class _Fit:
         self._gram = np.zeros((3, 3))
         self._moments = np.zeros((2, 3))
         self._seen = False
+        self._surprised = False
+        self._recovery_s = _RECOVERY_S
         self._at = 0.0
 
     def learn(self, row: Factors, ratio: float, expected: Known, at: float) -> None:
         """A batch took `ratio` times what the defaults say; `row` is how that is made up."""
         usual, calm = (self.known(expected, at).factors @ row).tolist()
-        rise = _SURPRISE
+        rise, kept = _SURPRISE, self._kept * _half(at - self._at, self._fade_s)
         if self._seen:
-            ratio = min(ratio, _SURPRISE * usual)
+            surprised = ratio > _SURPRISE * usual
+            if surprised and self._surprised:
+                kept = min(kept, _KEPT_OF_BEFORE)
+            elif surprised:
+                ratio = _SURPRISE * usual
+            self._surprised = surprised
             rise = 1 / _half(min(at - self._at, _RISE_MAX_S), _RISE_S)
+            self._recover(ratio, usual, calm, at)
         calm = min(ratio, rise * calm)
-        kept = self._kept * _half(at - self._at, self._fade_s)
         self._gram = kept * self._gram + np.outer(row, row)
         self._moments = kept * self._moments + np.outer((ratio, calm), row)
         self._seen = True
         self._at = max(self._at, at)
+
+    def _recover(self, ratio: float, usual: float, calm: float, at: float) -> None:
+        """Look less often whether it is over, as long as those who look find that it is not."""
+        if ratio < _SURPRISE * calm:
+            self._recovery_s = _RECOVERY_S
+        elif ratio > usual / 2 and at - self._at > self._recovery_s:
+            self._recovery_s = min(2 * self._recovery_s, _RECOVERY_MAX_S)
 
     def known(self, expected: Known, now: float) -> Known:
         """What the measurements say; what they leave open is as `expected`."""
@@ -167,7 +188,7 @@ class _Fit:
             return expected
         left = _half(now - self._at, self._fade_s)
         factors = _solve(left * self._gram, left * self._moments, expected.factors)
-        return Known(factors, self._at)
+        return Known(factors, self._at, self._recovery_s)
 
 
 def _solve(gram: Factors, moments: Factors, expected: Factors) -> Factors:

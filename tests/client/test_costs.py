@@ -58,10 +58,19 @@ def test_one_pause_changes_little_but_a_path_that_became_slow_is_believed():
         predicted(pace, at=turn)
     read(pace, 10.0, at=20)
     assert predicted(pace, at=20) < 0.02
-    for turn in range(21, 60):
+    read(pace, 10.0, at=21)
+    assert predicted(pace, at=21) > 3.0  # the second in a row
+    for turn in range(22, 60):
         read(pace, 10.0, at=turn)
         predicted(pace, at=turn)
     assert predicted(pace, at=60) == pytest.approx(10.0, rel=0.3)
+
+
+def test_pauses_that_are_not_in_a_row_are_pauses():
+    pace = Costs().pace()
+    for turn in range(60):
+        read(pace, 10.0 if turn % 8 == 7 else 0.01, at=turn)
+        assert predicted(pace, at=turn) < 0.03
 
 
 def test_what_is_learnt_fades_so_that_a_slow_path_is_tried_again():
@@ -102,6 +111,25 @@ def test_what_was_slow_beside_other_work_is_tried_again_within_seconds(quick, bu
     assert predicted(pace, at=at + 20) < 0.01
     read(pace, 0.002, at=at + 20)
     assert tries(pace, 0.002, 0.01, [at + 20 + turn for turn in range(1, 20)]) > 10
+
+
+@pytest.mark.parametrize("gap_s", [0, 1])
+@pytest.mark.parametrize(("slow", "most"), [(0.7, 1.15), (1.2, 1.15), (3.0, 1.3)])
+def test_who_may_compute_instead_loses_little_to_a_path_that_became_slow(slow, gap_s, most):
+    """Time passes as reads and computing take it; of a hundred, those that find out included."""
+    pace, quick, worth, at = Costs().pace(), 0.06, 0.5, 0.0
+    for _ in range(20):
+        at += quick
+        read(pace, quick, at=at)
+        predicted(pace, at=at)
+    taken = 0.0
+    for _ in range(100):
+        seconds = slow if predicted(pace, at=at) <= worth else worth
+        taken, at = taken + seconds, at + seconds
+        if seconds == slow:
+            read(pace, slow, at=at)
+        at += gap_s
+    assert taken < most * 100 * worth
 
 
 @pytest.mark.parametrize("pause_s", [0.1, 1, 10])

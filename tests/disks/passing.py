@@ -6,8 +6,8 @@ It is told by lines of JSON on its standard input, and answers each with a line:
 makes the rules those that are given, `{"blocked": true}` asks how many calls wait. A rule is
 "operation": [fault, name], for calls on files whose name contains `name`. Faults are the name of
 an error ("EIO"), "short" (half of what was asked), "flip" (one bit of what is read), "lost" (a
-write that is acknowledged and forgotten) and "block" (until the rules are others). It ends with
-its input.
+write that is acknowledged and forgotten), "slow 5000000" (so many bytes a second, of all that read)
+and "block" (until the rules are others). It ends with its input.
 """
 
 import errno
@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import threading
+import time
 
 import mfusepy
 
@@ -28,6 +29,7 @@ class Rules:
         self._changed = threading.Condition()
         self._rules = {}
         self._blocked = 0
+        self._free_at = 0.0
 
     def set(self, rules):
         """Replace all rules; calls that were blocked go on."""
@@ -55,6 +57,14 @@ class Rules:
         if fault.startswith("E"):
             raise mfusepy.FuseOSError(getattr(errno, fault))
         return fault
+
+    def pace(self, nbytes, rate):
+        """Return when so many bytes, behind those of others, have come at a rate."""
+        with self._changed:
+            now = time.monotonic()
+            self._free_at = max(now, self._free_at) + nbytes / rate
+            left_s = self._free_at - now
+        threading.Event().wait(left_s)
 
 
 class Passing(mfusepy.Operations):
@@ -107,6 +117,8 @@ class Passing(mfusepy.Operations):
     def read(self, path, size, offset, fh):
         fault = self._rules.met("read", path)
         content = os.pread(fh, max(1, size // 2) if fault == "short" else size, offset)
+        if fault.startswith("slow"):
+            self._rules.pace(len(content), float(fault.split()[1]))
         if fault == "flip" and content:
             changed = bytearray(content)
             changed[len(changed) // 2] ^= 1

@@ -9,7 +9,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def make_model(directory: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2) -> Path:
+def make_model(
+    directory: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+) -> Path:
     """Write a model of random weights; the same seed makes the same model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -20,8 +28,8 @@ def make_model(directory: Path, *, seed: int = 0, hidden: int = 64, layers: int 
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         head_dim=32,
         max_position_embeddings=4096,
         bos_token_id=1,
