@@ -2,8 +2,9 @@
 
 `demote/SIZE/bN` writes a haul of N blocks to a file segment and has it on the medium; `read_back`
 reads one into memory and compares checksums. It is the worker's own code for both, without a
-master. `raw` is what a bare program does with the same bytes in the same file system, in turn with
+master. `raw` is what a bare program does with the same memory in the same file system, in turn with
 ours: one large write past the page cache and one wait for the medium, one large read, no checksums.
+(In memory of its own it may be twice as quick or slow, by how its pages lie.)
 
 `read_through/SIZE/bN` is what a client gets of a pool whose objects lie in a store elsewhere alone,
 here a folder: a batch of N objects as bytes, through the worker that lends it. `raw` is fsspec,
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import abc
 import itertools
-import mmap
 import os
 import tempfile
 import threading
@@ -67,7 +67,7 @@ def run(report: Report, *, quick: bool, vs: tuple[str, ...]) -> None:
     hauls, repeats = (HAULS_QUICK, REPEATS_QUICK) if quick else (HAULS, REPEATS)
     with tempfile.TemporaryDirectory(prefix="mooncake-bench-") as folder, ExitStack() as stack:
         ours = _Hauls(stack, folder, hauls * BATCH * max(SIZES))
-        raw = _Raw(stack, folder, hauls * BATCH * max(SIZES), direct=ours.direct)
+        raw = _Raw(stack, folder, hauls * BATCH * max(SIZES), ours.memory, direct=ours.direct)
         for size in SIZES:
             for name in ("demote", "read_back"):
                 sides: dict[str, Callable[[], float]] = {"ours": ours.call(name, size)}
@@ -132,6 +132,7 @@ class _Hauls(_Side):
         stack.callback(self._hauler.close)
         self._lent: dict[int, Lent] = {MEMORY: memory, DISK: disk}
         self._address = memory.address
+        self.memory = memoryview(memory.buffer)
 
     def _haul(self, source: int, target: int, size: int, at: int) -> None:
         sizes = np.full(BATCH, size, np.int64)
@@ -165,14 +166,15 @@ class _Hauls(_Side):
 class _Raw(_Side):
     """A bare program: a file, memory in whole pages, and two system calls."""
 
-    def __init__(self, stack: ExitStack, folder: str, nbytes: int, *, direct: bool) -> None:
+    def __init__(
+        self, stack: ExitStack, folder: str, nbytes: int, memory: memoryview, *, direct: bool
+    ) -> None:
         self.nbytes = nbytes
+        self._memory = memory
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         self._fd = os.open(os.path.join(folder, "raw"), flags, 0o600)
         stack.callback(os.close, self._fd)
         os.posix_fallocate(self._fd, 0, nbytes)
-        self._memory = mmap.mmap(-1, BATCH * max(SIZES))
-        self._memory[:] = _bytes(len(self._memory)).tobytes()
 
     def call(self, name: str, size: int) -> Callable[[], float]:
         """Fill the file, as the other side does."""
@@ -182,14 +184,14 @@ class _Raw(_Side):
         return super().call(name, size)
 
     def demote(self, size: int, at: int) -> None:
-        view = memoryview(self._memory)[: BATCH * size]
+        view = self._memory[: BATCH * size]
         while view:
             done = os.pwrite(self._fd, view, at)
             view, at = view[done:], at + done
         os.fdatasync(self._fd)
 
     def read_back(self, size: int, at: int) -> None:
-        view = memoryview(self._memory)[: BATCH * size]
+        view = self._memory[: BATCH * size]
         while view:
             done = os.preadv(self._fd, [view], at)
             view, at = view[done:], at + done
