@@ -199,10 +199,12 @@ class Janitor:
         single = state.rows["replicas"][rest] == 1
         single &= (state.flags(rest) & Flag.TASK) == 0
         several = rest[~single]
-        for row in several[:ATTENDED_MAX].tolist():
-            self._drop_dead_replicas(row)
         emptied = several[:ATTENDED_MAX]
+        near = emptied[(state.flags(emptied) & Flag.OFF_MEMORY) == 0]
+        for row in emptied.tolist():
+            self._drop_dead_replicas(row)
         state.retier(emptied)
+        self._bring_back(near)
         doomed = np.concatenate([rest[single], emptied[state.rows["segment"][emptied] < 0]])
         state.totals.lost_objects += len(doomed)
         first = (state.flags(doomed) & Flag.UPSERT) != 0
@@ -212,6 +214,16 @@ class Janitor:
             puts.continue_alone(state, row)
         state.dispose(doomed)
         return int(several[ATTENDED_MAX]) if len(several) > ATTENDED_MAX else None
+
+    def _bring_back(self, rows: NDArray[np.int32]) -> None:
+        """Copy to memory what lay there and has only its replicas below left, into spare room."""
+        state = self._state
+        if state.config.promotion_hits:
+            gone = (state.flags(rows) & (Flag.OFF_MEMORY | Flag.TASK)) == Flag.OFF_MEMORY
+            gone &= (state.rows["state"][rows] == State.READABLE) & (
+                state.rows["segment"][rows] >= 0
+            )
+            state.hauls.promote(rows[gone])
 
     def _drop_dead_replicas(self, row: int) -> None:
         state = self._state
@@ -344,7 +356,7 @@ class Janitor:
             return  # comes up again in the next round
         if any((task := self._tasks.get(n)) and task.row == row for n in job.running):
             return
-        target = choose_target(state, row, job.segment)
+        target = choose_target(state, row, job.segment, job.failures.get(row, 0))
         status, number = Status.NO_SPACE, 0
         if target is not None:
             digest = state.digests(np.array([row]))

@@ -385,16 +385,19 @@ def spare_bytes(state: ShardState, segment: Segment) -> int:
     return int(max(0.0, config.high_watermark - config.eviction_ratio) * segment.nbytes)
 
 
-def choose_target(state: ShardState, row: int, source: int) -> int | None:
+def choose_target(state: ShardState, row: int, source: int, tried: int = 0) -> int | None:
     """Return a segment that could take a replica of `row` in place of the one on another.
 
-    The emptiest of a few, of the tier of that one if there is any.
+    The emptiest of a few: of the tier of that one if there is room, of a lower one if there is some
+    there, and else of one that has to evict for it. Who has `tried` in vain gets the next best.
     """
     replicas = replicas_of(state, row)
     held = {s for s, _, _ in replicas}
     hosts = {s.host for s in state.space.all() if s.index in held}
     order = state.space.order(state.now, DEFAULTS) + state.space.further(state.now, DEFAULTS)
     order = [s for s in order if s.index not in held]
-    tier = state.space.tiers[source]
-    order.sort(key=lambda s: (s.tier != tier, s.host in hosts, s.used / s.nbytes))
-    return order[0].index if order else None
+    tier, size = state.space.tiers[source], int(state.rows["size"][row])
+    order.sort(
+        key=lambda s: (s.nbytes - s.used < size, s.tier != tier, s.host in hosts, s.used / s.nbytes)
+    )
+    return order[tried % len(order)].index if order else None
