@@ -9,6 +9,7 @@ whole blocks are in a pool, so of a prompt's last tokens nothing is said.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,10 +47,16 @@ async def hint_prompt(
 ) -> Hinted:
     """Give a hint about the blocks of a prompt. Raises StoreError where the pool cannot be asked.
 
-    InvalidArgumentError says what is wrong with the hint, also where the prompt has no block.
+    InvalidArgumentError says what is wrong with the hint.
     """
-    layers = [names.blocks(layer, tokens) for layer in range(names.layers)]
-    keys = Digests(np.concatenate(layers))
+
+    def named() -> Digests:
+        return Digests(
+            np.concatenate([names.blocks(layer, tokens) for layer in range(names.layers)])
+        )
+
+    # A pass over the prompt for each layer: too long for the loop that answers others.
+    keys = await asyncio.to_thread(named)
     told = await store.hint(keys, action, ttl=ttl, priority=priority, deadline=deadline_s)
     blocks = len(keys) // names.layers
     of_blocks: Any = np.zeros(blocks, np.int64)
