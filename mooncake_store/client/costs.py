@@ -274,14 +274,21 @@ class Costs:
         heard = [known.faded(now) for known in self._heard.get((transport, tier), {}).values()]
         return max(heard, key=lambda known: float(known.blended(now).sum()), default=_USUAL)
 
-    def known(self, now: float) -> dict[tuple[str, int], tuple[Rate, Rate]]:
-        """What each transport and tier takes now, and in calm, for a client that reads nothing."""
+    def known(self, now: float) -> dict[tuple[str, int], tuple[Rate, Rate, tuple[float]]]:
+        """What each transport and tier takes now and in calm, and how soon the one may be over.
+
+        For a client that reads nothing.
+        """
         with self.lock:
             out = {}
             for kind, fit in list(self._kinds.items()):
                 known, default = fit.known(self.heard(*kind, now), now), _default(*kind)
                 rates = known.blended(now), known.factors[1]
-                out[kind] = _times(default, rates[0]), _times(default, rates[1])
+                out[kind] = (
+                    _times(default, rates[0]),
+                    _times(default, rates[1]),
+                    (known.recovery_s,),
+                )
             return out
 
     def expect(
@@ -295,9 +302,11 @@ class Costs:
         It replaces what the same `source` told before; the last of each is kept.
         """
         with self.lock:
-            for (transport, tier), rates in known.items():
-                factors = np.maximum(np.array(rates), 0) / np.array(_default(transport, tier))
-                self._heard.setdefault((transport, tier), {})[source] = Known(factors, at)
+            for (transport, tier), (now, calm, (recovery_s,)) in known.items():
+                rates = np.maximum(np.array((now, calm)), 0)
+                factors = rates / np.array(_default(transport, tier))
+                heard = self._heard.setdefault((transport, tier), {})
+                heard[source] = Known(factors, at, max(recovery_s, _RECOVERY_S))
 
     def after_fork(self) -> None:
         """Make a new lock in a forked child."""

@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 
-def rates_of(client: Client) -> dict[tuple[str, int], tuple[Rate, Rate]]:
-    """What a client measures, now and in calm, by transport and tier: for others on this host."""
+def rates_of(client: Client) -> dict[tuple[str, int], tuple[Rate, Rate, tuple[float]]]:
+    """What a client measures, by transport and tier: for others on this host, see `Costs.known`."""
     directory, now = client._core.directory, time.monotonic()
     for target in list(directory.known.values()):
         target.rate(now)  # takes in what was measured since

@@ -147,7 +147,7 @@ def test_what_another_client_measured_fades_as_well():
     """A scheduler hears of reads only: who never lets one happen would never hear better."""
     costs, usual = Costs(), predicted(Costs().pace())
     busy, calm = (1.0, 0.0, 0.0), (0.002, 0.0, 0.0)
-    costs.expect({("tcp", Tier.MEMORY): (busy, calm)}, 100.0)
+    costs.expect({("tcp", Tier.MEMORY): (busy, calm, (3.0,))}, 100.0)
     later = [predicted(costs.pace(), at=100 + seconds) for seconds in (0, 30, 300, 3600)]
     assert later[0] == pytest.approx(1.0)
     assert later[1] < 0.005
@@ -167,6 +167,26 @@ def test_what_is_told_to_another_client_is_what_it_takes_now_and_in_calm():
     at_once, later = (predicted(other.pace(), at=1000 + seconds) for seconds in (0, 20))
     assert at_once > 0.01
     assert later < 0.006
+
+
+def test_who_only_hears_looks_no_more_often_than_who_measures():
+    """As the part of an engine that looks up, which reads nothing, does by what another reads."""
+    reader, listener, at = Costs(), Costs(), 0.0
+    pace, tried = reader.pace(), []
+    for _ in range(20):
+        at += 0.06
+        read(pace, 0.06, at=at)
+        predicted(pace, at=at)
+    for turn in range(60):
+        if not tried or tried[-1] == turn - 1:
+            listener.expect(reader.known(at), at)
+        if predicted(listener.pace(), at=at) <= 0.5:
+            tried.append(turn)
+            at += 3.0
+            read(pace, 3.0, at=at)
+            predicted(pace, at=at)
+        at += 1.0
+    assert 2 <= len(tried) <= 8
 
 
 def test_neighbours_are_taken_to_be_alike_and_one_that_differs_is_not():
@@ -225,8 +245,8 @@ def test_odd_measurements_leave_predictions_finite(seconds):
 def test_of_several_that_tell_the_slowest_is_believed_and_each_may_become_quick():
     costs = Costs()
     slow, quick = (1.0, 0.0, 0.0), (0.0, 0.002, 0.0)
-    costs.expect({("tcp", Tier.MEMORY): (slow, slow)}, 100.0, "rank 0")
-    costs.expect({("tcp", Tier.MEMORY): (quick, quick)}, 100.0, "rank 1")
+    costs.expect({("tcp", Tier.MEMORY): (slow, slow, (3.0,))}, 100.0, "rank 0")
+    costs.expect({("tcp", Tier.MEMORY): (quick, quick, (3.0,))}, 100.0, "rank 1")
     assert predicted(costs.pace(), at=100) == pytest.approx(1.0), "no sum of both"
-    costs.expect({("tcp", Tier.MEMORY): (quick, quick)}, 101.0, "rank 0")
+    costs.expect({("tcp", Tier.MEMORY): (quick, quick, (3.0,))}, 101.0, "rank 0")
     assert predicted(costs.pace(), at=101) == pytest.approx(0.002)
