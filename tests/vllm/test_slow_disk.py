@@ -99,16 +99,16 @@ def test_a_slow_disk_costs_what_computing_does(start, vllm, disk, tmp_path, caps
             beside.append(first_token(weighing, PREFIXES + turn))  # in the pool is nothing of it
         disk.work()
     assert not any(cached for _, cached in beside)
+    # All of them, those that read to find out included: that is what users wait for.
     spared_s, beside_s = (
-        statistics.median(seconds for seconds, cached in each if not cached)
-        for each in (spared, beside)
+        statistics.median(seconds for seconds, _ in each) for each in (spared, beside)
     )
     tried = sum(cached > 0 for _, cached in spared)
     with capsys.disabled():
         print(
             f"\nfirst token behind {PREFIX} tokens on a disk: computed {computed_s:.3f} s, read "
             f"{weighed_s:.3f} s weighed and {unweighed_s:.3f} s not; on a slow disk {spared_s:.3f} "
-            f"s weighed (and {tried} of {len(spared)} read to find out), {slow_s:.3f} s not, "
+            f"s weighed ({tried} of {len(spared)} read to find out), {slow_s:.3f} s not, "
             f"beside {beside_s:.3f} s computed in turn"
         )
     assert slow_s > 2 * computed_s
