@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import select
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from tests.waiting import until
 SERVED_S = 5.0
 BATCH = 4096
 AHEAD = 4
-"""Batches that are put before the disk has them; of more than it keeps up with it takes no part."""
+"""Batches put before the disk has them: what it does not keep up with does not go there."""
 PATIENCE_S = 60.0
 HERE, ANEW = ("-m", "mooncake_store"), ("-m", "tests.master.rebooted")
 MOUNTED = 1
@@ -73,6 +74,8 @@ class Host:
         program = subprocess.Popen(words, stdout=subprocess.PIPE)
         self._running.append(program)
         assert program.stdout is not None
+        readable, _, _ = select.select([program.stdout], [], [], PATIENCE_S)
+        assert readable, f"{words[3]} is not ready within {PATIENCE_S:g} s"
         told: dict[str, object] = json.loads(program.stdout.readline())
         return told
 
@@ -80,7 +83,7 @@ class Host:
         """Kill all that runs, and with it what lay in memory."""
         for program in reversed(self._running):
             program.kill()
-            program.wait()
+            program.wait(PATIENCE_S)
             if program.stdout is not None:
                 program.stdout.close()
         self._running.clear()

@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from tests.transfer.libc import bare
 from transfer_engine.kernels import file as file_kernels
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
 BLOCK, MEMORY_BLOCK, IN_PLACE, PIECE, THROUGH, VECTOR = 64, 8, 256, 512, 256, 1024
-
-
-def _bare(name, result, *arguments):
-    function = getattr(_LIBC, name)
-    function.restype, function.argtypes = result, arguments
-    return lambda *values: function(*map(int, values))
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -25,10 +19,10 @@ def kernels(request, monkeypatch):
     if request.param == "compiled":
         return file_kernels
     long, size, number = ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
-    monkeypatch.setattr(file_kernels, "_memmove", _bare("memmove", long, long, long, size))
+    monkeypatch.setattr(file_kernels, "_memmove", bare("memmove", long, long, long, size))
     for name in ("pread", "pwrite"):
         for vector, length in (("", size), ("v", number)):
-            call = _bare(name + vector, ctypes.c_ssize_t, number, long, length, long)
+            call = bare(name + vector, ctypes.c_ssize_t, number, long, length, long)
             monkeypatch.setattr(file_kernels, f"_{name}{vector}", call)
     monkeypatch.setattr(file_kernels, "last_errno", ctypes.get_errno)
     for name, value in list(vars(file_kernels).items()):

@@ -8,16 +8,10 @@ import time
 import numpy as np
 import pytest
 
+from tests.transfer.libc import bare
 from transfer_engine.kernels import whole_files
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
 WHILE_NS = 60_000_000_000
-
-
-def _bare(name, result, *arguments):
-    function = getattr(_LIBC, name)
-    function.restype, function.argtypes = result, arguments
-    return lambda *values: function(*map(int, values))
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -33,7 +27,7 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(whole_files, "last_errno", ctypes.get_errno)
     monkeypatch.setattr(whole_files, "now_ns", lambda clock: time.monotonic_ns())
     for name, call in reached.items():
-        monkeypatch.setattr(whole_files, name, _bare(*call))
+        monkeypatch.setattr(whole_files, name, bare(*call))
     for name, value in list(vars(whole_files).items()):
         if hasattr(value, "py_func") and value.py_func.__module__ == whole_files.__name__:
             monkeypatch.setattr(whole_files, name, value.py_func)
