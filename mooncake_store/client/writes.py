@@ -456,17 +456,23 @@ def _code(error: StoreError) -> int:
 
 
 def _what_holds_space(figures: ShardFigures) -> str:
-    """What keeps a shard from having room."""
+    """What keeps a shard from having room, as far as it does."""
     if not figures.bytes_total:
         return "no worker lends any now, those that are absent included"
-    leased = f"{format_size(figures.leased_bytes)} are leased to readers"
-    if figures.leased_most:
-        most, host = format_size(figures.leased_most), figures.leased_host or "an unnamed host"
-        leased = f"{leased}, {most} of it to one client on {host}"
-    return (
+    unfinished = f" and {figures.writing} unfinished puts" if figures.writing else ""
+    said = [
         f"{format_size(figures.bytes_allocated)} of {format_size(figures.bytes_total)} are "
-        f"allocated to {figures.objects} objects and {figures.writing} unfinished puts; "
-        f"{leased}; {format_size(figures.hard_pinned_bytes)} are pinned hard; "
-        f"{format_size(figures.quarantined_bytes)} of what was removed wait for readers' leases "
-        "or late writers"
-    )
+        f"allocated to {figures.objects} objects{unfinished}"
+    ]
+    if figures.leased_bytes:
+        most, host = format_size(figures.leased_most), figures.leased_host or "an unnamed host"
+        of_one = f", {most} of it to one client on {host}" if figures.leased_most else ""
+        said.append(f"{format_size(figures.leased_bytes)} are leased to readers{of_one}")
+    if figures.hard_pinned_bytes:
+        said.append(f"{format_size(figures.hard_pinned_bytes)} are pinned hard")
+    if figures.quarantined_bytes:
+        said.append(
+            f"{format_size(figures.quarantined_bytes)} of what was removed wait for readers' "
+            "leases or late writers"
+        )
+    return "; ".join(said)

@@ -230,6 +230,17 @@ def test_an_error_names_the_leases_that_hold_the_space(own_cluster, connect):
     assert store.put("new", bytes(4 * MIB)).stored
 
 
+def test_an_error_names_nothing_that_holds_no_space(own_cluster, connect):
+    cluster = own_cluster(workers=1, segment="16MB", master={"hard_pin_share": 0.9})
+    store = connect(cluster.url)
+    store.put("kept", bytes(9 * MIB), hard_pin=True)
+    with pytest.raises(NoSpaceError) as caught:
+        store.put("new", bytes(9 * MIB), deadline=2.0)
+    assert "9MiB are pinned hard" in str(caught.value)
+    for nothing in ("leased", "0B", "unfinished", "what was removed"):
+        assert nothing not in str(caught.value)
+
+
 def test_full_hard_pins_are_refused_at_once_and_by_their_name(own_cluster, connect):
     cluster = own_cluster(workers=1, segment="16MB", master={"hard_pin_share": 0.25})
     store = connect(cluster.url, deadline="600s")
