@@ -2,7 +2,7 @@
 
     pace = costs.pace()                       # of one segment
     pace.samples.append(Sample(...))          # a batch was read from it
-    pace.rate("tcp", Tier.DISK, now).seconds(nbytes, objects)
+    pace.outlook("tcp", Tier.DISK, now).hoped.seconds(nbytes, objects)
 
 The form is `latency + objects x object_s + bytes x byte_s`. Before anything was read there are
 defaults for each transport, and for a disk behind it. Measurements are fitted by least squares,
@@ -15,9 +15,10 @@ are never negative. What the measurements leave open is as it was expected:
   much after ten seconds;
 - a path that was quick and is slow now may be quick again, and a reader that leaves it alone would
   never hear of it. So beside what is learnt stands what it takes in calm, which falls at once, and
-  takes ten seconds or more to double. Of how much the one is above the other, half is believed
-  after three seconds without a measurement, and after twice as long each time it was tried in vain.
-  So the path is tried again, a few times where it stays slow;
+  doubles after five looks in vain, or a minute. Of how much the one is above the other, half is
+  believed to be over after three seconds without a measurement; after each look in vain that grows,
+  to a hundred times what the look took. An outlook tells both, what was measured and what is hoped
+  for, and who only hopes looks with little (`worth.py`, `ReadCosts.fitting`);
 - a transfer that took more than four times as long as expected counts as four times: one pause of
   a peer does not make it a slow one. The next such one in a row is believed as it is, and most of
   what was before is forgotten. The first of all is believed as well;
@@ -50,18 +51,24 @@ if TYPE_CHECKING:
 
     Factors = NDArray[np.float64]
 
-__all__ = ["Costs", "Pace", "Rate", "Sample"]
+__all__ = ["Costs", "Outlook", "Pace", "Rate", "Sample"]
 
 _SAMPLES = 32
 _PRIOR = 0.01
 """How much what is expected weighs, in measurements."""
 _SURPRISE = 4.0
+_AS_IN_CALM = 1.5
+"""Up to how many times what it takes in calm is nothing to look after."""
 _KEPT_OF_BEFORE = 0.2
 """What former measurements count once two in a row were surprises."""
 _RECOVERY_S, _RECOVERY_MAX_S = 3.0, 60.0
 """In what time half of what is above calm is believed to be over, at first and at most."""
-_RISE_S, _RISE_MAX_S = 10.0, 60.0
+_LOOK_SHARE = 100.0
+"""The most of it, as a multiple of what a look in vain took: small ones cost next to nothing."""
+_RISE_S, _RISE_MAX_S = 60.0, 60.0
 """In what time what it takes in calm may double, and for how long a pause that is counted."""
+_RISE_OF_LOOK = 2**0.2
+"""By how much it may rise with each look in vain."""
 _HEARSAY_S = 60.0
 """In what time half of what others measured is forgotten, as multiples of the defaults."""
 
@@ -76,6 +83,14 @@ class Rate(NamedTuple):
     def seconds(self, nbytes: float, objects: float) -> float:
         """What a batch takes."""
         return self.latency_s + objects * self.object_s + nbytes * self.byte_s
+
+
+class Outlook(NamedTuple):
+    """What reads take as it was measured, and as it is hoped for since: a path that was slow may
+    have become quick again."""
+
+    measured: Rate
+    hoped: Rate
 
 
 class Sample(NamedTuple):
@@ -104,13 +119,15 @@ class Known(NamedTuple):
 
     factors: Factors
     at: float
+    since: float
+    """From when on it may be over; what was well since then is no reason to wait anew."""
     recovery_s: float = _RECOVERY_S
     """In what time half of what is above calm is believed to be over."""
 
-    def blended(self, moment: float) -> Factors:
-        """What is to be believed at a moment."""
+    def hoped(self, moment: float) -> Factors:
+        """What is hoped for at a moment."""
         now, calm = self.factors
-        out: Factors = calm + (now - calm) * _half(moment - self.at, self.recovery_s)
+        out: Factors = calm + (now - calm) * _half(moment - self.since, self.recovery_s)
         return out
 
     def faded(self, moment: float) -> Known:
@@ -119,11 +136,16 @@ class Known(NamedTuple):
         return self._replace(factors=np.maximum(self.factors, 1e-9) ** left)
 
 
-_USUAL = Known(np.ones((2, 3)), 0.0)
+_USUAL = Known(np.ones((2, 3)), 0.0, 0.0)
 
 
 def _half(age_s: float, half_life_s: float) -> float:
     return math.exp2(-max(0.0, age_s) / half_life_s)
+
+
+def _after_a_look(recovery_s: float, seconds: float) -> float:
+    """How soon to hope anew once a look of so many seconds found that nothing is over."""
+    return min(2 * recovery_s, max(_LOOK_SHARE * seconds, _RECOVERY_S), _RECOVERY_MAX_S)
 
 
 def _default(transport: str, tier: int) -> Rate:
@@ -143,7 +165,8 @@ class _Fit:
     """Measurements, as multiples of the defaults, and the coefficients that explain them best."""
 
     __slots__ = (
-        "_at", "_fade_s", "_gram", "_kept", "_moments", "_recovery_s", "_seen", "_surprised",
+        "_at", "_fade_s", "_gram", "_kept", "_moments", "_recovery_s", "_seen", "_since",
+        "_surprised",
     )  # fmt: skip
 
     def __init__(self, kept: float, fade_s: float) -> None:
@@ -155,11 +178,14 @@ class _Fit:
         self._surprised = False
         self._recovery_s = _RECOVERY_S
         self._at = 0.0
+        self._since = 0.0
 
-    def learn(self, row: Factors, ratio: float, expected: Known, at: float) -> None:
-        """A batch took `ratio` times what the defaults say; `row` is how that is made up."""
+    def learn(self, row: Factors, usual_s: float, sample: Sample, expected: Known) -> None:
+        """A batch was read for which the defaults say `usual_s`; `row` is how that is made up."""
+        ratio, at = sample.seconds / usual_s, sample.at
         usual, calm = (self.known(expected, at).factors @ row).tolist()
         rise, kept = _SURPRISE, self._kept * _half(at - self._at, self._fade_s)
+        over = False
         if self._seen:
             surprised = ratio > _SURPRISE * usual
             if surprised and self._surprised:
@@ -168,19 +194,19 @@ class _Fit:
                 ratio = _SURPRISE * usual
             self._surprised = surprised
             rise = 1 / _half(min(at - self._at, _RISE_MAX_S), _RISE_S)
-            self._recover(ratio, usual, calm, at)
+            if ratio < _AS_IN_CALM * calm:
+                over = usual > _AS_IN_CALM * calm
+                self._recovery_s = _RECOVERY_S
+            elif ratio > usual / 2 and at - sample.seconds - self._at > self._recovery_s / 4:
+                rise = max(rise, _RISE_OF_LOOK)
+                self._recovery_s = _after_a_look(self._recovery_s, sample.seconds)
         calm = min(ratio, rise * calm)
         self._gram = kept * self._gram + np.outer(row, row)
         self._moments = kept * self._moments + np.outer((ratio, calm), row)
         self._seen = True
         self._at = max(self._at, at)
-
-    def _recover(self, ratio: float, usual: float, calm: float, at: float) -> None:
-        """Look less often whether it is over, as long as those who look find that it is not."""
-        if ratio < _SURPRISE * calm:
-            self._recovery_s = _RECOVERY_S
-        elif ratio > usual / 2 and at - self._at > self._recovery_s:
-            self._recovery_s = min(2 * self._recovery_s, _RECOVERY_MAX_S)
+        if not over:
+            self._since = self._at
 
     def known(self, expected: Known, now: float) -> Known:
         """What the measurements say; what they leave open is as `expected`."""
@@ -188,7 +214,7 @@ class _Fit:
             return expected
         left = _half(now - self._at, self._fade_s)
         factors = _solve(left * self._gram, left * self._moments, expected.factors)
-        return Known(factors, self._at, self._recovery_s)
+        return Known(factors, self._at, self._since, self._recovery_s)
 
 
 def _solve(gram: Factors, moments: Factors, expected: Factors) -> Factors:
@@ -224,26 +250,32 @@ class Pace:
         # Bytes by transfer. Entering, leaving and copying it are one step each, so without a lock.
         self.under_way: dict[int, int] = {}
 
-    def rate(self, transport: str, tier: int, now: float) -> Rate:
+    def outlook(self, transport: str, tier: int, now: float) -> Outlook:
         """The coefficients now; the latency includes what is under way."""
         default, kind = _default(transport, tier), self._costs.kind(transport, tier)
         with self._costs.lock:
             while self.samples:
                 sample = self.samples.popleft()
                 terms = np.array(default) * (1, sample.objects, sample.nbytes)
-                usual = float(terms.sum())
-                row, ratio = terms / usual, sample.seconds / usual
-                heard = self._costs.heard(transport, tier, sample.at)
-                self._fit.learn(row, ratio, kind.known(heard, sample.at), sample.at)
-                kind.learn(row, ratio, heard, sample.at)
+                usual_s = float(terms.sum())
+                row, heard = terms / usual_s, self._costs.heard(transport, tier, sample.at)
+                self._fit.learn(row, usual_s, sample, kind.known(heard, sample.at))
+                kind.learn(row, usual_s, sample, heard)
             heard = self._costs.heard(transport, tier, now)
-            factors = self._fit.known(kind.known(heard, now), now).blended(now)
-        rate = _times(default, factors)
+            known = self._fit.known(kind.known(heard, now), now)
         waiting = list(self.under_way.values())
-        if not waiting:
-            return rate
-        before = rate.object_s * len(waiting) + rate.byte_s * sum(waiting)
-        return rate._replace(latency_s=rate.latency_s + before)
+        return Outlook(
+            _behind(waiting, _times(default, known.factors[0])),
+            _behind(waiting, _times(default, known.hoped(now))),
+        )
+
+
+def _behind(waiting: Sequence[int], rate: Rate) -> Rate:
+    """What a read takes that others are in front of, of so many bytes each."""
+    if not waiting:
+        return rate
+    before = rate.object_s * len(waiting) + rate.byte_s * sum(waiting)
+    return rate._replace(latency_s=rate.latency_s + before)
 
 
 class Costs:
@@ -272,23 +304,19 @@ class Costs:
         worst of each would be slower than anybody is.
         """
         heard = [known.faded(now) for known in self._heard.get((transport, tier), {}).values()]
-        return max(heard, key=lambda known: float(known.blended(now).sum()), default=_USUAL)
+        return max(heard, key=lambda known: float(known.hoped(now).sum()), default=_USUAL)
 
-    def known(self, now: float) -> dict[tuple[str, int], tuple[Rate, Rate, tuple[float]]]:
-        """What each transport and tier takes now and in calm, and how soon the one may be over.
+    def known(self, now: float) -> dict[tuple[str, int], tuple[Sequence[float], ...]]:
+        """What was measured of each transport and tier, and how it is in calm, for `expect`.
 
-        For a client that reads nothing.
+        The third are the time in which half of the difference may be over, and how long that runs.
         """
         with self.lock:
-            out = {}
+            out: dict[tuple[str, int], tuple[Sequence[float], ...]] = {}
             for kind, fit in list(self._kinds.items()):
                 known, default = fit.known(self.heard(*kind, now), now), _default(*kind)
-                rates = known.blended(now), known.factors[1]
-                out[kind] = (
-                    _times(default, rates[0]),
-                    _times(default, rates[1]),
-                    (known.recovery_s,),
-                )
+                measured, calm = (_times(default, each) for each in known.factors)
+                out[kind] = measured, calm, (known.recovery_s, now - known.since)
             return out
 
     def expect(
@@ -302,11 +330,12 @@ class Costs:
         It replaces what the same `source` told before; the last of each is kept.
         """
         with self.lock:
-            for (transport, tier), (now, calm, (recovery_s,)) in known.items():
-                rates = np.maximum(np.array((now, calm)), 0)
+            for (transport, tier), (measured, calm, (recovery_s, hoping_s)) in known.items():
+                rates = np.maximum(np.array((measured, calm)), 0)
                 factors = rates / np.array(_default(transport, tier))
                 heard = self._heard.setdefault((transport, tier), {})
-                heard[source] = Known(factors, at, max(recovery_s, _RECOVERY_S))
+                since = at - max(hoping_s, 0.0)
+                heard[source] = Known(factors, at, since, max(recovery_s, _RECOVERY_S))
 
     def after_fork(self) -> None:
         """Make a new lock in a forked child."""

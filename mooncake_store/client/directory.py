@@ -23,7 +23,7 @@ from transfer_engine.base import SegmentDescriptor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mooncake_store.client.costs import Rate
+    from mooncake_store.client.costs import Outlook
     from mooncake_store.wire.cluster import SegmentEntry
     from transfer_engine.engine import TransferEngine
     from transfer_engine.handle import SegmentHandle
@@ -56,9 +56,9 @@ class Target:
         # What it would be reached over, as far as is known before it is opened.
         self.expected = ""
 
-    def rate(self, now: float) -> Rate:
+    def outlook(self, now: float) -> Outlook:
         """What a read of it takes that begins at `now`, a monotonic time in seconds."""
-        return self.pace.rate(self.transport or self.expected, self.entry.tier, now)
+        return self.pace.outlook(self.transport or self.expected, self.entry.tier, now)
 
     @property
     def transport(self) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mooncake_store.client.blocking import Client
-    from mooncake_store.client.costs import Rate
 
 
 __all__ = [
@@ -40,11 +39,11 @@ __all__ = [
 ]
 
 
-def rates_of(client: Client) -> dict[tuple[str, int], tuple[Rate, Rate, tuple[float]]]:
+def rates_of(client: Client) -> dict[tuple[str, int], tuple[Sequence[float], ...]]:
     """What a client measures, by transport and tier: for others on this host, see `Costs.known`."""
     directory, now = client._core.directory, time.monotonic()
     for target in list(directory.known.values()):
-        target.rate(now)  # takes in what was measured since
+        target.outlook(now)  # takes in what was measured since
     return directory.costs.known(now)
 
 

@@ -109,7 +109,7 @@ def read_costs(core: Core, keys: KeyBatch, until: float) -> Steps[ReadCosts]:
     reading.uncounted = True  # no lease is asked for
     yield from reading.find(reading.look_up())
     status, n = reading.status, len(keys)
-    columns, lines = np.zeros((2, n)), np.zeros((2, n), np.int64)
+    columns, lines = np.zeros((2, 2, n)), np.zeros((2, n), np.int64)
     found, now = np.flatnonzero(status == k.FOUND), time.monotonic()
     places: dict[int, ReadPlace] = {}
     for number, some in reading.by_segment(found) if len(found) else ():
@@ -117,10 +117,10 @@ def read_costs(core: Core, keys: KeyBatch, until: float) -> Steps[ReadCosts]:
         if target is None:
             status[some] = UnavailableError.code
             continue
-        rate = target.rate(now)
         status[some] = 0
-        columns[0, some] = rate.latency_s
-        columns[1, some] = rate.object_s + reading.wanted(some) * rate.byte_s
+        for believed, rate in enumerate(target.outlook(now)):
+            columns[believed, 0, some] = rate.latency_s
+            columns[believed, 1, some] = rate.object_s + reading.wanted(some) * rate.byte_s
         lines[0, some], lines[1, some] = number, queue_of(target)
         places[number] = place_of(target)
     statuses = status.astype(np.int16)

@@ -380,11 +380,17 @@ class ReadCost:
     place: ReadPlace
 
 
+_MEASURED, _HOPED = range(2)
+_TRIED_SHARE = 0.05
+"""What a look whether a slow segment is quick again may cost, of what is read for it."""
+
+
 class ReadCosts(BatchResult):
     """What reads of a batch would take; indexing gives the `ReadCost` of a key, None if it failed.
 
     `seconds`: of each key read alone, infinite where it failed. `sizes`: bytes each. Predictions
-    are this client's, from what it read so far, and leave out the question where objects are.
+    are this client's, from what it read so far, and leave out the question where objects are. Of a
+    segment that was slow they become better by and by: it may have become quick again.
     """
 
     __slots__ = ("_columns", "_lines", "_places", "sizes")
@@ -401,14 +407,15 @@ class ReadCosts(BatchResult):
     ) -> None:
         super().__init__("read_cost", keys, statuses, errors)
         self.sizes = sizes
-        self._columns = columns  # of each key: latency of its segment, seconds of its own
+        # As measured and as hoped for, of each key: latency of its segment, seconds of its own.
+        self._columns = columns
         self._lines = lines  # of each key: its segment, the line it stands in
         self._places = places  # by segment
 
     @property
     def seconds(self) -> NDArray[np.float64]:
         """What each key takes when it is read alone."""
-        return np.where(self.statuses == 0, self._columns.sum(axis=0), np.inf)
+        return np.where(self.statuses == 0, self._columns[_HOPED].sum(axis=0), np.inf)
 
     def __getitem__(self, at: int) -> ReadCost | None:
         if self.statuses[at]:
@@ -416,26 +423,39 @@ class ReadCosts(BatchResult):
         seconds, size = float(self.seconds[at]), int(self.sizes[at])
         return ReadCost(seconds, size, self._places[int(self._lines[0, at])])
 
-    def together(self, index: Sequence[int] | NDArray[np.int64]) -> float:
-        """Seconds that keys at these positions take when they are read as one batch."""
+    def together(
+        self, index: Sequence[int] | NDArray[np.int64], *, measured: bool = False
+    ) -> float:
+        """Seconds that keys at these positions take when they are read as one batch.
+
+        `measured`: as reads took last, without the hope that what was slow is quick again.
+        """
         positions = np.asarray(index, np.int64)
         if not len(positions):
             return 0.0
-        return float(self._ready(positions)[-1])
+        return float(self._ready(positions, _MEASURED if measured else _HOPED)[-1])
 
     def fitting(self, worth: float | str = 0.0, *, each: float = 0.0) -> int:
         """The most keys from the first one on that take no longer, as one batch, than `worth`.
 
-        `each` is worth, in seconds, that every one of them adds. All of them are found.
+        `each` is worth, in seconds, that every one of them adds. All of them are found. Where a
+        segment was slow lately, and these would fit only if it had become quick again, it is as
+        many as cost a twentieth of their worth should it be as slow as before, at least one: who
+        reads them finds out.
         """
-        ready = self._ready(np.arange(len(self), dtype=np.int64))
-        limits = parse_duration(worth) + each * np.arange(1, len(self) + 1)
-        fits = np.flatnonzero(ready <= limits)
-        return int(fits[-1]) + 1 if len(fits) else 0
+        everything = np.arange(len(self), dtype=np.int64)
+        limits = parse_duration(worth) + each * (everything + 1)
+        measured = self._ready(everything, _MEASURED)
+        sure = np.flatnonzero(measured <= limits)
+        hoped = np.flatnonzero(self._ready(everything, _HOPED) <= limits)
+        if len(sure) or not len(hoped):
+            return int(sure[-1]) + 1 if len(sure) else 0
+        little = _TRIED_SHARE * limits[hoped[-1]]
+        return max(1, int(np.searchsorted(measured, little, side="right")))
 
-    def _ready(self, index: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _ready(self, index: NDArray[np.int64], believed: int) -> NDArray[np.float64]:
         """When each of some keys would be there with those before it, read as one batch."""
-        latency, own = self._columns[:, index]
+        latency, own = self._columns[believed][:, index]
         segments, lines = self._lines[:, index]
         _, firsts = np.unique(segments, return_index=True)
         taken = own.copy()

@@ -133,7 +133,7 @@ class Viewing:
         if self._ready_by is None:
             return True
         now = time.monotonic()
-        return now + target.rate(now).seconds(size, 1) <= self._ready_by
+        return now + target.outlook(now).hoped.seconds(size, 1) <= self._ready_by
 
     def _hold(self, end: int) -> None:
         """Note that this has a lease of its own."""

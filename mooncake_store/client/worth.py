@@ -4,8 +4,10 @@ A read with `worth` gets only what is predicted to be there in time (`timely`). 
 those of the segments (`costs.py`), and add up within the batch: what lies on one segment comes one
 after the other, segments over a network beside each other, and what is copied from memory that is
 shared with its owner in one line, because one thread copies it. A key whose cheapest replica would
-be late gets the next one. One that was planned from the lease table, which knows only one of its
-replicas, is asked for anew first: meanwhile it may have been brought back to memory.
+be late gets the next one. Where nothing is in time as last measured, but would be if the segment
+had become quick again, as may be hoped after a while (`costs.py`), one key is read to find out: a
+look in vain costs no more than that. One that was planned from the lease table, which knows only
+one of its replicas, is asked for anew first: meanwhile it may have been brought back to memory.
 
 Predictions without a read are in `queries.py`.
 
@@ -110,16 +112,20 @@ def _sort_out(
         if target is None:
             kept.append(some)  # of what cannot be reached the reading tells more
             continue
-        rate, queue = target.rate(now), queue_of(target)
+        (rate, hoped), queue = target.outlook(now), queue_of(target)
         ready = np.empty(len(some))
-        before = spent.get(queue, 0.0)
-        if queue not in spent or queue == _COPYING:
-            before += rate.latency_s
+        before, first = spent.get(queue, 0.0), queue not in spent or queue == _COPYING
+        start = before + rate.latency_s if first else before
         lengths = moved(reading, some)
-        end = k.line_up(lengths, before, rate.object_s, rate.byte_s, left, ready)
+        end = k.line_up(lengths, start, rate.object_s, rate.byte_s, left, ready)
         in_time = ready <= left
         if in_time.any():
             spent[queue] = end
+        else:
+            start = before + hoped.latency_s if first else before
+            soon = start + hoped.object_s + lengths * hoped.byte_s
+            for look in np.flatnonzero(soon <= left)[:1].tolist():
+                in_time[look], spent[queue] = True, float(ready[look])
         if in_time.all():
             kept.append(some)
             continue

@@ -13,7 +13,7 @@ def read(pace, seconds, *, nbytes=MB, objects=1, at=0.0):
 
 
 def predicted(pace, *, transport="tcp", tier=Tier.MEMORY, nbytes=MB, objects=1, at=0.0):
-    return pace.rate(transport, tier, at).seconds(nbytes, objects)
+    return pace.outlook(transport, tier, at).hoped.seconds(nbytes, objects)
 
 
 def test_the_order_of_transports_holds_before_anything_was_read():
@@ -147,7 +147,7 @@ def test_what_another_client_measured_fades_as_well():
     """A scheduler hears of reads only: who never lets one happen would never hear better."""
     costs, usual = Costs(), predicted(Costs().pace())
     busy, calm = (1.0, 0.0, 0.0), (0.002, 0.0, 0.0)
-    costs.expect({("tcp", Tier.MEMORY): (busy, calm, (3.0,))}, 100.0)
+    costs.expect({("tcp", Tier.MEMORY): (busy, calm, (3.0, 0.0))}, 100.0)
     later = [predicted(costs.pace(), at=100 + seconds) for seconds in (0, 30, 300, 3600)]
     assert later[0] == pytest.approx(1.0)
     assert later[1] < 0.005
@@ -245,8 +245,8 @@ def test_odd_measurements_leave_predictions_finite(seconds):
 def test_of_several_that_tell_the_slowest_is_believed_and_each_may_become_quick():
     costs = Costs()
     slow, quick = (1.0, 0.0, 0.0), (0.0, 0.002, 0.0)
-    costs.expect({("tcp", Tier.MEMORY): (slow, slow, (3.0,))}, 100.0, "rank 0")
-    costs.expect({("tcp", Tier.MEMORY): (quick, quick, (3.0,))}, 100.0, "rank 1")
+    costs.expect({("tcp", Tier.MEMORY): (slow, slow, (3.0, 0.0))}, 100.0, "rank 0")
+    costs.expect({("tcp", Tier.MEMORY): (quick, quick, (3.0, 0.0))}, 100.0, "rank 1")
     assert predicted(costs.pace(), at=100) == pytest.approx(1.0), "no sum of both"
-    costs.expect({("tcp", Tier.MEMORY): (quick, quick, (3.0,))}, 101.0, "rank 0")
+    costs.expect({("tcp", Tier.MEMORY): (quick, quick, (3.0, 0.0))}, 101.0, "rank 0")
     assert predicted(costs.pace(), at=101) == pytest.approx(0.002)

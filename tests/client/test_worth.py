@@ -285,3 +285,28 @@ def test_wrong_worths_are_refused(store, segments):
         store.lease_many([key], worth=1.0)
     with pytest.raises(TooSlowError):
         store.get(key, worth=0)
+
+
+def test_what_may_be_quick_again_is_tried_with_one_key(url, connect):
+    store = connect(url, transports=["tcp"])
+    keys = [f"key-{at}" for at in range(20)]
+    store.put_many(keys, [VALUE] * 20).check()
+    store.get_many(keys).check()
+    segments = {place_of(store, key) for key in keys}
+    quick, slow, now = 0.001, 3600.0, time.monotonic()
+    for target in store._core.directory.known.values():
+        target.pace = store._core.directory.costs.pace()
+        for ago, seconds in ((70, quick), (65, quick), (62, slow), (61, slow), (60, slow)):
+            sample = Sample(len(VALUE), 1, seconds, now - ago)
+            target.pace.samples.append(sample)
+    costs = store.read_cost(keys).check()
+    assert costs.together(range(20)) < 60 < costs.together(range(20), measured=True)
+    assert costs.fitting(each=60.0) == 1
+    got = store.get_many(keys, worth=60.0)
+    assert 20 - len(got.failed) == len(segments)  # one of each
+    assert got.error(int(got.failed[0])).predicted_s > 60
+    for _ in range(20):
+        if not len(store.get_many(keys, worth=60.0).failed):
+            break
+    else:
+        pytest.fail("what is quick again is not believed to be")

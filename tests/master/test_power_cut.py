@@ -147,7 +147,9 @@ def test_a_range_is_worth_what_its_whole_object_takes(host):
     """But for one that is cut out of what was read just now."""
     with Client(host.url, transports=("tcp",)) as client:
         byte_s = 1 / (SIZE // 2)
-        slow = {("tcp", tier): ((0.0, 0.0, byte_s), (0.0, 0.0, byte_s), (1.0,)) for tier in Tier}
+        slow = {
+            ("tcp", tier): ((0.0, 0.0, byte_s), (0.0, 0.0, byte_s), (1.0, 0.0)) for tier in Tier
+        }
         client._core.directory.costs.expect(slow, time.monotonic())
         with pytest.raises(TooSlowError):
             client.get_range(KEPT[0], OFFSET, LENGTH, worth="1s")

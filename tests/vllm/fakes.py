@@ -110,7 +110,8 @@ class Store:
     lost: set[str] = field(default_factory=set)
     full: bool = False
     leases: int = 0
-    object_s: float = 0.0  # what a read of each is predicted to take
+    object_s: float = 0.0  # what a read of each takes, as measured
+    hoped_s: float | None = None  # and what is hoped for, if that is another
 
     def find_prefix(self, keys, **options):
         self.calls.append("find_prefix")
@@ -124,7 +125,9 @@ class Store:
         self.calls.append("read_cost")
         statuses = np.array([0 if key in self.objects else -704 for key in keys], np.int16)
         lines, places = np.zeros((2, len(keys)), np.int64), {}
-        columns = np.array([[0.0] * len(keys), [self.object_s] * len(keys)])
+        hoped_s = self.object_s if self.hoped_s is None else self.hoped_s
+        columns = np.zeros((2, 2, len(keys)))
+        columns[:, 1] = np.array([[self.object_s], [hoped_s]])
         return ReadCosts(keys, statuses, None, np.ones(len(keys), np.int64), columns, lines, places)
 
     def put_many(self, keys, values, **options):

@@ -406,6 +406,23 @@ def test_several_groups_are_loaded_together_or_not_at_all():
     assert store.calls == ["read_cost"] * 4
 
 
+def test_what_may_be_quick_again_is_tried_with_little():
+    store = Store(object_s=10 * BLOCK / 1000, hoped_s=0.0)
+    one = layout(FULL)
+    names = [one.part(FULL, 0, 0) + each.hex() for each in hashes(6)]
+    store.objects.update(dict.fromkeys(names, b""))
+    assert present_prefix(one, hashes(6), 0, "", _trust, 0.001)(store, 1.0) == BLOCK
+    both = layout(FULL, WINDOW)
+    names = [both.part(group, 0, 0) + each.hex() for group in both.groups for each in hashes(6)]
+    store.objects.update(dict.fromkeys(names, b""))
+    step = both.step_tokens
+    assert present_prefix(both, hashes(6), 0, "", _trust, 0.001)(store, 1.0) == step
+    assert present_prefix(both, hashes(6), step, "", _trust, 0.001)(store, 1.0) == step
+    assert present_prefix(both, hashes(6), 0, "", _trust)(store, 1.0) == 6 * BLOCK
+    store.hoped_s = None
+    assert present_prefix(both, hashes(6), 0, "", _trust, 0.001)(store, 1.0) == 0
+
+
 def test_the_scheduler_predicts_by_what_the_workers_measure(engine):
     with LocalCluster(1, "32MiB", in_process=True) as cluster:
         planning, moving = StoreLink(cluster.url), StoreLink(cluster.url)

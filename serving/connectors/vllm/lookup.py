@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mooncake_store import Client
+    from mooncake_store.client.results import ReadCosts
     from serving.connectors.vllm.layout import Group, Layout
 
 __all__ = ["block_names", "longest_prefix", "present_prefix"]
@@ -39,7 +40,8 @@ def present_prefix(
 
     `start` is a multiple of every group's block. Hashes that `trusted` refuses end the prefix.
     With `token_s`, the seconds in which a token is computed, it is no longer than loads in the time
-    in which it would be computed; of several groups the whole of it, or nothing.
+    in which it would be computed; of several groups the whole of it, or nothing. What would do so
+    only if a slow segment had become quick again is tried with little.
     """
     wanted: list[tuple[Group, list[bytes]]] = []
     for group in layout.groups:
@@ -89,13 +91,40 @@ def present_prefix(
                 at += shards
             present.append(column)
         tokens = longest_prefix(layout, present, start)
-        if costs is not None:
-            needed = _needed(layout, wanted, start, tokens)
-            if costs.together(needed) > (tokens - start) * token_s:
-                return 0
-        return tokens - start
+        if costs is None:
+            return tokens - start
+        return _worthwhile(layout, wanted, present, costs, start, tokens, token_s)
 
     return matching
+
+
+def _worthwhile(
+    layout: Layout,
+    wanted: list[tuple[Group, list[bytes]]],
+    present: list[list[bool]],
+    costs: ReadCosts,
+    start: int,
+    tokens: int,
+    token_s: float,
+) -> int:
+    """How many tokens of a prefix to load: all, none, or some to find out."""
+
+    def seconds(tokens: int, *, measured: bool) -> float:
+        needed = _needed(layout, wanted, start, tokens)
+        return costs.together(needed, measured=measured)
+
+    worth = (tokens - start) * token_s
+    if seconds(tokens, measured=True) <= worth:
+        return tokens - start
+    if seconds(tokens, measured=False) > worth:
+        return 0
+    # As much as is restored at once: should it be as slow as before, little is lost.
+    few = layout.step_tokens
+    first = [
+        column[: few // group.block_tokens]
+        for (group, _), column in zip(wanted, present, strict=True)
+    ]
+    return longest_prefix(layout, first, start) - start
 
 
 def _needed(
