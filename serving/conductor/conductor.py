@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.identity import SECRET_BYTES, Keyed
 from serving.conductor.fleet import Fleet
-from serving.conductor.hints import hint_prompt
+from serving.conductor.hints import HINTS_MAX, HintsFullError, hint_prompt
 from serving.conductor.index import PrefixIndex
 from serving.conductor.life import Life, Shared
 from serving.conductor.pool_watch import PoolWatch, chain_of
@@ -87,6 +87,7 @@ class Conductor:
         self.pool = PoolWatch(pool_url, self.index, **(pool or {})) if pool_url else None
         self.requests_max = requests_max
         self._under_way = 0
+        self._hints = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._shared = Shared(self.scheduler, self.fleet, self.stats, clock, self._matches, push)
 
@@ -153,19 +154,28 @@ class Conductor:
         priority: int | None = None,
         deadline_s: float = 10.0,
     ) -> Hinted:
-        """Tell the pool what to expect of a prompt's blocks; raises what `hint_prompt` does."""
+        """Tell the pool what to expect of a prompt's blocks; raises what `hint_prompt` does.
+
+        HintsFullError: there are too many at once.
+        """
         names, store = self.names, None if self.pool is None else self.pool.store
         if store is None or names is None:
             raise UnavailableError("the pool is not there", advice="try again in a moment")
-        return await hint_prompt(
-            store,
-            names,
-            tokens,
-            action,
-            ttl=ttl,
-            priority=priority,
-            deadline_s=deadline_s,
-        )
+        if self._hints >= HINTS_MAX:
+            raise HintsFullError(f"{self._hints} hints are under way already")
+        self._hints += 1
+        try:
+            return await hint_prompt(
+                store,
+                names,
+                tokens,
+                action,
+                ttl=ttl,
+                priority=priority,
+                deadline_s=deadline_s,
+            )
+        finally:
+            self._hints -= 1
 
     def _identity(self) -> Identity | None:
         return self._own_identity if self.pool is None else self.pool.identity

@@ -22,10 +22,17 @@ if TYPE_CHECKING:
     from mooncake_store import AsyncClient
     from serving.workers.naming import PoolNames
 
-__all__ = ["OUTCOMES", "Hinted", "hint_prompt"]
+__all__ = ["HINTS_MAX", "OUTCOMES", "Hinted", "HintsFullError", "hint_prompt"]
+
+HINTS_MAX = 32
+"""How many may be under way: each holds a prompt, and waits for a thread that names its blocks."""
 
 OUTCOMES = "accepted", "clipped", "missing", "rejected"
 """What may become of a block, from the best to the worst; as `HintResult` has it."""
+
+
+class HintsFullError(Exception):
+    """As many hints are under way as may be."""
 
 
 class Hinted(NamedTuple):

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from mooncake_store.errors import InvalidArgumentError, StoreError
+from serving.conductor.hints import HintsFullError
 from serving.conductor.requests import Failure, Finish, Piece, Request
 from serving.engine.tokenizer import load_tokenizer
 from serving.front.hints import hint_answer, read_hint
@@ -203,6 +204,8 @@ class _Handlers:
             )
         except InvalidArgumentError as error:
             raise BadRequestError(str(error), code="invalid_hint") from error
+        except HintsFullError as error:
+            return error_response(str(error), 429, code="queue_full", retry_after_s=1.0)
         except StoreError as error:
             return error_response(str(error), 503, code="pool_unavailable", retry_after_s=1.0)
         return web.json_response(hint_answer(asked, hinted, limits))

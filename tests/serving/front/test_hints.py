@@ -1,5 +1,6 @@
 """Hints over HTTP, by a front with a real pool over fake workers."""
 
+import asyncio
 import contextlib
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import pytest_asyncio
 
 from mooncake_store import Client, Digests
+from mooncake_store.errors import UnavailableError
 from mooncake_store.local_cluster import LocalCluster
+from serving.conductor.hints import HINTS_MAX
 from serving.engine.tokenizer import ByteTokenizer
 from tests.serving.fakes import CARD
 from tests.serving.front.conftest import serving
@@ -168,3 +171,24 @@ async def test_a_pool_that_is_away_is_said_to_be(http, fleet):
             status, body, headers = await hint(http, url, action="retain")
             assert (status, body["error"]["code"]) == (503, "pool_unavailable")
             assert headers["Retry-After"] == "1"
+
+
+async def test_no_more_hints_are_taken_at_once_than_may_be(http, fleet, store, cluster):
+    async with front(fleet, cluster.url) as (url, conductor):
+        began, go_on = [], asyncio.Event()
+
+        async def slow(*args, **options):
+            began.append(args)
+            await go_on.wait()
+            raise UnavailableError("injected")
+
+        answered, conductor.pool.store.hint = conductor.pool.store.hint, slow
+        waiting = [asyncio.create_task(hint(http, url, action="retain")) for _ in range(HINTS_MAX)]
+        await until_async(lambda: len(began) == HINTS_MAX)
+        status, body, headers = await hint(http, url, action="retain")
+        assert (status, body["error"]["code"]) == (429, "queue_full")
+        assert headers["Retry-After"] == "1"
+        go_on.set()
+        assert {status for status, *_ in await asyncio.gather(*waiting)} == {503}
+        conductor.pool.store.hint = answered  # those that failed are under way no more
+        assert (await hint(http, url, action="retain"))[0] == 200
