@@ -435,23 +435,22 @@ class ReadCosts(BatchResult):
             return 0.0
         return float(self._ready(positions, _MEASURED if measured else _HOPED)[-1])
 
-    def fitting(self, worth: float | str = 0.0, *, each: float = 0.0) -> int:
+    def fitting(self, worth: float | str = 0.0, *, each: float = 0.0, step: int = 1) -> int:
         """The most keys from the first one on that take no longer, as one batch, than `worth`.
 
-        `each` is worth, in seconds, that every one of them adds. All of them are found. Where a
-        segment was slow lately, and these would fit only if it had become quick again, it is as
-        many as cost a twentieth of their worth should it be as slow as before, at least one: who
-        reads them finds out.
+        `each` is worth, in seconds, that every one of them adds. All of them are found, and they
+        are a multiple of `step`: so many are of use only together. Where a segment was slow lately,
+        and these would fit only if it had become quick again, it is as many as cost a twentieth of
+        their worth should it be as slow as before, at least one step: who reads them finds out.
         """
         everything = np.arange(len(self), dtype=np.int64)
         limits = parse_duration(worth) + each * (everything + 1)
         measured = self._ready(everything, _MEASURED)
-        sure = np.flatnonzero(measured <= limits)
-        hoped = np.flatnonzero(self._ready(everything, _HOPED) <= limits)
-        if len(sure) or not len(hoped):
-            return int(sure[-1]) + 1 if len(sure) else 0
-        little = _TRIED_SHARE * limits[hoped[-1]]
-        return max(1, int(np.searchsorted(measured, little, side="right")))
+        sure, hoped = _last(measured <= limits), _last(self._ready(everything, _HOPED) <= limits)
+        if sure >= step or hoped < step:
+            return sure // step * step
+        little = int(np.searchsorted(measured, _TRIED_SHARE * limits[hoped - 1], side="right"))
+        return max(step, little // step * step)
 
     def _ready(self, index: NDArray[np.int64], believed: int) -> NDArray[np.float64]:
         """When each of some keys would be there with those before it, read as one batch."""
@@ -465,6 +464,12 @@ class ReadCosts(BatchResult):
         for line in np.unique(lines).tolist():
             np.maximum(ready, np.cumsum(np.where(lines == line, taken, 0.0)), out=ready)
         return ready
+
+
+def _last(fits: NDArray[np.bool_]) -> int:
+    """How many there are up to the last one that fits."""
+    at = np.flatnonzero(fits)
+    return int(at[-1]) + 1 if len(at) else 0
 
 
 @dataclass(frozen=True, slots=True)

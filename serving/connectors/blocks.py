@@ -37,18 +37,21 @@ class Blocks(Moves):
 
     # Lookups.
 
-    def leading(self, names: list[str], lease_s: float = 0.0, *, each_s: float = 0.0) -> int:
+    def leading(
+        self, names: list[str], lease_s: float = 0.0, *, each_s: float = 0.0, step: int = 1
+    ) -> int:
         """How many names from the first one on are there, without a gap. One round trip.
 
         With `lease_s` the store keeps them where they are for so long. With `each_s`, the seconds
-        that each is worth, they are no more than load in that time; both are two round trips.
+        that each is worth, they are no more than load in that time, in steps of so many that are of
+        use only together; both are two round trips.
         """
         if self._doubts:
             names = names[
                 : next((at for at, name in enumerate(names) if name in self._doubts), None)
             ]
         if each_s and names:
-            names = names[: self._worthwhile(names, each_s)]
+            names = names[: self._worthwhile(names, each_s, step)]
             if not lease_s:
                 return len(names)
         if not names:
@@ -59,11 +62,11 @@ class Blocks(Moves):
         found: int = self._looked_up(lambda c: c.find_prefix(names, deadline=self._lookup_s), 0)
         return found
 
-    def _worthwhile(self, names: list[str], each_s: float) -> int:
+    def _worthwhile(self, names: list[str], each_s: float, step: int) -> int:
         costs = self._looked_up(lambda c: c.read_cost(names, deadline=self._lookup_s), None)
         if costs is None:
             return 0
-        fitting: int = costs.fitting(each=each_s)
+        fitting: int = costs.fitting(each=each_s, step=step)
         there = int(costs.failed[0]) if len(costs.failed) else len(names)
         self.counts.add("lookup_too_slow", there - fitting)
         return fitting

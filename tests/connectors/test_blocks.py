@@ -31,6 +31,15 @@ def test_no_more_is_found_than_loads_in_the_time_of_computing(store, blocks):
     assert store.calls == ["read_cost", "read_cost", "find_prefix"]
 
 
+def test_what_may_be_quick_again_is_tried_with_as_few_as_are_of_use(store, blocks):
+    store.object_s, store.hoped_s = 10.0, 0.5
+    assert blocks.leading(NAMES, each_s=1.0) == 1
+    assert blocks.leading(NAMES, each_s=1.0, step=2) == 2
+    assert blocks.leading(NAMES[:3], each_s=1.0, step=4) == 0
+    store.object_s = 0.5
+    assert blocks.leading(NAMES[:3], each_s=1.0, step=2) == 2
+
+
 def test_a_store_that_is_away_has_nothing_worth_loading(store):
     link = Link(store)
     link.up = False

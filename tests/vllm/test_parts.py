@@ -412,6 +412,14 @@ def test_what_may_be_quick_again_is_tried_with_little():
     names = [one.part(FULL, 0, 0) + each.hex() for each in hashes(6)]
     store.objects.update(dict.fromkeys(names, b""))
     assert present_prefix(one, hashes(6), 0, "", _trust, 0.001)(store, 1.0) == BLOCK
+    # A block of which each rank has a part is tried whole.
+    split = layout(FULL, tensor_ranks=2)
+    parts = [split.part(FULL, rank, 0) for rank in range(2)]
+    names = [part + each.hex() for each in hashes(6) for part in parts]
+    store.objects.update(dict.fromkeys(names, b""))
+    assert present_prefix(split, hashes(6), 0, "", _trust, 0.001)(store, 1.0) == BLOCK
+    del store.objects[names[1]]
+    assert present_prefix(split, hashes(6), 0, "", _trust, 0.001)(store, 1.0) == 0
     both = layout(FULL, WINDOW)
     names = [both.part(group, 0, 0) + each.hex() for group in both.groups for each in hashes(6)]
     store.objects.update(dict.fromkeys(names, b""))

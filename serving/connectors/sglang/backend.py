@@ -82,7 +82,8 @@ class MooncakePyHiCache(HiCacheStorage):  # type: ignore[misc]
         if pool.is_logical:
             return 0
         each_s = self._options.worth_s(pool.host.page_size) / pool.objects
-        return self._blocks.leading(pool.names(keys), each_s=each_s) // pool.objects
+        found = self._blocks.leading(pool.names(keys), each_s=each_s, step=pool.objects)
+        return found // pool.objects
 
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None

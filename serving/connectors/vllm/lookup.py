@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mooncake_store import Client
-    from mooncake_store.client.results import ReadCosts
+    from mooncake_store import Client, ReadCosts
     from serving.connectors.vllm.layout import Group, Layout
 
 __all__ = ["block_names", "longest_prefix", "present_prefix"]
@@ -63,7 +62,8 @@ def present_prefix(
                 return 0
             if token_s:
                 each_s = token_s * group.block_tokens / shards
-                found = client.read_cost(names, deadline=deadline).fitting(each=each_s)
+                costs = client.read_cost(names, deadline=deadline)
+                found = costs.fitting(each=each_s, step=shards)
             else:
                 found = client.find_prefix(names, deadline=deadline)
             return found // shards * group.block_tokens
