@@ -15,6 +15,8 @@ import os
 import sys
 import time
 
+import msgspec
+
 from tests.waiting import until
 
 
@@ -58,6 +60,8 @@ def main() -> None:
             answer(metrics(llm))
         elif what == "settle":
             answer({"steps": settle(llm)})
+        elif what == "weigh":
+            answer({"weighs": weigh(llm, **command)})
         else:
             break
     llm.llm_engine.engine_core.shutdown()
@@ -110,6 +114,16 @@ def settle(llm: object) -> int:
 
     until(settled, 60, "the end of all saves")
     return steps
+
+
+def weigh(llm: object, tokens_per_s: float) -> float:
+    """Have loads weighed against computing so many tokens a second from now on, by both sides."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    deciding = llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler
+    for side in deciding, get_kv_transfer_group()._worker:
+        side._options = msgspec.structs.replace(side._options, prefill_tokens_per_s=tokens_per_s)
+    return tokens_per_s
 
 
 def metrics(llm: object) -> dict:
