@@ -381,6 +381,8 @@ class ReadCost:
 
 
 _MEASURED, _HOPED = range(2)
+_ROUNDED = 1 + 1e-9
+"""What was summed up in two ways is the same."""
 _TRIED_SHARE = 0.05
 """What a look whether a slow segment is quick again may cost, of what is read for it."""
 
@@ -444,22 +446,27 @@ class ReadCosts(BatchResult):
         their worth should it be as slow as before, at least one step: who reads them finds out.
         """
         everything = np.arange(len(self), dtype=np.int64)
-        limits = parse_duration(worth) + each * (everything + 1)
+        limits = _ROUNDED * (parse_duration(worth) + each * (everything + 1))
         measured = self._ready(everything, _MEASURED)
-        sure, hoped = _last(measured <= limits), _last(self._ready(everything, _HOPED) <= limits)
-        if sure >= step or hoped < step:
+        sure = _last(measured <= limits)
+        if sure >= step:
             return sure // step * step
+        hoped = _last(self._ready(everything, _HOPED) <= limits)
+        if hoped < step:
+            return 0
         little = int(np.searchsorted(measured, _TRIED_SHARE * limits[hoped - 1], side="right"))
         return max(step, little // step * step)
 
     def _ready(self, index: NDArray[np.int64], believed: int) -> NDArray[np.float64]:
         """When each of some keys would be there with those before it, read as one batch."""
-        latency, own = self._columns[believed][:, index]
+        latency, taken = self._columns[believed][:, index]
         segments, lines = self._lines[:, index]
-        _, firsts = np.unique(segments, return_index=True)
-        taken = own.copy()
-        taken[firsts] += latency[firsts]
         taken[self.statuses[index] != 0] = np.inf
+        if len(index) and (segments == segments[0]).all():  # nearly always
+            taken[0] += latency[0]
+            return np.cumsum(taken)
+        _, firsts = np.unique(segments, return_index=True)
+        taken[firsts] += latency[firsts]
         ready = np.zeros(len(index))
         for line in np.unique(lines).tolist():
             np.maximum(ready, np.cumsum(np.where(lines == line, taken, 0.0)), out=ready)

@@ -77,7 +77,7 @@ def generate(
 ) -> dict:
     """Tokens, hits and time of a batch of prompts; `handoff` is what a proxy sends along."""
     extra = {"kv_transfer_params": handoff} if handoff else None
-    began = time.perf_counter()
+    Watched.seconds, began = 0.0, time.perf_counter()
     outputs = llm.generate(
         [{"prompt_token_ids": each} for each in prompts],
         params(
@@ -97,6 +97,7 @@ def generate(
             each.metrics.first_token_latency if each.metrics else None for each in outputs
         ],
         "seconds": seconds,
+        "watched_s": Watched.seconds,
         "handoff": [each.kv_transfer_params for each in outputs],
     }
 
@@ -121,9 +122,38 @@ def weigh(llm: object, tokens_per_s: float) -> float:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     deciding = llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler
-    for side in deciding, get_kv_transfer_group()._worker:
+    moving = get_kv_transfer_group()._worker
+    for side in deciding, moving:
         side._options = msgspec.structs.replace(side._options, prefill_tokens_per_s=tokens_per_s)
+    if not Watched.methods:
+        for name in "matched", "report":
+            Watched.watch(deciding, name)
     return tokens_per_s
+
+
+class Watched:
+    """Seconds in methods of the connector that a first token waits for and weighing is part of.
+
+    What a load took is told once it is over, beside the model.
+    """
+
+    seconds = 0.0
+    methods = 0
+
+    @classmethod
+    def watch(cls, side: object, name: str) -> None:
+        """Count what a method takes from now on."""
+        method = getattr(side, name)
+
+        def timed(*given: object) -> object:
+            began = time.perf_counter()
+            try:
+                return method(*given)
+            finally:
+                cls.seconds += time.perf_counter() - began
+
+        setattr(side, name, timed)
+        cls.methods += 1
 
 
 def metrics(llm: object) -> dict:

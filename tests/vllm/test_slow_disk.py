@@ -30,7 +30,7 @@ SLOWER = 5
 COMPUTING_TIMES_MAX = 1.1
 WHOLE_LOOKS_MAX = 3
 """Prefixes that are read whole in vain: the first ones that nobody could know of."""
-LOSS_MAX = 1.02
+LOSS_MAX = 0.02
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -47,19 +47,27 @@ def prompt(name):
     return [draw.randrange(3, 253) for _ in range(PREFIX)] + [7, 8, 9]
 
 
+class FirstToken(NamedTuple):
+    """Seconds to it, how much before it was not computed, and seconds the connector was asked."""
+
+    seconds: float
+    cached: int
+    watched_s: float
+
+
 def first_token(engine, number):
-    """Seconds to the first token behind a prefix, and how much of it was not computed."""
+    """Have the first token behind a prefix."""
     engine("settle")  # what is being saved is not forgotten
     assert engine("reset")["reset"]
     answer = engine("generate", prompts=[prompt(number)], tokens=1)
-    return answer["seconds"], answer["cached"][0]
+    return FirstToken(answer["seconds"], answer["cached"][0], answer["watched_s"])
 
 
 def median_s(engine, numbers, *, cached):
     """The median of seconds; fails unless so much of each prefix was not computed."""
     taken = [first_token(engine, number) for number in numbers]
-    assert [found for _, found in taken] == [cached] * len(taken)
-    return statistics.median(seconds for seconds, _ in taken)
+    assert [each.cached for each in taken] == [cached] * len(taken)
+    return statistics.median(each.seconds for each in taken)
 
 
 class Compared(NamedTuple):
@@ -91,15 +99,14 @@ def compared(engine, disk, whole_s):
         spared.append(first_token(engine, turn % PREFIXES))
         # In the pool is nothing of it.
         beside.append(first_token(engine, f"{whole_s} {turn}"))
-    assert not any(cached for _, cached in beside)
-    seconds = [each for each, _ in spared]
+    assert not any(each.cached for each in beside)
     return Compared(
-        statistics.median(seconds),
-        statistics.median(each for each, _ in beside),
-        max(seconds),
+        statistics.median(each.seconds for each in spared),
+        statistics.median(each.seconds for each in beside),
+        max(each.seconds for each in spared),
         len(spared),
-        sum(cached > 0 for _, cached in spared),
-        sum(cached == PREFIX for _, cached in spared),
+        sum(each.cached > 0 for each in spared),
+        sum(each.cached == PREFIX for each in spared),
     )
 
 
@@ -128,19 +135,24 @@ def test_a_slow_disk_costs_what_computing_does(start, vllm, disk, tmp_path, caps
             return started
 
         first = engine()
-        computed_s = median_s(first, numbers, cached=0)
+        median_s(first, numbers, cached=0)
         first("settle")
         first.close()
         leave_memory(store)
-        second, worth = engine(), PREFIX / computed_s
-        # By one engine in turns: what a read takes depends on how the pages of its process lie, and
-        # on whether the same bytes were read just before.
-        quick = {worth: [], 0: []}
+        second = engine()
+        computed_s = median_s(second, [f"computed {turn}" for turn in range(9)], cached=0)
+        worth = PREFIX / computed_s
+        # By one engine in turns: what a read takes depends on how the pages of its process lie.
+        quick, watched = {worth: [], 0: []}, {worth: [], 0: []}
         for tokens_per_s in [worth, 0] * ROUNDS:
             second("weigh", tokens_per_s=tokens_per_s)
-            quick[tokens_per_s] += [median_s(second, [each], cached=PREFIX) for each in numbers]
-        # The quickest of many: what others of the machine do is no loss of the weighing.
-        weighed_s, unweighed_s = map(min, quick.values())
+            for answer in (first_token(second, number) for number in numbers):
+                assert answer.cached == PREFIX
+                quick[tokens_per_s].append(answer.seconds)
+                watched[tokens_per_s].append(answer.watched_s)
+        weighed_s, unweighed_s = map(statistics.median, quick.values())
+        # First tokens differ by a quarter from one to the next, which hides a loss of some percent.
+        looking_s, asking_s = map(statistics.median, watched.values())
         second("weigh", tokens_per_s=worth)
         throttled = compared(second, disk, TIMES_THROTTLED * unweighed_s)
         slow = compared(second, disk, SLOWER * computed_s)
@@ -150,7 +162,8 @@ def test_a_slow_disk_costs_what_computing_does(start, vllm, disk, tmp_path, caps
     with capsys.disabled():
         print(
             f"\nfirst token behind {PREFIX} tokens on a disk: computed {computed_s:.3f} s, read "
-            f"{weighed_s:.3f} s weighed and {unweighed_s:.3f} s not\n"
+            f"{weighed_s:.3f} s weighed, {looking_s * 1e3:.2f} ms of it in the connector, and "
+            f"{unweighed_s:.3f} s not, {asking_s * 1e3:.2f} ms of it\n"
             f"throttled {TIMES_THROTTLED} times: {throttled}\n"
             f"{SLOWER} times as slow as computing: {slow}, {slow_s:.3f} s not weighed"
         )
@@ -158,4 +171,4 @@ def test_a_slow_disk_costs_what_computing_does(start, vllm, disk, tmp_path, caps
     assert slow.read_whole <= WHOLE_LOOKS_MAX
     for each in throttled, slow:
         assert each.spared_s < COMPUTING_TIMES_MAX * each.beside_s
-    assert weighed_s < LOSS_MAX * unweighed_s
+    assert looking_s - asking_s < LOSS_MAX * unweighed_s
