@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store.local_cluster import LocalCluster
 from serving.bench.prompts import Prompts, prefill
+from serving.bench.smaller import measure_codec
 from serving.bench.streaming import SEGMENT, Streamed, Workload, on_loopback, over_a_link
 from serving.workers.client import WorkerClient
 from serving.workers.local import LocalWorkers
@@ -24,6 +25,7 @@ LONG_TOKENS = 4096
 STREAM_MODEL = "tiny,layers=16,hidden=64,heads=8,kv_heads=8,head_dim=256,intermediate=128"
 """Wide keys and values, little else: 256 KiB of KV a token, so that moving it matters."""
 STREAM_TOKENS = 512
+CODEC_TOKENS = 1024
 
 
 def measure(report: Report, *, repeats: int) -> None:
@@ -34,6 +36,7 @@ def measure(report: Report, *, repeats: int) -> None:
         streamed = asyncio.run(on_loopback(stored, cluster.url))
     _streaming(report, "over tcp", streamed)
     _streaming(report, "over a link as slow as compute", over_a_link(stored))
+    measure_codec(report, "tiny", Prompts().new(CODEC_TOKENS), repeats=repeats)
 
 
 async def _with_workers(report: Report, url: str, repeats: int) -> None:

@@ -18,6 +18,7 @@ def test_every_row_has_a_value(monkeypatch):
     monkeypatch.setattr(rows, "LONG_TOKENS", 600)
     monkeypatch.setattr(rows, "STREAM_MODEL", "nano")
     monkeypatch.setattr(rows, "STREAM_TOKENS", 128)
+    monkeypatch.setattr(rows, "CODEC_TOKENS", 128)
     report = Report("serving", quick=True)
     serving_bench.run(report, quick=True)
     names = [row.name for row in report.rows]
@@ -33,6 +34,9 @@ def test_every_row_has_a_value(monkeypatch):
         "KV stored/over a link as slow as compute, layer by layer",
         "KV stored/over a link as slow as compute, time hidden",
     ]
+    left = {row.name: row.value for row in report.rows[8:] if row.unit == "%"}
+    assert left["KV smaller/bf16, left"] < left["KV smaller/fp16, left"] < 90
+    assert len(report.rows) == 14
     for row in report.rows:
         # One processor, or a kernel that makes no such link.
         assert row.value is not None or "two workers" in row.name or "a link" in row.name

@@ -70,7 +70,7 @@ class Codec:
         """Compress a half, unless that gains nothing; noise is known by its beginning."""
         compressor = self._zstd.ZstdCompressor(level=_LEVEL)
         sample = half[:_SAMPLE_BYTES]
-        if len(compressor.compress(sample)) > _LEAST_GAIN * len(sample):
+        if len(sample) < len(half) and len(compressor.compress(sample)) > _LEAST_GAIN * len(sample):
             return None
         stored: bytes = compressor.compress(half)
         return stored if len(stored) <= _LEAST_GAIN * len(half) else None
