@@ -34,9 +34,9 @@ def test_every_row_has_a_value(monkeypatch):
         "KV stored/over a link as slow as compute, layer by layer",
         "KV stored/over a link as slow as compute, time hidden",
     ]
-    left = {row.name: row.value for row in report.rows[8:] if row.unit == "%"}
-    assert left["KV smaller/bf16, left"] < left["KV smaller/fp16, left"] < 90
-    assert len(report.rows) == 14
+    smaller = {row.name: row.value for row in report.rows if row.name.startswith("KV smaller")}
+    assert smaller["KV smaller/bf16, left"] < smaller["KV smaller/fp16, left"] < 90
+    assert len(smaller) == 6
     for row in report.rows:
         # One processor, or a kernel that makes no such link.
         assert row.value is not None or "two workers" in row.name or "a link" in row.name
