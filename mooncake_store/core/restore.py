@@ -265,6 +265,7 @@ class _Rebuild:
         self._reader = reader
         self._end = end
         self._dropped = 0
+        self._found: NDArray[np.int64] | None = None
 
     def run(self, lost: int) -> Restored:
         """Do it all, in the order in which each step needs the ones before."""
@@ -321,12 +322,16 @@ class _Rebuild:
     @property
     def _live(self) -> NDArray[np.int64]:
         """All rows that hold something."""
-        shard = self._shard
-        return np.flatnonzero(shard.rows["state"][: shard.table.rows_high] != State.FREE)
+        if self._found is None:
+            shard = self._shard
+            states = shard.rows["state"][: shard.table.rows_high]
+            self._found = np.flatnonzero(states != State.FREE)
+        return self._found
 
     def _drop(self, rows: NDArray[np.int64]) -> None:
         """Forget rows that cannot be true, also for whoever reads this journal next."""
         _vacate(self._shard, rows)
+        self._found = None
         self._shard.journal.mark(rows.astype(np.int32))
         self._dropped += len(rows)
 

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "build_service",
-    "fail_with",
     "liveness_times",
-    "load_kernels",
     "open_service",
     "server_limits",
     "shard_config",
@@ -91,18 +89,28 @@ def liveness_times(config: MasterConfig) -> LivenessTimes:
 
 async def open_service(
     config: MasterConfig, place: ShardPlace, clock: Clock, folder: Path | None, cluster: str
-) -> ShardService:
+) -> tuple[ShardService, asyncio.Future[None]]:
     """Return the service of a shard with what is kept of it in the folder of the state, if any.
 
+    And a future that ends when all kernels are loaded, with which the service fails. No request can
+    have to wait for a compiler, but one that is early loads the few kernels that it needs itself.
     Where that fails nothing stays open.
     """
+    loading = None
+    if not kernels.loaded_before(_CORE):
+        loading = _load_kernels()
+        await loading
     keeper = await _open_keeper(config, place, clock, folder, cluster)
     try:
-        return build_service(config, place, clock, keeper)
+        service = build_service(config, place, clock, keeper)
     except BaseException:
         if keeper is not None:
             await asyncio.to_thread(keeper.close)
         raise
+    # Not before: what was kept would be read beside it on one interpreter, and take twice as long.
+    loading = loading or _load_kernels()
+    _fail_with(service, loading)
+    return service, loading
 
 
 async def _open_keeper(
@@ -146,29 +154,18 @@ def build_service(
     return service
 
 
-async def load_kernels() -> asyncio.Future[None]:
-    """Load on a thread what requests need; return when no request can have to wait for a compiler.
+def _load_kernels() -> asyncio.Future[None]:
+    def load() -> None:
+        from mooncake_store.core.warmup import warmup
 
-    Kernels that were compiled before are loaded in some 0.3 s, one after the other. Serving need
-    not wait for that: a request that is early loads the few it needs itself. So this returns at
-    once if an earlier run left them all on disk, and else when all are compiled, with a future
-    that ends when they are loaded.
-    """
-    loading = asyncio.ensure_future(asyncio.to_thread(_load_kernels))
-    if not kernels.loaded_before(_CORE):
-        await loading
-    return loading
+        warmup()
+        if not kernels.loaded_before(_CORE):
+            kernels.note_loaded(_CORE)
+
+    return asyncio.ensure_future(asyncio.to_thread(load))
 
 
-def _load_kernels() -> None:
-    from mooncake_store.core.warmup import warmup
-
-    warmup()
-    if not kernels.loaded_before(_CORE):
-        kernels.note_loaded(_CORE)
-
-
-def fail_with(service: ShardService, loading: asyncio.Future[None]) -> None:
+def _fail_with(service: ShardService, loading: asyncio.Future[None]) -> None:
     """Let a service fail when its kernels cannot be loaded."""
 
     def ended(loading: asyncio.Future[None]) -> None:

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING
 from mooncake_store import __version__
 from mooncake_store.clock import SystemClock
 from mooncake_store.master.building import (
-    fail_with,
     liveness_times,
-    load_kernels,
     open_service,
     server_limits,
     shard_server,
@@ -145,11 +143,10 @@ class Master:
             )
             self.failed = supervisor.failed
             return await supervisor.start()
-        self.loading = await load_kernels()
         name = self._state.kept.cluster
-        service = await open_service(config, ShardPlace(), self._clock, self._state.path, name)
+        opened = await open_service(config, ShardPlace(), self._clock, self._state.path, name)
+        service, self.loading = opened
         self._service = service
-        fail_with(service, self.loading)
         self.failed = service.failure
         server = shard_server(config, service, name, self._secret)
         self._servers.append(server)

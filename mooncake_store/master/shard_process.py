@@ -17,12 +17,7 @@ import msgspec
 
 from mooncake_store.clock import SystemClock
 from mooncake_store.config.settings import MasterConfig
-from mooncake_store.master.building import (
-    fail_with,
-    load_kernels,
-    open_service,
-    shard_server,
-)
+from mooncake_store.master.building import open_service, shard_server
 from mooncake_store.master.shard_link import LocalShard
 from mooncake_store.master.site import ShardPlace
 from mooncake_store.program import kernels, logs
@@ -47,10 +42,9 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     place = ShardPlace(message["shard"], config.shards)
-    loading = await load_kernels()
     folder = Path(message["folder"]) if message["folder"] else None
     clock = SystemClock()
-    service = await open_service(config, place, clock, folder, message["cluster"])
+    service, loading = await open_service(config, place, clock, folder, message["cluster"])
     link = LocalShard(service.site)
     link.place(message["bases"])
     async with (
@@ -60,7 +54,6 @@ async def serve(parent: Parent, message: Mapping[str, Any], config: MasterConfig
         await clients.serve([socket.socket(fileno=fd) for fd in message["clients"]])
         await master.serve([socket.socket(fileno=fd) for fd in message["admin"]])
         service.start()
-        fail_with(service, loading)
         loading.add_done_callback(lambda _: settle_garbage_collection())
         parent.ready({"kept": service.site.kept, "keeps": service.site.keeps})
         parent.watch(lambda: loop.call_soon_threadsafe(stop.set))

@@ -9,9 +9,9 @@ _open = shard_process.open_service
 
 async def open_service(*arguments):
     """Make a service as the real one does."""
-    service = await _open(*arguments)
+    service, loading = await _open(*arguments)
     service.site.keeps = service.site.kept = True
-    return service
+    return service, loading
 
 
 if __name__ == "__main__":

@@ -167,6 +167,7 @@ async def test_a_shard_that_could_not_be_built_is_in_nobodys_way(tmp_path, monke
         with pytest.raises(RuntimeError, match="injected"):
             await building.open_service(*opening)
     assert not [t for t in threading.enumerate() if t.name.startswith("mooncake-journal")]
-    service = await building.open_service(*opening)
+    service, loading = await building.open_service(*opening)
+    await loading
     assert service.site.kept
     service.close()

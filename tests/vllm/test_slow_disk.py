@@ -23,6 +23,8 @@ HEADS, LAYERS = 8, 4
 PREFIX_BYTES = PREFIX * LAYERS * 2 * HEADS * 32 * 4
 MEMORY = 96 * MIB
 ROUNDS, SLOW_ROUNDS = 10, 6
+RECENT = 5
+"""Of how many prefixes the median says what computing one takes now."""
 TIMES_THROTTLED = 10
 """As slow as that is the quick disk made; reading may be worth it still."""
 SLOWER = 5
@@ -91,11 +93,14 @@ class Compared(NamedTuple):
         )
 
 
-def compared(engine, disk, whole_s):
+def compared(engine, disk, whole_s, computed_s):
     """First tokens on a disk on which it takes so long to read a prefix."""
     disk.fail(read=f"slow {PREFIX_BYTES / whole_s}")
     spared, beside = [], []
     for turn in range(SLOW_ROUNDS * PREFIXES):
+        # A machine with other work may compute half as quickly in one minute as in the next.
+        lately = statistics.median([each.seconds for each in beside[-RECENT:]] or [computed_s])
+        engine("weigh", tokens_per_s=PREFIX / lately)
         spared.append(first_token(engine, turn % PREFIXES))
         # In the pool is nothing of it.
         beside.append(first_token(engine, f"{whole_s} {turn}"))
@@ -153,9 +158,8 @@ def test_a_slow_disk_costs_what_computing_does(start, vllm, disk, tmp_path, caps
         weighed_s, unweighed_s = map(statistics.median, quick.values())
         # First tokens differ by a quarter from one to the next, which hides a loss of some percent.
         looking_s, asking_s = map(statistics.median, watched.values())
-        second("weigh", tokens_per_s=worth)
-        throttled = compared(second, disk, TIMES_THROTTLED * unweighed_s)
-        slow = compared(second, disk, SLOWER * computed_s)
+        throttled = compared(second, disk, TIMES_THROTTLED * unweighed_s, computed_s)
+        slow = compared(second, disk, SLOWER * computed_s, throttled.beside_s)
         second("weigh", tokens_per_s=0)
         slow_s = median_s(second, numbers[:1], cached=PREFIX)
         disk.work()
