@@ -59,7 +59,7 @@ _PRIOR = 0.01
 _SURPRISE = 4.0
 _AS_IN_CALM = 1.5
 """Up to how many times what it takes in calm is nothing to look after."""
-_KEPT_OF_BEFORE = 0.2
+_KEPT_OF_BEFORE = 0.02
 """What former measurements count once two in a row were surprises."""
 _RECOVERY_S, _RECOVERY_MAX_S = 3.0, 60.0
 """In what time half of what is above calm is believed to be over, at first and at most."""
@@ -70,7 +70,8 @@ _RISE_S, _RISE_MAX_S = 60.0, 60.0
 _RISE_OF_LOOK = 2**0.2
 """By how much it may rise with each look in vain."""
 _HEARSAY_S = 60.0
-"""In what time half of what others measured is forgotten, as multiples of the defaults."""
+"""For how long what others measured counts in full, and in what time half of that is forgotten
+then, as multiples of the defaults."""
 
 
 class Rate(NamedTuple):
@@ -132,7 +133,7 @@ class Known(NamedTuple):
 
     def faded(self, moment: float) -> Known:
         """The same as hearsay: what nobody confirms becomes the defaults."""
-        left = _half(moment - self.at, _HEARSAY_S)
+        left = _half(moment - self.at - _HEARSAY_S, _HEARSAY_S)
         return self._replace(factors=np.maximum(self.factors, 1e-9) ** left)
 
 

@@ -17,6 +17,9 @@ __all__ = ["Pause", "Seconds", "StoreOptions", "WeighedOptions"]
 
 Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
+SAVED_MIN = 0.1
+"""What a load saves at least of the time that computing takes: behind it a first token still waits
+for a step of the engine, and others for the disk or link that it takes meanwhile."""
 
 
 class StoreOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,9 +65,10 @@ class WeighedOptions(StoreOptions, frozen=True, kw_only=True, forbid_unknown_fie
     """Options of connectors that load only what comes sooner than it would be computed."""
 
     prefill_tokens_per_s: Pause = 0.0
-    """Tokens a second that the engine computes; what would load more slowly is a miss. 0: nothing
-    is."""
+    """Tokens a second that the engine computes; what would not load at least a tenth sooner is a
+    miss. 0: nothing is."""
 
     def worth_s(self, tokens: float) -> float:
-        """The seconds in which so many tokens are computed; 0 if that is not known."""
-        return tokens / self.prefill_tokens_per_s if self.prefill_tokens_per_s else 0.0
+        """The seconds that loading so many tokens may take; 0 if that is not known."""
+        rate = self.prefill_tokens_per_s
+        return tokens * (1 - SAVED_MIN) / rate if rate else 0.0

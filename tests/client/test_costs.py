@@ -66,6 +66,31 @@ def test_one_pause_changes_little_but_a_path_that_became_slow_is_believed():
     assert predicted(pace, at=60) == pytest.approx(10.0, rel=0.3)
 
 
+@pytest.mark.parametrize("times", [2, 10, 18, 100])
+def test_two_reads_tell_how_slow_a_path_became(times):
+    """Who may compute instead, in nearly the same time, would read in vain until it is known."""
+    pace = Costs().pace()
+    for turn in range(60):
+        read(pace, 0.05, nbytes=16 * MB, objects=64, at=turn)
+        pace.outlook("tcp", Tier.DISK, turn)
+    found = []
+    for turn in range(60, 64):
+        read(pace, 0.05 * times, nbytes=16 * MB, objects=64, at=turn)
+        measured = pace.outlook("tcp", Tier.DISK, turn).measured
+        found.append(measured.seconds(16 * MB, 64))
+    if times > 4:
+        assert found[1] == pytest.approx(0.05 * times, rel=0.15)
+    assert found[3] == pytest.approx(0.05 * times, rel=0.3 if times < 4 else 0.1)
+
+
+def test_what_was_heard_a_moment_ago_counts_in_full():
+    costs, slow = Costs(), (1.0, 0.0, 0.0)
+    costs.expect({("tcp", Tier.MEMORY): (slow, (0.002, 0.0, 0.0), (3.0, 0.0))}, 100.0)
+    for age_s in (2, 10, 60):
+        heard = costs.pace().outlook("tcp", Tier.MEMORY, 100.0 + age_s).measured
+        assert heard.seconds(MB, 1) == pytest.approx(1.0)
+
+
 def test_pauses_that_are_not_in_a_row_are_pauses():
     pace = Costs().pace()
     for turn in range(60):
