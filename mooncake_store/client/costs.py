@@ -16,9 +16,10 @@ are never negative. What the measurements leave open is as it was expected:
 - a path that was quick and is slow now may be quick again, and a reader that leaves it alone would
   never hear of it. So beside what is learnt stands what it takes in calm, which falls at once, and
   doubles after five looks in vain, or a minute. Of how much the one is above the other, half is
-  believed to be over after three seconds without a measurement; after each look in vain that grows,
-  to a hundred times what the look took. An outlook tells both, what was measured and what is hoped
-  for, and who only hopes looks with little (`worth.py`, `ReadCosts.fitting`);
+  believed to be over after four and a half seconds without a measurement, and nothing before one
+  and a half; after each look in vain that grows, to a hundred times what the look took. An
+  outlook tells both, what was measured and what is hoped for, and who only hopes looks with little
+  (`worth.py`, `ReadCosts.fitting`);
 - a transfer that took more than four times as long as expected counts as four times: one pause of
   a peer does not make it a slow one. The next such one in a row is believed as it is, and most of
   what was before is forgotten. The first of all is believed as well;
@@ -63,6 +64,9 @@ _KEPT_OF_BEFORE = 0.02
 """What former measurements count once two in a row were surprises."""
 _RECOVERY_S, _RECOVERY_MAX_S = 3.0, 60.0
 """In what time half of what is above calm is believed to be over, at first and at most."""
+_PATIENCE_S = 1.5
+"""For how long after a measurement nothing is hoped for: a look costs more than its read, and of a
+path that is a little too slow each who comes would look."""
 _LOOK_SHARE = 100.0
 """The most of it, as a multiple of what a look in vain took: small ones cost next to nothing."""
 _RISE_S, _RISE_MAX_S = 60.0, 60.0
@@ -128,7 +132,8 @@ class Known(NamedTuple):
     def hoped(self, moment: float) -> Factors:
         """What is hoped for at a moment."""
         now, calm = self.factors
-        out: Factors = calm + (now - calm) * _half(moment - self.since, self.recovery_s)
+        age_s = moment - self.since - _PATIENCE_S
+        out: Factors = calm + (now - calm) * _half(age_s, self.recovery_s)
         return out
 
     def faded(self, moment: float) -> Known:
