@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ START = 1_000 * SECOND
 MASK64 = (1 << 64) - 1
 
 
+@cache
 def digest_of(key: int) -> tuple[int, int]:
     """A fixed, well-mixed 128-bit digest of a small key number."""
     mixed = (key + 1) * 0x9E3779B97F4A7C15 & MASK64

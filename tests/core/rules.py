@@ -61,6 +61,7 @@ class Rules:
         self.rng = rng
         self.wide = rng.random() < 0.15 if wide is None else wide
         self.known = range(KEYS_OF_WIDE_RUNS if self.wide else KEYS)
+        self.known_of = [[key for key in self.known if tenant_of(key) == each] for each in (0, 1)]
         self.check_every = check_every
         config = ShardConfig(
             seed=rng.randrange(1 << 30),
@@ -134,7 +135,7 @@ class Rules:
         if self.wide and self.rng.random() < 0.3:
             count = int(BATCH_OF_WIDE_RUNS ** self.rng.random())
         tenant = 1 if self.rng.random() < 0.15 else 0
-        keys = [key for key in self.known if tenant_of(key) == tenant]
+        keys = self.known_of[tenant]
         return [self.rng.choice(keys) for _ in range(count)]
 
     def _some_client(self) -> int:
@@ -278,7 +279,7 @@ class Rules:
     def rename(self) -> None:
         """Within a tenant and group; also chains, swaps and keys renamed to themselves."""
         tenant, pick = 1 if self.rng.random() < 0.15 else 0, self.rng.choice
-        keys = [key for key in self.known if tenant_of(key) == tenant]
+        keys = self.known_of[tenant]
         there = [key for key in self.model.objects if tenant_of(key) == tenant] or keys
         count = self.rng.randrange(0, 4)
         sources = [pick(there if self.rng.random() < 0.8 else keys) for _ in range(count)]
