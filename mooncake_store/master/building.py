@@ -107,7 +107,7 @@ async def open_service(
         if keeper is not None:
             await asyncio.to_thread(keeper.close)
         raise
-    # Not before: what was kept would be read beside it on one interpreter, and take twice as long.
+    # Not before: what was kept would be read beside it on one interpreter, and take a third longer.
     loading = loading or _load_kernels()
     _fail_with(service, loading)
     return service, loading
