@@ -94,7 +94,7 @@ async def open_service(
 
     And a future that ends when all kernels are loaded, with which the service fails. No request can
     have to wait for a compiler, but one that is early loads the few kernels that it needs itself.
-    Where that fails nothing stays open.
+    Where the service cannot be made nothing stays open.
     """
     loading = None
     if not kernels.loaded_before(_CORE):
