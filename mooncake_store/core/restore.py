@@ -66,6 +66,7 @@ from mooncake_store.core.facts import (
     decode_fact,
 )
 from mooncake_store.core.kernels import cells as k
+from mooncake_store.core.kernels import rebuild
 from mooncake_store.core.kernels.tiers import retier
 from mooncake_store.core.last_cells import KnownRows
 from mooncake_store.core.reads import extents_of, replicas_of
@@ -162,12 +163,12 @@ def restore(
         shard.journal.mark(rows[rows < len(shard.rows)].astype(np.int32))
     reader.settle()
     shard.now = max(now, end.now)
-    rebuild = _Rebuild(shard, reader, end)
-    restored = rebuild.run(lost)
+    rebuilt = _Rebuild(shard, reader, end)
+    restored = rebuilt.run(lost)
     if damage is not None and known is not None and (known.gaps or lost):
-        rebuild.rest(damage.now, restored)
+        rebuilt.rest(damage.now, restored)
     if cut:
-        rebuild.leap()
+        rebuilt.leap()
     shard.journal.publish()
     return restored
 
@@ -266,6 +267,8 @@ class _Rebuild:
         self._end = end
         self._dropped = 0
         self._found: NDArray[np.int64] | None = None
+        self._ends: NDArray[np.int64]
+        """Where the replicas on each segment end, when they stand by segment."""
 
     def run(self, lost: int) -> Restored:
         """Do it all, in the order in which each step needs the ones before."""
@@ -354,17 +357,15 @@ class _Rebuild:
     def _untrue(self) -> NDArray[np.int64]:
         """Rows that lie nowhere, where nobody knows of, or beyond the end of a segment."""
         shard, live = self._shard, self._live
-        row, segment, offset = extents_of(shard, live)
         room = np.zeros(len(shard.space.alive), np.int64)
         for known in shard.space.all():
             room[known.index] = known.nbytes
-        inside = (segment >= 0) & (segment < len(room)) & (offset >= 0)
-        size = shard.rows["size"][row].astype(np.int64)
-        inside &= (size > 0) & (offset + size <= room[np.where(inside, segment, 0)])
-        placed = np.bincount(row[inside], minlength=shard.table.rows_high)[live]
-        right = (placed > 0) & (placed == shard.rows["replicas"][live])
-        tenants = np.isin(shard.cold["tenant"][live], list(shard.tenant_by_number))
-        right &= tenants & (shard.rows["state"][live] <= State.READABLE)
+        tenants = np.zeros(len(shard.tenant_use), np.bool_)
+        tenants[list(shard.tenant_by_number)] = True
+        right = np.empty(len(live), np.bool_)
+        self._ends = np.zeros(len(room) + 1, np.int64)
+        rebuild.judge_rows(shard.words, live, room, tenants, right, self._ends[1:])
+        self._ends.cumsum(out=self._ends)
         untrue: NDArray[np.int64] = live[~right]
         return untrue
 
@@ -383,23 +384,24 @@ class _Rebuild:
         """Take the space of all rows, and of what waits, which is returned."""
         shard = self._shard
         held = self._reader.extents(shard.now)
-        row, segment, offset = extents_of(shard, self._live)
-        size = shard.rows["size"][row].astype(np.int64)
+        ends = self._ends
+        row, offset, size = extents = np.empty((3, ends[-1]), np.int64)
+        rebuild.list_extents(shard.words, self._live, ends[:-1].copy(), extents)
         kept = np.ones(len(held), np.bool_)
         wrong = np.zeros(len(row), np.bool_)
-        order = segment.astype(np.int16).argsort(kind="stable")
-        ends = np.searchsorted(segment[order], np.arange(len(shard.space.alive) + 1))
         for known in shard.space.all():
-            mine = order[ends[known.index] : ends[known.index + 1]]
+            mine = slice(ends[known.index], ends[known.index + 1])
             waiting = held[:, 0] == known.index
             where = np.concatenate([offset[mine], held[waiting, 1]])
             sizes = np.concatenate([size[mine], held[waiting, 2]])
             taken = known.allocator.reserve(where, sizes)
-            wrong[mine] = ~taken[: len(mine)]
-            kept[waiting] = taken[len(mine) :]
+            count = len(taken) - np.count_nonzero(waiting)
+            wrong[mine] = ~taken[:count]
+            kept[waiting] = taken[count:]
         if wrong.any():
             bad = self._with_twins(row[wrong])
             others = np.isin(row, bad) & ~wrong
+            segment = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
             shard.space.free(segment[others], offset[others])
             self._drop(bad)
         return held[kept]
@@ -422,25 +424,8 @@ class _Rebuild:
             shard.table.supply(bad.astype(np.int32))
 
     def _totals(self) -> None:
-        shard, live = self._shard, self._live
-        tally, replicas = shard.tally, shard.rows["replicas"][live].astype(np.int64)
-        nbytes = shard.rows["size"][live] * replicas
-        readable = shard.rows["state"][live] == State.READABLE
-        flags = shard.rows["flags"][live]
-        soft = (flags & c.SOFT_PIN) != 0
-        missing = np.maximum(shard.cold["wanted"][live] - replicas, 0)
-        tally[c.OBJECTS] = np.count_nonzero(readable)
-        tally[c.UNFINISHED] = len(live) - tally[c.OBJECTS]
-        tally[c.BYTES] = nbytes.sum()
-        tally[c.SOFT_PINNED] = np.count_nonzero(readable & soft)
-        tally[c.HARD_BYTES] = nbytes[(flags & c.HARD_PIN) != 0].sum()
-        tally[c.MISSING] = missing[readable].sum()
-        tenant = shard.cold["tenant"][live]
-        for number in np.unique(tenant).tolist():
-            mine = tenant == number
-            shard.tenant_use[number] = nbytes[mine].sum(), np.count_nonzero(mine)
-        shard.words[places.PINS_USED] = int(soft.any())
-        shard.replicas_most = max(1, int(replicas.max(initial=0)))
+        shard = self._shard
+        shard.replicas_most = max(1, rebuild.sum_up(shard.words, self._live))
 
     def _tiers(self) -> None:
         """Have every row say on which tiers it lies."""

@@ -329,6 +329,62 @@ def test_words_that_are_no_cells_are_refused() -> None:
             restore(fresh, [*words, (at, np.array([wrong, 0, 0], np.int64))], end, life.now)
 
 
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("segment", 14),
+        ("segment", -1),
+        ("offset_low", 16 * MIB - 1),
+        ("offset_high", 1),
+        ("size", 0),
+        ("size", 17 * MIB),
+        ("replicas", 2),
+        ("state", 3),
+        ("tenant", 77),
+    ],
+)
+def test_a_row_that_cannot_be_true_is_dropped_alone(field: str, wrong: int) -> None:
+    life = Life()
+    life.put([1, 2, 3], replicas=2 if field == "size" else 1)
+    row = int(life.shard.table.find(digests_of([2]).view(np.int64))[0])
+    columns = life.shard.rows if field in life.shard.rows.dtype.names else life.shard.cold
+    columns[field][row] = wrong
+    life.shard.journal.mark(row)
+    life.put([4])  # with which the row is written down
+    after, restored = life.kept.again(life.now)
+    assert restored.dropped == 1
+    assert after.exists(life.now, digests_of([1, 2, 3, 4])).tolist() == [1, 0, 1, 1]
+    after.check_integrity()
+
+
+def test_a_further_replica_that_cannot_be_true_drops_its_row() -> None:
+    life = Life()
+    life.put([1, 2], replicas=2)
+    row = int(life.shard.table.find(digests_of([2]).view(np.int64))[0])
+    life.shard.overflow["segment"][life.shard.rows["more"][row]] = 9
+    life.shard.journal.mark(row)
+    life.put([3])
+    after, restored = life.kept.again(life.now)
+    assert restored.dropped == 1
+    assert after.exists(life.now, digests_of([1, 2, 3])).tolist() == [1, 0, 1]
+    after.check_integrity()
+
+
+def test_of_rows_that_say_the_same_place_one_is_left() -> None:
+    life = Life()
+    life.put([1, 2, 3], replicas=2)
+    rows = life.shard.rows
+    one, two = life.shard.table.find(digests_of([1, 2]).view(np.int64)).tolist()
+    for field in ("segment", "offset_low", "offset_high"):
+        rows[field][two] = rows[field][one]
+    life.shard.journal.mark(two)
+    life.put([4])
+    after, restored = life.kept.again(life.now)
+    assert restored.dropped == 1
+    assert after.exists(life.now, digests_of([1, 2, 3, 4])).sum() == 3
+    after.check_integrity()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_life_is_the_same_after_a_restart(seed: int) -> None:
     rules = Rules(random.Random(seed))
