@@ -4,6 +4,7 @@ import pytest
 
 from mooncake_store.bench import agents
 from mooncake_store.bench.harness import Report
+from tests.bench.rounds import one_round
 
 
 def test_a_turn_begins_where_the_one_before_it_ended_and_nothing_follows_the_last():
@@ -29,9 +30,9 @@ def test_the_same_seed_is_the_same_trace():
 @pytest.mark.slow
 def test_hints_are_worth_hits(monkeypatch):
     monkeypatch.setattr(agents, "REQUESTS_QUICK", 600)
-    monkeypatch.setattr(agents, "alternate", lambda sides, _: {n: [s()] for n, s in sides.items()})
     report = Report("agents", quick=True)
-    agents.run(report, quick=True, vs=("lru",))
+    with one_round():
+        agents.run(report, quick=True, vs=("lru",))
     rows = {row.name: row for row in report.rows}
     assert list(rows) == ["hit_ratio", "gain/lru", "working_set"]
     assert 0.5 < rows["hit_ratio"].value < 1

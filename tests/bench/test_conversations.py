@@ -8,6 +8,7 @@ from mooncake_store.bench import conversations
 from mooncake_store.bench.harness import Report
 from mooncake_store.errors import InvalidArgumentError
 from mooncake_store.units import MIB
+from tests.bench.rounds import one_round
 
 
 def test_as_many_requests_are_replayed_as_the_working_set_has_blocks():
@@ -26,10 +27,9 @@ def test_a_disk_finds_what_memory_does_not_hold(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(conversations, "MEMORY_QUICK_BYTES", 16 * MIB)
     monkeypatch.setattr(conversations, "TIMES_MEMORY", 2)
-    once = lambda sides, _: {name: [side()] for name, side in sides.items()}  # noqa: E731
-    monkeypatch.setattr(conversations, "alternate", once)
     report = Report("conversations", quick=True)
-    conversations.run(report, quick=True, vs=("memory",))
+    with one_round():
+        conversations.run(report, quick=True, vs=("memory",))
     rows = {row.name: row for row in report.rows}
     assert list(rows) == ["hit_ratio", "foreground_p99", "read/memory", "read/disk"]
     assert 1 > rows["hit_ratio"].value > rows["hit_ratio"].vs["memory"].value > 0

@@ -7,6 +7,7 @@ from mooncake_store.bench.harness import Report
 from mooncake_store.bench.parts import environment, s3
 from mooncake_store.bench.sides.files import Files
 from mooncake_store.units import MIB
+from tests.bench.rounds import one_round
 
 TINY = fs.Plan(
     files=60,
@@ -30,7 +31,8 @@ ROWS = {
 
 def test_every_row_is_measured_beside_local_files():
     report = Report("fs", quick=True)
-    fs.measure_all(report, TINY, ("local",))
+    with one_round():
+        fs.measure_all(report, TINY, ("local",))
     rows = {row.name: row for row in report.rows}
     assert set(rows) == ROWS
     for row in rows.values():
@@ -44,7 +46,8 @@ def test_every_row_is_measured_beside_local_files():
 )
 def test_s3fs_runs_the_same_workload():
     report = Report("fs", quick=True)
-    fs.measure_all(report, TINY, ("s3fs",))
+    with one_round():
+        fs.measure_all(report, TINY, ("s3fs",))
     assert {row.name for row in report.rows} == ROWS
     assert all(row.vs["s3fs"].ratio for row in report.rows)
 
@@ -55,7 +58,8 @@ def test_without_s3fs_the_report_says_why(monkeypatch):
 
     monkeypatch.setattr(s3, "side", missing)
     report = Report("fs", quick=True)
-    fs.measure_all(report, TINY, ("s3fs",))
+    with one_round():
+        fs.measure_all(report, TINY, ("s3fs",))
     rows = {row.name: row for row in report.rows}
     assert rows["s3fs"].why.startswith("s3fs could not be installed")
     assert set(rows) == ROWS | {"s3fs"}

@@ -28,7 +28,7 @@ def test_objects_come_back_and_go(pool):
     _, replicas = pool.put(names, 5000)
     assert len({(r["segment"], r["offset"]) for r in replicas}) == 300
     assert pool.exists([*names, b"other"]) == [1] * 300 + [0]
-    rows, where = pool.get(names, ttl_ms=50)
+    rows, where = pool.get(names, ttl_ms=60_000)
     assert set(rows["size"]) == {5000}
     assert (rows["lease_ns"] > 0).all()
     assert np.array_equal(where["offset"], replicas["offset"])
@@ -128,7 +128,7 @@ def test_a_put_that_waits_in_vain_says_so_in_time_and_holds_nobody_up(pool):
 
 def test_answers_of_a_waiting_put_keep_the_order_of_its_keys(pool):
     pool.put([b"old"], BIG)
-    pool.get([b"old"], ttl_ms=500)
+    pool.get([b"old"], ttl_ms=2000)
     names = [b"big-1", b"small-1", b"old", b"small-2"]
     request = pool.put_request(names, 1000, wait_ms=10_000, groups=[b"g1", b"", b"", b"g2"])
     request["sizes"] = np.array([BIG, 1000, 1000, 2000], np.int64)
