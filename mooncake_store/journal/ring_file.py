@@ -56,8 +56,8 @@ __all__ = [
     "CELLS", "ROWS_SUFFIX", "RingFile", "checksum", "open_own", "remove_rings", "rings_of", "whose",
 ]  # fmt: skip
 
-CELLS = 1 << 20
-"""Words: 8 MiB, what a shard may be ahead of its files."""
+CELLS = 1 << 22
+"""Words: 32 MiB, what a shard may be ahead of its files while others keep their disk busy."""
 SHARED_MEMORY = Path("/dev/shm")
 NAME_IN_FOLDER = "journal.ring"
 ROWS_SUFFIX = ".rows"

@@ -9,7 +9,8 @@ import pytest
 
 from mooncake_store.core.ring import HEAD, VOID, WRITTEN
 from mooncake_store.journal import writer
-from tests.journal.streams import CELLS, TroubledDisk, at, covered, files_in
+from mooncake_store.journal.ring_file import RingFile
+from tests.journal.streams import CELLS, ORIGIN, TroubledDisk, at, covered, files_in
 from tests.waiting import PATIENCE_S, until, until_idle
 
 
@@ -76,6 +77,25 @@ def test_when_a_call_fails_nothing_is_believed_and_the_shard_goes_on(
     disk.fails()
     assert_it_recovers(shard)
     assert "has failed" not in caplog.text
+
+
+def test_a_burst_goes_on_while_the_disk_stands_still(run, disk, folder, shared_memory):
+    """Beside a program that fills the disk a write waits for up to a second."""
+    made = RingFile.create(folder, ORIGIN, events=1)
+    shard = run(made.ring, disk=disk)
+    shard.keep()
+    disk.hanging.add("write")
+    try:
+        shard.publish(8)
+        assert disk.reached.wait(PATIENCE_S)
+        for _ in range(30):  # MiB, as 1,000 batches of 128 puts and removals have them
+            assert shard.writer.make_room(1 << 17, 0.0)
+            shard.publish(1 << 17)
+    finally:
+        disk.hanging.clear()
+        disk.released.set()
+    shard.settle()
+    assert covered(shard.read(shard.ring)) == [(1, shard.head)]
 
 
 def test_what_is_void_is_not_believed_by_the_next_run(run, disk):
