@@ -341,6 +341,7 @@ def test_words_that_are_no_cells_are_refused() -> None:
         ("replicas", 2),
         ("state", 3),
         ("tenant", 77),
+        ("tenant", 65_535),
     ],
 )
 def test_a_row_that_cannot_be_true_is_dropped_alone(field: str, wrong: int) -> None:
