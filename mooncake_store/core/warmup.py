@@ -12,7 +12,7 @@ from mooncake_store.core.cell_text import About
 from mooncake_store.core.kernels.cells import words_marked
 from mooncake_store.core.last_cells import last_cells
 from mooncake_store.core.names import Names
-from mooncake_store.core.options import ShardConfig, SoftPin, StartOptions
+from mooncake_store.core.options import HintAction, ShardConfig, SoftPin, StartOptions
 from mooncake_store.core.records import Tier
 from mooncake_store.core.restore import Damage, StreamEnd, restore
 from mooncake_store.core.ring import GENERATION, HEAD, Ring
@@ -102,6 +102,7 @@ def warmup() -> None:
     three = StartOptions(replicas=3)
     answers, _ = shard.put_start(1 << 41, client, 0, one, np.full(1, 1000, np.int64), None, three)
     shard.put_end(1 << 41, client, one, np.ascontiguousarray(answers["generation"]), checksums[:1])
+    shard.hint(1 << 41, 0, one, HintAction.SHARE)
     shard.drain(1 << 41, 0)
     shard.tick(1 << 42)
     _haul(shard, client)
