@@ -346,7 +346,7 @@ def test_words_that_are_no_cells_are_refused() -> None:
 )
 def test_a_row_that_cannot_be_true_is_dropped_alone(field: str, wrong: int) -> None:
     life = Life()
-    life.put([1, 2, 3], replicas=2 if field == "size" else 1)
+    life.put([1, 2, 3])
     row = int(life.shard.table.find(digests_of([2]).view(np.int64))[0])
     columns = life.shard.rows if field in life.shard.rows.dtype.names else life.shard.cold
     columns[field][row] = wrong
