@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +27,7 @@ from mooncake_store.master.losses import Left, runs_of
 from tests.core.damaged import Runs, assert_exact, overlapping, used_by_writers
 from tests.core.keeping import objects_of
 from tests.core.lab import MIB, SECOND, START, digests_of, names_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +45,7 @@ class Before(NamedTuple):
     """What runs left, and what is known of it."""
 
     folders: dict[str, Path]
-    """One that was copied while the last run went on, as a kill leaves it; one of a good end."""
+    """One that was copied before the last was in files, as a kill leaves it; one of a good end."""
     shard: Shard
     """What is made of it undamaged."""
     runs: Runs
@@ -81,9 +83,28 @@ def live(keeper: Keeper, now: int, chance: random.Random, steps: int) -> int:
             generations = np.ascontiguousarray(rows["generation"])
             shard.put_end(now, client, digests, generations, np.array(keys, np.uint64))
         shard.tick(now)
-        if step % 5 == 0:
+        if step % 5 == 4:
             until(partial(in_files, keeper))
     return now
+
+
+@contextmanager
+def standing_still(keeper: Keeper) -> Iterator[None]:
+    """Have the thread that writes files do nothing, as if the shard had been killed."""
+    writer, stands, goes_on = keeper._writer, threading.Event(), threading.Event()
+
+    def wait() -> None:
+        stands.set()
+        assert goes_on.wait(PATIENCE_S)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writer, "_await_work", wait)
+        writer._news.set()
+        assert stands.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            goes_on.set()
 
 
 def copy(folder: Path, to: Path) -> None:
@@ -118,7 +139,10 @@ def before(tmp_path_factory: pytest.TempPathFactory, small_rings: None) -> Itera
         if run < 2:
             keeper.close()
     killed, whole = folder.with_name("killed"), folder.with_name("whole")
-    copy(folder, killed)
+    with standing_still(keeper):
+        now = live(keeper, now, random.Random(3), 4)
+        assert not in_files(keeper)
+        copy(folder, killed)
     keeper.close()
     left = Left.find(killed, ORIGIN)
     assert left.file is not None, left.why
