@@ -9,7 +9,8 @@
 - how much of the time that storing a prompt's KV takes is hidden by storing it layer by layer while
   the prompt is computed, against storing it afterwards: on the loopback, and over a link of a
   limited rate (`streaming.py`);
-- what the codec of cold tiers leaves of a prompt's KV, and how quickly (`smaller.py`).
+- what the codec of cold tiers leaves of a prompt's KV, and how quickly (`smaller.py`);
+- how long the conductor takes to decide where a request goes (`decisions.py`).
 
 All sides of a row alternate in one run. Every worker computes on one thread and has a processor of
 its own. Random weights: the arithmetic is that of a trained model of this shape. There is nobody

@@ -1,4 +1,4 @@
-"""The measurements behind `mooncake bench serving`: hits, a group of two, KV stored meanwhile."""
+"""What `mooncake bench serving` measures; here: hits, a group of two, KV stored meanwhile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from mooncake_store.local_cluster import LocalCluster
+from serving.bench.decisions import measure_decisions
 from serving.bench.prompts import Prompts, prefill
 from serving.bench.smaller import measure_codec
 from serving.bench.streaming import SEGMENT, Streamed, Workload, on_loopback, over_a_link
@@ -37,6 +38,7 @@ def measure(report: Report, *, repeats: int) -> None:
     _streaming(report, "over tcp", streamed)
     _streaming(report, "over a link as slow as compute", over_a_link(stored))
     measure_codec(report, "tiny", Prompts().new(CODEC_TOKENS), repeats=repeats)
+    measure_decisions(report, repeats=repeats)
 
 
 async def _with_workers(report: Report, url: str, repeats: int) -> None:

@@ -12,12 +12,13 @@ whose first token would come too late. They differ in how they look at decode in
 A request that would have its instance for itself is taken whatever is predicted: refusing it helps
 nobody, and an estimate that became too high would never see another measurement.
 
-Pure: time is in the outlook. O(requests under way) for the forecast, else O(instances).
+Pure: time is in the outlook. O(instances), and for the forecast one pass over a column of the
+requests under way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from serving.conductor.views import Rejection
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.conductor.costs import Costs
-    from serving.conductor.views import DecodeView, Expected, Slo
+    from serving.conductor.under_way import UnderWay
+    from serving.conductor.views import DecodeView, Slo
 
 __all__ = ["AdmissionPolicy", "AtDecode", "ByForecast", "ByLoad", "Outlook", "decode_load"]
 
@@ -38,8 +40,8 @@ class Outlook:
     """What is known when a request asks for admission.
 
     `ttft_s` is predicted for it, `queue_s` the part of it spent behind others, `tokens` the length
-    of its prompt. `decodes` are the decode instances with what they decode now; `under_way` all
-    requests that will decode or do.
+    of its prompt. `decodes` are the decode instances with what they decode now; `under_way` says
+    when all requests decode.
     """
 
     now: float
@@ -48,7 +50,7 @@ class Outlook:
     queue_s: float
     tokens: int
     decodes: Sequence[DecodeView]
-    under_way: Sequence[Expected]
+    under_way: UnderWay
     costs: Costs
 
 
@@ -130,11 +132,8 @@ class ByForecast:
         if not count:
             return 0.0
         longest_s = outlook.costs.duration.seconds
-        batch, tokens = 1, outlook.tokens
-        for each in outlook.under_way:
-            if each.decode_at <= moment < each.decode_at + longest_s:
-                batch += 1
-                tokens += each.tokens
+        batch, tokens = outlook.under_way.at(outlook.now, moment, longest_s)
+        batch, tokens = batch + 1, tokens + outlook.tokens
         # The busiest of alike instances has the rounded-up share.
         share, context = -(-batch // count), tokens // count
         if share == 1:
@@ -143,4 +142,4 @@ class ByForecast:
 
 
 def _with_one_more(view: DecodeView, outlook: Outlook) -> DecodeView:
-    return replace(view, batch=view.batch + 1, tokens=view.tokens + outlook.tokens)
+    return view._replace(batch=view.batch + 1, tokens=view.tokens + outlook.tokens)

@@ -10,21 +10,19 @@ are forgotten, so a machine that became slower is believed after some dozen requ
 counts as a tenth of a measurement and fades faster. Coefficients that are not negative keep
 extrapolation sane: a time that falls as work grows would send every long prompt to one place.
 
-There are few coefficients, so every subset of them is tried: O(2^k k^3) a solve, done when the next
-prediction needs it. Pure: no clock, no randomness.
+There are few coefficients, so where one would be negative every subset of them is tried: O(2^k k^3)
+a solve, done when the next prediction needs it. For so few, plain numbers are quicker than arrays.
+Pure: no clock, no randomness.
 """
 
 from __future__ import annotations
 
 from itertools import combinations
+from operator import mul
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 __all__ = ["NonNegativeFit"]
 
@@ -42,11 +40,13 @@ class NonNegativeFit:
     def __init__(self, prior: Sequence[float], scales: Sequence[float]) -> None:
         if len(prior) != len(scales) or min(prior) < 0 or not any(prior):
             raise ValueError(f"a prior is one coefficient of 0 or more a feature, not {prior}")
-        self._scales: NDArray[np.float64] = np.array(scales, np.float64)
-        self._prior: NDArray[np.float64] = self._scales * np.array(prior, np.float64)
+        size = range(len(prior))
+        self._scales = tuple(map(float, scales))
+        self._prior = list(map(mul, self._scales, prior))
+        self._subsets = [each for n in size for each in combinations(size, len(prior) - n)]
         # Of scaled features and values, both divided by the work they stand for.
-        self._gram = np.zeros((len(prior), len(prior)))
-        self._moment = np.zeros(len(prior))
+        self._gram = [[0.0] * len(prior) for _ in size]
+        self._moment = [0.0] * len(prior)
         self._prior_weight = _PRIOR_WEIGHT
         self._solved: tuple[float, ...] | None = tuple(prior)
 
@@ -54,11 +54,14 @@ class NonNegativeFit:
         """Take a measurement in; one of no duration says nothing and is ignored."""
         if value <= 0:
             return
-        row = np.array(features) / self._scales
-        work = row.sum()
-        row /= work
-        self._moment = _KEPT * self._moment + row * (value / work)
-        self._gram = _KEPT * self._gram + np.outer(row, row)
+        row = [feature / scale for feature, scale in zip(features, self._scales, strict=True)]
+        work = sum(row)
+        row = [each / work for each in row]
+        for at, share in enumerate(row):
+            self._moment[at] = _KEPT * self._moment[at] + share * (value / work)
+            line = self._gram[at]
+            for other, another in enumerate(row):
+                line[other] = _KEPT * line[other] + share * another
         self._prior_weight = max(_PRIOR_KEPT * self._prior_weight, _PRIOR_WEIGHT_MIN)
         self._solved = None
 
@@ -66,26 +69,55 @@ class NonNegativeFit:
     def coefficients(self) -> tuple[float, ...]:
         """The current ones, one a feature."""
         if self._solved is None:
-            self._solved = tuple((self._solve() / self._scales).tolist())
+            found = zip(self._solve(), self._scales, strict=True)
+            self._solved = tuple(each / scale for each, scale in found)
         return self._solved
 
     def predict(self, features: Sequence[float]) -> float:
         """The value expected for these features."""
-        return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
+        value: float = sum(map(mul, self.coefficients, features))
+        return value
 
-    def _solve(self) -> NDArray[np.float64]:
+    def _solve(self) -> list[float]:
         """The best of all subsets of coefficients, the others being 0."""
-        size = len(self._prior)
-        # With the prior no matrix is singular, however alike the measurements are.
-        gram = self._gram + self._prior_weight * np.eye(size)
-        moment = self._moment + self._prior_weight * self._prior
+        weight = self._prior_weight
+        moment = [
+            each + weight * prior for each, prior in zip(self._moment, self._prior, strict=True)
+        ]
         best, best_gain = self._prior, 0.0
-        for count in range(1, size + 1):
-            for chosen in map(list, combinations(range(size), count)):
-                found = np.linalg.solve(gram[np.ix_(chosen, chosen)], moment[chosen])
-                # At the optimum of a subset this is what it takes off the squared error.
-                gain = float(found @ moment[chosen])
-                if found.min() >= 0 and gain > best_gain:
-                    best, best_gain = np.zeros(size), gain
-                    best[chosen] = found
+        for chosen in self._subsets:
+            # With the prior no matrix is singular, however alike the measurements are.
+            system = [
+                [self._gram[i][j] + (weight if i == j else 0.0) for j in chosen] + [moment[i]]
+                for i in chosen
+            ]
+            found = _eliminated(system)
+            if min(found) < 0:
+                continue
+            if len(chosen) == len(moment):
+                return found  # no subset of it explains more
+            # At the optimum of a subset this is what it takes off the squared error.
+            gain = sum(each * moment[i] for each, i in zip(found, chosen, strict=True))
+            if gain > best_gain:
+                best, best_gain = [0.0] * len(moment), gain
+                for each, i in zip(found, chosen, strict=True):
+                    best[i] = each
         return best
+
+
+def _eliminated(rows: list[list[float]]) -> list[float]:
+    """Solve a positive definite system, whose last column is its right side, in place.
+
+    Such a system needs no exchange of rows.
+    """
+    for at, row in enumerate(rows):
+        for below in rows[at + 1 :]:
+            factor = below[at] / row[at]
+            for column in range(at + 1, len(row)):
+                below[column] -= factor * row[column]
+    found: list[float] = []
+    for at in reversed(range(len(rows))):
+        row = rows[at]
+        known = sum(map(mul, row[at + 1 : -1], found))
+        found.insert(0, (row[-1] - known) / row[at])
+    return found

@@ -169,7 +169,7 @@ class Fleet:
         stale = before is not None and before.tbt_by_batch == load.tbt_by_batch
         if load.role == DECODE and load.tbt_by_batch and not stale:
             batch, seconds = load.tbt_by_batch[-1]
-            views = self._scheduler.ledger.decode_views(assigned=False)
+            views = self._scheduler.ledger.decode_views()
             tokens = next((view.tokens for view in views if view.name == member.address), 0)
             self._scheduler.costs.decode.observe(batch, tokens, seconds)
 

@@ -1,19 +1,21 @@
-"""Who does what: instances, and the requests under way on them, with what is predicted of each.
+"""Who is there and what is under way on them, with what is predicted of each.
 
 The Conductor writes down what it assigned and what instances report; policies get views made from
 it. A request is waiting or computing on its prefill instance, then decoding on its decode instance.
 Its predicted seconds stand until reports replace them: a prefill that runs for longer than
 predicted counts as about to end, never as negative work.
 
-Pure: time is an argument. Views cost O(requests under way).
+Sums are kept as requests come and go, so a view costs O(instances + prefills that run), however
+many requests wait or decode. Pure: time is an argument.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from serving.conductor.views import DecodeView, Expected, PrefillView
+from serving.conductor.under_way import UnderWay
+from serving.conductor.views import DecodeView, PrefillView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +37,10 @@ class Instance:
 
 @dataclass(slots=True)
 class Flight:
-    """A request under way. `began` is when its present stage began, None while it waits."""
+    """A request under way. `began` is when its present stage began, None while it waits.
+
+    Once it is assigned, the ledger alone changes it.
+    """
 
     request: str
     tokens: int
@@ -48,9 +53,49 @@ class Flight:
     ttft_s: float
     stage: str = PREFILL
     began: float | None = None
-    generated: int = 0
+    context: int = 0
+    """Tokens of prompt and answer so far."""
     helpers: tuple[str, ...] = ()
     """Further prefill instances that compute a share of its layers."""
+    slot: int = field(default=-1, compare=False)
+    """Its number in what predicts who decodes when."""
+
+    @property
+    def predicted_ns(self) -> int:
+        """As a whole number, whose sums stay exact."""
+        return round(1e9 * self.predicted_s)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is under way on one instance, or will be."""
+
+    flights: dict[str, Flight] = field(default_factory=dict)
+    """Those whose present stage is here."""
+    computing: dict[str, Flight] = field(default_factory=dict)
+    """Prompts that are being computed."""
+    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Prompts that wait, by priority: how many, and nanoseconds of work."""
+    batch: int = 0
+    tokens: int = 0
+    """Of those that decode here; further ones that will: """
+    coming: int = 0
+    coming_tokens: int = 0
+    reserved: int = 0
+    """Tokens that all of these may come to have."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing is."""
+        return not self.flights and not self.coming
+
+    def wait(self, flight: Flight, by: int) -> None:
+        """One more waits, or (-1) one less."""
+        count, work_ns = self.waiting.get(flight.priority, (0, 0))
+        if count + by:
+            self.waiting[flight.priority] = count + by, work_ns + by * flight.predicted_ns
+        else:
+            del self.waiting[flight.priority]
 
 
 @dataclass(slots=True)
@@ -59,6 +104,10 @@ class Ledger:
 
     instances: dict[str, Instance] = field(default_factory=dict)
     flights: dict[str, Flight] = field(default_factory=dict)
+    under_way: UnderWay = field(default_factory=UnderWay)
+    """When they decode."""
+    _work: dict[str, _Work] = field(default_factory=dict)
+    _decoding: int = 0
 
     # -- instances
 
@@ -67,16 +116,12 @@ class Ledger:
         self.instances[instance.name] = instance
 
     def leave(self, name: str) -> None:
-        """An instance is gone."""
+        """An instance is gone; requests on it are until they end."""
         self.instances.pop(name, None)
 
     def on(self, name: str) -> list[Flight]:
         """The requests whose present stage is on an instance."""
-        return [
-            flight
-            for flight in self.flights.values()
-            if (_computes(flight, name) if flight.stage == PREFILL else flight.decode == name)
-        ]
+        return list(self._work[name].flights.values()) if name in self._work else []
 
     def of_role(self, role: str) -> list[Instance]:
         """The usable instances of a role, in the order in which they joined."""
@@ -85,24 +130,77 @@ class Ledger:
     # -- requests
 
     def assign(self, flight: Flight) -> None:
-        """A request is given to instances; a former assignment of it is replaced."""
+        """A request that waits is given to instances; a former assignment of it is replaced."""
+        self.ended(flight.request)
         self.flights[flight.request] = flight
+        flight.context = flight.tokens
+        flight.slot = self.under_way.add(flight.arrived + flight.ttft_s, flight.context)
+        for name in _computers(flight):
+            work = self._on(name)
+            work.flights[flight.request] = flight
+            work.wait(flight, 1)
+        decode = self._on(flight.decode)
+        self._coming(decode, flight, 1)
+        decode.reserved += flight.tokens + flight.max_new_tokens
 
     def started(self, now: float, request: str) -> None:
         """Its prefill left the queue."""
         flight = self.flights.get(request)
-        if flight is not None and flight.stage == PREFILL:
-            flight.began = now
+        if flight is None or flight.stage != PREFILL:
+            return
+        if flight.began is None:
+            for name in _computers(flight):
+                work = self._work[name]
+                work.wait(flight, -1)
+                work.computing[request] = flight
+        flight.began = now
 
     def decoding(self, now: float, request: str) -> None:
         """Its first token is there; it decodes from now on."""
         flight = self.flights.get(request)
-        if flight is not None and flight.stage == PREFILL:
-            flight.stage, flight.began = DECODE, now
+        if flight is None or flight.stage != PREFILL:
+            return
+        self._computed(flight)
+        flight.stage, flight.began = DECODE, now
+        self.under_way.began(flight.slot, now)
+        work = self._on(flight.decode)
+        work.flights[request] = flight
+        self._coming(work, flight, -1)
+        work.batch += 1
+        work.tokens += flight.context
+        self._decoding += 1
+
+    def grew(self, request: str, context: int) -> None:
+        """Prompt and answer have so many tokens by now. Harmless when it is not known."""
+        flight = self.flights.get(request)
+        if flight is None:
+            return
+        more, flight.context = context - flight.context, context
+        self.under_way.resize(flight.slot, context)
+        work = self._on(flight.decode)
+        if flight.stage == DECODE:
+            work.tokens += more
+        else:
+            work.coming_tokens += more
 
     def ended(self, request: str) -> Flight | None:
         """It ended, however; returns it once."""
-        return self.flights.pop(request, None)
+        flight = self.flights.pop(request, None)
+        if flight is None:
+            return None
+        self.under_way.remove(flight.slot)
+        work = self._on(flight.decode)
+        work.reserved -= flight.tokens + flight.max_new_tokens
+        if flight.stage == DECODE:
+            del work.flights[request]
+            work.batch -= 1
+            work.tokens -= flight.context
+            self._decoding -= 1
+        else:
+            self._coming(work, flight, -1)
+            self._computed(flight)
+        self._forget(flight.decode)
+        return flight
 
     # -- views
 
@@ -115,58 +213,87 @@ class Ledger:
 
     def queue_s(self, now: float, name: str, priority: int = 0) -> float:
         """Predicted seconds of work that a new request would wait for on a prefill instance."""
-        total = 0.0
-        for flight in self.flights.values():
-            if flight.stage != PREFILL or not _computes(flight, name):
-                continue
-            if flight.began is not None:
-                total += max(0.0, flight.predicted_s - (now - flight.began))
-            elif flight.priority >= priority:
-                total += flight.predicted_s
+        work = self._work.get(name)
+        if work is None:
+            return 0.0
+        waits_ns = 0
+        for level, (_, work_ns) in work.waiting.items():
+            if level >= priority:
+                waits_ns += work_ns
+        total = 1e-9 * waits_ns
+        for flight in work.computing.values():
+            assert flight.began is not None
+            total += max(0.0, flight.predicted_s - (now - flight.began))
         return total
 
-    def decode_views(self, *, assigned: bool) -> list[DecodeView]:
-        """The decode instances with their batches.
-
-        With `assigned`, what is still in prefill counts for the instance it will decode on.
-        """
+    def decode_views(self) -> list[DecodeView]:
+        """The decode instances with their batches."""
         views = []
         for each in self.of_role(DECODE):
-            batch = tokens = reserved = 0
-            for flight in self.flights.values():
-                if flight.decode != each.name:
-                    continue
-                reserved += flight.tokens + flight.max_new_tokens
-                if assigned or flight.stage == DECODE:
-                    batch += 1
-                    tokens += flight.tokens + flight.generated
-            views.append(DecodeView(each.name, batch, tokens, each.kv_tokens - reserved))
+            work = self._work.get(each.name, _NOTHING)
+            free = each.kv_tokens - work.reserved
+            views.append(
+                DecodeView(
+                    each.name, work.batch, work.tokens, free, work.coming, work.coming_tokens
+                )
+            )
         return views
-
-    def under_way(self, now: float) -> list[Expected]:
-        """When each request begins to decode, or began."""
-        return [self._expected(now, flight) for flight in self.flights.values()]
-
-    def _expected(self, now: float, flight: Flight) -> Expected:
-        if flight.stage == DECODE:
-            at = now if flight.began is None else flight.began
-        else:
-            at = max(now, flight.arrived + flight.ttft_s)
-        return Expected(at, flight.tokens + flight.generated)
 
     def decoding_now(self) -> int:
         """How many requests decode."""
-        return sum(1 for flight in self.flights.values() if flight.stage == DECODE)
+        return self._decoding
+
+    # -- parts
+
+    def _on(self, name: str) -> _Work:
+        work = self._work.get(name)
+        if work is None:
+            work = self._work[name] = _Work()
+        return work
+
+    def _forget(self, name: str) -> None:
+        """Keep nothing of an instance on which nothing is under way."""
+        if name in self._work and self._work[name].nothing:
+            del self._work[name]
+
+    def _computed(self, flight: Flight) -> None:
+        """Its prompt is nobody's work any more."""
+        for name in _computers(flight):
+            work = self._work[name]
+            del work.flights[flight.request]
+            if flight.began is None:
+                work.wait(flight, -1)
+            else:
+                del work.computing[flight.request]
+            self._forget(name)
+
+    @staticmethod
+    def _coming(work: _Work, flight: Flight, by: int) -> None:
+        work.coming += by
+        work.coming_tokens += by * flight.context
 
     def check_integrity(self, expected: Iterable[str] | None = None) -> None:
-        """Requests name instances that exist or existed; ids agree. For tests."""
+        """Sums are those of the requests. For tests; O(requests)."""
+        fresh = Ledger()
         for request, flight in self.flights.items():
             assert flight.request == request
-            assert flight.stage in (PREFILL, DECODE)
+            fresh.assign(replace(flight, stage=PREFILL, began=None))
+            fresh.grew(request, flight.context)
+            if flight.began is not None:
+                (fresh.started if flight.stage == PREFILL else fresh.decoding)(
+                    flight.began, request
+                )
+        assert fresh.flights == self.flights
+        assert fresh._work == self._work
+        assert fresh._decoding == self._decoding
+        assert len(self.under_way) == len(self.flights)
         if expected is not None:
             assert set(expected) == set(self.flights)
 
 
-def _computes(flight: Flight, name: str) -> bool:
-    """Whether an instance computes a prompt, or a share of it."""
-    return flight.prefill == name or name in flight.helpers
+def _computers(flight: Flight) -> set[str]:
+    """Who computes a prompt, or a share of it."""
+    return {flight.prefill, *flight.helpers}
+
+
+_NOTHING = _Work()

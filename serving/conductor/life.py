@@ -297,9 +297,8 @@ class Life:
 
     def _progress(self) -> None:
         self._line.generated_tokens = len(self._generated)
-        flight = self._scheduler.ledger.flights.get(self._request.request_id)
-        if flight is not None:
-            flight.generated = len(self._generated)
+        context = len(self._request.tokens) + len(self._generated)
+        self._scheduler.ledger.grew(self._request.request_id, context)
 
     def _told_whole(self) -> Finish | None:
         """The end of a request whose worker died after the last token, before it said so."""

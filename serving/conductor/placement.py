@@ -9,19 +9,20 @@ have, waiting in the queue, computing the rest. A prefix is pulled when the long
 spread: nobody predicts what is hot. With `weigh` (the default) a pull that is predicted to take
 longer than computing the same tokens is not made; without, the rule is exactly the paper's.
 
-Comparisons are strict: of equal instances the earlier one stays. O(instances + holders).
+Comparisons are strict: of equal instances the earlier one stays. O(instances + holders); what a
+prompt takes is predicted once for all instances that have equally much of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 from typing import TYPE_CHECKING, Protocol
 
 from serving.conductor.views import DecodeView, Demand, Placement, PrefillView
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from serving.conductor.costs import Costs, DecodeCost
 
@@ -45,20 +46,42 @@ class PlacementPolicy(Protocol):
         ...
 
 
-def _local(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
-    """The request on an instance that uses what it has itself."""
-    own = min(demand.matches.get(instance.name, 0), demand.tokens)
+def _local(demand: Demand, own: int, costs: Costs) -> Placement:
+    """The request on some instance that uses what it has itself."""
     seconds = costs.prefill.predict(demand.tokens, own)
     return Placement(
-        prefill=instance.name,
+        prefill="",
         cached=own,
         source="",
         pulled=0,
         transfer_s=0.0,
-        queue_s=instance.queue_s,
+        queue_s=0.0,
         prefill_s=seconds,
         alternative_s=seconds,
     )
+
+
+def _quickest(
+    demand: Demand, instances: Iterable[PrefillView], placed: Callable[[int], Placement]
+) -> Placement | None:
+    """The instance with the least time to the first token; `placed` is by what one has itself."""
+    by_own: dict[int, Placement] = {}
+    best, least_s, queue_s, name = None, math.inf, 0.0, ""
+    for instance in instances:
+        own = min(demand.matches.get(instance.name, 0), demand.tokens)
+        found = by_own.get(own)
+        if found is None:
+            found = by_own[own] = placed(own)
+        seconds = found.transfer_s + instance.queue_s + found.prefill_s
+        if best is None or seconds < least_s:
+            best, least_s, queue_s, name = found, seconds, instance.queue_s, instance.name
+    return None if best is None else best._replace(prefill=name, queue_s=queue_s)
+
+
+def _on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
+    """The request on an instance that was chosen for another reason."""
+    own = min(demand.matches.get(instance.name, 0), demand.tokens)
+    return _local(demand, own, costs)._replace(prefill=instance.name, queue_s=instance.queue_s)
 
 
 class CacheCentric:
@@ -77,29 +100,28 @@ class CacheCentric:
         matches = demand.matches
         holder = max(matches, key=matches.__getitem__, default="")
         best = min(matches.get(holder, 0), demand.tokens)
-        found = [self._on(demand, instance, holder, best, costs) for instance in instances]
-        return min(found, key=lambda placement: placement.ttft_s, default=None)
+        return _quickest(
+            demand, instances, lambda own: self._placed(demand, own, holder, best, costs)
+        )
 
-    def _on(
-        self, demand: Demand, instance: PrefillView, holder: str, best: int, costs: Costs
-    ) -> Placement:
-        local = _local(demand, instance, costs)
+    def _placed(self, demand: Demand, own: int, holder: str, best: int, costs: Costs) -> Placement:
+        local = _local(demand, own, costs)
         # Nothing of its own but something elsewhere counts as an infinite ratio.
         if best <= local.cached * self._balancing:
             return local
         pulled = best - local.cached
         pulling = Placement(
-            prefill=instance.name,
+            prefill="",
             cached=best,
             source=holder,
             pulled=pulled,
             transfer_s=costs.transfer.predict(holder, pulled * costs.kv_bytes),
-            queue_s=instance.queue_s,
+            queue_s=0.0,
             prefill_s=costs.prefill.predict(demand.tokens, best),
             alternative_s=local.prefill_s,
         )
         if self._weigh and pulling.transfer_s > pulling.saved_s:
-            return replace(local, declined=holder)
+            return local._replace(declined=holder)
         return pulling
 
 
@@ -110,8 +132,7 @@ class LocalCache:
         self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
     ) -> Placement | None:
         """The instance with the least predicted time to the first token."""
-        found = [_local(demand, instance, costs) for instance in instances]
-        return min(found, key=lambda placement: placement.ttft_s, default=None)
+        return _quickest(demand, instances, lambda own: _local(demand, own, costs))
 
 
 class LeastLoaded:
@@ -122,7 +143,7 @@ class LeastLoaded:
     ) -> Placement | None:
         """The one with the shortest queue."""
         chosen = min(instances, key=lambda instance: instance.queue_s, default=None)
-        return None if chosen is None else _local(demand, chosen, costs)
+        return None if chosen is None else _on(demand, chosen, costs)
 
 
 class AnyInstance:
@@ -137,19 +158,23 @@ class AnyInstance:
         """One at random."""
         if not instances:
             return None
-        return _local(demand, self._source.choice(instances), costs)
+        return _on(demand, self._source.choice(instances), costs)
 
 
 def choose_decode(
     demand: Demand, instances: Sequence[DecodeView], cost: DecodeCost
 ) -> DecodeView | None:
-    """The decode instance with the least predicted time between tokens.
+    """The decode instance with the least predicted time between tokens, all counted that come.
 
     Only instances with room for the whole answer take part; None when there is none.
     """
     needed = demand.tokens + demand.max_new_tokens
-    return min(
-        (each for each in instances if each.free_tokens >= needed),
-        key=lambda each: cost.predict(each.batch + 1, each.tokens + demand.tokens),
-        default=None,
-    )
+    best, least_s = None, math.inf
+    for each in instances:
+        if each.free_tokens < needed:
+            continue
+        tokens = each.tokens + each.coming_tokens + demand.tokens
+        seconds = cost.predict(each.batch + each.coming + 1, tokens)
+        if best is None or seconds < least_s:
+            best, least_s = each, seconds
+    return best

@@ -10,12 +10,12 @@
 
 It joins the policies (placement, admission, roles), the cost models and the ledger. The asyncio
 Conductor drives it with events from workers, a simulator with its own clock; neither changes a
-line of it. Each call costs what the views of the ledger cost: O(requests under way).
+line of it. Each call costs what the views of the ledger cost: O(instances).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from serving.conductor.admission import ByForecast, Outlook, decode_load
@@ -25,11 +25,13 @@ from serving.conductor.placement import CacheCentric, choose_decode
 from serving.conductor.views import Placement, Rejection, Slo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from serving.conductor.admission import AdmissionPolicy
     from serving.conductor.pipelines import PipelineRule
     from serving.conductor.placement import PlacementPolicy
     from serving.conductor.roles import Change, RoleBalancer
-    from serving.conductor.views import Demand
+    from serving.conductor.views import DecodeView, Demand
 
 __all__ = ["Admission", "Loads", "Policies", "Scheduler"]
 
@@ -76,7 +78,8 @@ class Scheduler:
 
     def arrive(self, now: float, request: str, demand: Demand) -> Admission | Rejection:
         """Decide about a new request; an admitted one is in the ledger."""
-        chosen = self._choose(now, demand, frozenset())
+        decodes = self.ledger.decode_views()
+        chosen = self._choose(now, demand, decodes)
         if isinstance(chosen, Rejection):
             return chosen
         outlook = Outlook(
@@ -85,8 +88,8 @@ class Scheduler:
             ttft_s=chosen.placement.ttft_s,
             queue_s=chosen.placement.queue_s,
             tokens=demand.tokens,
-            decodes=self.ledger.decode_views(assigned=False),
-            under_way=self.ledger.under_way(now),
+            decodes=decodes,
+            under_way=self.ledger.under_way,
             costs=self.costs,
         )
         refusal = self.policies.admission.refusal(outlook)
@@ -100,20 +103,25 @@ class Scheduler:
     ) -> Admission | Rejection:
         """Place an admitted request again, after an instance failed it, whatever the load."""
         self.ended(now, request, finished=False)
-        chosen = self._choose(now, demand, avoid)
+        decodes = [each for each in self.ledger.decode_views() if each.name not in avoid]
+        chosen = self._choose(now, demand, decodes, avoid)
         if isinstance(chosen, Admission):
             self._assign(now, request, demand, chosen)
         return chosen
 
-    def _choose(self, now: float, demand: Demand, avoid: frozenset[str]) -> Admission | Rejection:
-        ledger = self.ledger
-        prefills = [
-            view for view in ledger.prefill_views(now, demand.priority) if view.name not in avoid
-        ]
+    def _choose(
+        self,
+        now: float,
+        demand: Demand,
+        decodes: Sequence[DecodeView],
+        avoid: frozenset[str] = frozenset(),
+    ) -> Admission | Rejection:
+        prefills = self.ledger.prefill_views(now, demand.priority)
+        if avoid:
+            prefills = [each for each in prefills if each.name not in avoid]
         placement = self.policies.placement.place(demand, prefills, self.costs)
         if placement is None:
             return Rejection("no_workers", "no prefill instance is there", _NOBODY_RETRY_S)
-        decodes = [v for v in ledger.decode_views(assigned=True) if v.name not in avoid]
         if not decodes:
             return Rejection("no_workers", "no decode instance is there", _NOBODY_RETRY_S)
         decode = choose_decode(demand, decodes, self.costs.decode)
@@ -129,7 +137,7 @@ class Scheduler:
             helpers = rule.helpers(placement, to_compute, prefills)
         if rule is not None and helpers:
             quicker = placement.prefill_s / rule.speed_up(to_compute, 1 + len(helpers))
-            placement = replace(placement, prefill_s=quicker)
+            placement = placement._replace(prefill_s=quicker)
         return Admission(placement, decode.name, helpers)
 
     def _assign(self, now: float, request: str, demand: Demand, chosen: Admission) -> None:
@@ -178,8 +186,7 @@ class Scheduler:
         """The two loads of this moment."""
         queues = [view.queue_s for view in self.ledger.prefill_views(now)]
         worst = max(queues, default=0.0) / self.slo.ttft_s
-        decodes = self.ledger.decode_views(assigned=False)
-        return Loads(worst, decode_load(decodes, self.costs, self.slo))
+        return Loads(worst, decode_load(self.ledger.decode_views(), self.costs, self.slo))
 
     def rebalance(self, now: float) -> tuple[str, Change] | None:
         """Which instance should change its role now, if any: the one with the least to do."""

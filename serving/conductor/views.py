@@ -7,12 +7,12 @@ first.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DecodeView", "Demand", "Expected", "Placement", "PrefillView", "Rejection", "Slo"]
+__all__ = ["DecodeView", "Demand", "Placement", "PrefillView", "Rejection", "Slo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,25 @@ class Demand:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillView:
+class PrefillView(NamedTuple):
     """A prefill instance: the seconds of work that a new request would wait for."""
 
     name: str
     queue_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeView:
-    """A decode instance: its batch, with what is on its way to it, and its room for KV."""
+class DecodeView(NamedTuple):
+    """A decode instance: its batch, the room for KV, and what is still in prefill on its way."""
 
     name: str
     batch: int = 0
     tokens: int = 0
     free_tokens: int = 1 << 60
+    coming: int = 0
+    coming_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a prompt is computed and what that is predicted to take.
 
     `cached` tokens need not be computed; `source` is the holder they are pulled from, empty if the
@@ -88,14 +87,6 @@ class Placement:
     def saved_s(self) -> float:
         """The time that pulling saves, if pulling took none."""
         return max(0.0, self.alternative_s - self.prefill_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A request under way, for predictions: when it starts or started to decode."""
-
-    decode_at: float
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ def test_every_row_has_a_value(monkeypatch):
     smaller = {row.name: row.value for row in report.rows if row.name.startswith("KV smaller")}
     assert smaller["KV smaller/bf16, left"] < smaller["KV smaller/fp16, left"] < 90
     assert len(smaller) == 6
+    assert names[-3:] == [f"decision/{count} under way" for count in (10, 100, 1000)]
     for row in report.rows:
         # One processor, or a kernel that makes no such link.
         assert row.value is not None or "two workers" in row.name or "a link" in row.name

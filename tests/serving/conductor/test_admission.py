@@ -4,7 +4,8 @@ import pytest
 
 from serving.conductor.admission import AtDecode, ByForecast, ByLoad, Outlook, decode_load
 from serving.conductor.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
-from serving.conductor.views import DecodeView, Expected, Slo
+from serving.conductor.under_way import UnderWay
+from serving.conductor.views import DecodeView, Slo
 
 SLO = Slo(ttft_s=2.0, tbt_s=0.1)
 EVERY = [AtDecode(), ByLoad(), ByForecast()]
@@ -16,7 +17,10 @@ def outlook(ttft_s=1.0, batches=(0, 0), under_way=(), decode_s=5.0, queue_s=0.5)
         PrefillCost(), TransferCost(), DecodeCost((0.0, 0.02, 0.0)), DecodeDuration(decode_s), 0
     )
     views = [DecodeView(f"d{at}", batch) for at, batch in enumerate(batches)]
-    return Outlook(100.0, SLO, ttft_s, queue_s, 10, views, under_way, models)
+    expected = UnderWay()
+    for begins in under_way:
+        expected.add(begins, 10)
+    return Outlook(100.0, SLO, ttft_s, queue_s, 10, views, expected, models)
 
 
 @pytest.mark.parametrize("policy", EVERY)
@@ -37,7 +41,7 @@ def test_who_would_be_alone_is_taken_whatever_is_predicted(policy):
         PrefillCost(), TransferCost(), DecodeCost((9.0, 9.0, 0.0)), DecodeDuration(5.0), 0
     )
     views = [DecodeView("d0", 0), DecodeView("d1", 3)]
-    lone = Outlook(100.0, SLO, 50.0, 0.0, 10, views, (), models)
+    lone = Outlook(100.0, SLO, 50.0, 0.0, 10, views, UnderWay(), models)
     assert policy.refusal(lone) is None
 
 
@@ -51,21 +55,22 @@ def test_only_early_rejection_looks_at_decode():
 
 def test_a_forecast_counts_who_decodes_by_then():
     # Nobody decodes now, ten will: the current load says yes, the forecast no.
-    soon = [Expected(100.5, 10)] * 10
+    soon = [100.5] * 10
     assert ByLoad().refusal(outlook(under_way=soon)) is None
     assert "will be busy" in ByForecast().refusal(outlook(under_way=soon)).reason
 
 
 def test_a_forecast_leaves_out_who_will_have_ended():
     # Twelve decode now, all of them for 4.5 s already, of 5: they are gone when this one begins.
-    old = [Expected(95.5, 10)] * 12
-    busy = outlook(batches=(6, 6), under_way=old)
+    busy = outlook(batches=(6, 6), under_way=[95.5] * 12)
+    for slot in range(12):
+        busy.under_way.began(slot, 95.5)
     assert ByLoad().refusal(busy) is not None
     assert ByForecast().refusal(busy) is None
 
 
 def test_a_forecast_leaves_out_who_comes_later():
-    later = [Expected(101.5, 10)] * 12
+    later = [101.5] * 12
     assert ByForecast().refusal(outlook(ttft_s=1.0, under_way=later)) is None
 
 

@@ -1,0 +1,145 @@
+"""Sums that are kept as requests come and go are those of the requests. Time is played."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.conductor.ledger import DECODE, PREFILL, Flight, Instance, Ledger
+from serving.conductor.under_way import UnderWay
+
+PREFILLS = ["p0", "p1", "p2"]
+DECODES = ["d0", "d1"]
+
+
+def flights_on():
+    """Requests that have just arrived."""
+    return st.builds(
+        Flight,
+        request=st.sampled_from([f"r{number}" for number in range(6)]),
+        tokens=st.integers(1, 5000),
+        max_new_tokens=st.integers(0, 500),
+        priority=st.integers(-1, 1),
+        prefill=st.sampled_from(PREFILLS),
+        decode=st.sampled_from(DECODES),
+        arrived=st.just(0.0),
+        predicted_s=st.floats(0, 100),
+        ttft_s=st.floats(0, 100),
+        helpers=st.sampled_from([(), ("p2",)]),
+    ).filter(lambda flight: flight.prefill not in flight.helpers)
+
+
+REQUESTS = st.sampled_from([f"r{number}" for number in range(6)])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("assign"), flights_on()),
+        st.tuples(st.sampled_from(["started", "decoding", "ended"]), REQUESTS),
+        st.tuples(st.just("grew"), REQUESTS),
+    ),
+    max_size=40,
+)
+
+
+def queue_s(flights, now, name, priority):
+    """The definition of `Ledger.queue_s`."""
+    total = 0.0
+    for flight in flights:
+        if flight.stage != PREFILL or name not in (flight.prefill, *flight.helpers):
+            continue
+        if flight.began is not None:
+            total += max(0.0, flight.predicted_s - (now - flight.began))
+        elif flight.priority >= priority:
+            total += flight.predicted_s
+    return total
+
+
+def assert_alike(ledger, now):
+    """Views are what they are defined to be."""
+    flights = list(ledger.flights.values())
+    for priority in (-1, 0, 1):
+        for view in ledger.prefill_views(now, priority):
+            expected = queue_s(flights, now, view.name, priority)
+            assert abs(view.queue_s - expected) < 1e-6
+    for view in ledger.decode_views():
+        mine = [flight for flight in flights if flight.decode == view.name]
+        here = [flight for flight in mine if flight.stage == DECODE]
+        assert view.batch == len(here)
+        assert view.tokens == sum(flight.context for flight in here)
+        assert view.coming == len(mine) - len(here)
+        assert view.coming_tokens == sum(flight.context for flight in mine) - view.tokens
+        reserved = sum(flight.tokens + flight.max_new_tokens for flight in mine)
+        assert view.free_tokens == 10_000 - reserved
+    for name in PREFILLS + DECODES:
+        found = {flight.request for flight in ledger.on(name)}
+        assert found == {
+            flight.request
+            for flight in flights
+            if name
+            in ((flight.decode,) if flight.stage == DECODE else (flight.prefill, *flight.helpers))
+        }
+    assert ledger.decoding_now() == sum(flight.stage == DECODE for flight in flights)
+    ledger.check_integrity([flight.request for flight in flights])
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_sums_are_those_of_the_requests(steps):
+    ledger = Ledger()
+    for name in PREFILLS:
+        ledger.join(Instance(name, PREFILL))
+    for name in DECODES:
+        ledger.join(Instance(name, DECODE, 10_000))
+    for at, (act, what) in enumerate(steps):
+        now = 7.0 * at
+        if act == "assign":
+            what.arrived = now
+            ledger.assign(what)
+        elif act == "grew":
+            ledger.grew(what, 6000 + at)
+        elif act == "ended":
+            assert ledger.flights.get(what) is ledger.ended(what)
+        else:
+            getattr(ledger, act)(now, what)
+        assert_alike(ledger, now + 3.0)
+    for request in list(ledger.flights):
+        assert ledger.ended(request) is not None
+    assert ledger._work == {}
+
+
+def test_who_is_gone_leaves_no_trace_once_its_requests_have_ended():
+    ledger = Ledger()
+    ledger.join(Instance("p0", PREFILL))
+    ledger.join(Instance("d0", DECODE))
+    ledger.assign(Flight("r0", 10, 10, 0, "p0", "d0", 0.0, 1.0, 1.0))
+    ledger.leave("p0")
+    assert [flight.request for flight in ledger.on("p0")] == ["r0"]
+    ledger.join(Instance("p0", PREFILL))
+    assert ledger.prefill_views(0.0)[0].queue_s == 1.0
+    assert ledger.ended("r0") is not None
+    assert ledger.ended("r0") is None
+    assert ledger.on("p0") == []
+    assert ledger._work == {}
+
+
+EXPECTED = st.lists(
+    st.tuples(st.floats(0, 30), st.integers(1, 9000), st.booleans(), st.booleans()), max_size=150
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(EXPECTED, st.floats(10, 40), st.floats(0, 20), st.floats(0.1, 30))
+def test_who_decodes_at_a_moment_is_counted(requests, now, later_s, longest_s):
+    under_way, moment = UnderWay(), now + later_s
+    batch = tokens = 0
+    for begins, count, decodes, ended in requests:
+        slot = under_way.add(begins, 1)
+        under_way.resize(slot, count)
+        if decodes:
+            under_way.began(slot, min(begins, now))
+        if ended:
+            under_way.remove(slot)
+            continue
+        # One that is late begins now.
+        at = min(begins, now) if decodes else max(begins, now)
+        if at <= moment and at > moment - longest_s:
+            batch, tokens = batch + 1, tokens + count
+    assert under_way.at(now, moment, longest_s) == (batch, tokens)
+    assert len(under_way) == sum(not ended for *_, ended in requests)
