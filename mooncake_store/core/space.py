@@ -165,7 +165,6 @@ class Space:
         self._numbers[places.BELOW_USED] |= tier != Tier.MEMORY
         self._cycle = None
         self.changes += 1
-        self.touch(segment)
 
     def touch(self, segment: Segment) -> None:
         """Have what is known of a segment written down with the operation that runs."""

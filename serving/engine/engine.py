@@ -269,9 +269,10 @@ class Engine:
 
                 groups[at] = self.decoder.layer(layer, groups[at], turns[at], attend)
         logits = self.decoder.logits(torch.cat(groups)[: len(sequences)])
-        for sequence, row in zip(sequences, logits, strict=True):
+        # All of them first, so that a step's tokens leave together.
+        chosen = [self._choose(each, row) for each, row in zip(sequences, logits, strict=True)]
+        for sequence, (token, logprob) in zip(sequences, chosen, strict=True):
             sequence.computed += 1
-            token, logprob = self._choose(sequence, row)
             sequence.listener.token(token, logprob)
             if sequence.reason:
                 self.running.remove(sequence)

@@ -9,9 +9,10 @@
 Leaving the loop early, or cancelling it, cancels the request at the worker. What went wrong *with
 the request* is an event (`Failed`, `Refused`); what went wrong with the worker is raised, as
 PeerLostError, TransferTimeoutError or UnavailableError, no later than `DOUBT_S` after the worker
-stopped answering.
+was heard last.
 
-One connection carries all requests. Not for several event loops; retries nothing.
+One connection carries all requests, and the worker tells on it what happens to them. Not for
+several event loops; retries nothing.
 """
 
 from __future__ import annotations
@@ -19,27 +20,94 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from serving.workers import protocol as p
-from transfer_engine.errors import StoreError, TransferTimeoutError
+from transfer_engine.errors import (
+    InvalidArgumentError,
+    StoreError,
+    TransferTimeoutError,
+    UnavailableError,
+)
 from transfer_engine.rpc.aio import AsyncClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from transfer_engine.rpc.aio import AsyncConnection, Following
+    from transfer_engine.wire.frame import Body
     from transfer_engine.wire.registry import Operation
 
 __all__ = ["WorkerClient"]
 
 CALL_S = 5.0
 """For operations that are answered at once."""
-WAIT_S = 2.0
-"""How long one question for events waits at the worker."""
-DOUBT_S = 5.0
-"""How long an answer to it may take beyond that; then the worker counts as lost."""
+DOUBT_S = 7 * p.BEAT_S
+"""Who is told nothing for so long takes the worker for lost."""
 GRACE_S = 2.0
 """A worker ends a request at its deadline itself; this much later its client does."""
+
+
+class _Listener:
+    """What a worker tells over one connection, by request."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.connection = connection
+        self.failure: StoreError | None = None
+        """Why nothing will be told any more."""
+        self._told: dict[str, deque[p.Event]] = {}
+        self._news: dict[str, asyncio.Event] = {}
+        following = connection.follow(p.LISTEN, p.LISTEN.request.pack(p.Listen()), self._take)
+        self._task = asyncio.get_running_loop().create_task(self._watch(following))
+
+    def open(self, request_id: str) -> None:
+        """Keep what is told of a request from now on."""
+        if request_id in self._told:
+            raise InvalidArgumentError(f"request {request_id} exists already")
+        self._told[request_id] = deque()
+        self._news[request_id] = asyncio.Event()
+
+    def forget(self, request_id: str) -> None:
+        """Keep nothing of a request."""
+        self._told.pop(request_id, None)
+        self._news.pop(request_id, None)
+
+    async def next(self, request_id: str, left_s: float) -> p.Event | None:
+        """Return the next event; None when none comes in time. Raises why none can come."""
+        told, news = self._told[request_id], self._news[request_id]
+        if not told and self.failure is None:
+            news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await news.wait()
+        if told:
+            return told.popleft()
+        if self.failure is not None:
+            raise self.failure.again()
+        return None
+
+    def _take(self, body: Body) -> None:
+        for request_id, events in p.LISTEN.reply.unpack(body).told:
+            told = self._told.get(request_id)  # None: it was left meanwhile
+            if told is not None:
+                told.extend(events)
+                self._news[request_id].set()
+
+    async def _watch(self, following: Following) -> None:
+        try:
+            self.failure = await following.ended(DOUBT_S)
+        finally:
+            self.failure = self.failure or UnavailableError("the client is closed")
+            for news in self._news.values():
+                news.set()
+        # What a worker that stood still says later is about requests that nobody has any more.
+        await self.connection.close()
+
+    async def close(self) -> None:
+        """Listen no more."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 class WorkerClient:
@@ -48,6 +116,7 @@ class WorkerClient:
     def __init__(self, address: str, *, secret: bytes | None = None) -> None:
         self.address = address
         self._rpc = AsyncClient(address, p.WORKER, secret=secret, in_flight_max=4096)
+        self._listener: _Listener | None = None
 
     async def _call(
         self, operation: Operation[Any, Any], message: Any, timeout_s: float = CALL_S
@@ -116,30 +185,35 @@ class WorkerClient:
         self, operation: Operation[Any, Any], message: Any
     ) -> AsyncGenerator[p.Event, None]:
         until = time.monotonic() + p.deadline_of(message) + GRACE_S
-        seen, ended = 0, False
+        listener, ended = await self._listening(), False
+        listener.open(message.request_id)
         try:
-            await self._call(operation, message)
+            body = operation.request.pack(message)
+            await listener.connection.call(operation, body, timeout_s=CALL_S)
             while not ended:
-                left = until - time.monotonic()
-                if left <= 0:
+                event = await listener.next(message.request_id, until - time.monotonic())
+                if event is None:
                     raise TransferTimeoutError(
                         f"request {message.request_id} did not end by its deadline",
                         peer=self.address,
                         operation=operation.name,
                         advice="the worker is stuck: stop it, and send the request elsewhere",
                     )
-                wait_s = min(WAIT_S, left)
-                question = p.Next(message.request_id, seen, int(wait_s * 1000))
-                answer: p.Events = await self._call(p.NEXT, question, wait_s + DOUBT_S)
-                for event in answer.events:
-                    seen += 1
-                    ended = ended or isinstance(event, p.LAST)
-                    yield event
+                ended = isinstance(event, p.LAST)
+                yield event
         finally:
+            listener.forget(message.request_id)
             if not ended:
                 # Shielded: whoever cancels this still wants the worker to know.
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.shield(self._leave(message.request_id))
+
+    async def _listening(self) -> _Listener:
+        """The listener of the present connection."""
+        connection = await self._rpc.connected(CALL_S)
+        if self._listener is None or self._listener.connection is not connection:
+            self._listener = _Listener(connection)
+        return self._listener
 
     async def _leave(self, request_id: str) -> None:
         """Cancel a request, if the worker can be reached; nobody may be left to hear otherwise."""
@@ -148,6 +222,8 @@ class WorkerClient:
 
     async def close(self) -> None:
         """Close the connection; the worker cancels what it still carries. Idempotent."""
+        if self._listener is not None:
+            await self._listener.close()
         await self._rpc.close()
 
     async def __aenter__(self) -> WorkerClient:

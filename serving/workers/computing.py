@@ -34,11 +34,20 @@ _IDLE_S = 1.0
 
 
 class Computing:
-    """Drives one engine. `failed` is called, on the thread, with what a step raised."""
+    """Drives one engine.
 
-    def __init__(self, engine: Engine, failed: Callable[[Exception], object]) -> None:
+    On the thread, `failed` is called with what a step raised, `stepped` behind each step.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        failed: Callable[[Exception], object],
+        stepped: Callable[[], object],
+    ) -> None:
         self.engine = engine
         self._failed = failed
+        self._stepped = stepped
         self._work: deque[Callable[[], object]] = deque()
         self._news = threading.Condition()
         self._ending = False
@@ -113,6 +122,7 @@ class Computing:
         began = time.perf_counter()
         try:
             worked = self.engine.step()
+            self._stepped()
         except Exception as error:
             log.exception("a step of the engine failed")
             self._failed(error)

@@ -5,12 +5,11 @@ thread it is the engine's listener. Events cross over in order. Its blocks are g
 nobody computes on them *and* no transfer touches them any more (`holds`): a request that was
 cancelled ends at once for its caller, and a moment later for the cache.
 
-The last event is sent once: after it `emit` sends nothing more, whatever else ends the request.
+The last event is told once: after it `emit` tells nothing more, whatever else ends the request.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -20,10 +19,12 @@ import numpy as np
 
 from serving.engine.sequence import PrefixLost, Sequence
 from serving.workers import protocol as p
+from serving.workers.news import failed
 from serving.workers.pool_side import Fetch, Storing
 from serving.workers.pushing import Pusher
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from numpy.typing import NDArray
@@ -32,13 +33,11 @@ if TYPE_CHECKING:
     from serving.workers.computing import Computing
     from serving.workers.memory import KVMemory
     from serving.workers.naming import PoolNames
+    from serving.workers.news import News, Telling
     from serving.workers.pool_side import PoolSide
     from serving.workers.settings import WorkerSettings
 
-__all__ = ["Generating", "Job", "Parts", "Prefilling", "Stream"]
-
-EVENTS_MAX = 4096
-"""Events of one answer to `next`."""
+__all__ = ["Generating", "Job", "Parts", "Prefilling"]
 
 
 @dataclass(slots=True)
@@ -46,6 +45,7 @@ class Parts:
     """What all requests of a worker share."""
 
     loop: asyncio.AbstractEventLoop
+    telling: Telling
     computing: Computing
     pool: PoolSide
     memory: KVMemory
@@ -72,49 +72,15 @@ class Times:
     prefilled: float = 0.0
 
 
-class Stream:
-    """Events of one request, as they are read. Of the loop."""
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.events: list[p.Event] = []
-        self.ended = False
-        self.news = asyncio.Event()
-        self.read_at = time.monotonic()
-        self.readers = 0
-
-    def emit(self, event: p.Event) -> None:
-        """Add an event; nothing is added behind the last one."""
-        if self.ended:
-            return
-        self.events.append(event)
-        self.ended = isinstance(event, p.LAST)
-        self.news.set()
-
-    async def read(self, seen: int, wait_s: float) -> p.Events:
-        """Events from `seen` on; waits for one. Several may read."""
-        self.readers += 1
-        try:
-            async with asyncio.timeout(wait_s):
-                while len(self.events) <= seen and not self.ended:
-                    self.news.clear()
-                    await self.news.wait()
-        except TimeoutError:
-            pass  # Nothing happened; the reader asks again.
-        finally:
-            self.readers -= 1
-            self.read_at = time.monotonic()
-        chosen = tuple(self.events[seen : seen + EVENTS_MAX])
-        return p.Events(chosen, self.ended and seen + len(chosen) >= len(self.events))
-
-
-class Job(Stream, ABC):
+class Job(ABC):
     """What all kinds of requests have in common: a prompt, a prefix, events and an end."""
 
     def __init__(self, parts: Parts, message: Any, *, decodes: bool, layers: range) -> None:
-        super().__init__(message.request_id)
+        self.request_id: str = message.request_id
         self.parts = parts
         self.message = message
+        self.ended = False
+        """Whether its last event was told."""
         self.prompt: NDArray[np.int64] = p.unpack_tokens(message.tokens)
         self.until = time.monotonic() + p.deadline_of(message)
         self.times = Times()
@@ -144,6 +110,8 @@ class Job(Stream, ABC):
         self._closed = False
         # Of the loop.
         self.timer: asyncio.TimerHandle | None = None
+        self._news: News | None = None
+        self._on_end: Callable[[Job], None] | None = None
 
     # On the loop.
 
@@ -161,20 +129,30 @@ class Job(Stream, ABC):
     def _overdue(self) -> None:
         self.fail("deadline", "its time ran out", "allow it more time, or ask for less")
 
+    def told_to(self, news: News, on_end: Callable[[Job], None]) -> None:
+        """Have its events told, and `on_end` called behind the last one."""
+        self._news, self._on_end = news, on_end
+
     def emit(self, event: p.Event) -> None:
-        """Add an event for whoever reads them; after the last one no deadline is left."""
-        super().emit(event)
+        """Tell of an event; behind the last one nothing is told, and no deadline is left."""
+        if self.ended:
+            return
+        self.ended = isinstance(event, p.LAST)
+        if self._news is not None:
+            self._news.add(self.request_id, event)
         if self.ended and self.timer is not None:
             self.timer.cancel()
+        if self.ended and self._on_end is not None:
+            self._on_end(self)
 
     def tell(self, event: p.Event) -> None:
-        """Add an event, from the computing thread."""
-        self.parts.loop.call_soon_threadsafe(self.emit, event)
+        """Tell of an event, from the computing thread."""
+        self.parts.telling.tell(self.emit, event)
 
     def fail(self, code: str, message: str, advice: str = "", *, retryable: bool = False) -> None:
         """End it without an answer; its blocks come back when nothing uses them."""
         if not self.ended:
-            self.emit(p.Failed(code, message, advice, retryable))
+            self.emit(failed(code, message, advice, retryable=retryable))
         self.parts.computing.post(self.abandon)
 
     def lose_peer(self, message: str, advice: str) -> None:
@@ -225,7 +203,7 @@ class Job(Stream, ABC):
         self.released()
         self._close()
 
-    def released(self) -> None:
+    def released(self) -> None:  # noqa: B027 - most wait for no transfer
         """Hook: a transfer has ended."""
 
     def _close(self) -> None:
@@ -401,7 +379,7 @@ class Job(Stream, ABC):
     def token(self, token: int, logprob: float) -> None:
         """One more token of the answer."""
         if token not in self.sequence.stop_tokens:
-            self.tell(p.Tokens((token,), (logprob,)))
+            self.parts.telling.gather(self.emit, p.Tokens((token,), (logprob,)))
 
     @abstractmethod
     def finished(self, reason: str) -> None:

@@ -1,10 +1,10 @@
 """What is said to a serving worker, and what it answers: one registry of operations.
 
-A request is *submitted* and answered at once with nothing; what happens to it is then read as a
-stream of events with `next`, which waits until there are some. So a client never holds a reply
-open for minutes, events that nobody reads are bounded by the request itself (it makes at most
-`max_new_tokens` of them), and a client that is gone is noticed: a request whose connection ends is
-cancelled, and so is one whose events nobody asked for during `ABANDONED_S`.
+A client first says that it listens; then requests are *submitted* and answered at once with
+nothing, and what happens to all of them comes as further answers to `listen`. So tokens cost a
+frame for each step of the engine, however many requests share it; and a client that is gone is
+noticed: a request whose connection ends is cancelled, and a connection that takes nothing for
+`ABANDONED_S` is ended. Who listens hears something every `BEAT_S`, or the worker stands still.
 
     queued, started, first_token, done            of `prefill`
     admitted | refused, tokens..., finished       of `decode`
@@ -47,8 +47,8 @@ __all__ = [
     "DRAIN",
     "GENERATE",
     "HELLO",
+    "LISTEN",
     "LOAD",
-    "NEXT",
     "PREFILL",
     "SET_ROLE",
     # What workers tell each other.
@@ -68,11 +68,11 @@ __all__ = [
     "KVOpen",
     "KVOpened",
     "KVPlace",
+    "Listen",
     "Load",
     "LoadRequest",
     "HelloRequest",
     "ModelCard",
-    "Next",
     "Ok",
     "Prefill",
     "Sampling",
@@ -92,13 +92,16 @@ __all__ = [
     "Tokens",
     # Limits and helpers.
     "ABANDONED_S",
+    "BEAT_S",
     "PROMPT_TOKENS_MAX",
     "pack_tokens",
     "unpack_tokens",
 ]
 
 ABANDONED_S = 15.0
-"""A request whose events nobody asked for during this time is cancelled."""
+"""A connection that takes nothing during this time is ended, with its requests."""
+BEAT_S = 1.0
+"""Who listens is told something at least about as often."""
 PROMPT_TOKENS_MAX = 1 << 20
 _SUBMIT_BYTES_MAX = 4 * PROMPT_TOKENS_MAX + (1 << 16)
 PUSH_BYTES_MAX = 32 << 20
@@ -235,13 +238,11 @@ class Decode(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
     """Whether the finished KV goes back to the pool, for the next turn."""
 
 
-class Next(msgspec.Struct, frozen=True, array_like=True, tag="next"):
-    """Asks for events of a request; waits up to `wait_ms` when there are none beyond `seen`."""
+class Listen(msgspec.Struct, frozen=True, array_like=True, tag="listen"):
+    """Asks to be told what happens to the requests of this connection, those to come included.
 
-    request_id: str
-    seen: int
-    """How many events of the request have been read."""
-    wait_ms: int
+    It is answered again and again, for as long as the connection lasts.
+    """
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -372,10 +373,12 @@ LAST = (Done, Refused, Finished, Failed)
 
 
 class Events(msgspec.Struct, frozen=True, array_like=True, tag="events"):
-    """Events of a request in order, from `seen` of the question on."""
+    """What has happened since the last of these: events in order, by request.
 
-    events: tuple[Event, ...]
-    ended: bool
+    Often it is empty, and says only that the worker is there.
+    """
+
+    told: tuple[tuple[str, tuple[Event, ...]], ...]
 
 
 class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag="kv_open"):
@@ -408,7 +411,7 @@ class KVClose(msgspec.Struct, frozen=True, array_like=True, tag="kv_close"):
 
 
 class StageOpen(msgspec.Struct, frozen=True, array_like=True, tag="stage_open"):
-    """Makes a worker stage `stage` of `stages` for one prompt; events are read with `next`.
+    """Makes a worker stage `stage` of `stages` for one prompt; events are told as of others.
 
     The last stage emits first_token, all of them done or failed, or prefix_lost and then nothing.
     """
@@ -442,11 +445,13 @@ DECODE = Operation(
 GENERATE = Operation(
     "generate", 0x13, Cold(Generate, bytes_max=_SUBMIT_BYTES_MAX), Cold(Ok), "both, on one worker"
 )
-NEXT = Operation("next", 0x14, Cold(Next), Cold(Events, bytes_max=1 << 20), "events of a request")
 CANCEL = Operation("cancel", 0x15, Cold(Cancel), Cold(Ok), "ends a request")
 LOAD = Operation("load", 0x16, Cold(LoadRequest), Cold(Load), "how busy a worker is")
 SET_ROLE = Operation("set_role", 0x17, Cold(SetRole), Cold(Ok), "prefill or decode, after draining")
 DRAIN = Operation("drain", 0x18, Cold(Drain), Cold(Ok), "finishes what runs, takes nothing new")
+LISTEN = Operation(
+    "listen", 0x19, Cold(Listen), Cold(Events, bytes_max=16 << 20), "what happens to requests"
+)
 KV_OPEN = Operation("kv_open", 0x20, Cold(KVOpen), Cold(KVOpened), "room for pushed KV")
 KV_PUSH = Operation(
     "kv_push",
@@ -482,7 +487,7 @@ STAGE_CHUNK = Operation(
 WORKER: Registry = Registry(
     "mooncake-serving",
     [
-        HELLO, PREFILL, DECODE, GENERATE, NEXT, CANCEL, LOAD, SET_ROLE, DRAIN,
+        HELLO, PREFILL, DECODE, GENERATE, CANCEL, LOAD, SET_ROLE, DRAIN, LISTEN,
         KV_OPEN, KV_PUSH, KV_CLOSE, STAGE_OPEN, STAGE_CHUNK,
     ],
 )  # fmt: skip

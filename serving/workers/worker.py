@@ -7,7 +7,7 @@
 
 Three kinds of threads: the event loop answers, one thread computes (`computing.py`), two move KV to
 and from the pool (`pool_side.py`). Whatever ends a request (its answer, its deadline, a cancel, the
-end of its connection, a reader who does not come back) ends it once and gives its blocks back.
+end of its connection, a reader who takes nothing) ends it once and gives its blocks back.
 
 A worker takes either role. `set_role` lets what runs finish, then changes which requests it takes;
 model, cache and connections stay.
@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,8 +31,9 @@ from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
 from serving.workers.computing import Computing
 from serving.workers.decoding import Decoding
-from serving.workers.jobs import Generating, Job, Parts, Prefilling, Stream
+from serving.workers.jobs import Generating, Job, Parts, Prefilling
 from serving.workers.memory import KVMemory
+from serving.workers.news import News, Telling
 from serving.workers.pool_side import PoolSide
 from serving.workers.receiving import Receiving
 from serving.workers.stages import Leading, Stage
@@ -61,7 +61,6 @@ __all__ = ["Worker"]
 
 log = logging.getLogger(__name__)
 
-_SWEEP_S = 2.0
 _LIMITS = ServerLimits(in_flight_max=8192)
 
 
@@ -69,7 +68,9 @@ _LIMITS = ServerLimits(in_flight_max=8192)
 class Owned:
     """Requests asked for, and tags of KV pushed, over one connection."""
 
-    streams: set[str] = field(default_factory=set)
+    news: News | None = None
+    """What it is told, once it listens."""
+    jobs: set[Job] = field(default_factory=set)
     incoming: set[bytes] = field(default_factory=set)
 
 
@@ -82,8 +83,8 @@ class Worker:
         self.role = settings.role
         self.draining = False
         self._secret = secret
-        self._streams: dict[str, Stream] = {}
-        self._active: set[Job] = set()
+        self._jobs: dict[str, Job] = {}  # whose last event was not told yet
+        self._active: set[Job] = set()  # that have not given all back
         self._idle = asyncio.Event()
         self._idle.set()
         self._stages: dict[bytes, Stage] = {}
@@ -91,12 +92,12 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._listeners: dict[Connection, News] = {}
         self._handlers: dict[int, Callable[[Connection, Any], Any]] = {
             p.HELLO.opcode: lambda _connection, _message: self.hello(),
             p.PREFILL.opcode: self._prefill,
             p.DECODE.opcode: self._decode,
             p.GENERATE.opcode: self._generate,
-            p.NEXT.opcode: self._next,
             p.CANCEL.opcode: self._cancel,
             p.LOAD.opcode: lambda _connection, _message: self.load(),
             p.SET_ROLE.opcode: self._set_role,
@@ -135,15 +136,18 @@ class Worker:
             settings.pool_url, settings.pool, self.card, memory,
             store_deadline_s=settings.store_deadline_ms / 1000,
         )  # fmt: skip
-        computing = Computing(engine, lambda error: loop.call_soon_threadsafe(self._broken, error))
-        self.parts = Parts(loop, computing, pool, memory, pool.names, settings, self._over)
+        telling = Telling(loop)
+        computing = Computing(
+            engine, lambda error: loop.call_soon_threadsafe(self._broken, error), telling.flush
+        )
+        self.parts = Parts(loop, telling, computing, pool, memory, pool.names, settings, self._over)
         self._receiving = Receiving(self.parts)
         computing.start()
         self._server = Server(p.WORKER, self._handle, secret=self._secret, limits=_LIMITS)
         address = await self._server.listen(
             settings.host, settings.port, insecure=settings.insecure
         )
-        self._sweeper = loop.create_task(keep_going("forgetting old requests", self._sweep))
+        self._sweeper = loop.create_task(keep_going("saying that it is there", self._beat))
         return str(address)
 
     async def stop(self) -> None:
@@ -173,7 +177,11 @@ class Worker:
     # Answering.
 
     def _handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
+        """Answer a request. Events of those that are taken come as answers to `listen`."""
         operation = p.WORKER.by_opcode[frame.opcode]
+        if operation is p.LISTEN:
+            self._listen(connection, frame)
+            return None
         message = operation.request.unpack(frame.body)
         answer = self._handlers[frame.opcode](connection, message)
         if asyncio.iscoroutine(answer):
@@ -210,25 +218,18 @@ class Worker:
             pending_puts=pool.pending,
         )
 
-    def _next(self, _connection: Connection, message: p.Next) -> Awaitable[p.Events]:
-        stream = self._streams.get(message.request_id)
-        if stream is None:
-            raise NotFoundError(
-                f"request {message.request_id} is not known here",
-                advice="it ended, or this worker was started anew: send it again",
-            )
-        return self._read(stream, message)
-
-    async def _read(self, stream: Stream, message: p.Next) -> p.Events:
-        events = await stream.read(max(0, message.seen), min(message.wait_ms, 60_000) / 1000)
-        if events.ended:
-            self._streams.pop(stream.request_id, None)
-        return events
+    def _listen(self, connection: Connection, asked: Frame) -> None:
+        owned = self._owned(connection)
+        if owned.news is not None:
+            raise InvalidArgumentError("this connection listens already")
+        news = owned.news = News(self.parts.loop, connection, asked)
+        self._listeners[connection] = news
+        connection.on_close(partial(self._listeners.__delitem__, connection))
 
     def _cancel(self, _connection: Connection, message: p.Cancel) -> None:
-        stream = self._streams.pop(message.request_id, None)
-        if isinstance(stream, Job):
-            stream.fail("cancelled", "it was cancelled")
+        job = self._jobs.get(message.request_id)
+        if job is not None:
+            job.fail("cancelled", "it was cancelled")
 
     # Requests.
 
@@ -293,17 +294,20 @@ class Worker:
         self, connection: Connection, message: Any, role: str, max_new_tokens: int
     ) -> bool:
         """Answer what this worker does not take with a failure; whether it did."""
+        news = self._owned(connection).news
+        if news is None:
+            raise InvalidArgumentError(
+                "nobody would be told of it", advice="listen on this connection first"
+            )
         problem = self._problem(message, role, max_new_tokens)
         if problem is None:
             return False
-        stream = Stream(message.request_id)
-        stream.emit(problem)
-        self._remember(connection, stream)
+        news.add(message.request_id, problem)
         return True
 
     def _problem(self, message: Any, role: str, max_new_tokens: int) -> p.Failed | None:
         """Why a request is not taken, None if it is."""
-        if message.request_id in self._streams:
+        if message.request_id in self._jobs:
             raise InvalidArgumentError(f"request {message.request_id} exists already")
         tokens = p.unpack_tokens(message.tokens)
         total = len(tokens) + max_new_tokens
@@ -330,18 +334,20 @@ class Worker:
             )
         return None
 
-    def _admit(self, connection: Connection, request: Job) -> None:
+    def _admit(self, connection: Connection, job: Job) -> None:
         """Count a request in; its connection answers for it."""
-        self._active.add(request)
-        self._idle.clear()
-        self._remember(connection, request)
+        owned = self._owned(connection)
+        assert owned.news is not None, "`_refused` looked"
 
-    def _remember(self, connection: Connection, stream: Stream) -> None:
-        self._streams[stream.request_id] = stream
-        owned = self._owned(connection).streams
-        owned.add(stream.request_id)
-        if len(owned) > 2 * len(self._streams) + 64:
-            owned.intersection_update(self._streams)
+        def ended(job: Job) -> None:
+            del self._jobs[job.request_id]
+            owned.jobs.discard(job)
+
+        self._active.add(job)
+        self._idle.clear()
+        self._jobs[job.request_id] = job
+        owned.jobs.add(job)
+        job.told_to(owned.news, ended)
 
     def _owned(self, connection: Connection) -> Owned:
         """What ends with a connection."""
@@ -353,10 +359,8 @@ class Worker:
 
     def _gone(self, owned: Owned) -> None:
         """Whoever asked is gone: end its requests, and what it was pushing."""
-        for request_id in owned.streams:
-            stream = self._streams.pop(request_id, None)
-            if isinstance(stream, Job):
-                stream.fail("cancelled", "the connection of its reader ended")
+        for job in list(owned.jobs):
+            job.fail("cancelled", "the connection of its reader ended")
         self._receiving.sender_gone(owned.incoming)
 
     def _over(self, request: Job) -> None:
@@ -382,16 +386,15 @@ class Worker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _sweep(self) -> None:
-        """End requests nobody reads, and forget events nobody fetched."""
-        await asyncio.sleep(_SWEEP_S)
-        old = time.monotonic() - p.ABANDONED_S
-        for stream in list(self._streams.values()):
-            if stream.readers or stream.read_at > old:
-                continue
-            del self._streams[stream.request_id]
-            if isinstance(stream, Job):
-                stream.fail("cancelled", "nobody read its events")
+    async def _beat(self) -> None:
+        """Tell all that listen that this worker is there; end those that take nothing."""
+        await asyncio.sleep(p.BEAT_S)
+        for connection, news in list(self._listeners.items()):
+            if news.stuck_s > p.ABANDONED_S:
+                log.warning("%s took nothing for %g s", connection.peer, p.ABANDONED_S)
+                connection.close()
+            else:
+                news.beat(p.BEAT_S / 2)
 
     # What other workers bring.
 

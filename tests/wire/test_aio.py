@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 
 import pytest
 
@@ -235,3 +236,100 @@ def test_a_closed_client_says_so(server, runner):
             await aio.call(ECHO, SMALL, timeout_s=1)
 
     runner(main())
+
+
+def answering(frames, count):
+    """A handler that answers each request `count` times, and notes which frames came."""
+
+    def handle(connection, frame):
+        frames.append((connection, frame))
+        for number in range(count):
+            connection.send(frame, ECHO.reply.pack(payload=b"%d" % number))
+
+    return handle
+
+
+def test_a_request_that_is_followed_is_answered_again_and_again(runner):
+    frames, told = [], []
+    with serving(answering(frames, 3)) as server:
+
+        async def main():
+            async with client(server) as aio:
+                connection = await aio.connected(TIMEOUT_S)
+                following = connection.follow(ECHO, SMALL, lambda body: told.append(bytes(body)))
+                ended = asyncio.ensure_future(following.ended(TIMEOUT_S))
+                await until_async(lambda: len(told) == 3)
+                other, frame = frames[0]
+                on_loop(server, other.send, frame, ECHO.reply.pack(payload=b"late"))
+                await until_async(lambda: len(told) == 4)
+                assert not ended.done()
+                on_loop(server, other.close)
+                assert isinstance(await ended, PeerLostError)
+                with pytest.raises(PeerLostError):
+                    connection.follow(ECHO, SMALL, told.append)
+
+        runner(main())
+    assert [ECHO.reply.unpack(body).payload.tobytes() for body in told] == [
+        b"0",
+        b"1",
+        b"2",
+        b"late",
+    ]
+
+
+def test_what_is_followed_is_asked_before_what_is_called_behind_it(runner):
+    frames = []
+    with serving(answering(frames, 1)) as server:
+
+        async def main():
+            async with client(server) as aio:
+                connection = await aio.connected(TIMEOUT_S)
+                following = connection.follow(ECHO, SMALL, lambda body: None)
+                await connection.call(ECHO, SLEEPY, timeout_s=TIMEOUT_S)
+                ended = asyncio.ensure_future(following.ended(TIMEOUT_S))
+                await asyncio.sleep(0)
+                ended.cancel()
+                await asyncio.gather(ended, return_exceptions=True)
+                # What comes to it now is dropped, and the connection goes on.
+                other, frame = frames[0]
+                on_loop(server, other.send, frame, ECHO.reply.pack(payload=b"late"))
+                await connection.call(ECHO, SMALL, timeout_s=TIMEOUT_S)
+
+        runner(main())
+    assert [len(frame.body) for _, frame in frames] == [len(SMALL), len(SLEEPY), len(SMALL)]
+
+
+def test_who_refuses_to_be_followed_says_why(server, runner):
+    async def main():
+        async with client(server) as aio:
+            connection = await aio.connected(TIMEOUT_S)
+            body = FAIL.request.pack(name=b"NotFoundError".ljust(32, b"\0"))
+            error = await connection.follow(FAIL, body, lambda body: None).ended(TIMEOUT_S)
+            assert isinstance(error, NotFoundError)
+            assert error.operation == "fail"
+            assert await aio.call(ECHO, SMALL, timeout_s=TIMEOUT_S) == SMALL
+
+    runner(main())
+
+
+def test_a_silent_peer_is_noticed_and_one_that_speaks_is_not(runner):
+    frames, told = [], []
+    with serving(answering(frames, 1)) as server:
+
+        async def main():
+            async with client(server) as aio:
+                connection = await aio.connected(TIMEOUT_S)
+                following = connection.follow(ECHO, SMALL, told.append)
+                ended = asyncio.ensure_future(following.ended(1.0))
+                await until_async(lambda: told)
+                began = time.monotonic()
+                while time.monotonic() < began + 1.5:
+                    await asyncio.sleep(0)
+                    other, frame = frames[0]
+                    on_loop(server, other.send, frame, ECHO.reply.pack(payload=b""))
+                assert not ended.done()
+                error = await ended
+                assert isinstance(error, TransferTimeoutError)
+                assert "within 1 s" in str(error)
+
+        runner(main())

@@ -46,9 +46,15 @@ from transfer_engine.wire.handshake import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transfer_engine.wire.registry import Operation, Registry
 
-__all__ = ["AsyncClient", "AsyncConnection"]
+__all__ = ["AsyncClient", "AsyncConnection", "Following"]
+
+_LOOKS = 4
+"""How often it is looked whether a peer is silent, before it is called so: whoever stood still
+itself meanwhile takes what came before it looks again."""
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -69,6 +75,7 @@ class AsyncConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._open: dict[int, tuple[int, asyncio.Future[Frame]]] = {}
+        self._followed: dict[int, Following] = {}
         self._slots = asyncio.Semaphore(in_flight_max)
         self._writable = asyncio.Event()
         self._writable.set()
@@ -141,6 +148,24 @@ class AsyncConnection(asyncio.Protocol):
         if frame.flags & ERROR:
             raise locate(decode_error(frame.body), self.peer, operation.name, None)
         return frame.body
+
+    def follow(
+        self, operation: Operation[Any, Any], body: Buffer, take: Callable[[Body], None]
+    ) -> Following:
+        """Send a request that is answered again and again; `take` is called with each answer.
+
+        It is on its way when this returns, before all that is asked behind it.
+        """
+        if self._failure is not None:
+            raise self._gone(operation.name, time.monotonic())
+        request_id = self._next_id
+        self._next_id += 1
+        following = Following(self, operation, request_id, take)
+        self._followed[request_id] = following
+        self._transport.write(
+            encode_frame(operation.opcode, body, request_id=request_id, version=self._version)
+        )
+        return following
 
     async def _exchange(
         self, operation: Operation[Any, Any], body: Buffer, start: float, timeout_s: float
@@ -223,6 +248,10 @@ class AsyncConnection(asyncio.Protocol):
     def _deliver(self, frame: Frame) -> None:
         opcode, future = self._open.get(frame.request_id, (-1, None))
         if future is None:
+            following = self._followed.get(frame.request_id)
+            if following is not None:
+                following.deliver(frame)
+                return
             if frame.request_id == 0 and frame.flags & ERROR:
                 raise decode_error(frame.body)
             if not 0 < frame.request_id < self._next_id:
@@ -256,6 +285,8 @@ class AsyncConnection(asyncio.Protocol):
         for _, future in list(self._open.values()):
             if not future.done():
                 future.set_exception(ConnectionAbortedError())
+        for following in self._followed.values():
+            following.news.set()
         self._writable.set()
         transport = getattr(self, "_transport", None)
         if transport is None:
@@ -273,6 +304,60 @@ class AsyncConnection(asyncio.Protocol):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class Following:
+    """A request that is answered again and again, made by `AsyncConnection.follow`."""
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        operation: Operation[Any, Any],
+        request_id: int,
+        take: Callable[[Body], None],
+    ) -> None:
+        self._connection = connection
+        self._operation = operation
+        self._request_id = request_id
+        self._take = take
+        self._refusal: StoreError | None = None
+        self.news = asyncio.Event()
+        """Set by each answer, and by the end of the connection."""
+
+    def deliver(self, frame: Frame) -> None:
+        """Take an answer in."""
+        self.news.set()
+        if frame.opcode != self._operation.opcode:
+            raise RemoteProtocolError(f"the reply has opcode {frame.opcode:#06x}")
+        if frame.flags & ERROR:
+            self._refusal = decode_error(frame.body)
+        else:
+            self._take(frame.body)
+
+    async def ended(self, silence_s: float) -> StoreError:
+        """Wait until no answer can come any more; return why.
+
+        That the peer refused it or is gone, or TransferTimeoutError when nothing came for so long.
+        Whoever is cancelled here is told of no further answer.
+        """
+        began, silent = time.monotonic(), 0
+        connection, name = self._connection, self._operation.name
+        try:
+            while self._refusal is None and not connection.closed and silent < _LOOKS:
+                self.news.clear()
+                try:
+                    async with asyncio.timeout(silence_s / _LOOKS):
+                        await self.news.wait()
+                    silent = 0
+                except TimeoutError:
+                    silent += 1
+        finally:
+            connection._followed.pop(self._request_id, None)
+        if self._refusal is not None:
+            return locate(self._refusal, connection.peer, name, None)
+        if connection.closed:
+            return connection._gone(name, began)
+        return overdue(connection.peer, name, silence_s, time.monotonic() - began)
 
 
 class AsyncClient:
@@ -303,15 +388,20 @@ class AsyncClient:
         connection = self._connection
         if connection is None or connection.closed:
             start = time.monotonic()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    connection = await self._connect()
-            except TimeoutError as error:
-                raise unreachable(
-                    self.address, time.monotonic() - start, error, accepted=False
-                ) from None
+            connection = await self.connected(timeout_s)
             timeout_s -= time.monotonic() - start
         return await connection.call(operation, body, timeout_s=timeout_s)
+
+    async def connected(self, timeout_s: float) -> AsyncConnection:
+        """Return the connection, a new one if there is none or it was lost."""
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._connect()
+        except TimeoutError as error:
+            raise unreachable(
+                self.address, time.monotonic() - start, error, accepted=False
+            ) from None
 
     async def _connect(self) -> AsyncConnection:
         async with self._connecting:  # callers that come meanwhile share the new connection

@@ -37,7 +37,7 @@ def pool():
 
 def test_computing_goes_on_after_a_failure_that_could_not_be_told():
     engine = SimpleNamespace(running=[], step=lambda: False)
-    work, done = Computing(engine, failed=broken), threading.Event()
+    work, done = Computing(engine, failed=broken, stepped=lambda: None), threading.Event()
     work.start()
     work.post(broken)
     work.post(done.set)

@@ -382,8 +382,18 @@ async def test_requests_that_cannot_work_are_told_why(store):
         with pytest.raises(InvalidArgumentError, match="exists already"):
             await anext(client.generate(message))
         await stream.aclose()
-        with pytest.raises(NotFoundError, match="not known"):
-            await client._call(p.NEXT, p.Next("nobody", 0, 10))
+
+
+async def test_who_does_not_listen_is_given_nothing(store):
+    """Nobody would hear what becomes of it."""
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        message = p.Generate("unheard", p.pack_tokens(SHORT), p.Sampling(), 5, 5000)
+        with pytest.raises(InvalidArgumentError, match="listen on this connection first"):
+            await client._call(p.GENERATE, message)
+        assert kinds(await generate(client, SHORT))[-1] == "Finished"
+        with pytest.raises(InvalidArgumentError, match="listens already"):
+            await client._call(p.LISTEN, p.Listen())
 
 
 async def test_a_full_decode_worker_refuses_and_says_when(store):
