@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from serving.engine.chat_template import ChatTemplate
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _WORDS = resources.files(__package__).joinpath("words.txt").read_text(encoding="
 """As many as there are bytes."""
 _UNFINISHED = "\ufffd"
 """What stands where bytes make no character, yet."""
+_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
+"""What templates may name."""
 _PENDING_MAX = 16
 """Tokens held back for a character that may never be completed."""
 
@@ -102,6 +105,7 @@ class FileTokenizer:
         if separate.is_file():
             self._settings["chat_template"] = separate.read_text(encoding="utf-8")
         self.eos = eos or self._ends()
+        self._template = self._chat_template()
 
     def _ends(self) -> tuple[int, ...]:
         number = self._tokenizer.token_to_id(self._special("eos_token"))
@@ -123,25 +127,20 @@ class FileTokenizer:
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Tokens of a conversation by the checkpoint's template, or a plain one without."""
-        template = self._settings.get("chat_template")
-        if not isinstance(template, str):
+        if self._template is None:
             return self.encode(_plain(messages))
-        text = self._rendered(template, messages)
+        text = self._template.render(messages)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _rendered(self, template: str, messages: Sequence[dict[str, str]]) -> str:
-        # Sandboxed: a template comes with a checkpoint, so it may come from anybody.
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        text: str = environment.from_string(template).render(
-            messages=list(messages),
-            add_generation_prompt=True,
-            bos_token=self._special("bos_token"),
-            eos_token=self._special("eos_token"),
-        )
-        return text
+    def _chat_template(self) -> ChatTemplate | None:
+        given = self._settings.get("chat_template")
+        if isinstance(given, list):  # several, by name
+            named = {each.get("name"): each.get("template") for each in given}
+            given = named.get("default")
+        if not isinstance(given, str):
+            return None
+        return ChatTemplate(given, {name: self._special(name) for name in _SPECIAL})
 
 
 def load_tokenizer(directory: str, eos: tuple[int, ...] = ()) -> Tokenizer:

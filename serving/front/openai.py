@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from serving.engine.sampling import Sampling
+from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from serving.conductor.requests import Finish
@@ -234,10 +235,8 @@ def tokens_of_chat(messages: list[Message] | None, tokenizer: Tokenizer) -> list
         raise BadRequestError("messages must be a list that is not empty", param="messages")
     try:
         return tokenizer.chat([message.plain for message in messages])
-    except Exception as error:  # A template is a program that came with a checkpoint.
-        raise BadRequestError(
-            f"the model's chat template refuses these messages: {error}", param="messages"
-        ) from error
+    except InvalidArgumentError as error:
+        raise BadRequestError(error.what, param="messages") from error
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
