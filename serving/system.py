@@ -23,16 +23,16 @@ from aiohttp import web
 from mooncake_store import AsyncClient
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.local_cluster import LocalCluster
-from serving.conductor.admission import AtDecode, ByForecast, ByLoad
 from serving.conductor.conductor import Conductor
-from serving.conductor.pipelines import PipelineRule
-from serving.conductor.placement import CacheCentric
-from serving.conductor.roles import RoleBalancer
-from serving.conductor.scheduler import Policies, Scheduler
-from serving.conductor.views import Slo
 from serving.engine.loading import check_model
 from serving.front.app import Front, front_application
 from serving.front.board import ConductorBoard
+from serving.scheduling.admission import AtDecode, ByForecast, ByLoad
+from serving.scheduling.pipelines import PipelineRule
+from serving.scheduling.placement import CacheCentric
+from serving.scheduling.roles import RoleBalancer
+from serving.scheduling.scheduler import Policies, Scheduler
+from serving.scheduling.views import Slo
 from serving.workers.local import LocalWorkers
 from serving.workers.protocol import PREFILL_ROLE
 from serving.workers.settings import settings_from
@@ -42,7 +42,7 @@ from transfer_engine.rpc.address import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.conductor.admission import AdmissionPolicy
+    from serving.scheduling.admission import AdmissionPolicy
 
 __all__ = ["ADMISSIONS", "ServingSystem", "SystemSettings", "listen", "serve_http"]
 

@@ -11,9 +11,9 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from serving.conductor.ledger import DECODE, PREFILL, Instance
-from serving.conductor.scheduler import Admission, Scheduler
-from serving.conductor.views import Demand, Slo
+from serving.scheduling.ledger import DECODE, PREFILL, Instance
+from serving.scheduling.scheduler import Admission, Scheduler
+from serving.scheduling.views import Demand, Slo
 from transfer_engine.errors import StoreError
 
 if TYPE_CHECKING:

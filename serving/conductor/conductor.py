@@ -29,12 +29,12 @@ from mooncake_store.errors import StoreError, UnavailableError
 from mooncake_store.identity import SECRET_BYTES, Keyed
 from serving.conductor.fleet import Fleet
 from serving.conductor.hints import HINTS_MAX, HintsFullError, hint_prompt
-from serving.conductor.index import PrefixIndex
 from serving.conductor.life import Life, Shared
 from serving.conductor.pool_watch import PoolWatch, chain_of
-from serving.conductor.requests import Failure
-from serving.conductor.scheduler import Scheduler
-from serving.conductor.stats import Stats
+from serving.scheduling.index import PrefixIndex
+from serving.scheduling.requests import Failure
+from serving.scheduling.scheduler import Scheduler
+from serving.scheduling.stats import Stats
 from serving.workers.client import WorkerClient
 from serving.workers.naming import PoolNames
 from transfer_engine.lasting import keep_going
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from mooncake_store.identity import Identity
     from serving.conductor.hints import Hinted
-    from serving.conductor.requests import Outcome, Request
+    from serving.scheduling.requests import Outcome, Request
     from serving.workers.protocol import Hello, ModelCard
 
 __all__ = ["Conductor"]

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.program.logs import StateLog
-from serving.conductor.ledger import DECODE, Instance
+from serving.scheduling.ledger import DECODE, Instance
 from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.conductor.scheduler import Scheduler
+    from serving.scheduling.scheduler import Scheduler
     from serving.workers.client import WorkerClient
     from serving.workers.protocol import Hello, Load, ModelCard
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_store import AsyncClient, ids
 from mooncake_store.errors import StoreError
+from serving.scheduling.index import POOL
 from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
@@ -25,14 +26,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mooncake_store.identity import Identity
-    from serving.conductor.index import PrefixIndex
+    from serving.scheduling.index import PrefixIndex
 
-__all__ = ["POOL", "PoolWatch", "chain_of"]
+__all__ = ["PoolWatch", "chain_of"]
 
 log = logging.getLogger(__name__)
 
-POOL = "pool"
-"""The pool's name as a holder in the index."""
 _REST_MIN_S, _REST_MAX_S = 0.25, 8.0
 
 

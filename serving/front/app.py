@@ -29,7 +29,6 @@ from aiohttp import web
 
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from serving.conductor.hints import HintsFullError
-from serving.conductor.requests import Failure, Finish, Piece, Request
 from serving.engine.tokenizer import load_tokenizer
 from serving.front.hints import hint_answer, read_hint
 from serving.front.openai import (
@@ -44,14 +43,15 @@ from serving.front.openai import (
     usage_of,
 )
 from serving.front.text import AnswerText
+from serving.scheduling.requests import Failure, Finish, Piece, Request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from serving.conductor.conductor import Conductor
-    from serving.conductor.requests import Outcome
     from serving.engine.tokenizer import Tokenizer
     from serving.front.board import ConductorBoard
+    from serving.scheduling.requests import Outcome
     from serving.workers.protocol import ModelCard
 
 __all__ = ["BODY_BYTES_MAX", "Front", "error_response", "front_application", "guard"]

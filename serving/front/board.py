@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from serving.conductor.conductor import Conductor
     from serving.conductor.fleet import Member
-    from serving.conductor.stats import Histogram
+    from serving.scheduling.stats import Histogram
 
 __all__ = ["ConductorBoard"]
 

@@ -24,9 +24,9 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from serving.conductor.routing import EngineRouter
 from serving.front.app import BODY_BYTES_MAX, error_response, guard
 from serving.front.indexer_http import Indexer, indexer_routes
+from serving.scheduling.routing import EngineRouter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping

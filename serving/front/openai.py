@@ -23,8 +23,8 @@ from serving.engine.sampling import Sampling
 from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from serving.conductor.requests import Finish
     from serving.engine.tokenizer import Tokenizer
+    from serving.scheduling.requests import Finish
 
 __all__ = [
     "Asked",

@@ -41,7 +41,7 @@ from mooncake_store.worker import capacity
 from mooncake_store.worker.capacity import Machine
 from mooncake_store.worker.program import run_worker
 from mooncake_store.worker.worker import Worker
-from serving.conductor.views import Demand, PrefillView
+from serving.scheduling.views import Demand, PrefillView
 from serving.system import ServingSystem, SystemSettings
 from tests.clocks import ManualClock
 from tests.ground.of_clients import (
@@ -80,7 +80,7 @@ from tests.ground.of_shards import (
     statuses,
 )
 from tests.master.wires import ClusterWire
-from tests.serving.conductor.test_placement import costs
+from tests.serving.scheduling.test_placement import costs
 from tests.waiting import PATIENCE_S, until
 from transfer_engine import SegmentDescriptor
 

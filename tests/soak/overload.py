@@ -23,8 +23,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from serving.conductor.requests import Failure, Finish, Request
-from serving.conductor.views import Slo
+from serving.scheduling.requests import Failure, Finish, Request
+from serving.scheduling.views import Slo
 from serving.system import ADMISSIONS, ServingSystem, SystemSettings
 from serving.workers.protocol import Sampling
 

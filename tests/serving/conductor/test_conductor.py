@@ -6,12 +6,13 @@ import contextlib
 import pytest
 
 from serving.conductor.conductor import Conductor
-from serving.conductor.costs import Costs, TransferCost
-from serving.conductor.pool_watch import POOL, chain_of
-from serving.conductor.requests import Failure, Finish, Piece, Request
-from serving.conductor.roles import Change
-from serving.conductor.scheduler import Policies, Scheduler
-from serving.conductor.views import Rejection, Slo
+from serving.conductor.pool_watch import chain_of
+from serving.scheduling.costs import Costs, TransferCost
+from serving.scheduling.index import POOL
+from serving.scheduling.requests import Failure, Finish, Piece, Request
+from serving.scheduling.roles import Change
+from serving.scheduling.scheduler import Policies, Scheduler
+from serving.scheduling.views import Rejection, Slo
 from serving.workers import protocol as p
 from tests.serving.fakes import CARD, Fleet, answer
 from tests.waiting import until_async

@@ -6,8 +6,8 @@ import pytest
 from mooncake_store import AsyncClient, Digests
 from mooncake_store.identity import Unkeyed
 from mooncake_store.local_cluster import LocalCluster
-from serving.conductor.index import PrefixIndex
-from serving.conductor.pool_watch import POOL, PoolWatch, chain_of
+from serving.conductor.pool_watch import PoolWatch, chain_of
+from serving.scheduling.index import POOL, PrefixIndex
 from tests.waiting import until_async
 
 TOKENS = np.arange(64 * 40)

@@ -20,12 +20,12 @@ from mooncake_store.cli.main import main
 from mooncake_store.errors import StoreError
 from serving.cli.serve import OPTIONS
 from serving.conductor.conductor import Conductor
-from serving.conductor.views import Demand, PrefillView
+from serving.scheduling.views import Demand, PrefillView
 from serving.system import ServingSystem, SystemSettings
 from tests.ground.test_effects import Observation, without_memory
-from tests.serving.conductor.test_admission import outlook
-from tests.serving.conductor.test_placement import costs
 from tests.serving.fakes import Fleet
+from tests.serving.scheduling.test_admission import outlook
+from tests.serving.scheduling.test_placement import costs
 from tests.waiting import PATIENCE_S
 
 POOL, SECURED, SECRET = "<pool>", "<pool with a secret>", "<secret>"

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from serving.conductor.views import DecodeView, Demand, Placement, PrefillView
+from serving.scheduling.views import DecodeView, Demand, Placement, PrefillView
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Sequence
 
-    from serving.conductor.costs import Costs, DecodeCost
+    from serving.scheduling.costs import Costs, DecodeCost
 
 __all__ = [
     "AnyInstance",

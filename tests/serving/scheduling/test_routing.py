@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from serving.conductor.routing import EngineRouter
+from serving.scheduling.routing import EngineRouter
 
 
 def make(*names):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from serving.conductor.admission import AtDecode
-from serving.conductor.ledger import Instance
-from serving.conductor.pipelines import PipelineRule
-from serving.conductor.scheduler import Policies, Scheduler
-from serving.conductor.views import Demand, Slo
+from serving.scheduling.admission import AtDecode
+from serving.scheduling.ledger import Instance
+from serving.scheduling.pipelines import PipelineRule
+from serving.scheduling.scheduler import Policies, Scheduler
+from serving.scheduling.views import Demand, Slo
 
 
 def make(rule, prefills=3):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from serving.conductor.fit import NonNegativeFit
+from serving.scheduling.fit import NonNegativeFit
 
 __all__ = ["Costs", "DecodeCost", "DecodeDuration", "PrefillCost", "TransferCost"]
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from serving.conductor.under_way import UnderWay
-from serving.conductor.views import DecodeView, PrefillView
+from serving.scheduling.under_way import UnderWay
+from serving.scheduling.views import DecodeView, PrefillView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,10 +2,10 @@
 
 import pytest
 
-from serving.conductor.admission import AtDecode, ByForecast, ByLoad, Outlook, decode_load
-from serving.conductor.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
-from serving.conductor.under_way import UnderWay
-from serving.conductor.views import DecodeView, Slo
+from serving.scheduling.admission import AtDecode, ByForecast, ByLoad, Outlook, decode_load
+from serving.scheduling.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.scheduling.under_way import UnderWay
+from serving.scheduling.views import DecodeView, Slo
 
 SLO = Slo(ttft_s=2.0, tbt_s=0.1)
 EVERY = [AtDecode(), ByLoad(), ByForecast()]

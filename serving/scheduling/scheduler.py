@@ -18,20 +18,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serving.conductor.admission import ByForecast, Outlook, decode_load
-from serving.conductor.costs import Costs
-from serving.conductor.ledger import DECODE, PREFILL, Flight, Ledger
-from serving.conductor.placement import CacheCentric, choose_decode
-from serving.conductor.views import Placement, Rejection, Slo
+from serving.scheduling.admission import ByForecast, Outlook, decode_load
+from serving.scheduling.costs import Costs
+from serving.scheduling.ledger import DECODE, PREFILL, Flight, Ledger
+from serving.scheduling.placement import CacheCentric, choose_decode
+from serving.scheduling.views import Placement, Rejection, Slo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.conductor.admission import AdmissionPolicy
-    from serving.conductor.pipelines import PipelineRule
-    from serving.conductor.placement import PlacementPolicy
-    from serving.conductor.roles import Change, RoleBalancer
-    from serving.conductor.views import DecodeView, Demand
+    from serving.scheduling.admission import AdmissionPolicy
+    from serving.scheduling.pipelines import PipelineRule
+    from serving.scheduling.placement import PlacementPolicy
+    from serving.scheduling.roles import Change, RoleBalancer
+    from serving.scheduling.views import DecodeView, Demand
 
 __all__ = ["Admission", "Loads", "Policies", "Scheduler"]
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from serving.conductor.admission import AtDecode
-from serving.conductor.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
-from serving.conductor.ledger import Instance
-from serving.conductor.roles import RoleBalancer, RoleRules
-from serving.conductor.scheduler import Admission, Policies, Scheduler
-from serving.conductor.views import Demand, Rejection, Slo
+from serving.scheduling.admission import AtDecode
+from serving.scheduling.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.scheduling.ledger import Instance
+from serving.scheduling.roles import RoleBalancer, RoleRules
+from serving.scheduling.scheduler import Admission, Policies, Scheduler
+from serving.scheduling.views import Demand, Rejection, Slo
 
 
 def make(prefills=2, decodes=2, slo=None, policies=None, kv_tokens=10_000):

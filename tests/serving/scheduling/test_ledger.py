@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.conductor.ledger import DECODE, PREFILL, Flight, Instance, Ledger
-from serving.conductor.under_way import UnderWay
+from serving.scheduling.ledger import DECODE, PREFILL, Flight, Instance, Ledger
+from serving.scheduling.under_way import UnderWay
 
 PREFILLS = ["p0", "p1", "p2"]
 DECODES = ["d0", "d1"]

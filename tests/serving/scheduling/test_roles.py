@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.conductor.roles import RoleBalancer, RoleRules
+from serving.scheduling.roles import RoleBalancer, RoleRules
 
 RULES = RoleRules(high=0.9, low=0.5, patience_s=10, rest_s=60, smoothing_s=1)
 

@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-__all__ = ["PrefixIndex"]
+__all__ = ["POOL", "PrefixIndex"]
+
+POOL = "pool"
+"""The pool's name as a holder."""
 
 
 class PrefixIndex:

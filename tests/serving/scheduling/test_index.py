@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.conductor.index import PrefixIndex
+from serving.scheduling.index import PrefixIndex
 
 HOLDERS = ("p0", "p1", "pool")
 blocks = st.integers(0, 12)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from serving.conductor.costs import DecodeCost, DecodeDuration, PrefillCost, TransferCost
-from serving.conductor.fit import NonNegativeFit
+from serving.scheduling.costs import DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.scheduling.fit import NonNegativeFit
 
 
 def test_a_prefill_cost_finds_the_truth_behind_noise():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.conductor.views import Placement, PrefillView
+    from serving.scheduling.views import Placement, PrefillView
 
 __all__ = ["PipelineRule"]
 

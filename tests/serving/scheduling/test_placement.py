@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from serving.conductor.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
-from serving.conductor.placement import (
+from serving.scheduling.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.scheduling.placement import (
     AnyInstance,
     CacheCentric,
     LeastLoaded,
     LocalCache,
     choose_decode,
 )
-from serving.conductor.views import DecodeView, Demand, PrefillView
+from serving.scheduling.views import DecodeView, Demand, PrefillView
 
 
 def costs(bytes_per_s=1e9, kv_bytes=1000):

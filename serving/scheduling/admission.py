@@ -21,14 +21,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from serving.conductor.views import Rejection
+from serving.scheduling.views import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.conductor.costs import Costs
-    from serving.conductor.under_way import UnderWay
-    from serving.conductor.views import DecodeView, Slo
+    from serving.scheduling.costs import Costs
+    from serving.scheduling.under_way import UnderWay
+    from serving.scheduling.views import DecodeView, Slo
 
 __all__ = ["AdmissionPolicy", "AtDecode", "ByForecast", "ByLoad", "Outlook", "decode_load"]
 

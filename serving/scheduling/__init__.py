@@ -1,0 +1,1 @@
+"""What decides in serving, without sockets, tasks and clocks: courses, policies, costs."""

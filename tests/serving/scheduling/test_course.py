@@ -1,0 +1,221 @@
+"""The course of a request, driven by hand: what it asks for, and how it ends. Time is played."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.engine.sampling import Sampling
+from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
+from serving.scheduling.index import POOL
+from serving.scheduling.requests import Failure, Finish, Request
+from serving.scheduling.stats import Stats
+from tests.serving.scheduling.test_scheduler import make
+
+PROMPT = tuple(range(100))
+
+
+class Played:
+    """A course with the state around it."""
+
+    def __init__(self, matches=None, **more):
+        self.scheduler = make(kv_tokens=100_000)
+        self.stats = Stats()
+        asked = {"max_new_tokens": 8, "deadline_s": 60.0} | more
+        self.request = Request("r", PROMPT, Sampling(), **asked)
+        self.now = 0.0
+        found = matches or {}
+        self.course = Course(
+            self.request, self.scheduler, self.stats, lambda tokens: dict(found), 0.0
+        )
+
+    def next(self, kind):
+        """What is to be done now, which has to be of a kind."""
+        act = self.course.next(self.now)
+        assert isinstance(act, kind), act
+        return act
+
+    def prefill(self, cached=0, stopped="", kv="there"):
+        """Compute a prompt well."""
+        act = self.next(Compute)
+        self.course.started(self.now, cached)
+        self.course.first(self.now, 500)
+        self.course.prefilled(Prefilled(len(act.prompt) - cached, cached, 0.01, 0.1, kv, stopped))
+        return act
+
+    def close(self):
+        """It is over: nothing of it is left."""
+        self.course.close(self.now)
+        self.scheduler.ledger.check_integrity([])
+        assert self.scheduler.costs.transfer._in_flight == {}
+        assert sum(self.stats.outcomes.values()) == 1
+
+
+def test_a_prompt_is_computed_and_then_decoded():
+    played = Played({POOL: 64})
+    asked = played.prefill(cached=64)
+    assert (asked.attempt, asked.prompt, asked.new_tokens) == ("r.1", PROMPT, 8)
+    assert asked.left_s == 60.0
+    # What is predicted to be saved is how long loading may take, or the least that makes sense.
+    assert (asked.prefix_tokens, asked.fetch_s) == (-1, 0.25)
+    played.now = 1.0
+    decode = played.next(Decode)
+    assert (decode.attempt, decode.first, decode.new_tokens, decode.kv) == ("r.1", 500, 8, "there")
+    assert decode.left_s == 59.0
+    played.course.tokens(2.0, [501, 502])
+    played.course.finished("stop")
+    assert played.next(Finish) == Finish("stop", 100, 64, 3)
+    played.close()
+    assert played.stats.prefill_s == pytest.approx(0.1)
+    assert played.stats.cached_tokens == 64
+
+
+def test_one_token_needs_no_decode():
+    played = Played(max_new_tokens=1)
+    played.prefill(stopped="length")
+    assert played.next(Finish).generated_tokens == 1
+    played.close()
+
+
+def test_tokens_that_were_told_are_the_prompt_of_the_next_attempt():
+    played = Played()
+    first = played.prefill()
+    decode = played.next(Decode)
+    played.course.tokens(0.5, [501, 502])
+    played.course.blame(decode.decode)
+    again = played.next(Compute)
+    assert again.attempt == "r.2"
+    assert again.prompt == (*PROMPT, 500, 501, 502)
+    assert again.new_tokens == 5
+    assert again.decode != decode.decode
+    assert played.scheduler.ledger.flights["r"].context == 103
+    assert first.new_tokens == 8
+    played.course.first(1.0, 503)
+    played.course.prefilled(Prefilled(103, 0, 0.0, 0.1, None))
+    assert played.next(Decode).new_tokens == 5  # the one that the prefill told included
+    played.course.finished("length")
+    assert played.next(Finish).resumed == 1
+    played.close()
+    assert played.stats.resumed == 1
+
+
+def test_a_worker_that_dies_after_the_last_token_has_answered():
+    for ids, reason in (([501] * 7, "length"), ([7], "stop")):
+        played = Played(stop_tokens=(7,))
+        played.prefill()
+        decode = played.next(Decode)
+        played.course.tokens(0.5, ids)
+        played.course.blame(decode.decode)
+        assert played.next(Finish).reason == reason
+        played.close()
+
+
+def test_a_full_worker_refuses_who_comes_and_makes_wait_who_is_resumed():
+    played = Played()
+    played.prefill()
+    played.next(Decode)
+    played.course.turned_away("refused_at_decode", "full", 0.7)
+    assert played.next(Failure) == Failure("refused_at_decode", "full", 429, 0.7)
+    played.close()
+    assert played.stats.wasted_prefill_s == pytest.approx(0.1)
+    played = Played()
+    played.course.blame(played.next(Compute).placement.prefill)
+    played.prefill()
+    played.next(Decode)
+    played.course.turned_away("refused_at_decode", "full", 7.0)
+    assert played.next(Wait) == Wait(1.0)
+    assert played.next(Compute).attempt == "r.3"
+    played.close()
+
+
+def test_what_nobody_would_do_better_is_an_error_in_its_words():
+    played = Played()
+    played.next(Compute)
+    played.course.failed("too_long", "it is", "shorten it", retryable=False, workers=["p0"])
+    assert played.next(Failure) == Failure("too_long", "it is; shorten it", 400)
+    played.close()
+
+
+def test_after_five_failures_it_is_given_up():
+    played = Played()
+    for _ in range(5):
+        played.course.blame(played.next(Compute).placement.prefill)
+    assert played.next(Failure).code == "workers_failed"
+    played.close()
+
+
+def test_who_finds_no_worker_waits_within_its_time():
+    played = Played(deadline_s=5.0)
+    compute = played.next(Compute)
+    for name in list(played.scheduler.ledger.instances):
+        played.scheduler.ledger.leave(name)
+    played.course.blame(compute.placement.prefill)
+    assert played.next(Wait) == Wait(1.0)
+    played.now = 4.5
+    assert played.next(Wait) == Wait(0.5)
+    assert played.course.line.stage == "waiting"
+    played.now = 5.0
+    assert played.next(Failure).status == 504
+    played.close()
+
+
+def test_a_prefix_that_is_not_worth_loading_is_not_loaded():
+    played = Played({POOL: 64, "p0": 16, "p1": 16})
+    played.scheduler.costs.transfer.observe(POOL, 64_000, 600.0)
+    act = played.next(Compute)
+    assert (act.placement.source, act.prefix_tokens, act.fetch_s) == ("", 16, 0.0)
+    played.close()
+    assert played.stats.outcomes == {"cancelled": 1}
+
+
+HAPPENINGS = st.lists(
+    st.sampled_from(["well", "slow", "lost", "failed", "full", "gone", "odd", "nothing"]),
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(HAPPENINGS, st.integers(1, 20), st.none() | st.integers(0, 12))
+def test_whatever_happens_it_ends_and_leaves_nothing(happenings, tokens, cancelled):
+    played, told = Played({POOL: 48}, max_new_tokens=tokens), []
+    course, left = played.course, list(happenings)
+    for step in range(200):
+        act = course.next(played.now)
+        if isinstance(act, Finish | Failure) or step == cancelled:
+            break
+        played.now += act.seconds if isinstance(act, Wait) else 0.01
+        if isinstance(act, Wait):
+            continue
+        what = left.pop() if left else "well"
+        worker = act.placement.prefill if isinstance(act, Compute) else act.decode
+        if isinstance(act, Compute):
+            assert act.prompt == (*PROMPT, *told)
+        if what in ("lost", "gone"):
+            course.blame(worker)
+        elif what == "failed":
+            course.failed("internal", "a defect", "", retryable=True, workers=[worker])
+        elif what == "full":
+            course.turned_away("overloaded", "full", 0.2)
+        elif what == "odd":
+            course.failed("bad_request", "odd", "", retryable=False, workers=[worker])
+        elif isinstance(act, Compute) and what != "nothing":
+            token = 500 + len(told)
+            told.append(token)
+            course.started(played.now, 0)
+            course.first(played.now, token)
+            stopped = "length" if act.new_tokens == 1 else ""
+            course.prefilled(Prefilled(len(act.prompt), 0, 0.0, 0.1, None, stopped))
+        elif isinstance(act, Decode) and what != "nothing":
+            assert act.first == told[-1]
+            count = act.new_tokens - 1 if what == "well" else min(1, act.new_tokens - 1)
+            ids = [500 + len(told) + number for number in range(count)]
+            told += ids
+            if ids:
+                course.tokens(played.now, ids)
+            if what == "well":
+                course.finished("length")
+    else:
+        raise AssertionError("it does not end")
+    if isinstance(act, Finish):
+        assert act.generated_tokens == len(told) == tokens
+    assert told == list(range(500, 500 + len(told)))
+    played.close()
