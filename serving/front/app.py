@@ -8,7 +8,7 @@ status; what fails later is an `error` event in the stream. A client that goes a
 request wherever it is, which needs `handler_cancellation` of the runner. No answer outlasts the
 deadline of its request by more than `GRACE_S`.
 
-What it does not do: several choices, tools, log-probabilities; those are refused by name.
+What it does not do: tools, log-probabilities; those are refused by name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import secrets
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from aiohttp import web
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from serving.conductor.hints import HintsFullError
 from serving.engine.tokenizer import load_tokenizer
+from serving.front.choices import merged
 from serving.front.hints import hint_answer, read_hint
 from serving.front.openai import (
     Asked,
@@ -46,7 +48,7 @@ from serving.front.text import AnswerText
 from serving.scheduling.requests import Failure, Finish, Piece, Request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from serving.conductor.conductor import Conductor
     from serving.engine.tokenizer import Tokenizer
@@ -171,21 +173,17 @@ class _Handlers:
         raw = await request.read()
         limits, tokenizer, card = self._front.limits()
         asked = read(raw, limits, tokenizer)
-        text = AnswerText(tokenizer, asked.stops)
-        wanted = Request(
-            request_id=f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}",
-            tokens=asked.tokens,
-            sampling=asked.sampling,
-            max_new_tokens=asked.max_new_tokens,
-            stop_tokens=() if asked.ignore_eos else card.eos or tokenizer.eos,
-            deadline_s=asked.deadline_s,
-            priority=asked.priority,
-            enough=lambda: text.stopped,
-        )
-        answer = _Answer(text, Shape(asked, wanted.request_id, int(time.time())))
+        name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
+        stop_tokens = () if asked.ignore_eos else card.eos or tokenizer.eos
+        texts = [AnswerText(tokenizer, asked.stops) for _ in range(asked.choices)]
+        sources = [
+            partial(self._front.conductor.submit, _wanted(asked, name, number, text, stop_tokens))
+            for number, text in enumerate(texts)
+        ]
+        answer = _Answer(texts, Shape(asked, name, int(time.time())))
         async with (
             asyncio.timeout(asked.deadline_s + GRACE_S),
-            aclosing(self._front.conductor.submit(wanted)) as outcomes,
+            aclosing(merged(sources)) as outcomes,
         ):
             if asked.stream:
                 return await answer.stream(request, outcomes)
@@ -253,48 +251,75 @@ class _Handlers:
         )
 
 
+def _wanted(
+    asked: Asked, name: str, number: int, text: AnswerText, stop_tokens: tuple[int, ...]
+) -> Request:
+    """One choice of an answer as a request."""
+    return Request(
+        request_id=f"{name}-{number}" if number else name,
+        tokens=asked.tokens,
+        sampling=asked.sampling_of(number),
+        max_new_tokens=asked.max_new_tokens,
+        stop_tokens=stop_tokens,
+        deadline_s=asked.deadline_s,
+        priority=asked.priority,
+        enough=lambda: text.stopped,
+    )
+
+
 class _Answer:
-    """Turns outcomes into one response."""
+    """Turns outcomes into one response, which has a choice for each text."""
 
-    def __init__(self, text: AnswerText, shape: Shape) -> None:
-        self._text = text
+    def __init__(self, texts: Sequence[AnswerText], shape: Shape) -> None:
+        self._texts = texts
         self._shape = shape
+        self._finishes: dict[int, Finish] = {}
 
-    async def whole(self, outcomes: AsyncGenerator[Outcome, None]) -> web.Response:
-        """The answer as one object."""
-        told: list[str] = []
-        async for outcome in outcomes:
+    @property
+    def _usage(self) -> dict[str, Any]:
+        return usage_of([self._finishes[number] for number in range(len(self._texts))])
+
+    def _reason(self, number: int) -> str:
+        return "stop" if self._texts[number].stopped else self._finishes[number].reason
+
+    async def whole(self, outcomes: AsyncGenerator[tuple[int, Outcome], None]) -> web.Response:
+        """The answer as one object; what one choice fails with, all do."""
+        told: list[list[str]] = [[] for _ in self._texts]
+        async for number, outcome in outcomes:
             if isinstance(outcome, Piece):
-                told.append(self._text.add(outcome.tokens))
+                told[number].append(self._texts[number].add(outcome.tokens))
             elif isinstance(outcome, Failure):
                 return _failed(outcome)
-            elif isinstance(outcome, Finish):
-                told.append(self._text.finish())
-                reason = "stop" if self._text.stopped else outcome.reason
-                usage = usage_of(outcome)
-                return web.json_response(self._shape.answer("".join(told), reason, usage))
-        raise AssertionError("a backend ends with Finish or Failure")
+            else:
+                self._finishes[number] = outcome
+                told[number].append(self._texts[number].finish())
+        texts = [("".join(pieces), self._reason(number)) for number, pieces in enumerate(told)]
+        return web.json_response(self._shape.answer(texts, self._usage))
 
     async def stream(
-        self, request: web.Request, outcomes: AsyncGenerator[Outcome, None]
+        self, request: web.Request, outcomes: AsyncGenerator[tuple[int, Outcome], None]
     ) -> web.StreamResponse:
         """The answer as events; a failure before the first token is a response of its own."""
         response: web.StreamResponse | None = None
-        async for outcome in outcomes:
+        opened: set[int] = set()
+        async for number, outcome in outcomes:
             if response is None:
                 if isinstance(outcome, Failure):
                     return _failed(outcome)
                 response = await self._begin(request)
+            if isinstance(outcome, Failure):
+                error = error_body(outcome.message, outcome.status, code=outcome.code)
+                await _send(response, error)
+                break
+            if number not in opened:
+                opened.add(number)
+                await _send(response, self._shape.opening(number))
             if isinstance(outcome, Piece):
-                text = self._text.add(outcome.tokens)
+                text = self._texts[number].add(outcome.tokens)
                 if text:
-                    await _send(response, self._shape.piece(text))
-            elif isinstance(outcome, Failure):
-                await _send(
-                    response, error_body(outcome.message, outcome.status, code=outcome.code)
-                )
+                    await _send(response, self._shape.piece(number, text))
             else:
-                await self._end(response, outcome)
+                await self._end(response, number, outcome)
         assert response is not None, "a backend ends with Finish or Failure"
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
@@ -304,16 +329,16 @@ class _Answer:
         response = web.StreamResponse(headers=PIPED_HEADERS)
         response.content_type = "text/event-stream"
         await response.prepare(request)
-        await _send(response, self._shape.opening())
         return response
 
-    async def _end(self, response: web.StreamResponse, finish: Finish) -> None:
-        rest = self._text.finish()
+    async def _end(self, response: web.StreamResponse, number: int, finish: Finish) -> None:
+        self._finishes[number] = finish
+        rest = self._texts[number].finish()
         if rest:
-            await _send(response, self._shape.piece(rest))
-        reason = "stop" if self._text.stopped else finish.reason
-        await _send(response, self._shape.piece("", reason))
-        await _send(response, self._shape.closing(usage_of(finish)))
+            await _send(response, self._shape.piece(number, rest))
+        await _send(response, self._shape.piece(number, "", self._reason(number)))
+        if len(self._finishes) == len(self._texts):
+            await _send(response, self._shape.closing(self._usage))
 
 
 async def _send(response: web.StreamResponse, event: dict[str, Any] | None) -> None:

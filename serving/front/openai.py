@@ -1,7 +1,7 @@
 """The OpenAI API as values: what a body asks for, what an answer and an error look like.
 
     asked = read_completion(raw, limits, tokenizer)      # an Asked, or BadRequestError
-    Shape(asked, "cmpl-1", created).answer(text, ...)    # the JSON of an answer
+    Shape(asked, "cmpl-1", created).answer(texts, ...)   # the JSON of an answer
 
 A field that would change the answer and is not supported is refused by its name: an answer that
 ignored it would be wrong without a sign. Fields that change nothing here (`user`, `metadata`) are
@@ -23,6 +23,8 @@ from serving.engine.sampling import Sampling
 from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from serving.engine.tokenizer import Tokenizer
     from serving.scheduling.requests import Finish
 
@@ -43,7 +45,9 @@ __all__ = [
 ]
 
 STOPS_MAX = 16
+CHOICES_MAX = 16
 PRIORITY_MAX = 1 << 16
+_SEED_MASK = (1 << 63) - 1
 
 T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1)]
@@ -101,7 +105,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class Neutral(msgspec.Struct, frozen=True):
     """Fields that are served as they stand here, or null: other values would change the answer."""
 
-    n: Any = 1
     best_of: Any = 1
     echo: Any = False
     suffix: Any = ""
@@ -130,6 +133,7 @@ class Body(Neutral, frozen=True):
     model: str | None = None
     max_completion_tokens: Count | None = None
     max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
@@ -197,6 +201,8 @@ class Asked:
     model: str
     tokens: tuple[int, ...]
     sampling: Sampling
+    """Of the first choice."""
+    choices: int
     max_new_tokens: int
     stops: tuple[str, ...]
     stream: bool
@@ -204,6 +210,11 @@ class Asked:
     ignore_eos: bool
     priority: int
     deadline_s: float
+
+    def sampling_of(self, choice: int) -> Sampling:
+        """How the tokens of a choice are chosen: each is a draw of its own."""
+        sampling = self.sampling
+        return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) & _SEED_MASK)
 
 
 def read_completion(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
@@ -279,6 +290,7 @@ def _asked(body: Body, limits: Limits, tokens: list[int], new_by_default: int | 
         model=limits.model,
         tokens=tuple(tokens),
         sampling=_sampling(body),
+        choices=body.n or 1,
         max_new_tokens=limits.context_max - len(tokens) if max_new is None else max_new,
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
         stream=bool(body.stream),
@@ -315,7 +327,7 @@ def _sampling(body: Body) -> Sampling:
         # Without one every request is a draw of its own; with one it can be repeated.
         seed = secrets.randbits(62) if temperature else 0
     top_p = 1.0 if body.top_p is None else body.top_p
-    return Sampling(temperature, top_p, max(0, body.top_k or 0), seed & ((1 << 63) - 1))
+    return Sampling(temperature, top_p, max(0, body.top_k or 0), seed & _SEED_MASK)
 
 
 # -- answers
@@ -344,28 +356,33 @@ class Shape:
             "model": asked.model,
         }
 
-    def answer(self, text: str, reason: str, usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole of it."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
-        if self._chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            choice["text"] = text
-        return {**self._head, "choices": [choice], "usage": usage}
+    def answer(self, texts: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole of it: the text of each choice, and why it ended."""
+        choices = []
+        for number, (text, reason) in enumerate(texts):
+            choice: dict[str, Any] = {"index": number, "finish_reason": reason, "logprobs": None}
+            if self._chat:
+                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            else:
+                choice["text"] = text
+            choices.append(choice)
+        return {**self._head, "choices": choices, "usage": usage}
 
-    def opening(self) -> dict[str, Any] | None:
-        """The piece before any text: chats name the role."""
+    def opening(self, number: int) -> dict[str, Any] | None:
+        """The piece before any text of a choice: chats name the role."""
         if not self._chat:
             return None
-        return self._chunk({"role": "assistant", "content": ""}, "", None)
+        return self._chunk(number, {"role": "assistant", "content": ""}, "", None)
 
-    def piece(self, text: str, reason: str | None = None) -> dict[str, Any]:
-        """Some text, or the reason for the end."""
+    def piece(self, number: int, text: str, reason: str | None = None) -> dict[str, Any]:
+        """Some text of a choice, or the reason for its end."""
         delta = {"content": text} if text else {}
-        return self._chunk(delta, text, reason)
+        return self._chunk(number, delta, text, reason)
 
-    def _chunk(self, delta: dict[str, Any], text: str, reason: str | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
+    def _chunk(
+        self, number: int, delta: dict[str, Any], text: str, reason: str | None
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": number, "finish_reason": reason, "logprobs": None}
         choice |= {"delta": delta} if self._chat else {"text": text}
         return self._with_usage([choice], None)
 
@@ -380,11 +397,16 @@ class Shape:
         return chunk | {"usage": usage} if self._include_usage else chunk
 
 
-def usage_of(finish: Finish) -> dict[str, Any]:
-    """OpenAI's usage: how many tokens, and how many of the prompt were not computed."""
+def usage_of(finishes: Sequence[Finish]) -> dict[str, Any]:
+    """OpenAI's usage: the tokens of the prompt, which counts once, and of all choices.
+
+    Cached tokens are those that the first choice found; the others find what it computed.
+    """
+    first = finishes[0]
+    generated = sum(finish.generated_tokens for finish in finishes)
     return {
-        "prompt_tokens": finish.prompt_tokens,
-        "completion_tokens": finish.generated_tokens,
-        "total_tokens": finish.prompt_tokens + finish.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": finish.cached_tokens},
+        "prompt_tokens": first.prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": first.prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
     }

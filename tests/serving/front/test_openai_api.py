@@ -95,6 +95,71 @@ async def test_a_stream_says_the_same_piece_by_piece(http, served):
     assert len(pieces) > 3
 
 
+async def test_several_choices_are_draws_of_their_own(http, served, fleet):
+    url, conductor = served
+    _, body, _ = await post(http, url, max_tokens=5, n=3, temperature=1.0, seed=(1 << 63) - 2)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert {choice["text"] for choice in body["choices"]} == {text_after(PROMPT, 5)}
+    assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
+    assert body["usage"]["prompt_tokens"] == 45
+    assert body["usage"]["completion_tokens"] == 15
+    seen = [message for worker in fleet.prefill for message in worker.seen]
+    assert sorted(message.sampling.seed for message in seen) == [0, (1 << 63) - 2, (1 << 63) - 1]
+    assert len({message.request_id for message in seen}) == 3
+    assert conductor.stats.outcomes == {"length": 3}
+
+
+async def test_choices_begin_when_the_first_has_a_token_and_end_together(http, served, fleet):
+    url, conductor = served
+    held = [worker.holding("prefill") for worker in fleet.prefill]
+    asked = asyncio.ensure_future(post(http, url, max_tokens=5, n=4))
+    await until_async(lambda: any(reached.is_set() for reached, _ in held))
+    assert conductor.under_way == 1
+    tokens = [worker.holding("token 0") for worker in fleet.decode]
+    for _, go in held:
+        go.set()
+    await until_async(lambda: conductor.under_way == 4)
+    for _, go in tokens:
+        go.set()
+    status, body, _ = await asked
+    assert (status, len(body["choices"])) == (200, 4)
+
+
+async def test_a_chat_streams_several_choices(http, served):
+    url, _ = served
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "max_tokens": 6, "stream": True, "n": 2}
+    body["stream_options"] = {"include_usage": True}
+    async with http.post(url + "/v1/chat/completions", json=body) as response:
+        found = await events(response)
+    assert found.pop() == "[DONE]"
+    assert found.pop()["usage"]["completion_tokens"] == 12
+    expected = TOKENIZER.decode(answer(TOKENIZER.chat(messages), 6))
+    for number in range(2):
+        mine = [each["choices"][0] for each in found if each["choices"][0]["index"] == number]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(each["delta"].get("content", "") for each in mine) == expected
+        assert [each["finish_reason"] for each in mine if each["finish_reason"]] == ["length"]
+    assert len(found) == sum(each["choices"][0]["index"] in (0, 1) for each in found)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_choice_that_fails_ends_them_all(http, served, fleet, stream):
+    url, conductor = served
+    conductor.requests_max = 2
+    asked = {"max_tokens": 400, "n": 3, "stream": stream}
+    if not stream:
+        status, body, headers = await post(http, url, **asked)
+        assert (status, body["error"]["code"]) == (429, "queue_full")
+        assert headers["Retry-After"] == "1"
+    else:
+        async with http.post(url + "/v1/completions", json={"prompt": PROMPT} | asked) as response:
+            found = await events(response)
+        assert found[-1] == "[DONE]"
+        assert found[-2]["error"]["code"] == "queue_full"
+    await until_async(lambda: fleet.idle() and not conductor.under_way)
+
+
 async def test_a_stop_string_ends_the_answer_and_the_work(http, served, fleet):
     url, conductor = served
     whole = text_after(PROMPT, 40)
@@ -156,7 +221,8 @@ async def test_models(http, served):
         ("/v1/completions", {"stream_options": 3}, 400, "stream_options", None),
         ("/v1/completions", {"timeout": 1e9}, 400, "timeout", None),
         ("/v1/completions", {"priority": 1 << 40}, 400, "priority", None),
-        ("/v1/completions", {"n": 2}, 400, "n", None),
+        ("/v1/completions", {"n": 0}, 400, "n", None),
+        ("/v1/completions", {"n": 17}, 400, "n", None),
         ("/v1/completions", {"logprobs": 5}, 400, "logprobs", None),
         ("/v1/chat/completions", {"messages": []}, 400, "messages", None),
         ("/v1/chat/completions", {"messages": ["hi"]}, 400, "messages[0]", None),

@@ -98,18 +98,22 @@ def test_openais_client_completes_and_streams_the_same(client):
 
 
 def test_openais_client_chats_and_a_seed_repeats_an_answer(client):
-    def ask(seed, stream=False):
+    def ask(seed, **more):
         return client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": WORDS}],
             max_tokens=16,
             temperature=1.0,
             seed=seed,
-            stream=stream,
+            **more,
         )
 
     first = ask(7).choices[0].message.content
     assert ask(7).choices[0].message.content == first
+    # Several choices are those of the seeds that follow.
+    several = [choice.message.content for choice in ask(6, n=3).choices]
+    assert several[1] == first
+    assert len(set(several)) == 3
     assert "".join(p.choices[0].delta.content or "" for p in ask(7, stream=True)) == first
     assert ask(8).choices[0].message.content != first
 
