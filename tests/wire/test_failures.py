@@ -11,7 +11,7 @@ from transfer_engine.errors import TransferTimeoutError
 from transfer_engine.rpc.aio import AsyncConnection
 from transfer_engine.rpc.blocking import BlockingConnection
 from transfer_engine.rpc.echo import ECHO, REGISTRY
-from transfer_engine.rpc.failures import overdue
+from transfer_engine.rpc.failures import locate, overdue
 from transfer_engine.rpc.pool import BlockingPool
 from transfer_engine.transports.dialing import dial
 
@@ -76,3 +76,10 @@ def test_a_call_that_comes_too_late_speaks_of_no_negative_time(server, call, tim
     assert not NEGATIVE.search(str(caught.value))
     assert caught.value.elapsed_s is None or caught.value.elapsed_s >= 0
     assert str(server.address) in str(caught.value)
+
+
+def test_an_error_is_completed_and_nothing_it_says_is_changed():
+    told = locate(TransferTimeoutError("late"), "a:1", "echo", 2.5)
+    assert (told.peer, told.operation, told.elapsed_s) == ("a:1", "echo", 2.5)
+    assert locate(told, "b:2", "other", 9.0) is told
+    assert (told.peer, told.operation, told.elapsed_s) == ("a:1", "echo", 2.5)

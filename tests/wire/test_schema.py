@@ -224,3 +224,10 @@ def test_places_say_where_a_body_has_what():
     for name in ("digests", "sizes", "segments", "deltas"):
         assert body[places[name] :].startswith(values[name].tobytes())
     assert body[places["names"] :].startswith(b"".join(values["names"]))
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0), (2, 1)])
+def test_columns_of_one_dimension_are_as_long(first, second):
+    layout = Packed(columns=[Column("a", "u8"), Column("b", "u2")], rows_max=2)
+    with pytest.raises(LocalProtocolError):
+        layout.pack(a=np.zeros(first, np.uint64), b=np.zeros(second, np.uint16))
