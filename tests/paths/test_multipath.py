@@ -11,7 +11,7 @@ from tests.paths.conftest import RAILS
 from tests.waiting import PATIENCE_S, long_before, until
 from transfer_engine import Operation, TransferEngine
 from transfer_engine.base import CANCELLED
-from transfer_engine.errors import PeerLostError, TransferTimeoutError
+from transfer_engine.errors import PeerLostError, TransferError, TransferTimeoutError
 from transfer_engine.paths.policy import Rules
 from transfer_engine.testing import OwnerProcess, content
 from transfer_engine.transports.tcp import TcpTransport
@@ -345,3 +345,19 @@ def test_closing_an_engine_ends_its_probes(owner, faults):
     until(lambda: not any(t.name == "mooncake-prober" for t in threading.enumerate()))
     faults.refuse.clear()
     owner.withdraw(descriptor)
+
+
+def test_a_defect_on_one_route_ends_the_transfer_with_its_reason(setting, faults, monkeypatch):
+    engine, target, region, _ = setting
+    meet = faults.meet
+
+    def stumble(host, deadline, size):
+        if host == "127.0.0.2" and size:
+            raise RuntimeError("a defect")
+        meet(host, deadline, size)
+
+    monkeypatch.setattr(faults, "meet", stumble)
+    with long_before(PATIENCE_S), pytest.raises(TransferError, match=r"RuntimeError\('a defect'\)"):
+        engine.read_batch(target, [0], [SIZE], [region.address], timeout_s=PATIENCE_S)
+    monkeypatch.setattr(faults, "meet", meet)
+    assert engine.read_batch(target, [0], [SIZE], [region.address]).ok
