@@ -182,6 +182,7 @@ class ServingSystem:
             token=settings.token,
             deadline_s=settings.deadline_s,
         )
+        front.limits()  # a tokenizer or chat template that cannot be used is told of now
         self._runner, self.url = await serve_http(
             front_application(front), settings.host, self._listener
         )

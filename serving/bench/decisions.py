@@ -25,6 +25,8 @@ OF_EACH_ROLE = 8
 UNDER_WAY = (10, 100, 1000)
 DECISIONS = 500
 STEP_S = 1e-3
+KV_BYTES = 4096
+"""Of a token: without any, what a pull takes would not be predicted."""
 
 
 class _Life:
@@ -32,6 +34,7 @@ class _Life:
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(Slo(ttft_s=1e9, tbt_s=1e9))
+        self.scheduler.costs.kv_bytes = KV_BYTES
         for role in (PREFILL, DECODE):
             for number in range(OF_EACH_ROLE):
                 self.scheduler.ledger.join(Instance(f"{role}-{number}", role))

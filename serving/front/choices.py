@@ -4,7 +4,8 @@
         async for number, outcome in outcomes:
             ...
 
-The others begin when the first one has its first token: the prompt is computed by then, and found.
+The others begin when the first one has its first token, so that they can find its blocks; where it
+fails before that, they do not begin.
 Closing the iterator cancels all of them. What waits is one outcome of each.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
+
+from serving.scheduling.requests import Failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -40,7 +43,8 @@ async def merged(
                 await begun.wait()
             async with aclosing(sources[number]()) as outcomes:
                 async for outcome in outcomes:
-                    begun.set()
+                    if not isinstance(outcome, Failure):
+                        begun.set()
                     await told.put((number, outcome, None))
             await told.put((number, None, None))
         except Exception as error:

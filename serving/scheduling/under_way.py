@@ -5,7 +5,7 @@
     under_way.at(now=12.8, moment=14.0, longest_s=5.0) # (1, 4000)
     under_way.remove(slot)
 
-Pure: time is an argument. O(requests) for a moment, a few nanoseconds each; O(1) for the others.
+Pure: time is an argument. O(requests) for a moment, in a few passes over columns; O(1) for others.
 """
 
 from __future__ import annotations

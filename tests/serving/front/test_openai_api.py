@@ -143,6 +143,14 @@ async def test_a_chat_streams_several_choices(http, served):
     assert len(found) == sum(each["choices"][0]["index"] in (0, 1) for each in found)
 
 
+async def test_where_the_first_choice_is_refused_the_others_do_not_begin(http, served):
+    url, conductor = served
+    conductor.requests_max = 0
+    status, _, _ = await post(http, url, max_tokens=5, n=3)
+    assert status == 429
+    assert conductor.stats.outcomes == {"queue_full": 1}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_choice_that_fails_ends_them_all(http, served, fleet, stream):
     url, conductor = served

@@ -27,6 +27,7 @@ from tests.serving.fakes import Fleet
 from tests.serving.scheduling.test_admission import outlook
 from tests.serving.scheduling.test_placement import costs
 from tests.waiting import PATIENCE_S
+from transfer_engine.errors import ConfigError
 
 POOL, SECURED, SECRET = "<pool>", "<pool with a secret>", "<secret>"
 FREE = 20_000 + os.getpid() % 10_000
@@ -276,3 +277,14 @@ def test_an_option_of_serve_reaches_its_setting(started, tmp_path, option):
 def test_every_setting_of_serving_has_an_option_but_those_for_programs():
     reached = {FIELDS.get(option, option) for option in OPTIONS}
     assert set(SETTINGS) - reached == {"push", "requests_max"}
+
+
+@pytest.mark.asyncio
+async def test_a_tokenizer_that_cannot_be_used_is_told_of_at_start(monkeypatch):
+    def broken(directory, eos):
+        raise ConfigError("the chat template of the model cannot be used")
+
+    monkeypatch.setattr("serving.front.app.load_tokenizer", broken)
+    with pytest.raises(ConfigError, match="chat template"):
+        async with serving({}):
+            pass
