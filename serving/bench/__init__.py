@@ -9,6 +9,7 @@
 - how much of the time that storing a prompt's KV takes is hidden by storing it layer by layer while
   the prompt is computed, against storing it afterwards: on the loopback, and over a link of a
   limited rate (`streaming.py`);
+- how quickly KV gets from the worker that computed it to the one that decodes (`pushing.py`);
 - what the codec of cold tiers leaves of a prompt's KV, and how quickly (`smaller.py`);
 - how long the conductor takes to decide where a request goes (`decisions.py`).
 

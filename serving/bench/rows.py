@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.local_cluster import LocalCluster
 from serving.bench.decisions import measure_decisions
 from serving.bench.prompts import Prompts, prefill
+from serving.bench.pushing import measure_pushes
 from serving.bench.smaller import measure_codec
 from serving.bench.streaming import SEGMENT, Streamed, Workload, on_loopback, over_a_link
 from serving.workers.client import WorkerClient
@@ -27,6 +28,7 @@ STREAM_MODEL = "tiny,layers=16,hidden=64,heads=8,kv_heads=8,head_dim=256,interme
 """Wide keys and values, little else: 256 KiB of KV a token, so that moving it matters."""
 STREAM_TOKENS = 512
 CODEC_TOKENS = 1024
+PUSH_MODEL = "tiny"
 
 
 def measure(report: Report, *, repeats: int) -> None:
@@ -37,6 +39,7 @@ def measure(report: Report, *, repeats: int) -> None:
         streamed = asyncio.run(on_loopback(stored, cluster.url))
     _streaming(report, "over tcp", streamed)
     _streaming(report, "over a link as slow as compute", over_a_link(stored))
+    measure_pushes(report, PUSH_MODEL, repeats=3 * repeats)
     measure_codec(report, "tiny", Prompts().new(CODEC_TOKENS), repeats=repeats)
     measure_decisions(report, repeats=repeats)
 

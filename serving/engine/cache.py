@@ -1,7 +1,8 @@
 """The paged KV cache: blocks of a fixed number of tokens, owned by sequences.
 
 Keys and values of each layer are one tensor [blocks, block_tokens, kv_heads, head_dim], so a block
-is one contiguous range of each: what the pool stores. A sequence has a list of blocks and need not
+is one contiguous range of each: what the pool stores. All of them lie in one piece of memory, which
+others may be let into (`memory`). A sequence has a list of blocks and need not
 know where they lie. Where they happen to follow each other, which `acquire` tries for, attention
 reads them in place; else they are gathered first.
 
@@ -22,22 +23,40 @@ if TYPE_CHECKING:
 
     from serving.engine.config import ModelConfig
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "cache_bytes"]
+
+
+def cache_bytes(config: ModelConfig, blocks: int, block_tokens: int) -> int:
+    """How much memory a cache takes."""
+    return blocks * block_tokens * config.kv_bytes_per_token
 
 
 class KVCache:
     """Memory for `blocks` blocks of `block_tokens` tokens in all layers."""
 
     def __init__(
-        self, config: ModelConfig, blocks: int, block_tokens: int, device: torch.device
+        self,
+        config: ModelConfig,
+        blocks: int,
+        block_tokens: int,
+        device: torch.device,
+        *,
+        memory: Tensor | None = None,
     ) -> None:
         shape = (blocks, block_tokens, config.kv_heads, config.head_dim)
         dtype = getattr(torch, config.dtype)
         self.blocks = blocks
         self.block_tokens = block_tokens
-        # Zeros, not whatever was there: padding is masked by a factor of zero, and 0 * NaN is NaN.
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        if memory is None:
+            # Zeros, not whatever was there: padding is masked by a factor of zero, and 0 * NaN is
+            # NaN. Given memory must be zeroed as well.
+            size = cache_bytes(config, blocks, block_tokens)
+            memory = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.memory = memory
+        """Of all layers, keys before values, as bytes."""
+        parts = memory.view(dtype).view(config.layers, 2, *shape)
+        self.keys = [layer[0] for layer in parts]
+        self.values = [layer[1] for layer in parts]
         self._flat_keys = [layer.view(-1, *shape[2:]) for layer in self.keys]
         self._flat_values = [layer.view(-1, *shape[2:]) for layer in self.values]
         self._free = set(range(blocks))

@@ -173,7 +173,7 @@ class WorkerClient:
         await self._call(p.KV_CLOSE, message, timeout_s)
 
     async def push(self, operation: Operation[Any, Any], timeout_s: float, **columns: Any) -> None:
-        """Send KV or hidden states (`KV_PUSH`, `STAGE_CHUNK`); returns when they are taken."""
+        """Send hidden states (`STAGE_CHUNK`); returns when they are taken."""
         body = operation.request.pack(**columns)
         await self._rpc.call(operation, body, timeout_s=timeout_s)
 

@@ -17,7 +17,7 @@ from serving.workers.jobs import Generating
 
 if TYPE_CHECKING:
     from serving.workers.jobs import Parts
-    from serving.workers.pushing import Incoming
+    from serving.workers.receiving import Incoming
 
 __all__ = ["Decoding", "retry_after_ms", "take_blocks"]
 
@@ -60,6 +60,10 @@ class Decoding(Generating):
         super().__init__(parts, message)
         self.sequence.tokens.append(message.first_token)
         self._incoming = incoming
+        if incoming is not None:
+            self.sequence.blocks = incoming.blocks
+            self.hold()
+            incoming.when_quiet(lambda: parts.computing.post(self.unhold))
         self._place: p.KVPlace = message.kv
         self.task: asyncio.Task[None] | None = None
 
@@ -76,10 +80,9 @@ class Decoding(Generating):
         self.task = self.parts.loop.create_task(self._start())
 
     def fail(self, code: str, message: str, advice: str = "", *, retryable: bool = False) -> None:
-        """From now on nothing that is pushed is written, or waited for: the blocks go back."""
+        """From now on nothing that is pushed counts, or is waited for: the blocks go back."""
         if self._incoming is not None:
-            self._incoming.abandoned = True
-            self._incoming.ended.set()
+            self._incoming.give_up()
         super().fail(code, message, advice, retryable=retryable)
 
     async def _start(self) -> None:
@@ -94,14 +97,9 @@ class Decoding(Generating):
 
     def _adopt(self) -> None:
         """Take blocks and enter the engine, or refuse."""
-        incoming = self._incoming
-        if incoming is not None:
-            self.sequence.blocks = incoming.blocks
         if self.over:
-            # It was cancelled meanwhile, when it had no blocks to give back.
-            self.parts.computing.engine.release(self.sequence)
             return
-        if incoming is None:
+        if self._incoming is None:
             taken = take_blocks(self.parts, self.sequence.room, 0)
             if isinstance(taken, p.Refused):
                 self.tell(taken)

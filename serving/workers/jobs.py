@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from serving.workers.client import WorkerClient
     from serving.workers.computing import Computing
+    from serving.workers.exchange import Exchange
     from serving.workers.memory import KVMemory
     from serving.workers.naming import PoolNames
     from serving.workers.news import News, Telling
@@ -49,6 +50,7 @@ class Parts:
     computing: Computing
     pool: PoolSide
     memory: KVMemory
+    exchange: Exchange
     names: PoolNames
     settings: WorkerSettings
     over: Callable[[Job], None]
@@ -166,7 +168,9 @@ class Job(ABC):
             self.request_id,
             self.until,
             self.parts.memory,
-            sent=lambda: self.parts.computing.post(self.unhold),
+            self.parts.exchange,
+            self.parts.loop,
+            sent=lambda count: self.parts.computing.post(lambda: self.unhold(count)),
             failed=lambda error: self.lose_peer(
                 f"KV could not be pushed: {error}", "send it to another worker"
             ),
@@ -184,7 +188,7 @@ class Job(ABC):
         if self.fetch is not None:
             self.fetch.abandoned = True
         if self.pusher is not None:
-            self.parts.loop.call_soon_threadsafe(self.pusher.abort)
+            self.pusher.abort()
         self.parts.computing.engine.drop(self.sequence)
         self.finish()
 
@@ -197,9 +201,9 @@ class Job(ABC):
         """A transfer begins to use the blocks."""
         self.holds += 1
 
-    def unhold(self) -> None:
-        """A transfer has ended."""
-        self.holds -= 1
+    def unhold(self, count: int = 1) -> None:
+        """A transfer has ended, or several have."""
+        self.holds -= count
         self.released()
         self._close()
 
@@ -321,10 +325,7 @@ class Job(ABC):
     def push(self, layer: int, start: int, end: int) -> None:
         """Hand tokens of a layer to the worker that decodes."""
         if self.pusher is not None:
-            self.hold()
-            blocks = self.sequence.blocks
-            pusher = self.pusher
-            self.parts.loop.call_soon_threadsafe(pusher.add, layer, start, end, blocks)
+            self.holds += self.pusher.add(layer, start, end, self.sequence.blocks)
 
     def store(self, layer: int, first: int, last: int) -> None:
         """Put complete blocks of a layer into the pool."""
@@ -419,7 +420,7 @@ class Prefilling(Job):
         self._computed = True
         if self.pusher is not None:
             self.hold()
-            self.parts.loop.call_soon_threadsafe(self.pusher.finish)
+            self.pusher.finish()
         self.released()
 
     def released(self) -> None:

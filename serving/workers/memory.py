@@ -18,6 +18,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from mooncake_store import Pieces, Rows
     from serving.engine.cache import KVCache
 
@@ -31,11 +33,16 @@ class KVMemory:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
+        self.blocks = cache.blocks
+        self.block_tokens = cache.block_tokens
+        self.tensor = cache.memory
+        """All of it, as bytes."""
+        self.address = self.tensor.data_ptr()
         layer = cache.keys[0]
         self.half = layer[0].numel() * layer.element_size()
         """Bytes of the keys of a block in one layer; the values take as many."""
         self.object_bytes = 2 * self.half
-        self.token_bytes = self.half // cache.block_tokens
+        self.token_bytes = self.half // self.block_tokens
         """Bytes of the keys of one token in one layer."""
         self._on_host = layer.device.type == "cpu"
         self.batch_max = 1 << 20 if self._on_host else max(1, _STAGING_BYTES // self.object_bytes)
@@ -109,28 +116,24 @@ class KVMemory:
 
     # Ranges of tokens, for KV that is pushed.
 
-    @torch.inference_mode()
-    def tokens(
-        self, layer: int, blocks: Sequence[int], start: int, end: int
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Copies of keys and values of some tokens of a sequence, as bytes."""
-        keys, values = self._cache.read(layer, self._cache.place(blocks), end)
-        return _flat(keys[start:]), _flat(values[start:])
+    def spans(
+        self, layer: int, blocks: Sequence[int], start: int, end: int, of_blocks: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets and lengths of a sequence's tokens in one layer of a cache of `of_blocks` blocks.
 
-    @torch.inference_mode()
-    def accept(
-        self, layer: int, blocks: Sequence[int], start: int, count: int, keys: Any, values: Any
-    ) -> None:
-        """Put pushed keys and values of `count` tokens, given as bytes, into blocks."""
-        shape = (count, *self._cache.keys[0].shape[2:])
-        device, dtype = self._cache.keys[0].device, self._cache.keys[0].dtype
-        both = [
-            torch.from_numpy(np.array(each)).view(dtype).view(shape).to(device)
-            for each in (keys, values)
-        ]
-        self._cache.write(layer, self._cache.slots(blocks, start, count), *both)
+        Keys come first, block by block, then values: two caches give equally many of equal length.
+        """
+        size = self.block_tokens
+        first, last = start // size, -(-end // size)
+        skipped = start % size * self.token_bytes
+        lengths = np.full(last - first, self.half, np.int64)
+        lengths[0] -= skipped
+        lengths[-1] -= (last * size - end) * self.token_bytes
+        keys = (2 * layer * of_blocks + np.asarray(blocks[first:last], np.int64)) * self.half
+        keys[0] += skipped
+        return np.concatenate([keys, keys + of_blocks * self.half]), np.tile(lengths, 2)
 
-
-def _flat(rows: torch.Tensor) -> np.ndarray[Any, Any]:
-    contiguous = rows.contiguous().cpu()
-    return contiguous.view(-1).view(torch.uint8).numpy()
+    def settle(self) -> None:
+        """Return when what the calling thread computed is in the memory."""
+        if not self._on_host:
+            torch.accelerator.synchronize(self.tensor.device)

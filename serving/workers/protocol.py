@@ -12,8 +12,9 @@ noticed: a request whose connection ends is cancelled, and a connection that tak
     failed                                        instead of the last one, at any time
 
 The same operations serve both roles; `set_role` changes which of them a worker takes. Workers speak
-to each other with the second half: `kv_open` and `kv_push` hand KV to a decode worker, `stage_*`
-run a prompt through a group of prefill workers.
+to each other with the second half: `kv_open` asks a decode worker for room, KV is then written there
+from outside (`exchange.py`), and `kv_close` says that it is there; `stage_*` run a prompt through a
+group of prefill workers.
 
 Tokens travel as little-endian int32 in one byte string. Bodies have limits before anything is
 built of them, every request has a deadline, nothing in a message is executed.
@@ -54,7 +55,6 @@ __all__ = [
     # What workers tell each other.
     "KV_CLOSE",
     "KV_OPEN",
-    "KV_PUSH",
     "STAGE_CHUNK",
     "STAGE_OPEN",
     "WORKER",
@@ -75,6 +75,7 @@ __all__ = [
     "ModelCard",
     "Ok",
     "Prefill",
+    "Room",
     "Sampling",
     "SetRole",
     "StageOpen",
@@ -104,8 +105,8 @@ BEAT_S = 1.0
 """Who listens is told something at least about as often."""
 PROMPT_TOKENS_MAX = 1 << 20
 _SUBMIT_BYTES_MAX = 4 * PROMPT_TOKENS_MAX + (1 << 16)
-PUSH_BYTES_MAX = 32 << 20
-"""KV, or hidden states, of one message between workers."""
+CHUNK_BYTES_MAX = 32 << 20
+"""Hidden states of one message between workers."""
 
 PREFILL_ROLE = "prefill"
 DECODE_ROLE = "decode"
@@ -381,6 +382,19 @@ class Events(msgspec.Struct, frozen=True, array_like=True, tag="events"):
     told: tuple[tuple[str, tuple[Event, ...]], ...]
 
 
+class Room(msgspec.Struct, frozen=True, array_like=True):
+    """Where the KV of one prompt may be written to."""
+
+    descriptor: bytes
+    """Of the worker's whole cache (`SegmentDescriptor`)."""
+    blocks: tuple[int, ...]
+    """Those of the prompt, in order."""
+    of_blocks: int
+    """How many the cache has: they decide where a block of a layer lies."""
+    fence: int
+    """Comes with every write and shows that it was asked for."""
+
+
 class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag="kv_open"):
     """Asks a decode worker to keep room for the KV of a prompt that will be pushed."""
 
@@ -390,24 +404,28 @@ class KVOpen(msgspec.Struct, frozen=True, array_like=True, tag="kv_open"):
     max_new_tokens: int
     revision: str
     """The model's: KV of another one is refused."""
+    layout: str
+    """How blocks are arranged (`ModelCard`): both must have the same."""
     senders: int
     """How many workers push shares of it."""
     deadline_ms: int
 
 
 class KVOpened(msgspec.Struct, frozen=True, array_like=True, tag="kv_opened"):
-    """Whether there is room."""
+    """Where there is room, or why there is none."""
 
-    admitted: bool
+    room: Room | None = None
     reason: str = ""
     retry_after_ms: int = 0
 
 
 class KVClose(msgspec.Struct, frozen=True, array_like=True, tag="kv_close"):
-    """One sender has pushed all it has, or (`abort`) will push no more."""
+    """One sender has pushed all it has, or (`abort`) gives up; no write of it is under way."""
 
     request_id: str
     abort: bool = False
+    senders: int = 1
+    """For how many it speaks: those that were not asked to push will not."""
 
 
 class StageOpen(msgspec.Struct, frozen=True, array_like=True, tag="stage_open"):
@@ -432,6 +450,8 @@ class StageOpen(msgspec.Struct, frozen=True, array_like=True, tag="stage_open"):
     priority: int
     fetch_deadline_ms: int
     decode_at: str
+    room: Room | None
+    """Where at `decode_at` its KV goes."""
     store: bool
 
 
@@ -452,17 +472,8 @@ DRAIN = Operation("drain", 0x18, Cold(Drain), Cold(Ok), "finishes what runs, tak
 LISTEN = Operation(
     "listen", 0x19, Cold(Listen), Cold(Events, bytes_max=16 << 20), "what happens to requests"
 )
-KV_OPEN = Operation("kv_open", 0x20, Cold(KVOpen), Cold(KVOpened), "room for pushed KV")
-KV_PUSH = Operation(
-    "kv_push",
-    0x21,
-    Packed(
-        [("request", "b32"), ("layer", "u4"), ("start", "u4"), ("count", "u4")],
-        [Column("keys", "u1", rows="k"), Column("values", "u1", rows="v")],
-        rows_max=PUSH_BYTES_MAX // 2,
-    ),
-    Packed(),
-    "keys and values of some tokens in one layer",
+KV_OPEN = Operation(
+    "kv_open", 0x20, Cold(KVOpen), Cold(KVOpened, bytes_max=1 << 20), "room for pushed KV"
 )
 KV_CLOSE = Operation("kv_close", 0x22, Cold(KVClose), Cold(Ok), "all of a sender's KV is pushed")
 STAGE_OPEN = Operation(
@@ -478,7 +489,7 @@ STAGE_CHUNK = Operation(
     Packed(
         [("request", "b32"), ("start", "u4"), ("count", "u4")],
         [Column("hidden", "u1")],
-        rows_max=PUSH_BYTES_MAX,
+        rows_max=CHUNK_BYTES_MAX,
     ),
     Packed(),
     "hidden states of a chunk, from the stage before",
@@ -488,7 +499,7 @@ WORKER: Registry = Registry(
     "mooncake-serving",
     [
         HELLO, PREFILL, DECODE, GENERATE, CANCEL, LOAD, SET_ROLE, DRAIN, LISTEN,
-        KV_OPEN, KV_PUSH, KV_CLOSE, STAGE_OPEN, STAGE_CHUNK,
+        KV_OPEN, KV_CLOSE, STAGE_OPEN, STAGE_CHUNK,
     ],
 )  # fmt: skip
 

@@ -1,24 +1,99 @@
 """Room for KV that other workers push: promised before it is computed, kept until it is used.
 
-What is pushed comes with the tag of a request that room was promised to; anything else is refused.
-Sizes are compared with the model's before a byte is copied. Room that no decode request comes for,
-by the deadline or because its sender is gone, is given back.
+What is pushed is written from outside, so room is somebody else's only once nobody writes to it:
+when each of its senders has said so. One that says nothing is waited for `REST_S` after its
+connection has ended, which is longer than a write lasts, and `STILL_S` while it is there. Room that
+no decode request comes for, by the deadline or because its sender is gone, is given back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serving.workers import protocol as p
 from serving.workers.decoding import take_blocks
-from serving.workers.pushing import Incoming
-from transfer_engine.errors import InvalidArgumentError, NotFoundError
+from serving.workers.exchange import WRITE_S
+from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from serving.workers.jobs import Parts
 
-__all__ = ["Receiving"]
+__all__ = ["Incoming", "Receiving"]
+
+REST_S = WRITE_S + 1.0
+STILL_S = 60.0
+
+
+class Incoming:
+    """Room kept for KV that is being pushed; lives on the loop."""
+
+    def __init__(
+        self, parts: Parts, request_id: str, tokens: int, blocks: list[int], senders: int
+    ) -> None:
+        self.request_id = request_id
+        self.tokens = tokens
+        self.blocks = blocks
+        self.room = parts.exchange.grant(blocks[: -(-tokens // parts.block_tokens)])
+        self.ended = asyncio.Event()
+        """Whether all has come, or something never will."""
+        self.aborted = False
+        self.taken = False
+        """Whether its decode request has come; the blocks are that request's."""
+        self.abandoned = False
+        """Whether nobody waits for it any more."""
+        self.quiet = False
+        """Whether nobody writes to it any more."""
+        self.timer: asyncio.TimerHandle | None = None
+        self._parts = parts
+        self._senders = senders
+        self._rest: asyncio.TimerHandle | None = None
+        self._then: list[Callable[[], object]] = []
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it has come."""
+        return self.ended.is_set() and not self.aborted
+
+    def close(self, senders: int, *, abort: bool) -> None:
+        """So many senders are done."""
+        self._senders -= senders
+        if abort:
+            self.give_up()
+        if self._senders <= 0:
+            self.rested()
+
+    def give_up(self, rest_s: float | None = None) -> None:
+        """What comes from now on does not count, and is written to no purpose. Idempotent."""
+        self._parts.exchange.revoke(self.room)
+        if self.quiet:
+            return
+        self.aborted = True
+        self.ended.set()
+        if self._rest is not None:
+            self._rest.cancel()
+        rest_s = STILL_S if rest_s is None else rest_s
+        self._rest = self._parts.loop.call_later(rest_s, self.rested)
+
+    def when_quiet(self, then: Callable[[], object]) -> None:
+        """Call `then` once nobody writes to it any more; at once where that is so."""
+        if self.quiet:
+            then()
+        else:
+            self._then.append(then)
+
+    def rested(self) -> None:
+        """Nobody writes to it any more."""
+        self._parts.exchange.revoke(self.room)
+        if self._rest is not None:
+            self._rest.cancel()
+        self.quiet = True
+        self.ended.set()
+        called, self._then = self._then, []
+        for then in called:
+            then()
 
 
 class Receiving:
@@ -33,12 +108,14 @@ class Receiving:
     @property
     def expected(self) -> int:
         """How many prompts' KV was promised room."""
-        return sum(not each.taken for each in self._incoming.values())
+        return sum(not each.taken and not each.abandoned for each in self._incoming.values())
 
     def close(self) -> None:
         """Expect nothing any more."""
         for incoming in list(self._incoming.values()):
-            self._expire(incoming)
+            if not incoming.taken:
+                self._expire(incoming)
+            incoming.rested()
 
     async def open(self, message: p.KVOpen, owned: set[bytes]) -> p.KVOpened:
         """Promise room, if there is some; its tag joins those that the sender's connection owns."""
@@ -47,7 +124,7 @@ class Receiving:
         if message.tokens < 1:
             raise InvalidArgumentError(f"there is no KV of {message.tokens} tokens")
         if tag in self._incoming:
-            return p.KVOpened(False, "its KV is expected already", 1000)
+            return p.KVOpened(None, "its KV is expected already", 1000)
         room = message.tokens + max(0, message.max_new_tokens - 1)
         reserved = self.expected + self._asked
         asked = parts.computing.call(lambda: take_blocks(parts, room, reserved))
@@ -61,35 +138,19 @@ class Receiving:
         finally:
             self._asked -= 1
         if isinstance(taken, p.Refused):
-            return p.KVOpened(False, taken.reason, taken.retry_after_ms)
-        incoming = Incoming(message.request_id, message.tokens, taken, message.senders)
+            return p.KVOpened(None, taken.reason, taken.retry_after_ms)
+        incoming = Incoming(parts, message.request_id, message.tokens, taken, message.senders)
         incoming.timer = parts.loop.call_later(lasts_s, lambda: self._expire(incoming))
         self._incoming[tag] = incoming
         owned.intersection_update(self._incoming)
         owned.add(tag)
-        return p.KVOpened(True)
-
-    def push(self, message: Any) -> None:
-        """Write keys and values of some tokens where they will be used."""
-        parts, incoming = self._parts, self._incoming.get(bytes(message.request))
-        if incoming is None or incoming.abandoned:
-            raise NotFoundError(
-                "no room was promised for this KV", advice="its request ended, or was cancelled"
-            )
-        layer, start, count = int(message.layer), int(message.start), int(message.count)
-        nbytes = parts.memory.token_bytes * count
-        fits = layer < parts.names.layers and count > 0 and start + count <= incoming.tokens
-        if not fits or len(message.keys) != nbytes or len(message.values) != nbytes:
-            raise InvalidArgumentError(
-                f"{count} tokens from {start} on of layer {layer} do not fit this prompt"
-            )
-        parts.memory.accept(layer, incoming.blocks, start, count, message.keys, message.values)
+        return p.KVOpened(incoming.room)
 
     def sender_done(self, message: p.KVClose) -> None:
         """One sender has pushed all it has, or gives up."""
         incoming = self._incoming.get(p.request_tag(message.request_id))
         if incoming is not None:
-            incoming.close(abort=message.abort)
+            incoming.close(message.senders, abort=message.abort)
             if message.abort and not incoming.taken:
                 self._expire(incoming)  # No decode has come for it, and none will.
 
@@ -97,40 +158,40 @@ class Receiving:
         """Nothing more comes of what was not whole yet."""
         for tag in tags & self._incoming.keys():
             incoming = self._incoming[tag]
-            if not incoming.ended.is_set():
-                incoming.close(abort=True)
+            if not incoming.quiet:
+                incoming.give_up(REST_S)
                 if not incoming.taken:
                     self._expire(incoming)
 
     def take(self, request_id: str) -> Incoming | None:
         """The decode request has come: the room is its own now."""
-        tag = p.request_tag(request_id)
-        incoming = self._incoming.get(tag)
+        incoming = self._incoming.get(p.request_tag(request_id))
         if incoming is None or incoming.abandoned or incoming.taken:
             return None
         incoming.taken = True
         if incoming.timer is not None:
             incoming.timer.cancel()
-        if incoming.ended.is_set():
-            del self._incoming[tag]
+        incoming.when_quiet(lambda: self._forget(incoming))
         return incoming
 
-    def forget(self, request_id: str) -> None:
-        """A request is over, and what was promised to it."""
-        tag = p.request_tag(request_id)
-        incoming = self._incoming.get(tag)
-        if incoming is not None and (incoming.abandoned or incoming.ended.is_set()):
-            del self._incoming[tag]
-
     def _expire(self, incoming: Incoming) -> None:
-        """Nobody came for it: give the room back."""
-        self._incoming.pop(p.request_tag(incoming.request_id), None)
+        """Nobody came for it: give the room back when nobody writes to it."""
+        if incoming.abandoned:
+            return
+        incoming.abandoned = True
         if incoming.timer is not None:
             incoming.timer.cancel()
-        if not incoming.abandoned:
-            incoming.abandoned = True
+        if not incoming.aborted:
+            incoming.give_up()
+
+        def give_back() -> None:
+            self._forget(incoming)
             self._release(incoming.blocks)
-        incoming.close(abort=True)
+
+        incoming.when_quiet(give_back)
+
+    def _forget(self, incoming: Incoming) -> None:
+        del self._incoming[p.request_tag(incoming.request_id)]
 
     def _unwanted(self, asked: asyncio.Future[list[int] | p.Refused]) -> None:
         """Room was taken for a sender that has left."""

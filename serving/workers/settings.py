@@ -31,6 +31,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Further settings of the store's client."""
     host: str = "127.0.0.1"
     port: int = 0
+    data_port: int = 0
+    """Where other workers write KV to; 0 takes any that is free."""
+    transports: tuple[str, ...] = ()
+    """The ways that its KV may take to other workers; empty allows all."""
     insecure: bool = False
     block_tokens: int = 64
     chunk_tokens: int = 256

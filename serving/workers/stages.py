@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from serving.workers.client import WorkerClient
     from serving.workers.jobs import Job, Parts
-    from serving.workers.pushing import Pusher
 
 __all__ = ["ChunkSender", "Leading", "Stage", "layers_of", "to_bytes", "to_hidden"]
 
@@ -202,6 +201,7 @@ class Leading(Prefilling):
                 priority=self.message.priority,
                 fetch_deadline_ms=self.message.fetch_deadline_ms,
                 decode_at=self.message.decode_at,
+                room=None if self.pusher is None else self.pusher.room,
                 store=self.message.store,
             )
             task = self._follow(client, message, ready[number - 1])
@@ -236,6 +236,8 @@ class Leading(Prefilling):
     async def _follow(
         self, client: WorkerClient, message: p.StageOpen, ready: asyncio.Event
     ) -> None:
+        if self.pusher is not None:
+            self.pusher.speaks_for -= 1
         try:
             async for event in client.stage(message):
                 if isinstance(event, p.Queued):
@@ -288,7 +290,9 @@ class Leading(Prefilling):
         self._sender.close()
         self._take_all_layers()
         pusher, self.pusher = self.pusher, None
-        self.parts.loop.call_soon_threadsafe(self._dissolve, pusher)
+        if pusher is not None:
+            pusher.abort()
+        self.parts.loop.call_soon_threadsafe(self._dissolve)
 
     def _stage_lost(self) -> None:
         """A follower cannot load its share; the first layers may have been computed by now."""
@@ -300,10 +304,8 @@ class Leading(Prefilling):
             self._computed = False
             self.parts.computing.engine.reopen(self.sequence, 0, self.sequence.prompt)
 
-    def _dissolve(self, pusher: Pusher | None) -> None:
+    def _dissolve(self) -> None:
         """End the other stages. What they push is incomplete; decode loads from the pool then."""
-        if pusher is not None:
-            pusher.abort()
         for task in self._following:
             task.cancel()
 

@@ -31,6 +31,7 @@ from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
 from serving.workers.computing import Computing
 from serving.workers.decoding import Decoding
+from serving.workers.exchange import Exchange, kv_segment
 from serving.workers.jobs import Generating, Job, Parts, Prefilling
 from serving.workers.memory import KVMemory
 from serving.workers.news import News, Telling
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from serving.engine.loading import LoadedModel
+    from serving.workers.pushing import Pusher
     from serving.workers.settings import WorkerSettings
     from transfer_engine.rpc.serving import Connection, Reply
     from transfer_engine.wire.frame import Frame
@@ -103,7 +105,6 @@ class Worker:
             p.SET_ROLE.opcode: self._set_role,
             p.DRAIN.opcode: self._drain,
             p.KV_OPEN.opcode: self._kv_open,
-            p.KV_PUSH.opcode: lambda _connection, message: self._receiving.push(message),
             p.KV_CLOSE.opcode: lambda _connection, message: self._receiving.sender_done(message),
             p.STAGE_OPEN.opcode: self._stage_open,
             p.STAGE_CHUNK.opcode: self._stage_chunk,
@@ -119,10 +120,10 @@ class Worker:
             settings.model, dtype=settings.dtype, device=settings.device, exact=settings.exact
         )
         decoder = self.model.decoder
+        size = settings.kv_blocks, settings.block_tokens
         with torch.inference_mode():
-            cache = KVCache(
-                decoder.config, settings.kv_blocks, settings.block_tokens, decoder.device
-            )
+            segment, memory_of_all = kv_segment(decoder.config, *size, decoder.device)
+            cache = KVCache(decoder.config, *size, decoder.device, memory=memory_of_all)
         engine = Engine(
             decoder,
             cache,
@@ -131,6 +132,7 @@ class Worker:
         )
         self.card = model_card(self.model, settings.block_tokens)
         memory = KVMemory(cache)
+        exchange = Exchange(segment, memory, settings, self._secret)
         loop = asyncio.get_running_loop()
         pool = PoolSide(
             settings.pool_url, settings.pool, self.card, memory,
@@ -140,7 +142,9 @@ class Worker:
         computing = Computing(
             engine, lambda error: loop.call_soon_threadsafe(self._broken, error), telling.flush
         )
-        self.parts = Parts(loop, telling, computing, pool, memory, pool.names, settings, self._over)
+        self.parts = Parts(
+            loop, telling, computing, pool, memory, exchange, pool.names, settings, self._over
+        )
         self._receiving = Receiving(self.parts)
         computing.start()
         self._server = Server(p.WORKER, self._handle, secret=self._secret, limits=_LIMITS)
@@ -165,6 +169,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self.parts.pool.close)
         await loop.run_in_executor(None, self.parts.computing.stop)
+        await loop.run_in_executor(None, self.parts.exchange.close)
         for peer in self._peers.values():
             await peer.close()
 
@@ -200,7 +205,7 @@ class Worker:
     def load(self) -> p.Load:
         """How busy it is. Raises UnavailableError when a part of it cannot go on."""
         computing, pool = self.parts.computing, self.parts.pool
-        if not (computing.sound and pool.sound):
+        if not (computing.sound and pool.sound and self.parts.exchange.sound):
             raise UnavailableError(
                 "a thread of the worker cannot go on", operation="load",
                 advice="its log says why; start it anew",
@@ -256,20 +261,22 @@ class Worker:
         try:
             opened = await pusher.open(
                 len(request.prompt), senders=senders, max_new_tokens=message.max_new_tokens,
-                revision=self.card.revision,
+                card=self.card,
             )  # fmt: skip
+            if opened.room is not None:
+                await pusher.reach(opened.room)
         except (StoreError, OSError) as error:
+            pusher.abort()
             request.lose_peer(
                 f"the decode worker {message.decode_at}: {error}", "choose another decode worker"
             )
             return
-        if not opened.admitted:
+        if opened.room is None:
             request.fail(
                 "overloaded", f"the decode worker {message.decode_at} has no room: {opened.reason}",
                 f"ask again in {opened.retry_after_ms} ms, or choose another", retryable=True,
             )  # fmt: skip
             return
-        pusher.start()
         if request.ended:
             pusher.abort()  # It was cancelled meanwhile: the room is not needed.
             return
@@ -366,7 +373,6 @@ class Worker:
     def _over(self, request: Job) -> None:
         """A request has given everything back."""
         self._active.discard(request)
-        self._receiving.forget(request.request_id)
         tag = p.request_tag(request.request_id)
         if self._stages.get(tag) is request:
             del self._stages[tag]
@@ -399,13 +405,15 @@ class Worker:
     # What other workers bring.
 
     async def _kv_open(self, connection: Connection, message: p.KVOpen) -> p.KVOpened:
-        if message.revision != self.card.revision:
+        own = self.card.revision, self.card.layout
+        if (message.revision, message.layout) != own:
             raise InvalidArgumentError(
-                f"KV of model {message.revision} does not fit {self.card.revision}",
-                advice="send requests among workers of one model",
+                f"KV of model {message.revision}, laid out as {message.layout}, does not fit "
+                f"{self.card.revision}, {self.card.layout}",
+                advice="send requests among workers with one model and the same settings",
             )
         if self.draining or self.role != p.DECODE_ROLE:
-            return p.KVOpened(False, "it takes no decodes now", 1000)
+            return p.KVOpened(None, "it takes no decodes now", 1000)
         return await self._receiving.open(message, self._owned(connection).incoming)
 
     def _stage_open(self, connection: Connection, message: p.StageOpen) -> None:
@@ -422,9 +430,24 @@ class Worker:
         stage = Stage(self.parts, message, following)
         self._stages[p.request_tag(message.request_id)] = stage
         self._admit(connection, stage)
-        if message.decode_at:
-            stage.pusher = stage.pusher_to(self._peer(message.decode_at))
-            stage.pusher.start()
+        if message.room is not None:
+            pusher = stage.pusher_to(self._peer(message.decode_at))
+            self._spawn(self._begin_stage(stage, pusher, message.room))
+        else:
+            stage.begin()
+
+    async def _begin_stage(self, stage: Stage, pusher: Pusher, room: p.Room) -> None:
+        """Find the way to where its KV goes, then start it; fail it without."""
+        try:
+            await pusher.reach(room)
+        except (StoreError, OSError) as error:
+            pusher.abort()
+            stage.lose_peer(f"the decode worker: {error}", "choose another decode worker")
+            return
+        if stage.ended:
+            pusher.abort()
+            return
+        stage.pusher = pusher
         stage.begin()
 
     def _stage_chunk(self, _connection: Connection, message: Any) -> None:

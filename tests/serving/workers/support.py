@@ -43,6 +43,12 @@ async def drain(stream):
     return [event async for event in stream]
 
 
+def asking_for_room(card, name, **fields):
+    """What a sender of KV asks first."""
+    fields = {"tokens": 20, "max_new_tokens": 4, "senders": 1, "deadline_ms": 60_000} | fields
+    return p.KVOpen(name, revision=card.revision, layout=card.layout, **fields)
+
+
 async def generate(client, prompt, *, count=8, **fields):
     """All events of a monolithic answer."""
     fields.setdefault("sampling", GREEDY)
@@ -144,6 +150,6 @@ async def fleet():
 
 
 __all__ = [
-    "Fleet", "decode", "disaggregated", "fleet", "generate", "kinds", "new_id", "prefill",
-    "prompts", "tokens_of",
+    "Fleet", "asking_for_room", "decode", "disaggregated", "fleet", "generate", "kinds", "new_id",
+    "prefill", "prompts", "tokens_of",
 ]  # fmt: skip

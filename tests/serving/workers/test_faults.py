@@ -14,6 +14,7 @@ from serving.workers.local import LocalWorkers
 from serving.workers.settings import settings_from
 from tests.serving.workers.support import (
     NANO,
+    asking_for_room,
     decode,
     disaggregated,
     fleet,
@@ -112,6 +113,44 @@ async def test_a_worker_killed_at_any_stage_is_an_error_soon(trio, store):
     finally:
         for client in (first, second, third):
             await client.close()
+
+
+async def test_room_of_a_worker_killed_while_it_pushes_is_given_back(trio):
+    """It may have been in the middle of a write, so its room rests, and then comes back."""
+    first, third = WorkerClient(trio.addresses[0]), WorkerClient(trio.addresses[2])
+    try:
+        message = p.Prefill(
+            new_id(), p.pack_tokens(LONG), p.Sampling(), 20, 600_000, decode_at=third.address
+        )
+        stream = first.prefill(message)
+        await reached(stream, p.Started)
+        assert (await third.load()).kv_blocks_used
+        trio.kill(0)
+        await outcome(stream)
+        await until_async_load(third)
+    finally:
+        await first.close()
+        await third.close()
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+async def test_pushed_kv_is_whole_over_every_way(way):
+    """Between processes: nothing of the prompt is computed again, and the answer is the same."""
+    prompt = LONG[:700]
+    with LocalWorkers(prefill=1, decode=1, transports=[way], **NANO) as workers:
+        first, second = (WorkerClient(address) for address in workers.addresses)
+        try:
+            expected = tokens_of(await generate(first, prompt))
+            name = new_id()
+            begun = await prefill(first, prompt, request_id=name, decode_at=second.address)
+            assert begun[-1].kv.pushed
+            token = tokens_of(begun)[0]
+            rest = await decode(second, prompt, token, begun[-1].kv, request_id=name)
+            assert rest[0] == p.Admitted(0)
+            assert [token, *tokens_of(rest)] == expected
+        finally:
+            await first.close()
+            await second.close()
 
 
 async def until_async_load(client):
@@ -235,9 +274,9 @@ async def test_decode_after_a_pushed_prefill_that_was_aborted(store):
         client = await running.add("decode", pool_url=store.url)
         prompt = LONG[:100]
         expected = tokens_of(await generate(client, prompt))
-        revision = running.workers[0].card.revision
         name = new_id()
-        await client.kv_open(p.KVOpen(name, len(prompt), 8, revision, 1, 5000))
+        card = running.workers[0].card
+        await client.kv_open(asking_for_room(card, name, tokens=len(prompt), max_new_tokens=8))
         task = asyncio.ensure_future(
             decode(client, prompt, expected[0], p.KVPlace(pushed=True), request_id=name)
         )

@@ -4,14 +4,18 @@ import asyncio
 import contextlib
 import threading
 
+import msgspec
+import numpy as np
 import pytest
 
 from mooncake_store import Client, Digests
 from serving.workers import protocol as p
+from serving.workers import receiving
 from serving.workers.client import WorkerClient
 from tests.paces import measured
 from tests.serving.workers.support import (
     NANO,
+    asking_for_room,
     decode,
     disaggregated,
     drain,
@@ -24,6 +28,7 @@ from tests.serving.workers.support import (
     tokens_of,
 )
 from tests.waiting import PATIENCE_S, until_async
+from transfer_engine import SegmentDescriptor, TransferEngine
 from transfer_engine.errors import InvalidArgumentError, NotFoundError, StoreError
 
 pytestmark = pytest.mark.asyncio
@@ -318,8 +323,8 @@ async def test_leaving_a_decode_whose_kv_is_still_pushed_gives_its_room_back():
     async with fleet() as running:
         client = await running.add("decode")
         name, worker = new_id(), running.workers[0]
-        message = p.KVOpen(name, len(SHORT), 8, worker.card.revision, 1, 600_000)
-        assert (await client.kv_open(message)).admitted
+        message = asking_for_room(worker.card, name, tokens=len(SHORT), deadline_ms=600_000)
+        assert (await client.kv_open(message)).room is not None
         pushed = p.KVPlace(pushed=True)
         asking = asyncio.ensure_future(
             decode(client, SHORT, 1, pushed, request_id=name, deadline_ms=600_000)
@@ -327,6 +332,8 @@ async def test_leaving_a_decode_whose_kv_is_still_pushed_gives_its_room_back():
         await until_async(lambda: worker._active)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+        await until_async(lambda: running.engine(0).cache.used and not worker._jobs)
+        await client.kv_close(p.KVClose(name))
         await running.settled()
 
 
@@ -420,38 +427,84 @@ async def test_a_full_decode_worker_is_noticed_before_a_prompt_is_computed(store
         assert running.engine(0)._order == 0
 
 
-async def test_kv_that_nobody_agreed_to_is_refused():
+async def test_room_that_cannot_be_given_is_refused():
     async with fleet() as running:
         client = await running.add("decode")
-        columns = {"request": p.request_tag("x"), "layer": 0, "start": 0, "count": 1}
-        with pytest.raises(NotFoundError, match="promised"):
-            await client.push(p.KV_PUSH, 5, keys=bytes(128), values=bytes(128), **columns)
-        revision = running.workers[0].card.revision
-        opened = await client.kv_open(p.KVOpen("x", 20, 4, revision, 1, 5000))
-        assert opened.admitted
-        for change in ({"layer": 3}, {"start": 20}, {"count": 2}, {"count": 0}):
-            with pytest.raises(InvalidArgumentError, match="do not fit"):
-                await client.push(
-                    p.KV_PUSH, 5, keys=bytes(128), values=bytes(128), **(columns | change)
-                )
-        await client.push(p.KV_PUSH, 5, keys=bytes(128), values=bytes(128), **columns)
-        with pytest.raises(InvalidArgumentError, match="does not fit"):
-            await client.kv_open(p.KVOpen("y", 20, 4, "another model", 1, 5000))
-        with pytest.raises(InvalidArgumentError, match="-20 tokens"):
-            await client.kv_open(p.KVOpen("y", -20, 4, revision, 1, 5000))
-        with pytest.raises(StoreError, match="deadline"):
-            await client.kv_open(p.KVOpen("y", 20, 4, revision, 1, 0))
-        await client.kv_close(p.KVClose("x", abort=True))
+        card = running.workers[0].card
+        wanted = asking_for_room(card, "y")
+        for change, why in (
+            ({"revision": "another model"}, "does not fit"),
+            ({"layout": "32x1x16/exact"}, "does not fit"),
+            ({"tokens": -20}, "-20 tokens"),
+            ({"deadline_ms": 0}, "deadline"),
+        ):
+            with pytest.raises(StoreError, match=why):
+                await client.kv_open(msgspec.structs.replace(wanted, **change))
         with pytest.raises(NotFoundError, match="stage"):
-            await client.push(p.STAGE_CHUNK, 5, request=columns["request"], start=0, count=1,
+            await client.push(p.STAGE_CHUNK, 5, request=p.request_tag("x"), start=0, count=1,
                               hidden=bytes(256))  # fmt: skip
+
+
+async def test_kv_is_written_where_room_was_promised_and_nowhere_else():
+    """Over tcp the owner sees every write; what was not promised stays as it was."""
+    async with fleet() as running:
+        client = await running.add("decode")
+        worker = running.workers[0]
+        memory = worker.parts.memory
+        room = (await client.kv_open(asking_for_room(worker.card, "x", tokens=20))).room
+        assert room is not None
+        assert len(room.blocks) == 2  # of 16 tokens
+        other = next(block for block in range(memory.blocks) if block not in room.blocks)
+        with TransferEngine(transports=["tcp"]) as engine:
+            target = engine.open(SegmentDescriptor.decode(room.descriptor))
+            data = engine.register(np.full(2 * memory.half, 7, np.uint8))
+
+            def written(block, *, length=memory.half, fence=room.fence, past=0):
+                offset = (2 * memory.blocks + block) * memory.half + past  # of layer 1
+                return asyncio.to_thread(
+                    engine.write_batch, target, [offset], [length], [data.address], fence=fence
+                )
+
+            for refused in (
+                written(other),
+                written(room.blocks[0], fence=0),
+                written(room.blocks[0], fence=room.fence ^ 1),
+                written(room.blocks[1], past=1),
+                written(memory.blocks - 1, past=1),  # into the values
+            ):
+                assert not (await refused).ok
+            assert not memory.tensor.any()
+            reading = asyncio.to_thread(
+                engine.read_batch, target, [0], [8], [data.address], fence=room.fence
+            )
+            assert not (await reading).ok
+            assert (await written(room.blocks[0])).ok
+            assert worker.parts.memory.tensor.sum() == 7 * memory.half
+            assert (worker.parts.computing.engine.cache.keys[1][room.blocks[0]] != 0).all()
+            await client.kv_close(p.KVClose("x", abort=True))
+            assert not (await written(room.blocks[0])).ok
+
+
+async def test_room_is_somebody_elses_only_when_its_senders_have_stopped():
+    """A write that was begun may still be under way when the room is not wanted any more."""
+    async with fleet() as running:
+        client = await running.add("decode")
+        worker = running.workers[0]
+        cache = running.engine(0).cache
+        message = asking_for_room(worker.card, "x", senders=2, deadline_ms=600_000)
+        assert (await client.kv_open(message)).room is not None
+        await client.kv_close(p.KVClose("x", abort=True))
+        assert cache.used == 2
+        assert not worker._receiving.expected
+        await client.kv_close(p.KVClose("x"))
+        await running.settled()
 
 
 async def test_room_whose_sender_does_not_wait_for_it_is_given_back():
     async with fleet() as running:
         sender = await running.add("decode")
         worker = running.workers[0]
-        message = p.KVOpen("x", 20, 4, worker.card.revision, 1, 60_000)
+        message = asking_for_room(worker.card, "x")
         with held(worker) as computing:
             asking = asyncio.ensure_future(sender.kv_open(message))
             await until_async(lambda: computing._work)
@@ -468,23 +521,22 @@ async def test_the_last_place_is_promised_to_one_sender():
         worker = running.workers[0]
         with held(worker) as computing:
             asking = [
-                asyncio.ensure_future(
-                    client.kv_open(p.KVOpen(name, 20, 4, worker.card.revision, 1, 60_000))
-                )
+                asyncio.ensure_future(client.kv_open(asking_for_room(worker.card, name)))
                 for name in "xy"
             ]
             await until_async(lambda: len(computing._work) == 2)
         opened = await asyncio.gather(*asking)
-        assert sorted(each.admitted for each in opened) == [False, True]
+        assert sorted(each.room is not None for each in opened) == [False, True]
         for name in "xy":
             await client.kv_close(p.KVClose(name, abort=True))
 
 
-async def test_room_for_kv_that_never_comes_is_given_back():
+async def test_room_for_kv_that_never_comes_is_given_back(monkeypatch):
+    """Its sender is there, says nothing, and has had its time."""
+    monkeypatch.setattr(receiving, "STILL_S", 0.2)
     async with fleet() as running:
         client = await running.add("decode")
-        revision = running.workers[0].card.revision
-        await client.kv_open(p.KVOpen("x", 20, 4, revision, 1, 200))
+        await client.kv_open(asking_for_room(running.workers[0].card, "x", deadline_ms=200))
         assert running.engine(0).cache.used
         await until_async(lambda: not running.engine(0).cache.used)
 
@@ -493,8 +545,8 @@ async def test_room_for_kv_whose_sender_died_is_given_back():
     async with fleet() as running:
         await running.add("decode")
         sender = WorkerClient(running.clients[0].address)
-        revision = running.workers[0].card.revision
-        assert (await sender.kv_open(p.KVOpen("x", 20, 4, revision, 1, 60_000))).admitted
+        message = asking_for_room(running.workers[0].card, "x", deadline_ms=600_000)
+        assert (await sender.kv_open(message)).room is not None
         await sender.close()
         await running.settled()
 
