@@ -30,13 +30,13 @@ from mooncake_store.identity import SECRET_BYTES, Keyed
 from serving.conductor.fleet import Fleet
 from serving.conductor.hints import HINTS_MAX, HintsFullError, hint_prompt
 from serving.conductor.life import Life, Shared
-from serving.conductor.pool_watch import PoolWatch, chain_of
+from serving.conductor.pool_watch import PoolWatch
 from serving.scheduling.index import PrefixIndex
 from serving.scheduling.requests import Failure
 from serving.scheduling.scheduler import Scheduler
 from serving.scheduling.stats import Stats
 from serving.workers.client import WorkerClient
-from serving.workers.naming import PoolNames
+from serving.workers.naming import PoolNames, chain_of
 from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Conductor:
         self.clock = clock
         self.stats = Stats()
         self.index = PrefixIndex()
-        self.fleet = Fleet(self.scheduler, connect)
+        self.fleet = Fleet(self.scheduler, self.index, connect)
         self.names: PoolNames | None = None
         # For the index of a conductor without a pool.
         self._own_identity = Keyed(secrets.token_bytes(SECRET_BYTES))

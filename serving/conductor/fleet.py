@@ -5,7 +5,8 @@ nothing new is placed there; it is asked on and joins again when it answers, wit
 then has. Requests on it notice for themselves. All members serve the same model, by its content;
 another one is refused when it joins.
 
-What members report goes to the cost models. `changed` wakes those who wait for an instance.
+What members report goes to the cost models, and which blocks they keep to the index. `changed`
+wakes those who wait for an instance.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import TYPE_CHECKING
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.program.logs import StateLog
 from serving.scheduling.ledger import DECODE, Instance
+from serving.workers.naming import split
 from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from serving.scheduling.index import PrefixIndex
     from serving.scheduling.scheduler import Scheduler
     from serving.workers.client import WorkerClient
-    from serving.workers.protocol import Hello, Load, ModelCard
+    from serving.workers.protocol import Held, Hello, Load, ModelCard
 
 __all__ = ["Fleet", "Member"]
 
@@ -48,14 +51,17 @@ class Member:
     load: Load | None = None
     there: bool = True
     changing: bool = False
-    watch: asyncio.Task[None] | None = field(default=None, repr=False)
+    watching: list[asyncio.Task[None]] = field(default_factory=list, repr=False)
 
 
 class Fleet:
     """The members by address; belongs to one event loop."""
 
-    def __init__(self, scheduler: Scheduler, connect: Callable[[str], WorkerClient]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, index: PrefixIndex, connect: Callable[[str], WorkerClient]
+    ) -> None:
         self._scheduler = scheduler
+        self._index = index
         self._connect = connect
         self._states = StateLog(log)
         self._changed = asyncio.Event()
@@ -75,10 +81,12 @@ class Fleet:
         member = Member(address, client, hello)
         self.members[address] = member
         self._enter(member, hello)
-        member.watch = asyncio.get_running_loop().create_task(
-            keep_going(f"watching {hello.worker_id}", partial(self._watch, member)),
-            name=f"conductor-watch-{hello.worker_id}",
-        )
+        for what, turn in (("load", self._watch), ("blocks", self._follow)):
+            going = keep_going(f"watching {hello.worker_id}'s {what}", partial(turn, member))
+            task = asyncio.get_running_loop().create_task(
+                going, name=f"conductor-{what}-{hello.worker_id}"
+            )
+            member.watching.append(task)
         return hello
 
     def _check_model(self, address: str, hello: Hello) -> None:
@@ -107,9 +115,9 @@ class Fleet:
             return
         self._scheduler.ledger.leave(address)
         self._states.forget(member.hello.worker_id)
-        if member.watch is not None:
-            member.watch.cancel()
-            await asyncio.gather(member.watch, return_exceptions=True)
+        for task in member.watching:
+            task.cancel()
+        await asyncio.gather(*member.watching, return_exceptions=True)
         await member.client.close()
         self.wake()
 
@@ -154,6 +162,22 @@ class Fleet:
         except Exception as error:
             self.lost(member.address, error)
             raise
+
+    async def _follow(self, member: Member) -> None:
+        """Keep the index in step with what a member keeps, for as long as it can be reached."""
+        try:
+            await member.client.follow_kept(partial(self._held, member.address))
+        except StoreError as error:
+            log.debug("what %s keeps is not known: %s", member.hello.worker_id, error)
+        finally:
+            self._index.forget(member.address)
+        await asyncio.sleep(POLL_S)
+
+    def _held(self, address: str, held: Held) -> None:
+        if held.whole:
+            self._index.forget(address)
+        self._index.discard(address, split(held.removed))
+        self._index.add(address, split(held.stored))
 
     async def _meet_again(self, member: Member) -> None:
         hello = await member.client.hello(ANSWER_S)

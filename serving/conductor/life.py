@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store.errors import StoreError
 from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
+from serving.scheduling.index import POOL
 from serving.scheduling.requests import Piece
 from serving.workers import protocol as p
 
@@ -109,6 +110,7 @@ class Life:
             prefix_blocks=-1 if act.prefix_tokens < 0 else act.prefix_tokens // block,
             fetch_deadline_ms=int(1000 * act.fetch_s),
             decode_at=decode.address if self._shared.push else "",
+            source="" if act.placement.source == POOL else act.placement.source,
             group=act.helpers,
             stop_tokens=self._request.stop_tokens,
         )
@@ -167,6 +169,7 @@ def _prefilled(done: p.Done) -> Prefilled:
         seconds.get("compute", 0.0),
         done.kv,
         done.stopped,
+        done.own_tokens,
     )
 
 

@@ -19,26 +19,18 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store import AsyncClient, ids
 from mooncake_store.errors import StoreError
 from serving.scheduling.index import POOL
+from serving.workers.naming import chain_of
 from transfer_engine.lasting import keep_going
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from mooncake_store.identity import Identity
     from serving.scheduling.index import PrefixIndex
 
-__all__ = ["PoolWatch", "chain_of"]
+__all__ = ["PoolWatch"]
 
 log = logging.getLogger(__name__)
 
 _REST_MIN_S, _REST_MAX_S = 0.25, 8.0
-
-
-def chain_of(digests: NDArray[np.uint64]) -> list[bytes]:
-    """Digests, uint64[n, 2], as the index names blocks: 16 bytes each."""
-    raw = digests.tobytes()
-    return [raw[at : at + ids.DIGEST_BYTES] for at in range(0, len(raw), ids.DIGEST_BYTES)]
 
 
 class PoolWatch:

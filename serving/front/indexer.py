@@ -25,8 +25,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncake_store.identity import SECRET_BYTES, Keyed
-from serving.conductor.pool_watch import chain_of
 from serving.scheduling.index import PrefixIndex
+from serving.workers.naming import chain_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

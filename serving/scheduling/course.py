@@ -98,6 +98,8 @@ class Prefilled(NamedTuple):
     kv: Any
     stopped: str = ""
     """Why nothing is left to decode; empty where there is."""
+    own_tokens: int = 0
+    """Those of the cached ones that were there already, and did not have to be loaded."""
 
 
 class _Stage(Enum):
@@ -279,8 +281,8 @@ class Course:
         tokens = told.computed_tokens + told.cached_tokens
         if not self._admission.helpers:
             costs.prefill.observe(tokens, told.cached_tokens, told.compute_s)
-        fetched = told.cached_tokens * costs.kv_bytes
-        costs.transfer.observe(POOL, fetched, told.fetch_s)
+        fetched = (told.cached_tokens - told.own_tokens) * costs.kv_bytes
+        costs.transfer.observe(place.source or POOL, fetched, told.fetch_s)
         if place.source and not fetched:
             costs.transfer.came_to_nothing(place.source)
         if self._attempts == 1:

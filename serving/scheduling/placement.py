@@ -36,6 +36,17 @@ __all__ = [
 ]
 
 
+def _source(demand: Demand, costs: Costs) -> tuple[str, int]:
+    """Who has the longest prefix, the quickest of several by prediction; and how long it is."""
+    matches = demand.matches
+    longest = max(matches.values(), default=0)
+    best = min(longest, demand.tokens)
+    able = [name for name, count in matches.items() if count == longest]
+    count = best * costs.kv_bytes
+    holder = min(able, key=lambda name: costs.transfer.predict(name, count), default="")
+    return holder, best
+
+
 class PlacementPolicy(Protocol):
     """Chooses the prefill instance of a request."""
 
@@ -97,9 +108,7 @@ class CacheCentric:
         self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
     ) -> Placement | None:
         """The instance with the least predicted time to the first token."""
-        matches = demand.matches
-        holder = max(matches, key=matches.__getitem__, default="")
-        best = min(matches.get(holder, 0), demand.tokens)
+        holder, best = _source(demand, costs)
         return _quickest(
             demand, instances, lambda own: self._placed(demand, own, holder, best, costs)
         )

@@ -33,7 +33,7 @@ from transfer_engine.errors import (
 from transfer_engine.rpc.aio import AsyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from transfer_engine.rpc.aio import AsyncConnection, Following
     from transfer_engine.wire.frame import Body
@@ -171,6 +171,25 @@ class WorkerClient:
     async def kv_close(self, message: p.KVClose, timeout_s: float = CALL_S) -> None:
         """Say that a sender pushed all it has, or gives up."""
         await self._call(p.KV_CLOSE, message, timeout_s)
+
+    async def kv_lend(self, message: p.KVLend, timeout_s: float) -> p.KVLent:
+        """Ask for blocks that it keeps, to read them."""
+        answer: p.KVLent = await self._call(p.KV_LEND, message, timeout_s)
+        return answer
+
+    async def kv_return(self, message: p.KVReturn, timeout_s: float = CALL_S) -> None:
+        """Say that they are read no more; if it cannot be told, it will find out by itself."""
+        with contextlib.suppress(StoreError, OSError):
+            await self._call(p.KV_RETURN, message, timeout_s)
+
+    async def follow_kept(self, take: Callable[[p.Held], None]) -> StoreError:
+        """Have `take` called with what it keeps and what changes; return why that has ended."""
+        connection = await self._rpc.connected(CALL_S)
+        asking = p.FOLLOW_KEPT.request.pack(p.FollowKept())
+        following = connection.follow(
+            p.FOLLOW_KEPT, asking, lambda body: take(p.FOLLOW_KEPT.reply.unpack(body))
+        )
+        return await following.ended(DOUBT_S)
 
     async def push(self, operation: Operation[Any, Any], timeout_s: float, **columns: Any) -> None:
         """Send hidden states (`STAGE_CHUNK`); returns when they are taken."""

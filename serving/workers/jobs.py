@@ -20,7 +20,8 @@ import numpy as np
 from serving.engine.sequence import PrefixLost, Sequence
 from serving.workers import protocol as p
 from serving.workers.news import failed
-from serving.workers.pool_side import Fetch, Storing
+from serving.workers.pool_side import Storing
+from serving.workers.prefixes import Fetch
 from serving.workers.pushing import Pusher
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
     from serving.workers.client import WorkerClient
     from serving.workers.computing import Computing
     from serving.workers.exchange import Exchange
+    from serving.workers.keeping import Keeping
     from serving.workers.memory import KVMemory
     from serving.workers.naming import PoolNames
     from serving.workers.news import News, Telling
     from serving.workers.pool_side import PoolSide
+    from serving.workers.prefixes import Prefixes
     from serving.workers.settings import WorkerSettings
 
 __all__ = ["Generating", "Job", "Parts", "Prefilling"]
@@ -51,6 +54,8 @@ class Parts:
     pool: PoolSide
     memory: KVMemory
     exchange: Exchange
+    keeping: Keeping
+    prefixes: Prefixes
     names: PoolNames
     settings: WorkerSettings
     over: Callable[[Job], None]
@@ -267,9 +272,10 @@ class Job(ABC):
             until=self.fetch_until,
             found=lambda count: post(lambda: found(count)),
             ended=lambda: post(self._fetched),
+            source=getattr(self.message, "source", ""),
             blocks=self.sequence.blocks,
         )
-        self.parts.pool.fetch(self.fetch)
+        self.parts.prefixes.fetch(self.fetch)
 
     def _found(self, count: int) -> None:
         """The engine may start: layers of the prefix arrive while it computes."""
@@ -302,6 +308,10 @@ class Job(ABC):
         self.times.waited += time.monotonic() - began
         if not there:
             raise PrefixLost
+        self.hand_on(layer)
+
+    def hand_on(self, layer: int) -> None:
+        """The prefix of a layer is there: send it where KV is pushed."""
         self.push(layer, 0, self.cached)
 
     def prefix_lost(self) -> None:
@@ -364,6 +374,21 @@ class Job(ABC):
         self._stored_to = max(self._stored_to, first + len(kept))
         self.unhold()
 
+    def keep(self, blocks: int) -> None:
+        """Keep the first of its blocks here, for requests to come."""
+        names, first = self.parts.names, self.cached // self.parts.block_tokens
+        whole = len(self.sequence.layers) == names.layers
+        if not (self._storing and whole and blocks and names.known):
+            return
+        post = self.parts.computing.post
+        self.hold()
+        self.parts.keeping.keep(
+            self.digests(names.layers - 1)[:blocks],
+            self.sequence.blocks[:blocks],
+            pulled=first,
+            done=lambda: post(self.unhold),
+        )
+
     def pool_blocks(self) -> int:
         """Blocks from the first one on that are in the pool, as far as this worker knows."""
         cached = self.cached // self.parts.block_tokens
@@ -413,6 +438,12 @@ class Prefilling(Job):
         if token >= 0 and token not in self.sequence.stop_tokens:
             self.tell(p.FirstToken(token, logprob))
 
+    def hand_on(self, layer: int) -> None:
+        """Who decodes looks into the pool, which may have lost what was found here."""
+        super().hand_on(layer)
+        if self.pusher is None and self._storing and self.fetch is not None:
+            self.store(layer, 0, self.fetch.own)
+
     def finished(self, reason: str) -> None:
         """Wait for the transfers."""
         if reason in ("stop", "length"):
@@ -427,6 +458,7 @@ class Prefilling(Job):
         """All KV has arrived: say where it is."""
         if self._computed and not self.holds and not self.over:
             self.tell(self.done())
+            self.keep(len(self.prompt) // self.parts.block_tokens)
             self.finish()
 
     def done(self) -> p.Done:
@@ -435,7 +467,8 @@ class Prefilling(Job):
         seconds["store"] = seconds["total"] - (self.times.prefilled - self.times.submitted)
         place = p.KVPlace(self.pool_blocks(), pushed=self.pusher is not None)
         computed = len(self.prompt) - self.cached
-        return p.Done(computed, self.cached, seconds, place, self._stopped)
+        own = self.fetch.own * self.parts.block_tokens if self.fetch is not None else 0
+        return p.Done(computed, self.cached, seconds, place, self._stopped, min(own, self.cached))
 
 
 class Generating(Job):
@@ -455,13 +488,19 @@ class Generating(Job):
 
     def finished(self, reason: str) -> None:
         """Answer, then return the KV."""
+        size = self.parts.block_tokens
         if self._returning:
+            self.keep((len(self.sequence.tokens) - 1) // size)
             self.finish()
             return
         computed = len(self.prompt) - self.cached
         self.tell(p.Finished(reason, self.seconds(), self.cached, computed))
         self._returning = True
         if not self._return_kv():
+            # In exact mode the answer's blocks are not yet what a prompt's would be.
+            exact = self.parts.computing.engine.decoder.exact
+            known = len(self.prompt) if exact else len(self.sequence.tokens) - 1
+            self.keep(known // size)
             self.finish()
 
     def _return_kv(self) -> bool:

@@ -35,6 +35,7 @@ class KVMemory:
         self._cache = cache
         self.blocks = cache.blocks
         self.block_tokens = cache.block_tokens
+        self.layers = len(cache.keys)
         self.tensor = cache.memory
         """All of it, as bytes."""
         self.address = self.tensor.data_ptr()

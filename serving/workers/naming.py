@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mooncake_store.ids import DIGEST_BYTES
 from serving.connectors.keys import KVScope
 
 if TYPE_CHECKING:
@@ -32,7 +33,17 @@ if TYPE_CHECKING:
     from mooncake_store.identity import Identity
     from serving.workers.protocol import ModelCard
 
-__all__ = ["PoolNames"]
+__all__ = ["PoolNames", "chain_of", "split"]
+
+
+def split(names: bytes) -> list[bytes]:
+    """Names of blocks that follow each other, one by one."""
+    return [names[at : at + DIGEST_BYTES] for at in range(0, len(names), DIGEST_BYTES)]
+
+
+def chain_of(digests: NDArray[np.uint64]) -> list[bytes]:
+    """Digests, uint64[n, 2], as indexes name blocks: 16 bytes each."""
+    return split(digests.tobytes())
 
 
 class PoolNames:

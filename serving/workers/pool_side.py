@@ -1,27 +1,24 @@
-"""The worker's way to the pool: one thread that loads, one that stores, both beside the engine.
+"""The worker's way to the pool: what loads a prefix asks it, and a thread stores beside the engine.
 
-A fetch finds the longest prefix with one request and then loads it layer by layer; the engine
-starts on the first layer while the others are under way (`Fetch.wait`). Blocks that were computed
-are handed over layer by layer and stored in batches of whatever has come together.
+Blocks that were computed are handed over layer by layer and stored in batches of whatever has come
+together.
 
-The store may be full, slow or gone. Then fetches find nothing and puts keep nothing; `StoreLink`
-says so once and tries again later, when somebody asks or the storing thread has nothing else to do.
+The store may be full, slow or gone. Then nothing is found and puts keep nothing; `StoreLink` says
+so once and tries again later, when somebody asks or the storing thread has nothing else to do.
 Nothing here raises into the engine.
 
-Bounds: a fetch ends at its deadline, a put at the worker's. A load that by prediction would not be
-there by then is not begun, so the engine computes at once instead of after the deadline. The queues
-hold descriptions of blocks of the cache, which is of a fixed size.
+Bounds: a load ends at its deadline, a put at the worker's. A load that by prediction would not be
+there by then is not begun. The queue holds descriptions of blocks of the cache, which is of a fixed
+size.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,12 +34,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mooncake_store import Client
     from mooncake_store.identity import Identity
     from serving.workers.memory import KVMemory
     from serving.workers.protocol import ModelCard
 
-__all__ = ["Fetch", "PoolSide", "Storing"]
+__all__ = ["PoolSide", "Storing"]
 
 log = logging.getLogger(__name__)
 
@@ -51,47 +47,6 @@ PRESSURE_PAUSE_S = 5.0
 """Nothing is offered for so long after the store had no room until a put's deadline."""
 _CLOSE_S = 15.0
 _IDLE_S = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class Fetch:
-    """A prefix on its way from the pool. `found` is called once, `ended` once, by the loader."""
-
-    tokens: NDArray[np.int64]
-    layers: range
-    blocks_max: int
-    """How many blocks may be loaded."""
-    known: bool
-    """Whether they are known to be there, so that nothing has to be looked up."""
-    until: float
-    found: Callable[[int], object]
-    """Takes how many blocks there are; then `blocks` must be set, or none are loaded."""
-    ended: Callable[[], object]
-    """The memory is no longer written to."""
-    blocks: list[int] = field(default_factory=list)
-    count: int = 0
-    abandoned: bool = False
-    _loaded: dict[int, Future[bool]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._loaded = {layer: Future() for layer in self.layers}
-
-    def wait(self, layer: int) -> bool:
-        """Whether a layer of the prefix is there; waits for it until the deadline."""
-        try:
-            return self._loaded[layer].result(max(0.0, self.until - time.monotonic()))
-        except TimeoutError:
-            return False
-
-    def tell(self, layer: int, good: bool) -> None:
-        """Say how the load of a layer ended."""
-        self._loaded[layer].set_result(good)
-
-    def give_up(self) -> None:
-        """Say that layers of which nothing was said will not come."""
-        for loaded in self._loaded.values():
-            if not loaded.done():
-                loaded.set_result(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +78,15 @@ class PoolSide:
         self._store_deadline_s = store_deadline_s
         self._link = StoreLink(url, settings) if url else None
         self._named_by: Identity | None = None
-        self._fetches: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._puts: deque[Storing] = deque()
         self._news = threading.Condition()
         self._closing = False
         self._busy = 0
         self._pressed_until = 0.0
-        self._threads = [
-            LastingThread("kv-load", self._fetch_next),
-            LastingThread("kv-store", self._put_next),
-        ]
+        self._thread = LastingThread("kv-store", self._put_next)
         if self._link is not None:
             self._link.warm_up()
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def _identity(self) -> Identity | None:
         """How the pool names blocks, as it said last; asked by threads that must not wait.
@@ -161,18 +111,14 @@ class PoolSide:
 
     @property
     def sound(self) -> bool:
-        """Whether fetches and puts go on, and be it that they find and keep nothing."""
-        return all(thread.sound for thread in self._threads)
+        """Whether puts go on, and be it that they keep nothing."""
+        return self._thread.sound
 
     @property
     def pending(self) -> int:
         """Objects whose put has not ended."""
         with self._news:
             return sum(len(each.blocks) for each in self._puts) + self._busy
-
-    def fetch(self, fetch: Fetch) -> None:
-        """Begin a fetch."""
-        self._fetches.put(fetch)
 
     def store(self, storing: Storing) -> None:
         """Begin a put; `stored` is told which blocks are in the pool, by the storing thread."""
@@ -185,69 +131,44 @@ class PoolSide:
         with self._news:
             self._closing = True
             self._news.notify_all()
-        self._fetches.put(None)
-        until = time.monotonic() + _CLOSE_S
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        self._thread.join(_CLOSE_S)
         if self._link is not None:
             self._link.close()
 
     # Loading.
 
-    def _fetch_next(self) -> bool:
-        fetch = self._fetches.get()
-        if fetch is None:
-            return False
-        told = False
-        try:
-            fetch.count = self._count(fetch)
-            told = True
-            fetch.found(fetch.count)
-            self._load(fetch)
-        except Exception:  # A cache must not take its engine down.
-            log.exception("a fetch failed; its blocks are computed")
-            if not told:
-                fetch.found(0)
-        finally:
-            fetch.give_up()
-            fetch.ended()
-        return True
-
-    def _count(self, fetch: Fetch) -> int:
-        link, blocks = self._link, fetch.blocks_max
-        left = fetch.until - time.monotonic()
-        if link is None or blocks < 1 or left <= 0 or fetch.abandoned:
+    def find(self, digests: Callable[[], NDArray[np.uint64]], left_s: float) -> int:
+        """How many blocks from the first on are there; they can be named once it was reached."""
+        link = self._link
+        if link is None:
             return 0
-        if fetch.known:
-            return blocks if link.call(lambda client: client.identity) else 0
-        tokens = fetch.tokens[: blocks * self.names.block_tokens]
+        return link.call(lambda pool: pool.find_prefix(Digests(digests()), deadline=left_s)) or 0
 
-        def find(client: Client) -> int:  # blocks can be named where there is a client
-            return client.find_prefix(Digests(self.names.index(tokens)), deadline=left)
+    def there(self) -> bool:
+        """Whether it can be reached, and blocks be named."""
+        return self._link is not None and bool(self._link.call(lambda client: client.identity))
 
-        return link.call(find) or 0
-
-    def _load(self, fetch: Fetch) -> None:
-        count = fetch.count if fetch.blocks and self.names.known else 0
-        size = self.names.block_tokens
-        for layer in fetch.layers if count else ():
-            digests = self.names.blocks(layer, fetch.tokens[: count * size])
-            good = self._load_layer(fetch, layer, digests, fetch.blocks[:count])
-            fetch.tell(layer, good)
-            if not good:
-                return
-
-    def _load_layer(
-        self, fetch: Fetch, layer: int, digests: NDArray[np.uint64], blocks: list[int]
+    def load(
+        self,
+        layer: int,
+        digests: NDArray[np.uint64],
+        blocks: list[int],
+        *,
+        layers_left: int,
+        left_s: Callable[[], float],
     ) -> bool:
+        """Load blocks of one layer, the first of `layers_left`; whether all are there.
+
+        `left_s` says how much time there still is, for all of the layers.
+        """
         step = self._memory.batch_max
         for at in range(0, len(blocks), step):
-            left = fetch.until - time.monotonic()
-            if left <= 0 or fetch.abandoned:
+            left = left_s()
+            if left <= 0:
                 return False
             numbers = blocks[at : at + step]
             layers = [layer] * len(numbers)
-            rest = (fetch.layers.stop - layer) * len(blocks) - at
+            rest = layers_left * len(blocks) - at
             # What takes more than its share leaves too little for all that comes behind it.
             worth = left * len(numbers) / rest
             buffers = self._memory.buffers(layers, numbers)

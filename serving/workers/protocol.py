@@ -12,9 +12,9 @@ noticed: a request whose connection ends is cancelled, and a connection that tak
     failed                                        instead of the last one, at any time
 
 The same operations serve both roles; `set_role` changes which of them a worker takes. Workers speak
-to each other with the second half: `kv_open` asks a decode worker for room, KV is then written there
-from outside (`exchange.py`), and `kv_close` says that it is there; `stage_*` run a prompt through a
-group of prefill workers.
+to each other with the second half: `kv_open` asks a decode worker for room, KV is then written
+there from outside (`exchange.py`), and `kv_close` says that it is there; `kv_lend` asks for blocks
+that a worker keeps, which are read likewise; `stage_*` run a prompt through a group of workers.
 
 Tokens travel as little-endian int32 in one byte string. Bodies have limits before anything is
 built of them, every request has a deadline, nothing in a message is executed.
@@ -46,6 +46,7 @@ __all__ = [
     "CANCEL",
     "DECODE",
     "DRAIN",
+    "FOLLOW_KEPT",
     "GENERATE",
     "HELLO",
     "LISTEN",
@@ -54,7 +55,9 @@ __all__ = [
     "SET_ROLE",
     # What workers tell each other.
     "KV_CLOSE",
+    "KV_LEND",
     "KV_OPEN",
+    "KV_RETURN",
     "STAGE_CHUNK",
     "STAGE_OPEN",
     "WORKER",
@@ -62,12 +65,17 @@ __all__ = [
     "Cancel",
     "Decode",
     "Drain",
+    "FollowKept",
     "Generate",
+    "Held",
     "Hello",
     "KVClose",
+    "KVLend",
+    "KVLent",
     "KVOpen",
     "KVOpened",
     "KVPlace",
+    "KVReturn",
     "Listen",
     "Load",
     "LoadRequest",
@@ -189,6 +197,8 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     fetch_deadline_ms: int = 0
     """Loading a prefix may take this long, then it is computed instead; 0 sets the worker's own."""
     decode_at: str = ""
+    source: str = ""
+    """A worker that keeps more of the prefix than this one, to be asked before the pool."""
     group: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     store: bool = True
@@ -209,6 +219,7 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, tag="generate"):
     fetch_deadline_ms: int = 0
     stop_tokens: tuple[int, ...] = ()
     store: bool = True
+    source: str = ""
 
 
 class KVPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -321,6 +332,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     kv: KVPlace
     stopped: str = ""
     """Why nothing is left to decode: "stop" or "length"; empty when there is."""
+    own_tokens: int = 0
+    """Those of the cached ones that it had itself."""
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
@@ -428,6 +441,38 @@ class KVClose(msgspec.Struct, frozen=True, array_like=True, tag="kv_close"):
     """For how many it speaks: those that were not asked to push will not."""
 
 
+class KVLend(msgspec.Struct, frozen=True, array_like=True, tag="kv_lend"):
+    """Asks for blocks that a worker keeps, to be read within `lasts_ms`."""
+
+    names: bytes
+    """Digests of the blocks, which follow each other."""
+    lasts_ms: int
+
+
+class KVLent(msgspec.Struct, frozen=True, array_like=True, tag="kv_lent"):
+    """Where the first of them are, as many as there are; nothing where the first one is not."""
+
+    room: Room | None = None
+
+
+class KVReturn(msgspec.Struct, frozen=True, array_like=True, tag="kv_return"):
+    """Says that what was lent under a number is read no more; harmless when it is not known."""
+
+    fence: int
+
+
+class FollowKept(msgspec.Struct, frozen=True, array_like=True, tag="kept?"):
+    """Asks to be told which blocks a worker keeps. It is answered again and again."""
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """Blocks that are kept now, and others that no longer are; `whole` when these are all."""
+
+    whole: bool
+    stored: bytes
+    removed: bytes
+
+
 class StageOpen(msgspec.Struct, frozen=True, array_like=True, tag="stage_open"):
     """Makes a worker stage `stage` of `stages` for one prompt; events are told as of others.
 
@@ -476,6 +521,14 @@ KV_OPEN = Operation(
     "kv_open", 0x20, Cold(KVOpen), Cold(KVOpened, bytes_max=1 << 20), "room for pushed KV"
 )
 KV_CLOSE = Operation("kv_close", 0x22, Cold(KVClose), Cold(Ok), "all of a sender's KV is pushed")
+KV_LEND = Operation(
+    "kv_lend", 0x23, Cold(KVLend, bytes_max=1 << 20), Cold(KVLent, bytes_max=1 << 20),
+    "blocks that are kept, to read",
+)  # fmt: skip
+KV_RETURN = Operation("kv_return", 0x24, Cold(KVReturn), Cold(Ok), "they are read no more")
+FOLLOW_KEPT = Operation(
+    "follow_kept", 0x1A, Cold(FollowKept), Cold(Held, bytes_max=16 << 20), "which blocks are kept"
+)
 STAGE_OPEN = Operation(
     "stage_open",
     0x28,
@@ -499,7 +552,7 @@ WORKER: Registry = Registry(
     "mooncake-serving",
     [
         HELLO, PREFILL, DECODE, GENERATE, CANCEL, LOAD, SET_ROLE, DRAIN, LISTEN,
-        KV_OPEN, KV_CLOSE, STAGE_OPEN, STAGE_CHUNK,
+        FOLLOW_KEPT, KV_OPEN, KV_CLOSE, KV_LEND, KV_RETURN, STAGE_OPEN, STAGE_CHUNK,
     ],
 )  # fmt: skip
 

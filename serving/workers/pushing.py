@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from serving.workers import protocol as p
 from serving.workers.exchange import Part
-from transfer_engine.errors import PeerLostError, StoreError, TransferError, UnavailableError
+from transfer_engine.errors import StoreError, TransferError
 from transfer_engine.rpc.address import Address
 
 if TYPE_CHECKING:
@@ -202,8 +202,8 @@ class Pusher:
     def _give_up(self, error: Exception) -> None:
         if self._aborted:
             return
-        if self._target is not None and isinstance(error, PeerLostError | UnavailableError):
-            self._exchange.forget(self._target)
+        if self._target is not None:
+            self._exchange.failed(self._target, error)
         self.abort()
         self._failed(error)
 
@@ -212,16 +212,25 @@ class Pusher:
             self._closing = self._loop.create_task(self._tell_receiver())
 
     async def _tell_receiver(self) -> None:
-        aborted = self._aborted
+        error: Exception | None = None
+        whole = not self._aborted
+        if whole:
+            error = await self._tell(self.speaks_for, abort=False)
+        if self._aborted or error is not None:
+            # Or it was not wanted any more, or could not be told of, while the receiver was told.
+            await self._tell(0 if whole else self.speaks_for, abort=True)
+        if error is not None and not self._aborted:
+            self._failed(error)
+        with self._lock:
+            self._told = True
+            finishing = self._finishing
+        if finishing:
+            self._sent(1)
+
+    async def _tell(self, senders: int, *, abort: bool) -> Exception | None:
+        """Say so to the receiver; what is late is read all the same when it goes on."""
         try:
-            message = p.KVClose(self._request_id, aborted, self.speaks_for)
-            await self._client.kv_close(message)
+            await self._client.kv_close(p.KVClose(self._request_id, abort, senders))
         except (StoreError, OSError) as error:
-            if not aborted:
-                self._failed(error)
-        finally:
-            with self._lock:
-                self._told = True
-                finishing = self._finishing
-            if finishing:
-                self._sent(1)
+            return error
+        return None

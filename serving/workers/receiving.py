@@ -3,7 +3,8 @@
 What is pushed is written from outside, so room is somebody else's only once nobody writes to it:
 when each of its senders has said so. One that says nothing is waited for `REST_S` after its
 connection has ended, which is longer than a write lasts, and `STILL_S` while it is there. Room that
-no decode request comes for, by the deadline or because its sender is gone, is given back.
+no decode request comes for is given back: at the deadline, when its sender is gone, or `WANTED_S`
+after all of its KV has come.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from serving.workers import protocol as p
 from serving.workers.decoding import take_blocks
-from serving.workers.exchange import WRITE_S
+from serving.workers.exchange import MOVE_S
 from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Incoming", "Receiving"]
 
-REST_S = WRITE_S + 1.0
+REST_S = MOVE_S + 1.0
 STILL_S = 60.0
+WANTED_S = 15.0
 
 
 class Incoming:
@@ -102,8 +104,8 @@ class Receiving:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._incoming: dict[bytes, Incoming] = {}
-        self._asked = 0
-        """Rooms that the computing thread is asked for."""
+        self._asked: dict[bytes, bool] = {}
+        """Rooms that the computing thread is asked for, and whether they are still wanted."""
 
     @property
     def expected(self) -> int:
@@ -123,12 +125,12 @@ class Receiving:
         lasts_s = p.deadline_of(message)
         if message.tokens < 1:
             raise InvalidArgumentError(f"there is no KV of {message.tokens} tokens")
-        if tag in self._incoming:
+        if tag in self._incoming or tag in self._asked:
             return p.KVOpened(None, "its KV is expected already", 1000)
         room = message.tokens + max(0, message.max_new_tokens - 1)
-        reserved = self.expected + self._asked
+        reserved = self.expected + len(self._asked)
         asked = parts.computing.call(lambda: take_blocks(parts, room, reserved))
-        self._asked += 1
+        self._asked[tag] = True
         try:
             taken = await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -136,11 +138,15 @@ class Receiving:
             asked.add_done_callback(self._unwanted)
             raise
         finally:
-            self._asked -= 1
+            wanted = self._asked.pop(tag)
         if isinstance(taken, p.Refused):
             return p.KVOpened(None, taken.reason, taken.retry_after_ms)
+        if not wanted:
+            self._release(taken)
+            return p.KVOpened(None, "it was given up meanwhile")
         incoming = Incoming(parts, message.request_id, message.tokens, taken, message.senders)
         incoming.timer = parts.loop.call_later(lasts_s, lambda: self._expire(incoming))
+        incoming.when_quiet(lambda: self._expect_decode(incoming))
         self._incoming[tag] = incoming
         owned.intersection_update(self._incoming)
         owned.add(tag)
@@ -148,8 +154,11 @@ class Receiving:
 
     def sender_done(self, message: p.KVClose) -> None:
         """One sender has pushed all it has, or gives up."""
-        incoming = self._incoming.get(p.request_tag(message.request_id))
-        if incoming is not None:
+        tag = p.request_tag(message.request_id)
+        incoming = self._incoming.get(tag)
+        if tag in self._asked:
+            self._asked[tag] = not message.abort
+        elif incoming is not None:
             incoming.close(message.senders, abort=message.abort)
             if message.abort and not incoming.taken:
                 self._expire(incoming)  # No decode has come for it, and none will.
@@ -173,6 +182,14 @@ class Receiving:
             incoming.timer.cancel()
         incoming.when_quiet(lambda: self._forget(incoming))
         return incoming
+
+    def _expect_decode(self, incoming: Incoming) -> None:
+        """Whoever asked for the prefill knows by now, and asks for the decode at once."""
+        if not incoming.taken and not incoming.abandoned:
+            if incoming.timer is not None:
+                incoming.timer.cancel()
+            later = self._parts.loop.call_later
+            incoming.timer = later(WANTED_S, lambda: self._expire(incoming))
 
     def _expire(self, incoming: Incoming) -> None:
         """Nobody came for it: give the room back when nobody writes to it."""

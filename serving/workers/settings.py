@@ -7,10 +7,14 @@ from typing import Any
 
 import msgspec
 
+from eviction.registry import check_store_policy
 from serving.workers.protocol import PREFILL_ROLE, ROLES
 from transfer_engine.errors import ConfigError
 
 __all__ = ["WorkerSettings", "settings_from"]
+
+OWN_BLOCKS_MAX = 1 << 19
+"""Their names have to fit in one message."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +44,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     chunk_tokens: int = 256
     kv_blocks: int = 512
     """Blocks of the KV cache. A request that needs more than all of them is refused."""
+    own_blocks: int = 256
+    """Blocks kept of finished requests, for the next ones and for other workers; 0 keeps none."""
+    own_policy: str = "lru"
+    """Which of them leaves first."""
+    copy_idle_s: float = 300.0
+    """For how long a kept block that others computed stays unused."""
     running_max: int = 16
     queued_tokens_max: int = 131_072
     fetch_deadline_ms: int = 2_000
@@ -58,6 +68,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be above 0")
+        if not 0 <= self.own_blocks <= OWN_BLOCKS_MAX:
+            raise ConfigError(f"own_blocks is {self.own_blocks}, may be 0 to {OWN_BLOCKS_MAX}")
+        try:
+            check_store_policy(self.own_policy)
+        except ValueError as error:
+            raise ConfigError(f"own_policy: {error}") from error
 
 
 def settings_from(given: dict[str, Any]) -> WorkerSettings:

@@ -23,11 +23,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from serving.workers import protocol as p
 from serving.workers.jobs import Prefilling
-from serving.workers.pool_side import Fetch
+from serving.workers.prefixes import Fetch
 from transfer_engine.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class Leading(Prefilling):
         """How many blocks the pool has."""
         found: Future[int] = Future()
         found.set_running_or_notify_cancel()  # It is told even when nobody waits any more.
-        self.parts.pool.fetch(
+        self.parts.prefixes.fetch(
             Fetch(
                 tokens=self.prompt,
                 layers=range(0),
@@ -228,6 +229,7 @@ class Leading(Prefilling):
                 known=False,
                 until=self.fetch_until,
                 found=found.set_result,
+                pool_only=True,
                 ended=lambda: None,
             )
         )
@@ -319,7 +321,7 @@ class Leading(Prefilling):
         own = super().done()
         blocks = min([own.kv.pool_blocks, *(place.pool_blocks for place in self._places)])
         place = p.KVPlace(blocks, own.kv.pushed)
-        return p.Done(own.computed_tokens, own.cached_tokens, own.seconds, place, own.stopped)
+        return msgspec.structs.replace(own, kv=place)
 
     def finish(self) -> None:
         """Leave no stage behind."""

@@ -33,9 +33,11 @@ from serving.workers.computing import Computing
 from serving.workers.decoding import Decoding
 from serving.workers.exchange import Exchange, kv_segment
 from serving.workers.jobs import Generating, Job, Parts, Prefilling
+from serving.workers.keeping import Keeping
 from serving.workers.memory import KVMemory
 from serving.workers.news import News, Telling
 from serving.workers.pool_side import PoolSide
+from serving.workers.prefixes import Prefixes
 from serving.workers.receiving import Receiving
 from serving.workers.stages import Leading, Stage
 from transfer_engine.errors import (
@@ -106,6 +108,8 @@ class Worker:
             p.DRAIN.opcode: self._drain,
             p.KV_OPEN.opcode: self._kv_open,
             p.KV_CLOSE.opcode: lambda _connection, message: self._receiving.sender_done(message),
+            p.KV_LEND.opcode: lambda _connection, message: self.parts.keeping.lend(message),
+            p.KV_RETURN.opcode: lambda _c, message: self.parts.keeping.give_back(message.fence),
             p.STAGE_OPEN.opcode: self._stage_open,
             p.STAGE_CHUNK.opcode: self._stage_chunk,
         }
@@ -138,12 +142,24 @@ class Worker:
             settings.pool_url, settings.pool, self.card, memory,
             store_deadline_s=settings.store_deadline_ms / 1000,
         )  # fmt: skip
+        keeping = Keeping(exchange, loop, settings)
+        prefixes = Prefixes(pool.names, pool, keeping, exchange, loop, self._peer)
         telling = Telling(loop)
         computing = Computing(
             engine, lambda error: loop.call_soon_threadsafe(self._broken, error), telling.flush
         )
         self.parts = Parts(
-            loop, telling, computing, pool, memory, exchange, pool.names, settings, self._over
+            loop,
+            telling,
+            computing,
+            pool,
+            memory,
+            exchange,
+            keeping,
+            prefixes,
+            pool.names,
+            settings,
+            self._over,
         )
         self._receiving = Receiving(self.parts)
         computing.start()
@@ -167,6 +183,7 @@ class Worker:
         await server.stop(grace_s=1.0)
         await self._until_idle(10.0)
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.parts.prefixes.close)
         await loop.run_in_executor(None, self.parts.pool.close)
         await loop.run_in_executor(None, self.parts.computing.stop)
         await loop.run_in_executor(None, self.parts.exchange.close)
@@ -184,8 +201,9 @@ class Worker:
     def _handle(self, connection: Connection, frame: Frame) -> Reply | Awaitable[Reply]:
         """Answer a request. Events of those that are taken come as answers to `listen`."""
         operation = p.WORKER.by_opcode[frame.opcode]
-        if operation is p.LISTEN:
-            self._listen(connection, frame)
+        if operation in (p.LISTEN, p.FOLLOW_KEPT):
+            follow = self._listen if operation is p.LISTEN else self.parts.keeping.follow
+            follow(connection, frame)
             return None
         message = operation.request.unpack(frame.body)
         answer = self._handlers[frame.opcode](connection, message)
@@ -204,8 +222,9 @@ class Worker:
 
     def load(self) -> p.Load:
         """How busy it is. Raises UnavailableError when a part of it cannot go on."""
-        computing, pool = self.parts.computing, self.parts.pool
-        if not (computing.sound and pool.sound and self.parts.exchange.sound):
+        parts, computing, pool = self.parts, self.parts.computing, self.parts.pool
+        sound = (each.sound for each in (computing, pool, parts.prefixes, parts.exchange))
+        if not all(sound):
             raise UnavailableError(
                 "a thread of the worker cannot go on", operation="load",
                 advice="its log says why; start it anew",
@@ -401,6 +420,7 @@ class Worker:
                 connection.close()
             else:
                 news.beat(p.BEAT_S / 2)
+        self.parts.keeping.beat()
 
     # What other workers bring.
 

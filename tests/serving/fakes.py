@@ -54,6 +54,8 @@ class FakeWorker:
         self.running = set()
         self.cancelled = []
         self.roles = []
+        self.kept = []
+        self.followers = []
 
     def __call__(self):
         return _Link(self)
@@ -61,6 +63,12 @@ class FakeWorker:
     def die(self):
         """No answer to anything from now on; what runs breaks off."""
         self.alive = False
+
+    def keep(self, names):
+        """Say that blocks are kept now."""
+        self.kept += names
+        for take in self.followers:
+            take(p.Held(False, b"".join(names), b""))
 
     def check(self):
         """What a dead worker answers."""
@@ -102,6 +110,13 @@ class _Link:
         w = self.worker
         w.check()
         return p.Load(w.role, False, 0, len(w.running), w.kv_blocks, 0, 0.0, (), 0)
+
+    async def follow_kept(self, take):
+        w = self.worker
+        w.check()
+        w.followers.append(take)
+        take(p.Held(True, b"".join(w.kept), b""))
+        await asyncio.Event().wait()
 
     async def set_role(self, role, *, drain_s=30.0):
         self.worker.check()

@@ -6,7 +6,6 @@ import contextlib
 import pytest
 
 from serving.conductor.conductor import Conductor
-from serving.conductor.pool_watch import chain_of
 from serving.scheduling.costs import Costs, TransferCost
 from serving.scheduling.index import POOL
 from serving.scheduling.requests import Failure, Finish, Piece, Request
@@ -14,6 +13,7 @@ from serving.scheduling.roles import Change
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Rejection, Slo
 from serving.workers import protocol as p
+from serving.workers.naming import chain_of
 from tests.serving.fakes import CARD, Fleet, answer
 from tests.waiting import until_async
 from transfer_engine.errors import ConfigError

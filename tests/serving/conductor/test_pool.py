@@ -6,8 +6,9 @@ import pytest
 from mooncake_store import AsyncClient, Digests
 from mooncake_store.identity import Unkeyed
 from mooncake_store.local_cluster import LocalCluster
-from serving.conductor.pool_watch import PoolWatch, chain_of
+from serving.conductor.pool_watch import PoolWatch
 from serving.scheduling.index import POOL, PrefixIndex
+from serving.workers.naming import chain_of
 from tests.waiting import until_async
 
 TOKENS = np.arange(64 * 40)

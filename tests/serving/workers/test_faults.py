@@ -213,7 +213,7 @@ async def test_a_slow_store_is_not_waited_for():
     prompt = LONG[:300]
     with LocalCluster(workers=1, segment="64MB") as cluster:
         async with fleet() as running:
-            client = await running.add(pool_url=cluster.url, store_deadline_ms=60_000)
+            client = await running.add(pool_url=cluster.url, store_deadline_ms=60_000, own_blocks=0)
             expected = tokens_of(await prefill(client, prompt))
             cluster.stop_master()
             try:

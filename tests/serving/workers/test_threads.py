@@ -9,7 +9,8 @@ import pytest
 
 from mooncake_store import LocalCluster
 from serving.workers.computing import Computing
-from serving.workers.pool_side import Fetch, PoolSide, Storing
+from serving.workers.pool_side import PoolSide, Storing
+from serving.workers.prefixes import Fetch, Prefixes
 from tests.serving.fakes import CARD
 from tests.serving.workers.support import fleet
 from tests.waiting import PATIENCE_S, until
@@ -47,7 +48,7 @@ def test_computing_goes_on_after_a_failure_that_could_not_be_told():
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("part", ["computing", "pool"])
+@pytest.mark.parametrize("part", ["computing", "pool", "prefixes", "exchange"])
 async def test_a_worker_with_a_thread_that_cannot_go_on_does_not_look_idle(part, monkeypatch):
     async with fleet() as workers:
         client = await workers.add()
@@ -71,10 +72,12 @@ def test_a_request_that_cannot_be_told_of_its_put_keeps_no_other_from_it(pool):
 
 def test_a_fetch_that_cannot_be_told_keeps_no_other_from_its_own(pool):
     ended = threading.Event()
-    for found, end in ((broken, broken), (lambda count: None, ended.set)):
-        pool.fetch(Fetch(np.zeros(16, np.int64), range(1), 1, False, 0.0, found, end))
-    assert ended.wait(PATIENCE_S)
-    assert pool.sound
+    prefixes = Prefixes(pool.names, pool, None, None, None, None)
+    with contextlib.closing(prefixes):
+        for found, end in ((broken, broken), (lambda count: None, ended.set)):
+            prefixes.fetch(Fetch(np.zeros(16, np.int64), range(1), 1, False, 0.0, found, end))
+        assert ended.wait(PATIENCE_S)
+        assert prefixes.sound
 
 
 def test_a_pool_that_comes_later_is_found_though_nobody_asks_for_blocks(free_port):

@@ -110,7 +110,7 @@ async def test_kv_leaves_while_the_prompt_is_computed(store):
 async def test_a_lost_layer_is_computed_again(store, layer):
     """A block whose index is in the pool but whose other layer was evicted."""
     async with fleet() as running:
-        one = await running.add(pool_url=store.url)
+        one = await running.add(pool_url=store.url, own_blocks=0)
         expected = tokens_of(await generate(one, LONG, store=False))
         await prefill(one, LONG)
         names = running.workers[0].parts.names
@@ -128,7 +128,7 @@ async def test_a_lost_layer_is_computed_again(store, layer):
 async def test_a_prefix_that_would_come_too_late_is_computed_at_once(store):
     """Loads are as quick as ever here; a worker that expects otherwise does not try."""
     async with fleet() as running:
-        one = await running.add(pool_url=store.url)
+        one = await running.add(pool_url=store.url, own_blocks=0)
         expected = tokens_of(await generate(one, LONG))
         await running.stored()
         assert (await generate(one, LONG, store=False))[-1].cached_tokens == 496
@@ -145,9 +145,9 @@ async def test_a_prefix_that_would_come_too_late_is_computed_at_once(store):
 async def test_a_group_that_loses_its_prefix_computes_it(store, layer, push):
     """The leader's share of the prefix is gone, or its follower's: the leader does all of it."""
     async with fleet() as running:
-        first = await running.add(pool_url=store.url)
-        second = await running.add(pool_url=store.url)
-        third = await running.add("decode", pool_url=store.url)
+        first = await running.add(pool_url=store.url, own_blocks=0)
+        second = await running.add(pool_url=store.url, own_blocks=0)
+        third = await running.add("decode", pool_url=store.url, own_blocks=0)
         expected = tokens_of(await generate(first, LONG, use_pool=False, store=False))
         await prefill(first, LONG[:250])
         with Client(store.url) as client:
@@ -170,18 +170,18 @@ async def test_a_group_that_loses_its_prefix_computes_it(store, layer, push):
 async def test_a_follower_that_loses_its_prefix_late_is_not_waited_for(store):
     """The leader has computed its share by then, and computes all layers once more."""
     async with fleet() as running:
-        first = await running.add(pool_url=store.url)
-        second = await running.add(pool_url=store.url)
+        first = await running.add(pool_url=store.url, own_blocks=0)
+        second = await running.add(pool_url=store.url, own_blocks=0)
         expected = tokens_of(await generate(first, LONG, use_pool=False, store=False))
         await prefill(first, LONG[:250])
         pool, leading = running.workers[1].parts.pool, asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def too_late(fetch, layer, digests, blocks):
+        def too_late(*_, **__):
             asyncio.run_coroutine_threadsafe(leading.wait(), loop).result(20)
             return False
 
-        pool._load_layer = too_late
+        pool.load = too_late
         task = asyncio.ensure_future(prefill(first, LONG, group=(second.address,)))
         await until_async(lambda: any(r._computed for r in running.workers[0]._active))
         leading.set()
@@ -515,6 +515,19 @@ async def test_room_whose_sender_does_not_wait_for_it_is_given_back():
         await running.settled()
 
 
+async def test_room_that_is_given_up_while_it_is_asked_for_is_not_kept():
+    """A sender that has waited too long gives up; what it asked for is answered later."""
+    async with fleet() as running:
+        client = await running.add("decode")
+        message = asking_for_room(running.workers[0].card, "x", deadline_ms=600_000)
+        with held(running.workers[0]) as computing:
+            asking = asyncio.ensure_future(client.kv_open(message))
+            await until_async(lambda: computing._work)
+            await client.kv_close(p.KVClose("x", abort=True))
+        assert (await asking).room is None
+        await running.settled()
+
+
 async def test_the_last_place_is_promised_to_one_sender():
     async with fleet() as running:
         client = await running.add("decode", running_max=1)
@@ -539,6 +552,17 @@ async def test_room_for_kv_that_never_comes_is_given_back(monkeypatch):
         await client.kv_open(asking_for_room(running.workers[0].card, "x", deadline_ms=200))
         assert running.engine(0).cache.used
         await until_async(lambda: not running.engine(0).cache.used)
+
+
+async def test_room_that_no_decode_comes_for_is_given_back_long_before_its_deadline(monkeypatch):
+    """Who asked for the prefill has left between its end and the decode."""
+    monkeypatch.setattr(receiving, "WANTED_S", 0.2)
+    async with fleet() as running:
+        first = await running.add()
+        second = await running.add("decode")
+        events = await prefill(first, LONG, decode_at=second.address, deadline_ms=600_000)
+        assert events[-1].kv.pushed
+        await running.settled()
 
 
 async def test_room_for_kv_whose_sender_died_is_given_back():
