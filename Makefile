@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
-.PHONY: test-compat test-serving soak-serving soak-reboot overload
+.PHONY: test-compat test-serving soak-serving soak-reboot overload conversations
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -72,6 +72,9 @@ soak-serving: setup-test ## workers of a serving system, killed 20 times under l
 
 overload: setup-test ## twice what a serving system can do, under each admission policy
 	@$(PY) -m tests.soak.overload --seconds 60 --seed $(SEED)
+
+conversations: setup-test ## sessions that share how they begin, under each placement policy
+	@$(PY) -m tests.soak.conversations --seed $(SEED)
 
 test-mount: setup-test ## 100,000 random operations and fio's verification on a mount
 	@$(PY) -m tests.fs.exercise --seed $(SEED)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from serving.front.app import Front, front_application
 from serving.front.board import ConductorBoard
 from serving.scheduling.admission import AtDecode, ByForecast, ByLoad
 from serving.scheduling.pipelines import PipelineRule
-from serving.scheduling.placement import CacheCentric
+from serving.scheduling.placement import AnyInstance, CacheCentric, LeastLoaded, LocalCache
 from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Slo
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serving.scheduling.admission import AdmissionPolicy
+    from serving.scheduling.placement import PlacementPolicy
 
-__all__ = ["ADMISSIONS", "ServingSystem", "SystemSettings", "listen", "serve_http"]
+__all__ = ["ADMISSIONS", "PLACEMENTS", "ServingSystem", "SystemSettings", "listen", "serve_http"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,12 @@ ADMISSIONS: dict[str, Callable[[], AdmissionPolicy]] = {
     "forecast": ByForecast,
     "load": ByLoad,
     "at-decode": AtDecode,
+}
+PLACEMENTS: dict[str, Callable[[float], PlacementPolicy]] = {
+    "cache-centric": CacheCentric,
+    "local-cache": lambda _balancing: LocalCache(),
+    "least-loaded": lambda _balancing: LeastLoaded(),
+    "random": lambda _balancing: AnyInstance(random.Random()),
 }
 SUPERVISE_S = 0.25
 STOP_S = 10.0
@@ -76,6 +84,7 @@ class SystemSettings:
     segment: str = "1GiB"
     overcommit: bool = False
     admission: str = "forecast"
+    placement: str = "cache-centric"
     balancing: float = 1.5
     ttft_s: float = 30.0
     tbt_s: float = 0.5
@@ -97,6 +106,11 @@ class SystemSettings:
             raise ConfigError(
                 f"there is no admission policy {self.admission!r}",
                 advice=f"one of {', '.join(ADMISSIONS)}",
+            )
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(
+                f"there is no placement policy {self.placement!r}",
+                advice=f"one of {', '.join(PLACEMENTS)}",
             )
         if self.balancing < 1:
             raise ConfigError(
@@ -120,7 +134,7 @@ class ServingSystem:
         self.settings = settings
         slo = Slo(settings.ttft_s, settings.tbt_s)
         policies = Policies(
-            placement=CacheCentric(settings.balancing),
+            placement=PLACEMENTS[settings.placement](settings.balancing),
             admission=ADMISSIONS[settings.admission](),
             roles=None if settings.fixed_roles else RoleBalancer(),
             pipeline=PipelineRule(settings.pipeline) if settings.pipeline > 1 else None,

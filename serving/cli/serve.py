@@ -43,6 +43,10 @@ OPTIONS = {
     "segment": _option("1GiB", "Memory for KV blocks, of a pool it starts."),
     "overcommit": _option(False, "Lend that memory even if there is less.", "--overcommit"),
     "admission": _option("forecast", "Whom to refuse under load: forecast, load or at-decode."),
+    "placement": _option(
+        "cache-centric",
+        "Where prompts are computed: cache-centric, local-cache, least-loaded or random.",
+    ),
     "balancing": _option(
         1.5, "Pull a prefix that is so many times longer than the worker's own, or more."
     ),

@@ -38,7 +38,10 @@ class PrefillCost:
 
     def predict(self, tokens: int, cached: int) -> float:
         """How long it would take."""
-        return self._fit.predict(self._features(tokens, cached))
+        fixed_s, token_s, attention_s = self._fit.coefficients
+        cached = max(0, min(cached, tokens - 1))
+        more, squares = tokens - cached, tokens * tokens - cached * cached
+        return fixed_s + token_s * more + attention_s * squares
 
 
 class TransferCost:
@@ -88,7 +91,8 @@ class TransferCost:
         if count <= 0:
             return 0.0
         waiting = self._in_flight.get(source, 0)
-        learnt = self._fit(source).predict((1.0, float(count + waiting)))
+        latency_s, byte_s = self._fit(source).coefficients
+        learnt = latency_s + byte_s * (count + waiting)
         return learnt * float(0.9 ** self._declined.get(source, 0))
 
     def _fit(self, source: str) -> NonNegativeFit:
@@ -111,7 +115,10 @@ class DecodeCost:
 
     def predict(self, batch: int, tokens: int) -> float:
         """How long a step would take; 0 for an empty batch."""
-        return self._fit.predict((1.0, float(batch), float(tokens))) if batch > 0 else 0.0
+        if batch <= 0:
+            return 0.0
+        fixed_s, request_s, token_s = self._fit.coefficients
+        return fixed_s + request_s * batch + token_s * tokens
 
 
 class DecodeDuration:

@@ -11,8 +11,8 @@ counts as a tenth of a measurement and fades faster. Coefficients that are not n
 extrapolation sane: a time that falls as work grows would send every long prompt to one place.
 
 There are few coefficients, so where one would be negative every subset of them is tried: O(2^k k^3)
-a solve, done when the next prediction needs it. For so few, plain numbers are quicker than arrays.
-Pure: no clock, no randomness.
+a measurement, and a prediction is O(k). For so few, plain numbers are quicker than arrays. Pure: no
+clock, no randomness.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class NonNegativeFit:
         self._gram = [[0.0] * len(prior) for _ in size]
         self._moment = [0.0] * len(prior)
         self._prior_weight = _PRIOR_WEIGHT
-        self._solved: tuple[float, ...] | None = tuple(prior)
+        self.coefficients: tuple[float, ...] = tuple(prior)
+        """The current ones, one a feature."""
 
     def observe(self, features: Sequence[float], value: float) -> None:
         """Take a measurement in; one of no duration says nothing and is ignored."""
@@ -63,15 +64,9 @@ class NonNegativeFit:
             for other, another in enumerate(row):
                 line[other] = _KEPT * line[other] + share * another
         self._prior_weight = max(_PRIOR_KEPT * self._prior_weight, _PRIOR_WEIGHT_MIN)
-        self._solved = None
-
-    @property
-    def coefficients(self) -> tuple[float, ...]:
-        """The current ones, one a feature."""
-        if self._solved is None:
-            found = zip(self._solve(), self._scales, strict=True)
-            self._solved = tuple(each / scale for each, scale in found)
-        return self._solved
+        # Now, since nobody waits for it: a request waits for a prediction.
+        found = zip(self._solve(), self._scales, strict=True)
+        self.coefficients = tuple(each / scale for each, scale in found)
 
     def predict(self, features: Sequence[float]) -> float:
         """The value expected for these features."""
