@@ -19,6 +19,7 @@ import numpy as np
 
 from serving.engine.sequence import PrefixLost, Sequence
 from serving.workers import protocol as p
+from serving.workers.naming import chain_of
 from serving.workers.news import failed
 from serving.workers.pool_side import Storing
 from serving.workers.prefixes import Fetch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.workers.client import WorkerClient
+    from serving.workers.coming import Coming
     from serving.workers.computing import Computing
     from serving.workers.exchange import Exchange
     from serving.workers.keeping import Keeping
@@ -55,6 +57,7 @@ class Parts:
     memory: KVMemory
     exchange: Exchange
     keeping: Keeping
+    coming: Coming
     prefixes: Prefixes
     names: PoolNames
     settings: WorkerSettings
@@ -113,6 +116,8 @@ class Job(ABC):
         # Of the computing thread.
         self.holds = 0
         self._loading = False
+        self._copies = 0
+        self._own = 0
         self.over = False
         self._closed = False
         # Of the loop.
@@ -200,6 +205,8 @@ class Job(ABC):
     def finish(self) -> None:
         """Nothing is computed any more: give the blocks back when no transfer uses them."""
         self.over = True
+        if not self._copies:
+            self.parts.coming.end(self)
         self._close()
 
     def hold(self) -> None:
@@ -216,7 +223,7 @@ class Job(ABC):
         """Hook: a transfer has ended."""
 
     def _close(self) -> None:
-        if self.over and not self.holds and not self._closed:
+        if self.over and not self.holds and not self._copies and not self._closed:
             self._closed = True
             self.parts.computing.engine.release(self.sequence)
             self.parts.loop.call_soon_threadsafe(self.parts.over, self)
@@ -224,25 +231,55 @@ class Job(ABC):
     # The prefix.
 
     def blocks_wanted(self) -> int:
-        """How many blocks of the prompt may come from the pool: not the one with its last token."""
+        """How many blocks of the prompt may come from others."""
+        limit = getattr(self.message, "prefix_blocks", -1)
+        return self.blocks_most if limit < 0 else min(self.blocks_most, limit)
+
+    @property
+    def blocks_most(self) -> int:
+        """How many need not be computed: the one with the prompt's last token always is."""
         if not self.message.use_pool or not self.parts.pool.configured:
             return 0
-        most = (len(self.prompt) - 1) // self.parts.block_tokens
-        limit = self.message.prefix_blocks
-        return most if limit < 0 else min(most, limit)
-
-    def prefix(self) -> tuple[int, bool]:
-        """How many blocks to load, at most, and whether they are known to be in the pool."""
-        return self.blocks_wanted(), False
+        return (len(self.prompt) - 1) // self.parts.block_tokens
 
     def opened(self) -> None:
-        """Begin to load the prefix."""
+        """Begin to load the prefix, or wait for another prompt that is about to have it."""
         self.times.opened = time.monotonic()
-        blocks, known = self.prefix()
+        self.look_for_prefix()
+
+    def look_for_prefix(self) -> None:
+        """Find out how much of the prompt need not be computed."""
+        if self.over:
+            return
+        if not self.blocks_most:
+            self._found(0)
+        elif not self._awaits_another():
+            self.start_fetch(self.blocks_wanted(), known=False)
+
+    def load_known(self, blocks: int) -> None:
+        """Load so many blocks, which are known to be there."""
         if blocks:
-            self.start_fetch(blocks, known=known)
+            self.start_fetch(blocks, known=True)
         else:
             self._found(0)
+
+    def _awaits_another(self) -> bool:
+        """Whether it does; otherwise others may wait for it."""
+        coming, chain = self.parts.coming, self._chain()
+        self._own = own = self.parts.keeping.kept.length(chain)
+        ahead = chain[own : self.blocks_most][:1]
+        if ahead and coming.wait(ahead[0], self.look_for_prefix):
+            return True
+        coming.begin(self, chain[own:])
+        return False
+
+    def _chain(self) -> list[bytes]:
+        """Names of its blocks, if they are kept when they are computed."""
+        names = self.parts.names
+        whole = len(self.sequence.layers) == names.layers
+        if not (self._storing and whole and names.known):
+            return []
+        return chain_of(self.digests(names.layers - 1))
 
     @property
     def fetch_until(self) -> float:
@@ -268,6 +305,7 @@ class Job(ABC):
             tokens=self.prompt,
             layers=self.sequence.layers,
             blocks_max=blocks,
+            own_max=blocks if known else self.blocks_most,
             known=known,
             until=self.fetch_until,
             found=lambda count: post(lambda: found(count)),
@@ -282,6 +320,7 @@ class Job(ABC):
         self.cached = count * self.parts.block_tokens
         self.sequence.computed = self.cached
         self.sequence.ready = True
+        self.parts.coming.found(self, count - self._own)
         self.started()
 
     def started(self) -> None:
@@ -376,18 +415,22 @@ class Job(ABC):
 
     def keep(self, blocks: int) -> None:
         """Keep the first of its blocks here, for requests to come."""
-        names, first = self.parts.names, self.cached // self.parts.block_tokens
-        whole = len(self.sequence.layers) == names.layers
-        if not (self._storing and whole and blocks and names.known):
+        chain = self._chain()[:blocks]
+        if not chain:
             return
         post = self.parts.computing.post
-        self.hold()
+        self._copies += 1
         self.parts.keeping.keep(
-            self.digests(names.layers - 1)[:blocks],
+            chain,
             self.sequence.blocks[:blocks],
-            pulled=first,
-            done=lambda: post(self.unhold),
+            pulled=self.cached // self.parts.block_tokens,
+            done=lambda: post(self._kept),
         )
+
+    def _kept(self) -> None:
+        self._copies -= 1
+        self.parts.coming.end(self)
+        self._close()
 
     def pool_blocks(self) -> int:
         """Blocks from the first one on that are in the pool, as far as this worker knows."""
@@ -449,6 +492,7 @@ class Prefilling(Job):
         if reason in ("stop", "length"):
             self._stopped = reason
         self._computed = True
+        self.keep(len(self.prompt) // self.parts.block_tokens)
         if self.pusher is not None:
             self.hold()
             self.pusher.finish()
@@ -458,7 +502,6 @@ class Prefilling(Job):
         """All KV has arrived: say where it is."""
         if self._computed and not self.holds and not self.over:
             self.tell(self.done())
-            self.keep(len(self.prompt) // self.parts.block_tokens)
             self.finish()
 
     def done(self) -> p.Done:
@@ -483,6 +526,7 @@ class Generating(Job):
         if self._returning:
             return
         super().prefilled(token, logprob)
+        self.keep(len(self.prompt) // self.parts.block_tokens)
         if token >= 0:
             self.token(token, logprob)
 

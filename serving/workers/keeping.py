@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING
 from eviction import create_policy
 from serving.workers import protocol as p
 from serving.workers.kept import Kept
-from serving.workers.naming import chain_of, split
+from serving.workers.naming import split
 from transfer_engine.errors import StoreError
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from serving.workers.exchange import Exchange
     from serving.workers.settings import WorkerSettings
@@ -80,7 +77,7 @@ class Keeping:
 
     def keep(
         self,
-        digests: NDArray[np.uint64],
+        chain: Sequence[bytes],
         blocks: Sequence[int],
         *,
         pulled: int,
@@ -90,7 +87,7 @@ class Keeping:
 
         `done` is called once, when the cache's blocks are no longer read.
         """
-        chain, now = chain_of(digests), time.monotonic()
+        now = time.monotonic()
         claimed = [] if self._nothing else self.kept.claim(chain, pulled=pulled, now=now)
         if not claimed:
             done()

@@ -74,6 +74,11 @@ class Kept:
         """How many of them are copies of what others have."""
         return len(self._used_at)
 
+    def length(self, chain: Sequence[bytes]) -> int:
+        """How many blocks from the start of a chain are kept."""
+        with self._lock:
+            return len(self._prefix(chain))
+
     def names(self) -> list[bytes]:
         """All that is kept."""
         with self._lock:

@@ -55,7 +55,7 @@ class Fetch:
     tokens: NDArray[np.int64]
     layers: range
     blocks_max: int
-    """How many blocks may be loaded."""
+    """How many blocks may be loaded from others."""
     known: bool
     """Whether they are known to be there, so that nothing has to be looked up."""
     until: float
@@ -63,6 +63,8 @@ class Fetch:
     """Takes how many blocks there are; then `blocks` must be set, or none are loaded."""
     ended: Callable[[], object]
     """The memory is no longer written to."""
+    own_max: int = 0
+    """How many may be this worker's own."""
     source: str = ""
     """The worker that is asked before the pool is."""
     pool_only: bool = False
@@ -172,16 +174,17 @@ class Prefixes:
         places = (self._own, self._lent, self._pooled)
         at = 0
         for place in places[2:] if fetch.pool_only else places:
-            if at >= fetch.blocks_max or fetch.left_s <= 0:
-                break
+            most = fetch.own_max if place == self._own else fetch.blocks_max
+            if at >= most or fetch.left_s <= 0:
+                continue
             stretch = place(fetch, at)
             if stretch is not None:
                 stretches.append(stretch)
                 at = stretch.last
         return stretches
 
-    def _chain(self, fetch: Fetch, first: int) -> list[bytes]:
-        tokens = fetch.tokens[: fetch.blocks_max * self._names.block_tokens]
+    def _chain(self, fetch: Fetch, first: int, last: int) -> list[bytes]:
+        tokens = fetch.tokens[: last * self._names.block_tokens]
         return chain_of(self._names.index(tokens)[first:])
 
     def _load(self, fetch: Fetch, stretches: list[_Stretch]) -> None:
@@ -199,7 +202,7 @@ class Prefixes:
     # -- where a prefix may come from
 
     def _own(self, fetch: Fetch, first: int) -> _Stretch | None:
-        slots = self._keeping.pin(self._chain(fetch, first))
+        slots = self._keeping.pin(self._chain(fetch, first, fetch.own_max))
         if not slots:
             return None
         fetch.own = len(slots)
@@ -212,7 +215,7 @@ class Prefixes:
     def _lent(self, fetch: Fetch, first: int) -> _Stretch | None:
         if not fetch.source:
             return None
-        names = self._chain(fetch, first)
+        names = self._chain(fetch, first, fetch.blocks_max)
         if not names:
             return None
         client, lasts_s = self._peer(fetch.source), min(fetch.left_s, _LEND_S)

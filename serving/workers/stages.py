@@ -125,9 +125,9 @@ class Stage(Prefilling):
         if following is not None:
             self.sequence.forward = ChunkSender(self, following).forward
 
-    def prefix(self) -> tuple[int, bool]:
-        """The blocks that the leader found."""
-        return self.message.start // self.parts.block_tokens, True
+    def look_for_prefix(self) -> None:
+        """Load the blocks that the leader found."""
+        self.load_known(self.message.start // self.parts.block_tokens)
 
     def prefix_lost(self) -> None:
         """Nobody sends what comes before the prefix's end: wait to be ended by the leader."""
@@ -276,9 +276,9 @@ class Leading(Prefilling):
             self._places.append(place)
             self.released()
 
-    def prefix(self) -> tuple[int, bool]:
-        """The blocks that `_look` found."""
-        return self._start // self.parts.block_tokens, True
+    def look_for_prefix(self) -> None:
+        """Load the blocks that `_look` found."""
+        self.load_known(self._start // self.parts.block_tokens)
 
     def prefix_lost(self) -> None:
         """Other stages count on it too: dissolve the group and compute the prompt alone."""

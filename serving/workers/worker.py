@@ -29,6 +29,7 @@ from serving.engine.engine import Engine
 from serving.engine.loading import load_model
 from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
+from serving.workers.coming import Coming
 from serving.workers.computing import Computing
 from serving.workers.decoding import Decoding
 from serving.workers.exchange import Exchange, kv_segment
@@ -156,6 +157,7 @@ class Worker:
             memory,
             exchange,
             keeping,
+            Coming(),
             prefixes,
             pool.names,
             settings,

@@ -181,6 +181,10 @@ OBSERVED = {
     "balancing": Observation(
         {"balancing": 2.0}, attribute(lambda system: place(system, PrefillView("p0")).pulled)
     ),
+    "placement": Observation(
+        {"placement": "local-cache"},
+        attribute(lambda system: place(system, PrefillView("p0")).pulled),
+    ),
     "ttft_s": Observation({"ttft_s": 0.5}, refused(ttft_s=1.0)),
     "tbt_s": Observation({"tbt_s": 0.1}, refused(batches=(6, 6)), {"admission": "load"}),
     "deadline_s": Observation({"deadline_s": 50.0}, completion(timeout=100)),

@@ -2,13 +2,14 @@
 
 import contextlib
 import itertools
+import threading
 
 from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
 from serving.workers.settings import settings_from
 from serving.workers.worker import Worker
 from tests.serving.engine.support import prompts
-from tests.waiting import until_async
+from tests.waiting import PATIENCE_S, until_async
 
 # What the pool is given is no part of what most tests say: a slow machine needs more than usual.
 NANO = {
@@ -94,6 +95,34 @@ async def disaggregated(first, second, prompt, *, count=8, sampling=GREEDY, push
     return out + tokens_of(rest)
 
 
+@contextlib.contextmanager
+def held(worker):
+    """Hold what computes between two steps."""
+    reached, go = threading.Event(), threading.Event()
+
+    def hold():
+        reached.set()
+        go.wait(PATIENCE_S)
+
+    worker.parts.computing.post(hold)
+    assert reached.wait(PATIENCE_S)
+    try:
+        yield worker.parts.computing
+    finally:
+        go.set()
+
+
+async def cancelled_at(client, stream, kind):
+    """Leave a stream at its first event of a kind."""
+    seen = []
+    async for event in stream:
+        seen.append(type(event))
+        if isinstance(event, kind):
+            break
+    await stream.aclose()
+    assert seen[-1] is kind, f"the stream ended without {kind.__name__}: {seen}"
+
+
 class Fleet:
     """Workers of one test in its own event loop, with a client each."""
 
@@ -150,6 +179,6 @@ async def fleet():
 
 
 __all__ = [
-    "Fleet", "asking_for_room", "decode", "disaggregated", "fleet", "generate", "kinds", "new_id",
-    "prefill", "prompts", "tokens_of",
+    "Fleet", "asking_for_room", "cancelled_at", "decode", "disaggregated", "fleet", "generate",
+    "held", "kinds", "new_id", "prefill", "prompts", "tokens_of",
 ]  # fmt: skip

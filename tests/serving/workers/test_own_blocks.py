@@ -225,3 +225,47 @@ async def test_blocks_are_read_from_other_processes(store, way):
         finally:
             workers.children[0].signal(signal.SIGCONT)
             await asyncio.gather(first.close(), second.close())
+
+
+async def test_prompts_that_begin_alike_and_come_together_compute_that_once(store):
+    """Those behind the first one wait for what it computes, and compute their own ends."""
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        ends = prompts(4, seed=63, shortest=20, longest=40)
+        asked = [[*LONG[:480], *end] for end in ends]
+        alone = [
+            tokens_of(await generate(client, each, use_pool=False, store=False)) for each in asked
+        ]
+        served = await asyncio.gather(*(generate(client, each) for each in asked))
+        assert [tokens_of(events) for events in served] == alone
+        found = sorted(events[-1].cached_tokens for events in served)
+        assert found == [0, 480, 480, 480]
+        assert not len(running.workers[0].parts.coming)
+
+
+async def test_a_prompt_whose_forerunner_is_cancelled_computes_for_itself(store):
+    async with fleet() as running:
+        client = await running.add(pool_url=store.url)
+        expected = tokens_of(await generate(client, LONG, use_pool=False, store=False))
+        engine, coming = running.engine(0), running.workers[0].parts.coming
+        plain, reached, go = engine._chunk, asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def held(sequence):
+            loop.call_soon_threadsafe(reached.set)
+            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(PATIENCE_S)
+            engine._chunk = plain
+            return plain(sequence)
+
+        engine._chunk = held
+        first = asyncio.ensure_future(generate(client, LONG))
+        await asyncio.wait_for(reached.wait(), PATIENCE_S)
+        second = asyncio.ensure_future(generate(client, LONG))
+        await until_async(lambda: len(running.workers[0]._jobs) == 2)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        go.set()
+        events = await second
+        assert tokens_of(events) == expected
+        assert events[-1].cached_tokens <= 64  # the first one's first chunk is in the pool
+        assert not len(coming)
