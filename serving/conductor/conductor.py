@@ -31,6 +31,7 @@ from serving.conductor.fleet import Fleet
 from serving.conductor.hints import HINTS_MAX, HintsFullError, hint_prompt
 from serving.conductor.life import Life, Shared
 from serving.conductor.pool_watch import PoolWatch
+from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import PrefixIndex
 from serving.scheduling.requests import Failure
 from serving.scheduling.scheduler import Scheduler
@@ -89,7 +90,8 @@ class Conductor:
         self._under_way = 0
         self._hints = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._shared = Shared(self.scheduler, self.fleet, self.stats, clock, self._matches, push)
+        self.holdings = Holdings(self.index, self._named)
+        self._shared = Shared(self.scheduler, self.fleet, self.stats, clock, self.holdings, push)
 
     @property
     def card(self) -> ModelCard | None:
@@ -180,13 +182,12 @@ class Conductor:
     def _identity(self) -> Identity | None:
         return self._own_identity if self.pool is None else self.pool.identity
 
-    def _matches(self, tokens: Sequence[int]) -> dict[str, int]:
-        """How many tokens of a prompt each holder has, in whole blocks."""
+    def _named(self, tokens: Sequence[int]) -> tuple[list[bytes], int]:
+        """The names of a prompt's whole blocks, and their size."""
         names = self.names
-        if names is None or not self.index or len(tokens) < names.block_tokens:
-            return {}
-        found = self.index.match(chain_of(names.index(tokens)))
-        return {holder: count * names.block_tokens for holder, count in found.items()}
+        if names is None or len(tokens) < names.block_tokens:
+            return [], 0
+        return chain_of(names.index(tokens)), names.block_tokens
 
     # -- roles
 

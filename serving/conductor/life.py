@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from serving.conductor.fleet import Fleet, Member
+    from serving.scheduling.holdings import Holdings
     from serving.scheduling.requests import Outcome, Request
     from serving.scheduling.scheduler import Scheduler
     from serving.scheduling.stats import Stats
@@ -29,14 +30,13 @@ __all__ = ["Life", "Shared"]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the requests of one conductor share: decisions, workers, figures and a clock."""
+    """What the requests of one conductor share: decisions, workers, blocks, figures and a clock."""
 
     scheduler: Scheduler
     fleet: Fleet
     stats: Stats
     clock: Callable[[], float]
-    matches: Callable[[Sequence[int]], dict[str, int]]
-    """How many tokens of a prompt each holder has."""
+    holdings: Holdings
     push: bool
     """Whether prefill workers hand KV straight to decode workers."""
 
@@ -48,7 +48,7 @@ class Life:
         self._shared = shared
         self._request = request
         self._now = now = shared.clock
-        self._course = Course(request, shared.scheduler, shared.stats, shared.matches, now())
+        self._course = Course(request, shared.scheduler, shared.stats, shared.holdings, now())
 
     async def outcomes(self) -> AsyncGenerator[Outcome, None]:
         """Everything that happens, the end last."""

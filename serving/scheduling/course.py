@@ -1,6 +1,6 @@
 """The life of one request as a state machine: prefill, decode, and going on elsewhere.
 
-    course = Course(request, scheduler, stats, matches, now)
+    course = Course(request, scheduler, stats, holdings, now)
     while not isinstance(act := course.next(now), Finish | Failure):
         ...                     # do it, and say what came of it: `started`, `first`, `failed`, ...
     course.close(now)
@@ -22,15 +22,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from serving.scheduling.holdings import Found
 from serving.scheduling.index import POOL
 from serving.scheduling.requests import Failure, Finish
 from serving.scheduling.stats import RequestLine
 from serving.scheduling.views import Demand, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import TypeAlias
 
+    from serving.scheduling.holdings import Holdings
     from serving.scheduling.requests import Request
     from serving.scheduling.scheduler import Admission, Scheduler
     from serving.scheduling.stats import Stats
@@ -107,25 +109,26 @@ class _Stage(Enum):
 
 
 class Course:
-    """One request under way. `matches` says how many tokens of a prompt each holder has."""
+    """One request under way. `holdings` says how much of a prompt who has, and who will."""
 
     def __init__(
         self,
         request: Request,
         scheduler: Scheduler,
         stats: Stats,
-        matches: Callable[[Sequence[int]], dict[str, int]],
+        holdings: Holdings,
         now: float,
     ) -> None:
         self._request = request
         self._scheduler = scheduler
         self._stats = stats
-        self._find = matches
+        self._holdings = holdings
         self._until = now + request.deadline_s
         self._stage = _Stage.ARRIVED
         self._end: Finish | Failure | None = None
         self._generated: list[int] = []
-        self._matches: dict[str, int] = {}
+        self._found = Found((), {}, {})
+        self._expecting = ""
         self._admission: Admission | None = None
         # Of the present attempt: what it computes, how that ended, what is loaded meanwhile.
         self._prompt: tuple[int, ...] = ()
@@ -208,10 +211,12 @@ class Course:
         self._prompt = (*self._request.tokens, *self._generated)
         self.line.stage = "prefill"
         moved = place.pulled * self._scheduler.costs.kv_bytes
+        self._expecting = place.prefill
+        self._holdings.expect(self._expecting, self._found.chain)
         self._loading = place.source or POOL, moved
         self._scheduler.costs.transfer.begin(*self._loading)
         # Where computing is quicker nothing more is loaded than is there already.
-        declined = not place.source and self._matches.get(POOL, 0) > place.cached
+        declined = not place.source and self._found.matches.get(POOL, 0) > place.cached
         return Compute(
             self._attempt(),
             self._prompt,
@@ -258,6 +263,9 @@ class Course:
         stats.end(self.line, now, outcome)
 
     def _end_loading(self) -> None:
+        holder, self._expecting = self._expecting, ""
+        if holder:
+            self._holdings.settle(holder, self._found.chain)
         (source, count), self._loading = self._loading, ("", 0)
         if source:
             self._scheduler.costs.transfer.end(source, count)
@@ -343,8 +351,9 @@ class Course:
 
     def _demand(self) -> Demand:
         tokens = [*self._request.tokens, *self._generated]
-        self._matches = self._find(tokens)
-        return Demand(len(tokens), self._matches, self._left(), self._request.priority)
+        self._found = found = self._holdings.find(tokens)
+        left, priority = self._left(), self._request.priority
+        return Demand(len(tokens), found.matches, left, priority, found.coming)
 
     def _fail(self, code: str, message: str, status: int, retry_after_s: float = 0.0) -> None:
         self._end = Failure(code, message, status, retry_after_s)

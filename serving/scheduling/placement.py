@@ -72,6 +72,12 @@ def _local(demand: Demand, own: int, costs: Costs) -> Placement:
     )
 
 
+def _own(demand: Demand, instance: PrefillView) -> int:
+    """What an instance has itself, or will have when the request leaves its queue."""
+    name = instance.name
+    return min(max(demand.matches.get(name, 0), demand.coming.get(name, 0)), demand.tokens)
+
+
 def _quickest(
     demand: Demand, instances: Iterable[PrefillView], placed: Callable[[int], Placement]
 ) -> Placement | None:
@@ -79,7 +85,7 @@ def _quickest(
     by_own: dict[int, Placement] = {}
     best, least_s, queue_s, name = None, math.inf, 0.0, ""
     for instance in instances:
-        own = min(demand.matches.get(instance.name, 0), demand.tokens)
+        own = _own(demand, instance)
         found = by_own.get(own)
         if found is None:
             found = by_own[own] = placed(own)
@@ -91,7 +97,7 @@ def _quickest(
 
 def _on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
     """The request on an instance that was chosen for another reason."""
-    own = min(demand.matches.get(instance.name, 0), demand.tokens)
+    own = _own(demand, instance)
     return _local(demand, own, costs)._replace(prefill=instance.name, queue_s=instance.queue_s)
 
 

@@ -32,13 +32,15 @@ class Demand:
     """One request as placement sees it.
 
     `matches` is how many *tokens* of its prompt each holder has (`PrefixIndex.match`, times the
-    block size); `max_new_tokens` bounds the answer.
+    block size), `coming` what each instance will have when what waits there is computed;
+    `max_new_tokens` bounds the answer.
     """
 
     tokens: int
     matches: Mapping[str, int] = field(default_factory=dict)
     max_new_tokens: int = 0
     priority: int = 0
+    coming: Mapping[str, int] = field(default_factory=dict)
 
 
 class PrefillView(NamedTuple):

@@ -26,7 +26,7 @@ from serving.workers.protocol import Sampling
 from tests.soak.overload import print_table
 
 SYSTEM_PROMPTS = 4
-SYSTEM_TOKENS = 2048
+SYSTEM_TOKENS = 1024
 TURN_TOKENS = 64
 ANSWER_TOKENS = 16
 DEADLINE_S = 120.0

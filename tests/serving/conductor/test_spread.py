@@ -84,7 +84,7 @@ class System:
 
     def held(self, prompt):
         """How many tokens of a prompt each worker keeps, as the index has it."""
-        matches = self.conductor._matches(prompt)
+        matches = self.conductor.holdings.find(prompt).matches
         return [matches.get(name, 0) for name in self.names]
 
     @contextlib.contextmanager

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from serving.engine.sampling import Sampling
 from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
-from serving.scheduling.index import POOL
+from serving.scheduling.holdings import Holdings
+from serving.scheduling.index import POOL, PrefixIndex
 from serving.scheduling.requests import Failure, Finish, Request
 from serving.scheduling.stats import Stats
 from tests.serving.scheduling.test_scheduler import make
@@ -23,10 +24,11 @@ class Played:
         asked = {"max_new_tokens": 8, "deadline_s": 60.0} | more
         self.request = Request("r", PROMPT, Sampling(), **asked)
         self.now = 0.0
-        found = matches or {}
-        self.course = Course(
-            self.request, self.scheduler, self.stats, lambda tokens: dict(found), 0.0
-        )
+        index = PrefixIndex()
+        for holder, count in (matches or {}).items():
+            index.add(holder, range(count))
+        self.holdings = Holdings(index, lambda tokens: (range(len(tokens)), 1))
+        self.course = Course(self.request, self.scheduler, self.stats, self.holdings, 0.0)
 
     def next(self, kind):
         """What is to be done now, which has to be of a kind."""
@@ -47,6 +49,8 @@ class Played:
         self.course.close(self.now)
         self.scheduler.ledger.check_integrity([])
         assert self.scheduler.costs.transfer._in_flight == {}
+        assert not self.holdings._counts
+        assert not self.holdings._expected.holders
         assert sum(self.stats.outcomes.values()) == 1
 
 

@@ -124,3 +124,13 @@ def test_an_answer_goes_where_exactly_enough_is_free(free, fits):
 def test_a_threshold_below_one_is_refused():
     with pytest.raises(ValueError, match="balancing"):
         CacheCentric(balancing=0.5)
+
+
+def test_what_an_instance_will_have_counts_there_and_cannot_be_pulled():
+    """Behind the prompt that computes it, computing it again elsewhere would take longer."""
+    queues = [PrefillView("p0", 0.5), PrefillView("p1")]
+    found = CacheCentric().place(Demand(1000, coming={"p0": 900}), queues, costs())
+    assert (found.prefill, found.cached, found.source) == ("p0", 900, "")
+    longer = [PrefillView("p0", 50.0), PrefillView("p1")]
+    found = CacheCentric().place(Demand(1000, coming={"p0": 900}), longer, costs())
+    assert (found.prefill, found.cached, found.source) == ("p1", 0, "")

@@ -1,0 +1,75 @@
+"""What of a prompt lies where, and what will, once what was assigned is computed.
+
+    holdings = Holdings(index, name)
+    found = holdings.find(tokens)          # Found(chain, matches, coming), in tokens
+    holdings.expect("prefill-0", found.chain)
+    ...
+    holdings.settle("prefill-0", found.chain)   # computed, and told of; or never
+
+An instance that was given a prompt will have its blocks by the time at which a later prompt leaves
+its queue. Nobody can pull them before, so they count for that instance alone. Pure. O(blocks).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from serving.scheduling.index import PrefixIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+__all__ = ["Found", "Holdings"]
+
+
+class Found(NamedTuple):
+    """A prompt's blocks, and how many tokens of it each holder has, or will have."""
+
+    chain: Sequence[Hashable]
+    matches: Mapping[str, int]
+    coming: Mapping[str, int]
+
+
+class Holdings:
+    """An index of what is there, and what is expected beside it.
+
+    `name` takes tokens and returns the names of their whole blocks and the size of a block.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        name: Callable[[Sequence[int]], tuple[Sequence[Hashable], int]],
+    ) -> None:
+        self._index = index
+        self._name = name
+        self._expected = PrefixIndex()
+        self._counts: Counter[tuple[str, Hashable]] = Counter()
+
+    def find(self, tokens: Sequence[int]) -> Found:
+        """Who has how much of a prompt, and who will."""
+        chain, size = self._name(tokens)
+        there, coming = self._index.match(chain), self._expected.match(chain)
+        return Found(
+            chain,
+            {holder: count * size for holder, count in there.items()},
+            {holder: count * size for holder, count in coming.items()},
+        )
+
+    def expect(self, holder: str, chain: Sequence[Hashable]) -> None:
+        """An instance was given a prompt; `settle` follows once for each of these."""
+        self._counts.update((holder, block) for block in chain)
+        self._expected.add(holder, chain)
+
+    def settle(self, holder: str, chain: Sequence[Hashable]) -> None:
+        """It is computed, and the index has it; or it will not be."""
+        gone = []
+        for block in chain:
+            self._counts[holder, block] -= 1
+            if not self._counts[holder, block]:
+                del self._counts[holder, block]
+                gone.append(block)
+        self._expected.discard(holder, gone)
+        if not self._expected.holders.get(holder, 1):
+            self._expected.forget(holder)
