@@ -244,11 +244,11 @@ class Job(ABC):
 
     def opened(self) -> None:
         """Begin to load the prefix, or wait for another prompt that is about to have it."""
-        self.times.opened = time.monotonic()
         self.look_for_prefix()
 
     def look_for_prefix(self) -> None:
         """Find out how much of the prompt need not be computed."""
+        self.times.opened = time.monotonic()  # to wait for another prompt is no loading
         if self.over:
             return
         if not self.blocks_most:
@@ -277,7 +277,7 @@ class Job(ABC):
         """Names of its blocks, if they are kept when they are computed."""
         names = self.parts.names
         whole = len(self.sequence.layers) == names.layers
-        if not (self._storing and whole and names.known):
+        if not (self._storing and whole and names.known and self.parts.keeping.keeps):
             return []
         return chain_of(self.digests(names.layers - 1))
 

@@ -58,7 +58,8 @@ class Keeping:
         slots = max(1, settings.own_blocks)
         policy = create_policy(settings.own_policy, slots)
         self.kept = Kept(slots, policy, copy_idle_s=settings.copy_idle_s)
-        self._nothing = settings.own_blocks == 0
+        self.keeps = settings.own_blocks > 0
+        """Whether it keeps anything."""
         self._exchange = exchange
         self._loop = loop
         self._followers: list[_Follower] = []
@@ -88,7 +89,7 @@ class Keeping:
         `done` is called once, when the cache's blocks are no longer read.
         """
         now = time.monotonic()
-        claimed = [] if self._nothing else self.kept.claim(chain, pulled=pulled, now=now)
+        claimed = self.kept.claim(chain, pulled=pulled, now=now)
         if not claimed:
             done()
             return

@@ -127,6 +127,7 @@ class Stage(Prefilling):
 
     def look_for_prefix(self) -> None:
         """Load the blocks that the leader found."""
+        self.times.opened = time.monotonic()
         self.load_known(self.message.start // self.parts.block_tokens)
 
     def prefix_lost(self) -> None:
@@ -278,6 +279,7 @@ class Leading(Prefilling):
 
     def look_for_prefix(self) -> None:
         """Load the blocks that `_look` found."""
+        self.times.opened = time.monotonic()
         self.load_known(self._start // self.parts.block_tokens)
 
     def prefix_lost(self) -> None:
