@@ -130,6 +130,7 @@ class Life:
 
     async def _decode(self, act: Decode, worker: Member) -> AsyncGenerator[Piece, None]:
         course = self._course
+        course.line.decode = worker.hello.worker_id
         message = p.Decode(
             request_id=act.attempt,
             tokens=p.pack_tokens(act.prompt),
@@ -169,6 +170,7 @@ def _prefilled(done: p.Done) -> Prefilled:
         seconds.get("compute", 0.0),
         done.kv,
         done.stopped,
+        not done.kv.pushed,
         done.own_tokens,
     )
 

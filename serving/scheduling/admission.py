@@ -4,8 +4,8 @@ Load is a predicted time over its SLO; above 1 the SLO is missed. All policies r
 whose first token would come too late. They differ in how they look at decode instances:
 
     AtDecode    not at all on arrival: the decode instance refuses after prefill, whose work is lost
-    ByLoad      their load now. While a prefill runs the picture changes, so prefill and decode
-                instances take turns at being overloaded and idle
+    ByLoad      the load now of the one that is chosen. While a prefill runs the picture changes, so
+                prefill and decode instances take turns at being overloaded and idle
     ByForecast  their load when this request would begin to decode: those that decode then, if each
                 decode lasts t_d, with all whose prefill has ended by then
 
@@ -40,8 +40,8 @@ class Outlook:
     """What is known when a request asks for admission.
 
     `ttft_s` is predicted for it, `queue_s` the part of it spent behind others, `tokens` the length
-    of its prompt. `decodes` are the decode instances with what they decode now; `under_way` says
-    when all requests decode.
+    of its prompt. `decode` is the instance that is chosen to decode it, of as many as `decodes`,
+    with what it decodes now; `under_way` says when all requests decode.
     """
 
     now: float
@@ -49,7 +49,8 @@ class Outlook:
     ttft_s: float
     queue_s: float
     tokens: int
-    decodes: Sequence[DecodeView]
+    decode: DecodeView
+    decodes: int
     under_way: UnderWay
     costs: Costs
 
@@ -108,11 +109,13 @@ class ByLoad:
 
     def refusal(self, outlook: Outlook) -> Rejection | None:
         """Refuse by the larger of both loads, the request itself included."""
-        if any(each.batch == 0 for each in outlook.decodes):
+        decode, cost = outlook.decode, outlook.costs.decode
+        if decode.batch == 0:
             return _prefill_refusal(outlook)
-        share = [_with_one_more(each, outlook) for each in outlook.decodes]
-        load = decode_load(share, outlook.costs, outlook.slo)
-        return _prefill_refusal(outlook) or _decode_refusal(load, outlook, "are")
+        tbt_s = cost.predict(decode.batch + 1, decode.tokens + outlook.tokens)
+        return _prefill_refusal(outlook) or _decode_refusal(
+            tbt_s / outlook.slo.tbt_s, outlook, "are"
+        )
 
 
 class ByForecast:
@@ -128,9 +131,7 @@ class ByForecast:
 
         Decode instances are taken as alike: what decodes then is spread evenly.
         """
-        count = len(outlook.decodes)
-        if not count:
-            return 0.0
+        count = outlook.decodes
         longest_s = outlook.costs.duration.seconds
         batch, tokens = outlook.under_way.at(outlook.now, moment, longest_s)
         batch, tokens = batch + 1, tokens + outlook.tokens
@@ -139,7 +140,3 @@ class ByForecast:
         if share == 1:
             return 0.0
         return outlook.costs.decode.predict(share, context) / outlook.slo.tbt_s
-
-
-def _with_one_more(view: DecodeView, outlook: Outlook) -> DecodeView:
-    return view._replace(batch=view.batch + 1, tokens=view.tokens + outlook.tokens)

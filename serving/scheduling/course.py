@@ -100,6 +100,8 @@ class Prefilled(NamedTuple):
     kv: Any
     stopped: str = ""
     """Why nothing is left to decode; empty where there is."""
+    movable: bool = False
+    """Whether any instance can decode it; else the one that was chosen."""
     own_tokens: int = 0
     """Those of the cached ones that were there already, and did not have to be loaded."""
 
@@ -234,6 +236,9 @@ class Course:
         assert self._admission is not None
         assert self._prefilled is not None
         self._stage, self._told_at, self.line.stage = _Stage.DECODING, now, "decode"
+        decode = self._admission.decode
+        if self._prefilled.movable:  # what was the best choice may have become another by now
+            decode = self._scheduler.decode_at(self._request.request_id, self._avoid)
         self._scheduler.decoding(now, self._request.request_id)
         return Decode(
             self._attempt(),
@@ -241,7 +246,7 @@ class Course:
             self._generated[-1],
             self._left() + 1,
             self._until - now,
-            self._admission.decode,
+            decode,
             self._prefilled.kv,
         )
 

@@ -155,6 +155,18 @@ class Ledger:
                 work.computing[request] = flight
         flight.began = now
 
+    def redirect(self, request: str, decode: str) -> None:
+        """Another instance will decode it."""
+        flight = self.flights.get(request)
+        if flight is None or flight.stage != PREFILL or flight.decode == decode:
+            return
+        for name, by in ((flight.decode, -1), (decode, 1)):
+            work = self._on(name)
+            self._coming(work, flight, by)
+            work.reserved += by * (flight.tokens + flight.max_new_tokens)
+        self._forget(flight.decode)
+        flight.decode = decode
+
     def decoding(self, now: float, request: str) -> None:
         """Its first token is there; it decodes from now on."""
         flight = self.flights.get(request)

@@ -22,7 +22,7 @@ from serving.scheduling.admission import ByForecast, Outlook, decode_load
 from serving.scheduling.costs import Costs
 from serving.scheduling.ledger import DECODE, PREFILL, Flight, Ledger
 from serving.scheduling.placement import CacheCentric, choose_decode
-from serving.scheduling.views import Placement, Rejection, Slo
+from serving.scheduling.views import Demand, Placement, Rejection, Slo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from serving.scheduling.pipelines import PipelineRule
     from serving.scheduling.placement import PlacementPolicy
     from serving.scheduling.roles import Change, RoleBalancer
-    from serving.scheduling.views import DecodeView, Demand
+    from serving.scheduling.views import DecodeView
 
 __all__ = ["Admission", "Loads", "Policies", "Scheduler"]
 
@@ -88,7 +88,8 @@ class Scheduler:
             ttft_s=chosen.placement.ttft_s,
             queue_s=chosen.placement.queue_s,
             tokens=demand.tokens,
-            decodes=decodes,
+            decode=next(each for each in decodes if each.name == chosen.decode),
+            decodes=len(decodes),
             under_way=self.ledger.under_way,
             costs=self.costs,
         )
@@ -108,6 +109,23 @@ class Scheduler:
         if isinstance(chosen, Admission):
             self._assign(now, request, demand, chosen)
         return chosen
+
+    def decode_at(self, request: str, avoid: frozenset[str]) -> str:
+        """Where a request whose prompt is computed decodes, by what instances do now.
+
+        For one whose KV any of them can load; without another choice it stays where it is.
+        """
+        flight = self.ledger.flights[request]
+        views = [
+            each if each.name != flight.decode else _without(each, flight)
+            for each in self.ledger.decode_views()
+            if each.name not in avoid
+        ]
+        left = flight.tokens + flight.max_new_tokens - flight.context
+        chosen = choose_decode(Demand(flight.context, {}, left), views, self.costs.decode)
+        if chosen is not None:
+            self.ledger.redirect(request, chosen.name)
+        return flight.decode
 
     def _choose(
         self,
@@ -202,3 +220,12 @@ class Scheduler:
         giving = decodes if change.to == PREFILL else prefills
         idlest = min(giving, key=lambda instance: len(ledger.on(instance.name)))
         return idlest.name, change
+
+
+def _without(view: DecodeView, flight: Flight) -> DecodeView:
+    """An instance as it would be without a request that comes to it."""
+    return view._replace(
+        free_tokens=view.free_tokens + flight.tokens + flight.max_new_tokens,
+        coming=view.coming - 1,
+        coming_tokens=view.coming_tokens - flight.context,
+    )

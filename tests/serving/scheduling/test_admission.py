@@ -20,7 +20,8 @@ def outlook(ttft_s=1.0, batches=(0, 0), under_way=(), decode_s=5.0, queue_s=0.5)
     expected = UnderWay()
     for begins in under_way:
         expected.add(begins, 10)
-    return Outlook(100.0, SLO, ttft_s, queue_s, 10, views, expected, models)
+    chosen = min(views, key=lambda view: view.batch)
+    return Outlook(100.0, SLO, ttft_s, queue_s, 10, chosen, len(views), expected, models)
 
 
 @pytest.mark.parametrize("policy", EVERY)
@@ -40,8 +41,7 @@ def test_who_would_be_alone_is_taken_whatever_is_predicted(policy):
     models = Costs(
         PrefillCost(), TransferCost(), DecodeCost((9.0, 9.0, 0.0)), DecodeDuration(5.0), 0
     )
-    views = [DecodeView("d0", 0), DecodeView("d1", 3)]
-    lone = Outlook(100.0, SLO, 50.0, 0.0, 10, views, UnderWay(), models)
+    lone = Outlook(100.0, SLO, 50.0, 0.0, 10, DecodeView("d0", 0), 2, UnderWay(), models)
     assert policy.refusal(lone) is None
 
 
@@ -51,6 +51,11 @@ def test_only_early_rejection_looks_at_decode():
     refusal = ByLoad().refusal(busy)
     assert "tokens would come 1.40 times" in refusal.reason
     assert refusal.retry_after_s == pytest.approx(5.0 * (1 - 1 / 1.4))
+
+
+def test_the_instance_that_is_chosen_counts_and_not_how_busy_others_are():
+    assert ByLoad().refusal(outlook(batches=(1, 40))) is None
+    assert ByLoad().refusal(outlook(batches=(5, 5))) is not None
 
 
 def test_a_forecast_counts_who_decodes_by_then():
@@ -75,9 +80,10 @@ def test_a_forecast_leaves_out_who_comes_later():
 
 
 def test_load_is_the_mean_over_instances():
-    found = outlook(batches=(10, 0))
-    assert decode_load(found.decodes, found.costs, SLO) == pytest.approx(1.0)
-    assert decode_load([], found.costs, SLO) == 0.0
+    costs = outlook().costs
+    views = [DecodeView("d0", 10), DecodeView("d1", 0)]
+    assert decode_load(views, costs, SLO) == pytest.approx(1.0)
+    assert decode_load([], costs, SLO) == 0.0
 
 
 def test_an_slo_of_nothing_is_refused():

@@ -8,6 +8,7 @@ from serving.engine.sampling import Sampling
 from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
 from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import POOL, PrefixIndex
+from serving.scheduling.ledger import Flight
 from serving.scheduling.requests import Failure, Finish, Request
 from serving.scheduling.stats import Stats
 from tests.serving.scheduling.test_scheduler import make
@@ -36,12 +37,13 @@ class Played:
         assert isinstance(act, kind), act
         return act
 
-    def prefill(self, cached=0, stopped="", kv="there"):
+    def prefill(self, cached=0, stopped="", kv="there", movable=False):
         """Compute a prompt well."""
         act = self.next(Compute)
         self.course.started(self.now, cached)
         self.course.first(self.now, 500)
-        self.course.prefilled(Prefilled(len(act.prompt) - cached, cached, 0.01, 0.1, kv, stopped))
+        told = Prefilled(len(act.prompt) - cached, cached, 0.01, 0.1, kv, stopped, movable)
+        self.course.prefilled(told)
         return act
 
     def close(self):
@@ -71,6 +73,22 @@ def test_a_prompt_is_computed_and_then_decoded():
     played.close()
     assert played.stats.prefill_s == pytest.approx(0.1)
     assert played.stats.cached_tokens == 64
+
+
+@pytest.mark.parametrize("movable", [False, True])
+def test_it_is_decoded_where_that_is_best_by_then_if_it_can_go_there(movable):
+    played = Played()
+    chosen = played.prefill(movable=movable).decode
+    for number in range(3):
+        flight = Flight(f"busy-{number}", 10, 10, 0, "p0", chosen, 0.0, 0.1, 0.1)
+        played.scheduler.ledger.assign(flight)
+        played.scheduler.decoding(0.0, flight.request)
+    assert (played.next(Decode).decode != chosen) == movable
+    for number in range(3):
+        played.scheduler.ended(0.0, f"busy-{number}", finished=True)
+    played.course.finished("stop")
+    played.next(Finish)
+    played.close()
 
 
 def test_one_token_needs_no_decode():

@@ -33,6 +33,7 @@ STEPS = st.lists(
         st.tuples(st.just("assign"), flights_on()),
         st.tuples(st.sampled_from(["started", "decoding", "ended"]), REQUESTS),
         st.tuples(st.just("grew"), REQUESTS),
+        st.tuples(st.just("redirect"), REQUESTS),
     ),
     max_size=40,
 )
@@ -94,6 +95,8 @@ def test_sums_are_those_of_the_requests(steps):
             ledger.assign(what)
         elif act == "grew":
             ledger.grew(what, 6000 + at)
+        elif act == "redirect":
+            ledger.redirect(what, DECODES[at % 2])
         elif act == "ended":
             assert ledger.flights.get(what) is ledger.ended(what)
         else:

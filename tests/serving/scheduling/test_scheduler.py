@@ -131,3 +131,29 @@ def test_a_pool_that_was_slow_once_is_pulled_from_again():
     # What would take a minute is computed in a second; what is never tried is never known.
     assert sources[:20] == [""] * 20
     assert sources[-1] == "pool"
+
+
+def test_a_decode_instance_is_chosen_again_when_the_prompt_is_computed():
+    """What was the best one on arrival may be busy by then; one that failed it is not chosen."""
+    scheduler = make(slo=Slo(1000.0, 1000.0))
+    first = scheduler.arrive(0.0, "r0", Demand(100, max_new_tokens=50))
+    assert first.decode == "d0"
+    assert scheduler.decode_at("r0", frozenset()) == "d0"
+    for number in range(3):
+        scheduler.ledger.instances["d1"].usable = False
+        scheduler.arrive(0.0, f"busy-{number}", Demand(100))
+        scheduler.decoding(0.1, f"busy-{number}")
+    scheduler.ledger.instances["d1"].usable = True
+    assert scheduler.decode_at("r0", frozenset({"d1"})) == "d0"
+    assert scheduler.decode_at("r0", frozenset()) == "d1"
+    scheduler.decoding(0.2, "r0")
+    busy, free = scheduler.ledger.decode_views()
+    assert (busy.batch, busy.coming, free.batch, free.coming) == (3, 0, 1, 0)
+    scheduler.ledger.check_integrity()
+
+
+def test_room_that_is_kept_for_a_request_is_no_reason_to_send_it_elsewhere():
+    scheduler = make(decodes=1, kv_tokens=150)
+    scheduler.arrive(0.0, "r0", Demand(100, max_new_tokens=50))
+    assert scheduler.decode_at("r0", frozenset()) == "d0"
+    assert scheduler.ledger.decode_views()[0].free_tokens == 0
