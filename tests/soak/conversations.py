@@ -1,4 +1,4 @@
-"""Conversations that share how they begin: `python -m tests.soak.conversations [--turns 256]`.
+"""Conversations that share how they begin: `python -m tests.soak.conversations [--turns 224]`.
 
 A system of real processes serves sessions, each of which begins with one of a few long system
 prompts and grows turn by turn. Turns come at random times (Poisson), from a session whose last
@@ -27,9 +27,11 @@ from tests.soak.overload import print_table
 
 SYSTEM_PROMPTS = 4
 SYSTEM_TOKENS = 1024
-TURN_TOKENS = 64
-ANSWER_TOKENS = 16
+TURN_TOKENS = 256
+ANSWER_TOKENS = 4
 DEADLINE_S = 120.0
+KV_BLOCKS = 1024
+"""So many that none is refused for want of them."""
 
 
 @dataclass
@@ -130,9 +132,10 @@ async def play(policy, options, rate):
         requests_max=10_000,
         model=options.model,
         placement=policy,
+        balancing=options.balancing,
         ttft_s=1000.0,
         tbt_s=1000.0,
-        worker={"own_blocks": options.own_blocks},
+        worker={"own_blocks": options.own_blocks, "kv_blocks": KV_BLOCKS},
     )
     async with ServingSystem(settings) as system:
         source, cold = random.Random(options.seed + 2), Outcome()
@@ -150,6 +153,7 @@ async def run(options) -> int:
     for policy in options.policies.split(","):
         outcome, rate = await play(policy, options, rate)
         rows[policy] = outcome.row()
+        print(f"{policy}: {rows[policy]['first token mean ms']} ms", flush=True)
     print_table(rows)
     if options.json:
         print(json.dumps(rows))
@@ -164,13 +168,14 @@ async def run(options) -> int:
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=224)
     parser.add_argument("--sessions", type=int, default=64)
-    parser.add_argument("--load", type=float, default=0.5, help="of prefill, if nothing is found")
+    parser.add_argument("--load", type=float, default=0.65, help="of prefill, if nothing is found")
     parser.add_argument("--rate", type=float, default=0.0, help="turns a second; 0: by --load")
     parser.add_argument("--policies", default=",".join(PLACEMENTS))
     parser.add_argument("--prefill", type=int, default=2)
     parser.add_argument("--decode", type=int, default=2)
+    parser.add_argument("--balancing", type=float, default=1.5)
     parser.add_argument("--own-blocks", type=int, default=256)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--seed", type=int, default=1)
