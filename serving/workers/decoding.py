@@ -16,8 +16,8 @@ from serving.workers import protocol as p
 from serving.workers.jobs import Generating
 
 if TYPE_CHECKING:
+    from serving.workers.incoming import Incoming
     from serving.workers.jobs import Parts
-    from serving.workers.receiving import Incoming
 
 __all__ = ["Decoding", "retry_after_ms", "take_blocks"]
 

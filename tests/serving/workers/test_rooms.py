@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from serving.workers import incoming, receiving
 from serving.workers import protocol as p
-from serving.workers import receiving
 from serving.workers.client import WorkerClient
 from tests.serving.workers.support import (
     asking_for_room,
@@ -192,7 +192,7 @@ async def test_room_that_is_given_up_while_it_is_asked_for_is_not_kept():
 
 async def test_room_for_kv_that_never_comes_is_given_back(monkeypatch):
     """Its sender is there, says nothing, and has had its time."""
-    monkeypatch.setattr(receiving, "STILL_S", 0.2)
+    monkeypatch.setattr(incoming, "STILL_S", 0.2)
     async with fleet() as running:
         client = await running.add("decode")
         await client.kv_open(asking_for_room(running.workers[0].card, "x", deadline_ms=200))
