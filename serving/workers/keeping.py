@@ -1,6 +1,6 @@
 """What a worker keeps of finished requests: filled, read again, lent to others, and told of.
 
-Blocks are copied from the cache when a request has ended, beside the engine. Who follows is told
+Blocks are copied from the cache once they are computed, beside the engine. Who follows is told
 what is kept, whole at first and then what changes; one that does not read is told the whole again
 when it does. Blocks are lent for a time: who reads them has to be done by then.
 
