@@ -39,8 +39,7 @@ class PrefillCost:
     def predict(self, tokens: int, cached: int) -> float:
         """How long it would take."""
         fixed_s, token_s, attention_s = self._fit.coefficients
-        cached = max(0, min(cached, tokens - 1))
-        more, squares = tokens - cached, tokens * tokens - cached * cached
+        _, more, squares = self._features(tokens, cached)
         return fixed_s + token_s * more + attention_s * squares
 
 

@@ -2,7 +2,7 @@
 
     fit = NonNegativeFit(prior=(0.002, 1e-4, 1e-9), scales=(1, 1000, 1e6))
     fit.observe((1.0, tokens, tokens**2), seconds)
-    fit.predict((1.0, 4096, 4096**2))
+    fixed_s, token_s, square_s = fit.coefficients
 
 Least squares with each measurement divided by its amount of work, so that short and long requests
 weigh about alike. (Dividing by the measured value would believe the quickest ones most.) Old ones
@@ -11,8 +11,7 @@ counts as a tenth of a measurement and fades faster. Coefficients that are not n
 extrapolation sane: a time that falls as work grows would send every long prompt to one place.
 
 There are few coefficients, so where one would be negative every subset of them is tried: O(2^k k^3)
-a measurement, and a prediction is O(k). For so few, plain numbers are quicker than arrays. Pure: no
-clock, no randomness.
+a measurement. For so few, plain numbers are quicker than arrays. Pure: no clock, no randomness.
 """
 
 from __future__ import annotations
@@ -67,11 +66,6 @@ class NonNegativeFit:
         # Now, since nobody waits for it: a request waits for a prediction.
         found = zip(self._solve(), self._scales, strict=True)
         self.coefficients = tuple(each / scale for each, scale in found)
-
-    def predict(self, features: Sequence[float]) -> float:
-        """The value expected for these features."""
-        value: float = sum(map(mul, self.coefficients, features))
-        return value
 
     def _solve(self) -> list[float]:
         """The best of all subsets of coefficients, the others being 0."""
