@@ -14,13 +14,13 @@ have one: what this client removes meanwhile is refused as if somebody else read
 
 from __future__ import annotations
 
+import mmap
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from mooncake_store.client.kernels import reading
-from mooncake_store.core.kernels.lines import LINE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Leases:
         while sets * reading.WAYS < entries_max:
             sets *= 2
         self._words = sets * reading.SET_WORDS
-        self._table = _aligned(self._words)
+        self._table = _untouched(self._words)
         self._lock = threading.Lock()
         # No lease of ours ends after this: then there is nothing to give back, and no need to look.
         self._latest = 0
@@ -151,7 +151,7 @@ class Leases:
 
     def _empty(self) -> None:
         if self._latest:  # else nothing was ever written, and shall not be memory now
-            self._table = _aligned(self._words)
+            self._table = _untouched(self._words)
         self._latest = 0
         self.epoch += 1
 
@@ -184,8 +184,9 @@ class Leases:
         return found if found.any() else None
 
 
-def _aligned(words: int) -> Column:
-    """Zeros that begin where a cache line does."""
-    memory = np.zeros(words + LINE, np.int64)
-    begin = -int(memory.ctypes.data) % (8 * LINE) // 8
-    return memory[begin : begin + words]
+def _untouched(words: int) -> Column:
+    """Zeros that begin where a page does, none of which is memory before it is written.
+
+    What `calloc` gives may be memory of before, cleared anew: a millisecond for each client.
+    """
+    return np.frombuffer(mmap.mmap(-1, words * 8, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.int64)

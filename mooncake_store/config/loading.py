@@ -23,9 +23,9 @@ Not done here: creating anything a setting names, and rendering. A load costs O(
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections import ChainMap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -163,27 +163,23 @@ def load_settings(
         ConfigError: a name is unknown, a value is impossible, or two contradict each other.
     """
     environ = os.environ if environ is None else environ
-    known = _Known([*family, program])
-    path = os.fspath(file) if file is not None else environ.get(FILE_VARIABLE, "")
+    ours = {name: environ[name] for name in environ if name.startswith(PREFIX)}
+    known = _known((*family, program))
+    path = os.fspath(file) if file is not None else ours.get(FILE_VARIABLE, "")
     document = _read_file(path, given=file is not None) if path else {}
     known.check_file(document, path)
-    links = {name for name in environ if name.startswith(PREFIX) and is_service_link(name, environ)}
+    links = {name for name in ours if is_service_link(name, ours)}
     given = {name: raw for name, raw in (overrides or {}).items() if raw is not None}
     settings = {setting.name: setting for setting in settings_of(program)}
     for name in given:
         if name not in settings:
             raise ConfigError(f"unknown setting {name!r} {source.where}{nearest(name, settings)}")
-    chosen = (profile or environ.get(PROFILE_VARIABLE, "")) if program.profiled else ""
-    variables = {name: raw for name, raw in environ.items() if raw and name not in links}
+    chosen = (profile or ours.get(PROFILE_VARIABLE, "")) if program.profiled else ""
+    variables = {name: raw for name, raw in ours.items() if raw and name not in links}
     in_profile = _from_profile(document, path, chosen, given=bool(profile))
-    strongest_first = [
-        _from_caller(given, source),
-        in_profile if profile else {},
-        _from_environment(settings.values(), variables),
-        in_profile,
-        _from_file(settings.values(), document, path),
-    ]
-    found = ChainMap(*strongest_first)
+    found = _from_file(settings.values(), document, path) | in_profile
+    found |= _from_environment(settings.values(), variables)
+    found |= (in_profile if profile else {}) | _from_caller(given, source)
     origins = {name: found[name].origin if name in found else DEFAULT for name in settings}
     values = {
         setting.attribute: setting.parse(
@@ -234,7 +230,9 @@ def _from_caller(given: Mapping[str, object], source: Source) -> dict[str, _Foun
 
 
 def _from_environment(settings: Iterable[Setting], environ: Mapping[str, str]) -> dict[str, _Found]:
-    found = {}
+    found: dict[str, _Found] = {}
+    if not environ:
+        return found
     for setting in settings:
         for place in setting.places:  # the more general one first
             variable = environment_name(place)
@@ -248,7 +246,9 @@ def _from_environment(settings: Iterable[Setting], environ: Mapping[str, str]) -
 def _from_file(
     settings: Iterable[Setting], document: Mapping[str, Any], path: str
 ) -> dict[str, _Found]:
-    found = {}
+    found: dict[str, _Found] = {}
+    if not document:
+        return found
     for setting in settings:
         for table, name in setting.places:
             given = document.get(table, {}) if table else document
@@ -307,6 +307,11 @@ def _read_file(path: str, *, given: bool) -> dict[str, Any]:
         raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
 
 
+@functools.cache
+def _known(programs: tuple[type[Settings], ...]) -> _Known:
+    return _Known(programs)
+
+
 class _Known:
     """Every name that any program of the family understands."""
 
@@ -347,7 +352,12 @@ class _Known:
                 _check_names(settings, self.profiled, f"{key}.{name}", path)
 
     def unknown_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return those that begin like ours, or are nearly ours, and are not, with the nearest."""
+        """Return those that are nobody's, or nearly ours, with the nearest that has a meaning.
+
+        Every variable of `environ` begins like ours.
+        """
+        if not environ:
+            return {}
         names = {FILE_VARIABLE, PROFILE_VARIABLE}
         names |= {
             environment_name((table, name)) for table in self.tables for name in self.tables[table]
@@ -357,8 +367,7 @@ class _Known:
         return {
             variable: _nearest_variable(variable, names)
             for variable in sorted(environ)
-            if variable.startswith(PREFIX)
-            and variable not in names | ENGINE_VARIABLES
+            if variable not in names | ENGINE_VARIABLES
             and not variable.startswith(foreign)
             and (variable.startswith(prefixes) or _is_misspelled(variable, names))
         }
