@@ -18,8 +18,7 @@ requests under way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from serving.scheduling.views import Rejection
 
@@ -35,8 +34,7 @@ __all__ = ["AdmissionPolicy", "AtDecode", "ByForecast", "ByLoad", "Outlook", "de
 _RETRY_MIN_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(NamedTuple):
     """What is known when a request asks for admission.
 
     `ttft_s` is predicted for it, `queue_s` the part of it spent behind others, `tokens` the length

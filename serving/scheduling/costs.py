@@ -27,19 +27,21 @@ class PrefillCost:
         self._fit = NonNegativeFit(prior, scales=(1.0, 1e3, 1e6))
 
     @staticmethod
-    def _features(tokens: int, cached: int) -> tuple[float, float, float]:
+    def _work(tokens: int, cached: int) -> tuple[int, int]:
         # The last token is always computed: its logits give the first token of the answer.
-        cached = max(0, min(cached, tokens - 1))
-        return 1.0, float(tokens - cached), float(tokens * tokens - cached * cached)
+        if cached >= tokens:
+            cached = max(0, tokens - 1)
+        return tokens - cached, tokens * tokens - cached * cached
 
     def observe(self, tokens: int, cached: int, seconds: float) -> None:
         """A prefill took so long, without waiting and without loading."""
-        self._fit.observe(self._features(tokens, cached), seconds)
+        more, squares = self._work(tokens, cached)
+        self._fit.observe((1.0, more, squares), seconds)
 
     def predict(self, tokens: int, cached: int) -> float:
         """How long it would take."""
         fixed_s, token_s, attention_s = self._fit.coefficients
-        _, more, squares = self._features(tokens, cached)
+        more, squares = self._work(tokens, cached)
         return fixed_s + token_s * more + attention_s * squares
 
 
@@ -92,7 +94,9 @@ class TransferCost:
         waiting = self._in_flight.get(source, 0)
         latency_s, byte_s = self._fit(source).coefficients
         learnt = latency_s + byte_s * (count + waiting)
-        return learnt * float(0.9 ** self._declined.get(source, 0))
+        if source not in self._declined:
+            return learnt
+        return learnt * float(0.9 ** self._declined[source])
 
     def _fit(self, source: str) -> NonNegativeFit:
         fit = self._fits.get(source)

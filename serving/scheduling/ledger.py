@@ -6,7 +6,8 @@ Its predicted seconds stand until reports replace them: a prefill that runs for 
 predicted counts as about to end, never as negative work.
 
 Sums are kept as requests come and go, so a view costs O(instances + prefills that run), however
-many requests wait or decode. Pure: time is an argument.
+many requests wait or decode, and what an instance decodes is put together anew only after it has
+changed. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class _Work:
     coming_tokens: int = 0
     reserved: int = 0
     """Tokens that all of these may come to have."""
+    view: DecodeView | None = field(default=None, compare=False)
+    """The last one of this, if nothing has changed since."""
 
     @property
     def nothing(self) -> bool:
@@ -96,6 +99,18 @@ class _Work:
             self.waiting[flight.priority] = count + by, work_ns + by * flight.predicted_ns
         else:
             del self.waiting[flight.priority]
+
+    def queue_s(self, now: float, priority: int) -> float:
+        """Predicted seconds that a new request of this priority would wait for."""
+        waits_ns = 0
+        for level, (_, work_ns) in self.waiting.items():
+            if level >= priority:
+                waits_ns += work_ns
+        total = 1e-9 * waits_ns
+        for flight in self.computing.values():
+            assert flight.began is not None
+            total += max(0.0, flight.predicted_s - (now - flight.began))
+        return total
 
 
 @dataclass(slots=True)
@@ -114,6 +129,8 @@ class Ledger:
     def join(self, instance: Instance) -> None:
         """An instance is there, or came back."""
         self.instances[instance.name] = instance
+        if instance.name in self._work:
+            self._work[instance.name].view = None  # its room may be another one
 
     def leave(self, name: str) -> None:
         """An instance is gone; requests on it are until they end."""
@@ -218,37 +235,33 @@ class Ledger:
 
     def prefill_views(self, now: float, priority: int = 0) -> list[PrefillView]:
         """The prefill instances with the work ahead of a request of this priority."""
+        works = self._work
         return [
-            PrefillView(each.name, self.queue_s(now, each.name, priority))
-            for each in self.of_role(PREFILL)
+            PrefillView(name, works[name].queue_s(now, priority) if name in works else 0.0)
+            for name, each in self.instances.items()
+            if each.role == PREFILL and each.usable
         ]
 
     def queue_s(self, now: float, name: str, priority: int = 0) -> float:
         """Predicted seconds of work that a new request would wait for on a prefill instance."""
-        work = self._work.get(name)
-        if work is None:
-            return 0.0
-        waits_ns = 0
-        for level, (_, work_ns) in work.waiting.items():
-            if level >= priority:
-                waits_ns += work_ns
-        total = 1e-9 * waits_ns
-        for flight in work.computing.values():
-            assert flight.began is not None
-            total += max(0.0, flight.predicted_s - (now - flight.began))
-        return total
+        return self._work[name].queue_s(now, priority) if name in self._work else 0.0
 
     def decode_views(self) -> list[DecodeView]:
         """The decode instances with their batches."""
         views = []
-        for each in self.of_role(DECODE):
-            work = self._work.get(each.name, _NOTHING)
-            free = each.kv_tokens - work.reserved
-            views.append(
-                DecodeView(
-                    each.name, work.batch, work.tokens, free, work.coming, work.coming_tokens
+        for name, each in self.instances.items():
+            if each.role != DECODE or not each.usable:
+                continue
+            work = self._work.get(name)
+            if work is None:
+                views.append(DecodeView(name, free_tokens=each.kv_tokens))
+                continue
+            if work.view is None:
+                free = each.kv_tokens - work.reserved
+                work.view = DecodeView(
+                    name, work.batch, work.tokens, free, work.coming, work.coming_tokens
                 )
-            )
+            views.append(work.view)
         return views
 
     def decoding_now(self) -> int:
@@ -258,9 +271,11 @@ class Ledger:
     # -- parts
 
     def _on(self, name: str) -> _Work:
+        """What is under way on an instance, to be changed."""
         work = self._work.get(name)
         if work is None:
             work = self._work[name] = _Work()
+        work.view = None
         return work
 
     def _forget(self, name: str) -> None:
@@ -286,7 +301,7 @@ class Ledger:
 
     def check_integrity(self, expected: Iterable[str] | None = None) -> None:
         """Sums are those of the requests. For tests; O(requests)."""
-        fresh = Ledger()
+        fresh = Ledger(self.instances)
         for request, flight in self.flights.items():
             assert flight.request == request
             fresh.assign(replace(flight, stage=PREFILL, began=None))
@@ -297,6 +312,7 @@ class Ledger:
                 )
         assert fresh.flights == self.flights
         assert fresh._work == self._work
+        assert fresh.decode_views() == self.decode_views()
         assert fresh._decoding == self._decoding
         assert len(self.under_way) == len(self.flights)
         if expected is not None:
@@ -306,6 +322,3 @@ class Ledger:
 def _computers(flight: Flight) -> set[str]:
     """Who computes a prompt, or a share of it."""
     return {flight.prefill, *flight.helpers}
-
-
-_NOTHING = _Work()

@@ -42,9 +42,10 @@ def _source(demand: Demand, costs: Costs) -> tuple[str, int]:
     longest = max(matches.values(), default=0)
     best = min(longest, demand.tokens)
     able = [name for name, count in matches.items() if count == longest]
+    if len(able) <= 1:
+        return (able[0] if able else ""), best
     count = best * costs.kv_bytes
-    holder = min(able, key=lambda name: costs.transfer.predict(name, count), default="")
-    return holder, best
+    return min(able, key=lambda name: costs.transfer.predict(name, count)), best
 
 
 class PlacementPolicy(Protocol):
@@ -57,48 +58,45 @@ class PlacementPolicy(Protocol):
         ...
 
 
-def _local(demand: Demand, own: int, costs: Costs) -> Placement:
-    """The request on some instance that uses what it has itself."""
-    seconds = costs.prefill.predict(demand.tokens, own)
-    return Placement(
-        prefill="",
-        cached=own,
-        source="",
-        pulled=0,
-        transfer_s=0.0,
-        queue_s=0.0,
-        prefill_s=seconds,
-        alternative_s=seconds,
-    )
+def _local(own: int, prefill_s: float, declined: str = "") -> Placement:
+    """A request on some instance that uses what it has itself."""
+    return Placement("", own, "", 0, 0.0, 0.0, prefill_s, prefill_s, declined)
 
 
-def _own(demand: Demand, instance: PrefillView) -> int:
+def _own(demand: Demand, name: str) -> int:
     """What an instance has itself, or will have when the request leaves its queue."""
-    name = instance.name
-    return min(max(demand.matches.get(name, 0), demand.coming.get(name, 0)), demand.tokens)
+    own = demand.matches.get(name, 0)
+    if demand.coming:
+        own = max(own, demand.coming.get(name, 0))
+    return min(own, demand.tokens)
 
 
 def _quickest(
     demand: Demand, instances: Iterable[PrefillView], placed: Callable[[int], Placement]
 ) -> Placement | None:
     """The instance with the least time to the first token; `placed` is by what one has itself."""
-    by_own: dict[int, Placement] = {}
-    best, least_s, queue_s, name = None, math.inf, 0.0, ""
+    by_own: dict[int, tuple[float, Placement]] = {}
+    best, least_s, chosen = None, math.inf, None
     for instance in instances:
-        own = _own(demand, instance)
+        name, queue_s = instance
+        own = _own(demand, name)
         found = by_own.get(own)
         if found is None:
-            found = by_own[own] = placed(own)
-        seconds = found.transfer_s + instance.queue_s + found.prefill_s
+            placement = placed(own)
+            found = by_own[own] = placement.ttft_s, placement
+        seconds = found[0] + queue_s
         if best is None or seconds < least_s:
-            best, least_s, queue_s, name = found, seconds, instance.queue_s, instance.name
-    return None if best is None else best._replace(prefill=name, queue_s=queue_s)
+            best, least_s, chosen = found[1], seconds, instance
+    if best is None or chosen is None:
+        return None
+    return best._replace(prefill=chosen.name, queue_s=chosen.queue_s)
 
 
 def _on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
     """The request on an instance that was chosen for another reason."""
-    own = _own(demand, instance)
-    return _local(demand, own, costs)._replace(prefill=instance.name, queue_s=instance.queue_s)
+    own = _own(demand, instance.name)
+    found = _local(own, costs.prefill.predict(demand.tokens, own))
+    return found._replace(prefill=instance.name, queue_s=instance.queue_s)
 
 
 class CacheCentric:
@@ -120,24 +118,16 @@ class CacheCentric:
         )
 
     def _placed(self, demand: Demand, own: int, holder: str, best: int, costs: Costs) -> Placement:
-        local = _local(demand, own, costs)
+        alone_s = costs.prefill.predict(demand.tokens, own)
         # Nothing of its own but something elsewhere counts as an infinite ratio.
-        if best <= local.cached * self._balancing:
-            return local
-        pulled = best - local.cached
-        pulling = Placement(
-            prefill="",
-            cached=best,
-            source=holder,
-            pulled=pulled,
-            transfer_s=costs.transfer.predict(holder, pulled * costs.kv_bytes),
-            queue_s=0.0,
-            prefill_s=costs.prefill.predict(demand.tokens, best),
-            alternative_s=local.prefill_s,
-        )
-        if self._weigh and pulling.transfer_s > pulling.saved_s:
-            return local._replace(declined=holder)
-        return pulling
+        if best <= own * self._balancing:
+            return _local(own, alone_s)
+        pulled = best - own
+        transfer_s = costs.transfer.predict(holder, pulled * costs.kv_bytes)
+        prefill_s = costs.prefill.predict(demand.tokens, best)
+        if self._weigh and transfer_s > max(0.0, alone_s - prefill_s):
+            return _local(own, alone_s, declined=holder)
+        return Placement("", best, holder, pulled, transfer_s, 0.0, prefill_s, alone_s)
 
 
 class LocalCache:
@@ -147,7 +137,9 @@ class LocalCache:
         self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
     ) -> Placement | None:
         """The instance with the least predicted time to the first token."""
-        return _quickest(demand, instances, lambda own: _local(demand, own, costs))
+        return _quickest(
+            demand, instances, lambda own: _local(own, costs.prefill.predict(demand.tokens, own))
+        )
 
 
 class LeastLoaded:

@@ -16,7 +16,7 @@ line of it. Each call costs what the views of the ledger cost: O(instances).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from serving.scheduling.admission import ByForecast, Outlook, decode_load
 from serving.scheduling.costs import Costs
@@ -48,8 +48,7 @@ class Policies:
     pipeline: PipelineRule | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """A request that is taken: where its prompt is computed and where its answer is."""
 
     placement: Placement
@@ -82,11 +81,12 @@ class Scheduler:
         chosen = self._choose(now, demand, decodes)
         if isinstance(chosen, Rejection):
             return chosen
+        placement = chosen.placement
         outlook = Outlook(
             now=now,
             slo=self.slo,
-            ttft_s=chosen.placement.ttft_s,
-            queue_s=chosen.placement.queue_s,
+            ttft_s=placement.ttft_s,
+            queue_s=placement.queue_s,
             tokens=demand.tokens,
             decode=next(each for each in decodes if each.name == chosen.decode),
             decodes=len(decodes),

@@ -1,8 +1,10 @@
 """Sums that are kept as requests come and go are those of the requests. Time is played."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.scheduling.kernels.moments import decode_at
 from serving.scheduling.ledger import DECODE, PREFILL, Flight, Instance, Ledger
 from serving.scheduling.under_way import UnderWay
 
@@ -122,14 +124,24 @@ def test_who_is_gone_leaves_no_trace_once_its_requests_have_ended():
     assert ledger._work == {}
 
 
+def test_an_instance_that_comes_back_with_other_room_is_seen_with_that():
+    ledger = Ledger()
+    ledger.join(Instance("d0", DECODE, kv_tokens=100))
+    ledger.assign(Flight("r0", 10, 10, 0, "p0", "d0", 0.0, 1.0, 1.0))
+    assert ledger.decode_views()[0].free_tokens == 80
+    ledger.join(Instance("d0", DECODE, kv_tokens=50))
+    assert ledger.decode_views()[0].free_tokens == 30
+
+
 EXPECTED = st.lists(
     st.tuples(st.floats(0, 30), st.integers(1, 9000), st.booleans(), st.booleans()), max_size=150
 )
 
 
+@pytest.mark.parametrize("kernel", [decode_at, decode_at.py_func], ids=["compiled", "interpreted"])
 @settings(max_examples=100, deadline=None)
 @given(EXPECTED, st.floats(10, 40), st.floats(0, 20), st.floats(0.1, 30))
-def test_who_decodes_at_a_moment_is_counted(requests, now, later_s, longest_s):
+def test_who_decodes_at_a_moment_is_counted(kernel, requests, now, later_s, longest_s):
     under_way, moment = UnderWay(), now + later_s
     batch = tokens = 0
     for begins, count, decodes, ended in requests:
@@ -144,5 +156,7 @@ def test_who_decodes_at_a_moment_is_counted(requests, now, later_s, longest_s):
         at = min(begins, now) if decodes else max(begins, now)
         if at <= moment and at > moment - longest_s:
             batch, tokens = batch + 1, tokens + count
-    assert under_way.at(now, moment, longest_s) == (batch, tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serving.scheduling.under_way.decode_at", kernel)
+        assert under_way.at(now, moment, longest_s) == (batch, tokens)
     assert len(under_way) == sum(not ended for *_, ended in requests)
