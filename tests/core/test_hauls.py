@@ -385,6 +385,15 @@ def test_writing_through_copies_what_is_put_and_evicts_without_a_copy() -> None:
     pool.check()
 
 
+def test_a_namespace_that_is_told_what_all_do_still_writes_through() -> None:
+    pool = world(offload=Offload.WRITE)
+    pool.shard.set_offload(0, Offload.WRITE)
+    assert pool.put(1, SIZE) == S.OK
+    pool.pass_time(QUICK)
+    pool.work()
+    assert pool.tiers(1) == BOTH
+
+
 def test_a_namespace_moves_as_it_was_told_to() -> None:
     pool = world(promotion_hits=0)
     kept, scratch = (pool.shard.tenant(name) for name in ("kept", "scratch"))
