@@ -54,7 +54,7 @@ class Compute(NamedTuple):
 
     attempt: str
     """The name of this try, which no other has."""
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     new_tokens: int
     left_s: float
     placement: Placement
@@ -71,7 +71,7 @@ class Decode(NamedTuple):
     """Have an answer gone on with."""
 
     attempt: str
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     first: int
     new_tokens: int
     """The first one included."""
@@ -133,7 +133,7 @@ class Course:
         self._expecting = ""
         self._admission: Admission | None = None
         # Of the present attempt: what it computes, how that ended, what is loaded meanwhile.
-        self._prompt: tuple[int, ...] = ()
+        self._prompt: Sequence[int] = ()
         self._prefilled: Prefilled | None = None
         self._loading = ("", 0)
         self._told_at = now
@@ -210,7 +210,7 @@ class Course:
         place = self._admission.placement
         self._stage, self._prefilled = _Stage.COMPUTING, None
         self._attempts += 1
-        self._prompt = (*self._request.tokens, *self._generated)
+        self._prompt = self._so_far()
         self.line.stage = "prefill"
         moved = place.pulled * self._scheduler.costs.kv_bytes
         self._expecting = place.prefill
@@ -307,8 +307,7 @@ class Course:
 
     def tokens(self, now: float, ids: Sequence[int]) -> None:
         """Further tokens came."""
-        for _ in ids:
-            self._stats.tbt.observe((now - self._told_at) / len(ids))
+        self._stats.tbt.observe((now - self._told_at) / max(1, len(ids)), len(ids))
         self._told_at = now
         self._generated += ids
         self.line.generated_tokens = len(self._generated)
@@ -355,10 +354,16 @@ class Course:
     # -- small things
 
     def _demand(self) -> Demand:
-        tokens = [*self._request.tokens, *self._generated]
+        tokens = self._so_far()
         self._found = found = self._holdings.find(tokens)
         left, priority = self._left(), self._request.priority
         return Demand(len(tokens), found.matches, left, priority, found.coming)
+
+    def _so_far(self) -> Sequence[int]:
+        """The prompt, and what was told of the answer."""
+        if not self._generated:
+            return self._request.tokens
+        return (*self._request.tokens, *self._generated)
 
     def _fail(self, code: str, message: str, status: int, retry_after_s: float = 0.0) -> None:
         self._end = Failure(code, message, status, retry_after_s)

@@ -12,7 +12,6 @@ its queue. Nobody can pull them before, so they count for that instance alone. P
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from serving.scheduling.index import PrefixIndex
@@ -45,7 +44,8 @@ class Holdings:
         self._index = index
         self._name = name
         self._expected = PrefixIndex()
-        self._counts: Counter[tuple[str, Hashable]] = Counter()
+        self._counts: dict[str, dict[Hashable, int]] = {}
+        """By holder, how many prompts each block is expected for."""
 
     def find(self, tokens: Sequence[int]) -> Found:
         """Who has how much of a prompt, and who will."""
@@ -59,17 +59,26 @@ class Holdings:
 
     def expect(self, holder: str, chain: Sequence[Hashable]) -> None:
         """An instance was given a prompt; `settle` follows once for each of these."""
-        self._counts.update((holder, block) for block in chain)
+        if not chain:
+            return
+        counts = self._counts.setdefault(holder, {})
+        for block in chain:
+            counts[block] = counts.get(block, 0) + 1
         self._expected.add(holder, chain)
 
     def settle(self, holder: str, chain: Sequence[Hashable]) -> None:
         """It is computed, and the index has it; or it will not be."""
-        gone = []
+        if not chain:
+            return
+        counts, gone = self._counts[holder], []
         for block in chain:
-            self._counts[holder, block] -= 1
-            if not self._counts[holder, block]:
-                del self._counts[holder, block]
+            left = counts[block] - 1
+            if left:
+                counts[block] = left
+            else:
+                del counts[block]
                 gone.append(block)
         self._expected.discard(holder, gone)
-        if not self._expected.holders.get(holder, 1):
+        if not counts:
+            del self._counts[holder]
             self._expected.forget(holder)

@@ -76,9 +76,10 @@ class PrefixIndex:
         bit = self._bits.get(holder, 0)
         if not bit:
             return
-        for block in [block for block, held in self._table.items() if held & bit]:
-            if which is None or which(block):
-                self._drop(holder, bit, block)
+        if self._counts[holder]:  # else nobody need look through all
+            for block in [block for block, held in self._table.items() if held & bit]:
+                if which is None or which(block):
+                    self._drop(holder, bit, block)
         if which is None:
             del self._bits[holder], self._counts[holder]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from serving.engine.sampling import Sampling
 
@@ -33,7 +33,7 @@ class Request:
     """
 
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     sampling: Sampling
     max_new_tokens: int
     stop_tokens: tuple[int, ...] = ()

@@ -29,11 +29,12 @@ class Histogram:
         self.total = 0.0
         self.recent: deque[float] = deque(maxlen=RECENT)
 
-    def observe(self, value: float) -> None:
-        """Take a value in."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-        self.recent.append(value)
+    def observe(self, value: float, times: int = 1) -> None:
+        """Take a value in, that was there so many times; of the last ones it is one."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += times * value
+        if times:
+            self.recent.append(value)
 
     def quantile(self, share: float) -> float:
         """Of the last values; 0 when there are none."""
