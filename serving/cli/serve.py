@@ -73,7 +73,7 @@ OPTIONS = {
     ("mooncake serve", "one prefill and one decode worker of a tiny random model"),
     (
         "mooncake serve --prefill 2 --decode 2 --model ./Llama-3.2-1B",
-        "a checkpoint of the Llama or Qwen2 family",
+        "a checkpoint: Llama, Mistral, Mixtral, Qwen2 or 3",
     ),
     (
         "mooncake serve --store mooncake://10.0.0.5:50051/kv",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from serving.engine.config import ModelConfig
-    from serving.engine.weights import Weights
+    from serving.engine.weights import ExpertWeights, Weights
 
     Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
     """Takes queries [n, heads, dim], keys and values [n, kv_heads, dim]; returns like queries."""
@@ -71,13 +71,40 @@ class Decoder:
         normed = functional.rms_norm(hidden, shape, weights.attention_norm, eps)
         joined = functional.linear(normed, weights.qkv, weights.qkv_bias).view(count, -1, dim)
         query, key, value = torch.split(joined, self._widths, dim=1)
+        if weights.query_norm is not None:
+            query = functional.rms_norm(query, (dim,), weights.query_norm, eps)
+        if weights.key_norm is not None:
+            key = functional.rms_norm(key, (dim,), weights.key_norm, eps)
         mixed = attend(rotate(query, *turn), rotate(key, *turn), value)
         hidden = hidden + functional.linear(
             mixed.reshape(count, -1), weights.output, weights.output_bias
         )
         normed = functional.rms_norm(hidden, shape, weights.feed_norm, eps)
-        gate, up = functional.linear(normed, weights.gate_up).chunk(2, dim=-1)
-        return hidden + functional.linear(functional.silu(gate) * up, weights.down)
+        if weights.router is None:
+            return hidden + _fed(normed, weights.experts[0])
+        return hidden + self._mixture(normed, weights.router, weights.experts)
+
+    def _mixture(self, rows: Tensor, router: Tensor, experts: tuple[ExpertWeights, ...]) -> Tensor:
+        """What the experts that each row chooses make of it, by their weights.
+
+        In exact mode an expert that any row chose computes all of them, and a row that did not
+        choose it takes it times zero: so its products keep their shape, whoever shares the batch.
+        """
+        assert self.config.mixture is not None
+        likely = functional.linear(rows, router).float().softmax(-1)
+        chosen, which = likely.topk(self.config.mixture.used, dim=-1)
+        if self.config.mixture.normalised:
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        shares = torch.zeros_like(likely).scatter_(1, which, chosen).to(rows.dtype)
+        out = torch.zeros_like(rows)
+        for number in sorted(set(which.flatten().tolist())):
+            if self.exact:
+                out += _fed(rows, experts[number]) * shares[:, number, None]
+            else:
+                takers = (which == number).any(-1).nonzero()[:, 0]
+                made = _fed(rows[takers], experts[number]) * shares[takers, number, None]
+                out.index_add_(0, takers, made)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits, in float32, of hidden states behind the last layer."""
@@ -113,3 +140,8 @@ class Decoder:
             hidden = self.layer(0, rows, turn, lambda query, _key, _value: query)
             seen.append((hidden[place], functional.linear(rows, self.weights.head)[place]))
         return all(torch.equal(a, b) for other in seen for a, b in zip(seen[0], other, strict=True))
+
+
+def _fed(rows: Tensor, expert: ExpertWeights) -> Tensor:
+    gate, up = functional.linear(rows, expert.gate_up).chunk(2, dim=-1)
+    return functional.linear(functional.silu(gate) * up, expert.down)

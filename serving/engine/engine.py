@@ -196,7 +196,7 @@ class Engine:
     def _tiles(self, sequence: Sequence, start: int, end: int) -> list[_Tile]:
         """Cut a chunk as it is computed: block by block and padded if exact, else whole."""
         size = self.cache.block_tokens
-        exact = self.decoder.exact
+        exact, window = self.decoder.exact, self.decoder.config.window
         given = None if sequence.inbox is None else sequence.inbox.pop(start)
         tiles: list[_Tile] = []
         used = 0
@@ -214,7 +214,10 @@ class Engine:
             positions = torch.arange(at, at + rows, device=self.decoder.device)
             turn = self.decoder.rope.rows(positions, at + rows - 1)
             # Padding comes after every real token, so the causal mask hides it.
-            seen = torch.arange(at + rows, device=self.decoder.device) <= positions[:, None]
+            back = positions[:, None] - torch.arange(at + rows, device=self.decoder.device)
+            seen = back >= 0
+            if window is not None:
+                seen &= back < window
             mask = torch.zeros(seen.shape, dtype=self.decoder.dtype, device=self.decoder.device)
             mask.masked_fill_(~seen, float("-inf"))
             tiles.append(_Tile(at, stop, rows, slots, mask, turn, hidden))
@@ -237,7 +240,7 @@ class Engine:
 
     def _decode(self, sequences: list[Sequence]) -> None:
         """One more token for each of these."""
-        device = self.decoder.device
+        device, window = self.decoder.device, self.decoder.config.window
         positions = [each.computed for each in sequences]
         latest = torch.tensor([each.tokens[-1] for each in sequences], device=device)
         slots = torch.cat([self.cache.slots(s.blocks, s.computed, 1) for s in sequences])
@@ -264,6 +267,8 @@ class Engine:
                     for row in range(count):
                         index = members.start + row
                         known = self.cache.read(layer, places[index], positions[index] + 1)
+                        if window is not None:
+                            known = known[0][-window:], known[1][-window:]
                         mixed[row] = _attention(query[row : row + 1], *known, None)[0]
                     return mixed
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.connectors.fingerprint import fingerprint
+from serving.engine.checkpoint import read_config
 from serving.engine.config import ModelConfig, is_random
+from serving.engine.tensors import check_tensors, find_tensors
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,18 +41,16 @@ class LoadedModel:
 def check_model(model: str) -> None:
     """Raise ConfigError for a model that `load_model` could not load, without loading it.
 
-    Cheap: a name, or the settings of a checkpoint and which files lie beside them.
+    Cheap: a name, or the settings of a checkpoint and the headers of its files.
     """
     if is_random(model) or not Path(model).is_dir():
         ModelConfig.random(model)
         return
-    ModelConfig.read(Path(model))
-    for pattern, advice in (
-        ("*.safetensors", "convert the weights to safetensors"),
-        ("tokenizer.json", "convert the tokenizer, or copy it"),
-    ):
-        if not any(Path(model).glob(pattern)):
-            raise ConfigError(f"{model} has no {pattern}", advice=advice)
+    check_tensors(read_config(Path(model)), find_tensors(Path(model)))
+    if not (Path(model) / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"{model} has no tokenizer.json", advice="convert the tokenizer, or copy it"
+        )
 
 
 def model_revision(model: str, config: ModelConfig) -> str:
@@ -82,7 +82,7 @@ def load_model(
             weights = random_weights(config, where)
             directory = ""
         else:
-            config = ModelConfig.read(Path(model), dtype)
+            config = read_config(Path(model), dtype)
             weights = read_weights(config, Path(model), where)
             directory = str(Path(model).absolute())
         chosen = where.type == "cpu" and config.dtype == "float32" if exact is None else exact

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from serving.engine.config import LinearScaling, Llama3Scaling, YarnScaling
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from serving.engine.config import ModelConfig, RopeScaling
+    from serving.engine.config import ModelConfig
 
 __all__ = ["Rope"]
 
@@ -27,8 +29,15 @@ class Rope:
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
         frequencies = 1.0 / (config.rope_theta**steps)
-        if config.rope_scaling is not None:
-            frequencies = _stretched(frequencies, config.rope_scaling)
+        self._gain = 1.0
+        match config.rope_scaling:
+            case LinearScaling(factor):
+                frequencies = frequencies / factor
+            case Llama3Scaling() as scaling:
+                frequencies = _stretched(frequencies, scaling)
+            case YarnScaling() as scaling:
+                frequencies = _ramped(frequencies, scaling, config.rope_theta)
+                self._gain = scaling.attention_factor
         self._frequencies = frequencies
         self._device = device
         self._dtype = dtype
@@ -42,8 +51,10 @@ class Rope:
             for page in range(pages)
         ]
         both = [torch.cat((page, page), -1) for page in angles]
-        self._cos = torch.cat([page.cos() for page in both]).to(self._device, self._dtype)
-        self._sin = torch.cat([page.sin() for page in both]).to(self._device, self._dtype)
+        cos = torch.cat([page.cos() for page in both]) * self._gain
+        sin = torch.cat([page.sin() for page in both]) * self._gain
+        self._cos = cos.to(self._device, self._dtype)
+        self._sin = sin.to(self._device, self._dtype)
 
     def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, none of which is above `last`: [n, 1, head_dim] each."""
@@ -59,7 +70,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return heads * cos + turned * sin
 
 
-def _stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+def _stretched(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Llama 3: slow frequencies divided, fast ones kept, those between blended."""
     wavelengths = 2 * math.pi / frequencies
     longest = scaling.original_context / scaling.low_freq_factor
@@ -71,3 +82,20 @@ def _stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     between = (1 - blend) * slow + blend * frequencies
     out = torch.where(wavelengths > longest, slow, frequencies)
     return torch.where((wavelengths <= longest) & (wavelengths >= shortest), between, out)
+
+
+def _ramped(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    """YaRN: from frequencies that are kept to those that are divided along a straight line."""
+    pairs = len(frequencies)
+
+    def place(turns: float) -> float:
+        """The pair of dimensions that turns so often within the original context."""
+        return pairs * math.log(scaling.original_context / (2 * math.pi * turns)) / math.log(theta)
+
+    first, last = place(scaling.turns_kept), place(scaling.turns_divided)
+    if scaling.whole_steps:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    width = last - first or 0.001
+    divided = ((torch.arange(pairs).float() - first) / width).clamp(0, 1)
+    return frequencies * (1 - divided) + frequencies / scaling.factor * divided

@@ -6,26 +6,42 @@ instead of seven. Random weights depend on the configuration alone, not on machi
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from serving.engine.tensors import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    check_tensors,
+    find_tensors,
+    stored_name,
+)
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
 
     from serving.engine.config import ModelConfig
+    from serving.engine.tensors import StoredTensor
 
-__all__ = ["LayerWeights", "Weights", "random_weights", "read_weights"]
+__all__ = ["ExpertWeights", "LayerWeights", "Weights", "random_weights", "read_weights"]
 
 _SPREAD = 0.04
 """Standard deviation of random weights of 256 inputs; it is scaled to other numbers of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A feed-forward network: the only one of its layer, or one of several."""
+
+    gate_up: Tensor
+    down: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +51,14 @@ class LayerWeights:
     attention_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
     output: Tensor
     output_bias: Tensor | None
     feed_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    router: Tensor | None
+    """What chooses among several experts; None where there is one."""
+    experts: tuple[ExpertWeights, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +90,18 @@ def random_weights(config: ModelConfig, device: torch.device) -> Weights:
             attention_norm=ones(),
             qkv=matrix(query + 2 * keys, config.hidden, 2.0),
             qkv_bias=None,
+            query_norm=None,
+            key_norm=None,
             output=matrix(config.hidden, query),
             output_bias=None,
             feed_norm=ones(),
-            gate_up=matrix(2 * config.intermediate, config.hidden, 2.0),
-            down=matrix(config.hidden, config.intermediate),
+            router=None,
+            experts=(
+                ExpertWeights(
+                    gate_up=matrix(2 * config.intermediate, config.hidden, 2.0),
+                    down=matrix(config.hidden, config.intermediate),
+                ),
+            ),
         )
         for _ in range(config.layers)
     )
@@ -86,75 +112,67 @@ def random_weights(config: ModelConfig, device: torch.device) -> Weights:
 
 def read_weights(config: ModelConfig, directory: Path, device: torch.device) -> Weights:
     """Weights of a checkpoint, a tensor at a time. Raises ConfigError for a missing or odd one."""
-    find = _reader(directory)
+    tensors = find_tensors(directory)
+    check_tensors(config, tensors)
+    find = _reader(tensors)
     dtype = getattr(torch, config.dtype)
 
-    def take(name: str, *shape: int) -> Tensor:
-        tensor = find(name)
-        if tuple(tensor.shape) != shape:
-            raise ConfigError(
-                f"{name} has the shape {tuple(tensor.shape)}, config.json says {shape}",
-                advice="config.json and weights belong to different models",
-            )
-        return tensor.to(device, dtype)
+    def take(name: str) -> Tensor:
+        return find(stored_name(config, name)).to(device, dtype)
 
-    hidden, dim, wide = config.hidden, config.head_dim, config.intermediate
-    parts = (("q", config.heads * dim), ("k", config.kv_heads * dim), ("v", config.kv_heads * dim))
+    def joined(at: str, *parts: str) -> Tensor:
+        return torch.cat([take(f"{at}{part}") for part in parts])
 
     def layer(at: str) -> LayerWeights:
-        bias = None
-        if config.qkv_bias:
-            bias = torch.cat([take(f"{at}self_attn.{n}_proj.bias", rows) for n, rows in parts])
+        attention, biased, normed = f"{at}self_attn.", config.qkv_bias, config.qk_norm
         return LayerWeights(
-            attention_norm=take(f"{at}input_layernorm.weight", hidden),
-            qkv=torch.cat([take(f"{at}self_attn.{n}_proj.weight", r, hidden) for n, r in parts]),
-            qkv_bias=bias,
-            output=take(f"{at}self_attn.o_proj.weight", hidden, config.heads * dim),
-            output_bias=take(f"{at}self_attn.o_proj.bias", hidden) if config.output_bias else None,
-            feed_norm=take(f"{at}post_attention_layernorm.weight", hidden),
-            gate_up=torch.cat(
-                [take(f"{at}mlp.{name}_proj.weight", wide, hidden) for name in ("gate", "up")]
+            attention_norm=take(f"{at}input_layernorm.weight"),
+            qkv=joined(attention, "q_proj.weight", "k_proj.weight", "v_proj.weight"),
+            qkv_bias=joined(attention, "q_proj.bias", "k_proj.bias", "v_proj.bias")
+            if biased
+            else None,
+            query_norm=take(f"{attention}q_norm.weight") if normed else None,
+            key_norm=take(f"{attention}k_norm.weight") if normed else None,
+            output=take(f"{attention}o_proj.weight"),
+            output_bias=take(f"{attention}o_proj.bias") if config.output_bias else None,
+            feed_norm=take(f"{at}post_attention_layernorm.weight"),
+            router=None if config.mixture is None else take(f"{at}mlp.gate.weight"),
+            experts=tuple(
+                ExpertWeights(
+                    gate_up=joined(f"{at}{each}", "gate_proj.weight", "up_proj.weight"),
+                    down=take(f"{at}{each}down_proj.weight"),
+                )
+                for each in experts
             ),
-            down=take(f"{at}mlp.down_proj.weight", hidden, wide),
         )
 
-    embedding = take("model.embed_tokens.weight", config.vocabulary, hidden)
-    head = embedding
-    if not config.tied_embeddings:
-        head = take("lm_head.weight", config.vocabulary, hidden)
+    experts = ["mlp."]
+    if config.mixture is not None:
+        experts = [f"mlp.experts.{number}." for number in range(config.mixture.experts)]
+    embedding = take(EMBEDDING)
+    head = embedding if config.tied_embeddings else take(HEAD)
+    if config.tied_embeddings and HEAD in tensors and not torch.equal(take(HEAD), embedding):
+        raise ConfigError(
+            f"config.json says that {HEAD} is {EMBEDDING}, but the checkpoint has another one",
+            advice="set tie_word_embeddings to false if it is to be used",
+        )
     layers = tuple(layer(f"model.layers.{number}.") for number in range(config.layers))
-    return Weights(embedding, layers, take("model.norm.weight", hidden), head)
+    return Weights(embedding, layers, take(NORM), head)
 
 
-def _reader(directory: Path) -> Callable[[str], Tensor]:
+def _reader(tensors: Mapping[str, StoredTensor]) -> Callable[[str], Tensor]:
     """What returns a tensor of a checkpoint by its name, whichever file it is in."""
     import safetensors
 
-    opened: list[Any] = [safetensors.safe_open(path, framework="pt") for path in _files(directory)]
-    files = {name: file for file in opened for name in list(file.keys())}
+    opened: dict[Path, Any] = {}
+    for path in {stored.path for stored in tensors.values()}:
+        try:
+            opened[path] = safetensors.safe_open(path, framework="pt")
+        except safetensors.SafetensorError as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
 
     def find(name: str) -> Tensor:
-        if name not in files:
-            raise ConfigError(
-                f"the checkpoint {directory} has no tensor {name}",
-                advice="it must use the names of Llama checkpoints",
-            )
-        tensor: Tensor = files[name].get_tensor(name)
+        tensor: Tensor = opened[tensors[name].path].get_tensor(name)
         return tensor
 
     return find
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        yield from (directory / name for name in sorted(set(places)))
-        return
-    single = directory / "model.safetensors"
-    if not single.is_file():
-        raise ConfigError(
-            f"{directory} has no model.safetensors",
-            advice="convert the weights to safetensors; other formats execute what they read",
-        )
-    yield single

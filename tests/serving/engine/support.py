@@ -47,9 +47,9 @@ class Notes:
         self.reason = reason
 
 
-def make_engine(model="nano", *, blocks=64, block_tokens=16, exact=None, **settings):
+def make_engine(model="nano", *, blocks=64, block_tokens=16, exact=None, dtype="", **settings):
     torch.set_num_threads(1)
-    decoder = load_model(model, exact=exact).decoder
+    decoder = load_model(model, dtype=dtype, exact=exact).decoder
     cache = KVCache(decoder.config, blocks, block_tokens, decoder.device)
     return Engine(decoder, cache, **settings)
 
