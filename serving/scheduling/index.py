@@ -83,6 +83,10 @@ class PrefixIndex:
         if which is None:
             del self._bits[holder], self._counts[holder]
 
+    def count(self, block: Hashable) -> int:
+        """How many have a block."""
+        return self._table.get(block, 0).bit_count()
+
     def match(self, chain: Sequence[Hashable]) -> dict[str, int]:
         """How many blocks from the start of the chain each holder has, without those of none.
 

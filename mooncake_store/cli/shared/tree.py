@@ -22,9 +22,10 @@ __all__ = ["COMMANDS", "root", "run"]
 COMMANDS = (
     "version", "config", "master", "worker", "status", "top",
     "put", "get", "sync", "ls", "stat", "exists", "hint", "rm", "mount", "umount",
-    "serve", "chat", "doctor", "topology", "journal", "state", "secret", "warmup", "bench",
+    "serve", "chat", "simulate",
+    "doctor", "topology", "journal", "state", "secret", "warmup", "bench",
 )  # fmt: skip
-ELSEWHERE = {"serve": "serving.cli", "chat": "serving.cli"}
+ELSEWHERE = dict.fromkeys(("serve", "chat", "simulate"), "serving.cli")
 
 
 class _LazyGroup(TyperGroup):

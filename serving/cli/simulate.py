@@ -1,0 +1,139 @@
+"""`mooncake simulate`: what a cluster would make of a trace, by the product's own decisions."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mooncake_store.cli.shared.app import JsonOption, emit, examples, make_app, table
+from mooncake_store.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from eviction import Trace
+
+app = make_app("Simulate a serving cluster on a trace.")
+
+TraceArgument = Annotated[
+    Path, typer.Argument(help="A trace: JSON lines of timestamp, lengths and block ids.")
+]
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake simulate run trace.jsonl", "8 prefill and 8 decode nodes"),
+        (
+            "mooncake simulate run trace.jsonl --placement local-cache --speed 2 --json",
+            "no transfers between nodes, at twice the rate, for a script",
+        ),
+        (
+            "mooncake simulate run trace.jsonl --admission load --hardware ./mine.toml",
+            "refusals, on a machine of one's own",
+        ),
+    )
+)
+def run(
+    trace: TraceArgument,
+    prefill: Annotated[int, typer.Option(help="Nodes that compute prompts.")] = 8,
+    decode: Annotated[
+        int, typer.Option(help="Nodes that compute answers; 0 leaves these out.")
+    ] = 8,
+    cache: Annotated[
+        int, typer.Option(help="Tokens whose KV each prefill node keeps.")
+    ] = 3_000_000,
+    eviction: Annotated[str, typer.Option(help="Which blocks leave first.")] = "lru",
+    placement: Annotated[
+        str, typer.Option(help="cache-centric, local-cache, least-loaded or random.")
+    ] = "cache-centric",
+    balancing: Annotated[
+        float, typer.Option(help="Pull a prefix that is so many times longer than a node's own.")
+    ] = 1.5,
+    admission: Annotated[
+        str, typer.Option(help="Whom to refuse: at-decode, load or forecast; nobody without.")
+    ] = "",
+    ttft: Annotated[str, typer.Option(help="How long a first token may take.")] = "30s",
+    tbt: Annotated[str, typer.Option(help="How long a further token may take.")] = "100ms",
+    speed: Annotated[float, typer.Option(help="How much faster requests come.")] = 1.0,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Spread requests of one timestamp until the next.")
+    ] = False,
+    network: Annotated[str, typer.Option(help="How links are shared: fair or fifo.")] = "fair",
+    hardware: Annotated[
+        str, typer.Option(help="A kind of machine by its name, or a file.")
+    ] = "a800-llama3-70b",
+    seed: Annotated[int, typer.Option(help="For what is drawn at random.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve every request of a trace in simulated time, and tell what users would have seen."""
+    from mooncake_store.units import parse_duration
+    from serving.simulator import traces
+    from serving.simulator.cluster import Cluster, Plan
+    from serving.simulator.hardware import read_hardware
+    from serving.simulator.outcomes import summary
+
+    plan = Plan(
+        prefill=prefill,
+        decode=decode,
+        cache_tokens=cache,
+        eviction=eviction,
+        placement=placement,
+        balancing=balancing,
+        admission=admission,
+        ttft_s=parse_duration(ttft),
+        tbt_s=parse_duration(tbt),
+        network=network,
+        speed=speed,
+        seed=seed,
+    )
+    requests = _read(trace)
+    outcomes = Cluster(plan, read_hardware(hardware)).run(
+        traces.spread(requests) if spread else requests
+    )
+    figures = summary(outcomes, requests.input_tokens, plan.ttft_s, plan.tbt_s)
+    emit(
+        {"trace": traces.describe(requests)._asdict(), **figures},
+        as_json=as_json,
+        human=lambda: table(
+            {"figure": "left", "value": "right"},
+            [(name.replace("_", " "), _shown(value)) for name, value in figures.items()],
+        ),
+    )
+
+
+@app.command(
+    epilog=examples(
+        ("mooncake simulate paper conversation_trace.jsonl", "about two minutes"),
+        ("mooncake simulate paper --json", "the rows that need no trace"),
+    )
+)
+def paper(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(help="The published conversation trace."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare with the figures of the paper, row by row."""
+    from serving.simulator.paper import compare
+
+    rows = list(compare(_read(trace) if trace is not None else None))
+    emit(
+        {"rows": [row._asdict() for row in rows]},
+        as_json=as_json,
+        human=lambda: table(dict.fromkeys(rows[0]._fields, "left"), rows),
+    )
+
+
+def _read(path: Path) -> "Trace":
+    """Read a trace, which `eviction` does for everybody."""
+    from eviction import read_trace
+
+    try:
+        return read_trace(path)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read the trace {path}: {error.strerror}") from None
+
+
+def _shown(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,126 @@
+"""A node that computes prompts, one after the other, and keeps what it computed.
+
+A prompt that waits for a prefix of another node is passed over while others can go on. KV leaves
+for the decode node layer by layer while it is computed, so all of it is there when the last layer
+was sent: never before the end of the prefill, later where the network is the narrower.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serving.simulator.cache import NodeCache
+    from serving.simulator.hardware import Hardware
+    from serving.simulator.network import Network
+    from serving.simulator.timeline import Timeline
+
+__all__ = ["Prefilling", "PrefillNode"]
+
+
+@dataclass(slots=True, eq=False)
+class Prefilling:
+    """A prompt on a node. `started`, `computed` and, if it has a target, `sent` are called once."""
+
+    tokens: int
+    chain: Sequence[int]
+    priority: int
+    source: int
+    """The node whose prefix is pulled; -1 for none."""
+    pulled_to: int
+    """How many tokens there are then."""
+    target: int
+    """The node that gets its KV; -1 for nobody."""
+    started: Callable[[Prefilling], object]
+    computed: Callable[[Prefilling], object]
+    sent: Callable[[Prefilling], object]
+    there: bool = True
+    cached: int = 0
+    own: int = 0
+    seconds: float = 0.0
+    left: int = field(default=2, init=False)
+
+
+class PrefillNode:
+    """One node; `told` is called with what it keeps anew and what it lost."""
+
+    def __init__(
+        self,
+        number: int,
+        timeline: Timeline,
+        hardware: Hardware,
+        network: Network,
+        cache: NodeCache,
+        block_tokens: int,
+        told: Callable[[list[int], list[int]], object],
+    ) -> None:
+        self.number = number
+        self.cache = cache
+        self.busy_s = 0.0
+        self._timeline = timeline
+        self._hardware = hardware
+        self._network = network
+        self._block_tokens = block_tokens
+        self._told = told
+        self._waiting: list[tuple[int, int, Prefilling]] = []
+        self._number = 0
+        self._busy = False
+
+    def take(self, prompt: Prefilling, pulled: int) -> None:
+        """Queue a prompt, and have `pulled` tokens of its prefix sent here."""
+        self._number += 1
+        heapq.heappush(self._waiting, (-prompt.priority, self._number, prompt))
+        if prompt.source >= 0:
+            prompt.there = False
+            count = pulled * self._hardware.kv_bytes
+            self._network.send(prompt.source, self.number, count, lambda: self._arrived(prompt))
+        self._begin()
+
+    def _arrived(self, prompt: Prefilling) -> None:
+        prompt.there = True
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._busy or not self._waiting:
+            return
+        if self._waiting[0][2].there:
+            prompt = heapq.heappop(self._waiting)[2]
+        else:
+            ready = min((each for each in self._waiting if each[2].there), default=None)
+            if ready is None:
+                return
+            self._waiting.remove(ready)
+            heapq.heapify(self._waiting)
+            prompt = ready[2]
+        self._busy = True
+        prompt.own = min(self.cache.match(prompt.chain) * self._block_tokens, prompt.tokens)
+        prompt.cached = max(prompt.own, prompt.pulled_to)
+        prompt.seconds = self._hardware.prefill_s(prompt.tokens, prompt.cached)
+        self.busy_s += prompt.seconds
+        prompt.started(prompt)
+        self._timeline.at(self._timeline.now + prompt.seconds, self._done, prompt)
+        if prompt.target >= 0:
+            count = prompt.tokens * self._hardware.kv_bytes
+            self._network.send(self.number, prompt.target, count, lambda: self._part(prompt))
+
+    def _done(self, prompt: Prefilling) -> None:
+        self._busy = False
+        self._told(*self.cache.insert(prompt.chain))
+        prompt.computed(prompt)
+        if prompt.target >= 0:
+            hardware = self._hardware
+            # Of the last layer, which could not be sent before.
+            count = prompt.tokens * hardware.kv_bytes / hardware.layers
+            last_s = count / hardware.network_bytes_per_s
+            self._timeline.at(self._timeline.now + last_s, self._part, prompt)
+        self._begin()
+
+    @staticmethod
+    def _part(prompt: Prefilling) -> None:
+        prompt.left -= 1
+        if not prompt.left:
+            prompt.sent(prompt)

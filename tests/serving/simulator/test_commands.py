@@ -1,0 +1,131 @@
+"""`mooncake simulate`, hardware files, and the comparison with the paper."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eviction import read_trace, synthetic_trace
+from mooncake_store.cli.main import main
+from mooncake_store.errors import ConfigError
+from serving.simulator.cluster import Cluster, Plan
+from serving.simulator.hardware import known_hardware, read_hardware
+from serving.simulator.paper import compare
+from serving.simulator.traces import describe, spread
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    trace = synthetic_trace(50, seed=1)
+    lines = [
+        json.dumps(
+            {
+                "timestamp": int(trace.timestamps_ms[number]),
+                "input_length": int(trace.input_tokens[number]),
+                "output_length": int(trace.output_tokens[number]),
+                "hash_ids": trace.ids[slice(*trace.offsets[number : number + 2])].tolist(),
+            }
+        )
+        for number in range(len(trace))
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_run_tells_what_users_would_have_seen(trace_file, capsys):
+    arguments = ["simulate", "run", str(trace_file), "--prefill", "2", "--decode", "1", "--json"]
+    assert main(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["requests"] == told["answered"] == told["trace"]["requests"] == 50
+    assert 0 < told["hit_ratio"] < 1
+    assert 0 < told["ttft_p50_s"] <= told["ttft_p99_s"]
+    assert main([*arguments[:-1], "--speed", "100"]) == 0
+    assert "ttft p99 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("{}", "line 2: not a trace request"), ('{"timestamp": 1', "line 2: not a trace request")],
+)
+def test_a_line_that_is_no_request_is_named(trace_file, capsys, line, said):
+    first = trace_file.read_text().splitlines()[0]
+    trace_file.write_text(f"{first}\n{line}\n")
+    assert main(["simulate", "run", str(trace_file)]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path, capsys):
+    assert main(["simulate", "run", str(tmp_path / "none.jsonl")]) != 0
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_every_kind_of_machine_that_is_shipped_can_be_read():
+    assert "a800-llama3-70b" in known_hardware()
+    for name in known_hardware():
+        assert read_hardware(name).step_s(1, 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("about = 'x'", "missing required field"),
+        ("about = ", "describes no hardware"),
+        (None, "there is no hardware"),
+    ],
+)
+def test_files_that_describe_no_machine_are_refused(tmp_path, text, said):
+    path = tmp_path / "mine.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_hardware(path)
+
+
+def test_a_machine_of_ones_own_is_read_from_its_file(tmp_path):
+    shipped = read_hardware("a800-llama3-70b")
+    path = tmp_path / "mine.toml"
+    numbers = [
+        f"{name} = {list(value) if isinstance(value, tuple) else value}"
+        for name in shipped.__struct_fields__
+        if not isinstance(value := getattr(shipped, name), str)
+    ]
+    path.write_text("\n".join(["about = 'mine'", *numbers]))
+    mine = read_hardware(path)
+    assert mine.prefill_s(1000, 500) == shipped.prefill_s(1000, 500)
+    path.write_text(path.read_text().replace("kv_bytes = 327680", "kv_bytes = 0"))
+    with pytest.raises(ConfigError, match="above 0"):
+        read_hardware(path)
+
+
+def test_requests_of_one_timestamp_are_spread_until_the_next():
+    trace = synthetic_trace(7)
+    times = np.array([0, 0, 0, 3000, 3000, 6000, 9000])
+    object.__setattr__(trace, "timestamps_ms", times)
+    assert spread(trace).timestamps_ms.tolist() == [0, 1000, 2000, 3000, 4500, 6000, 9000]
+    assert describe(trace).lasts_s == 9.0
+
+
+def test_rows_of_the_paper_that_need_no_trace_are_met(capsys):
+    assert main(["simulate", "paper", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    verdicts = {row["name"].split()[0].rstrip(":"): row["verdict"] for row in rows}
+    assert verdicts["A0"] == verdicts["A1"] == "ok"
+    assert verdicts["A9"] == verdicts["A19"] == "not run"
+    assert [row.verdict for row in compare(None)] == [row["verdict"] for row in rows]
+
+
+def test_the_published_trace_takes_as_long_as_it_did_in_the_paper():
+    here = Path(__file__).resolve().parents[3]
+    folder = Path(os.environ.get("MOONCAKE_TRACES", here.parent / "shared" / "traces"))
+    path = folder / "conversation_trace.jsonl"
+    if not path.exists():
+        pytest.skip(f"the conversation trace is not at {path}; set MOONCAKE_TRACES to its folder")
+    trace = read_trace(path)
+    outcomes = Cluster(Plan(prefill=10, decode=0), read_hardware("a800-llama3-70b")).run(trace)
+    assert outcomes.finished.all()
+    assert outcomes.computing_s.mean() == pytest.approx(1.051, rel=0.08)
+    found = outcomes.cached_tokens.sum() / trace.input_tokens.sum()
+    assert found == pytest.approx(0.375, abs=0.03)
