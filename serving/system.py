@@ -116,8 +116,8 @@ class SystemSettings:
         prefill, decode, coupled = counts = tuple(self.of_roles.values())
         if min(counts) < 0 or not (coupled or (prefill and decode)):
             raise ConfigError(
-                f"{prefill} prefill, {decode} decode and {coupled} coupled workers cannot answer",
-                advice="have at least one of the first two each, or a coupled one",
+                f"{prefill} prefill, {decode} decode, {coupled} coupled workers cannot answer",
+                advice="have at least one of each, or a coupled one",
             )
         if self.admission not in ADMISSIONS:
             raise ConfigError(
