@@ -229,11 +229,12 @@ class Engine:
     def _chunk_end(self, sequence: Sequence) -> int:
         """Where its next chunk ends: what answers leave of a step, no more than a chunk."""
         start = sequence.computed
-        border = (start // self.chunk_tokens + 1) * self.chunk_tokens
+        end = (start // self.chunk_tokens + 1) * self.chunk_tokens
+        room = self._room(len(self.running))
         # The stages of a pipeline have to cut their prompt alike, whoever is answered beside.
-        if sequence.inbox is None and sequence.forward is None:
-            border = min(border, start + self._room(len(self.running)))
-        return min(border, sequence.target)
+        if room < self.chunk_tokens and sequence.inbox is None and sequence.forward is None:
+            end = start + room
+        return min(end, sequence.target)
 
     def _room(self, answers: int) -> int:
         """Tokens of a prompt that fit into a step with so many answers, in whole blocks."""
