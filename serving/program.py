@@ -55,7 +55,7 @@ async def _system(
     stopping.cancel()
     system = await starting
     try:
-        what = f"{settings.model}, {settings.prefill} prefill, {settings.decode} decode"
+        what = f"{settings.model}, {settings.of_roles_text}"
         facts = {"url": system.url, "what": what, "store": system.store_url}
         await _until_stopped(stop, facts, ready, port_file)
     finally:

@@ -35,7 +35,7 @@ from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Slo
 from serving.workers.local import LocalWorkers
-from serving.workers.protocol import PREFILL_ROLE
+from serving.workers.protocol import COUPLED_ROLE, DECODE_ROLE, PREFILL_ROLE
 from serving.workers.settings import settings_from
 from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.address import is_loopback
@@ -69,8 +69,11 @@ STOP_S = 10.0
 class SystemSettings:
     """What a system is made of. `worker` has further settings of the serving workers, by name."""
 
-    prefill: int = 1
-    decode: int = 1
+    prefill: int | None = None
+    decode: int | None = None
+    """Workers of a role; None is one of each, none beside coupled ones."""
+    coupled: int = 0
+    """Workers that have both roles."""
     model: str = "tiny"
     name: str = ""
     host: str = "127.0.0.1"
@@ -95,12 +98,26 @@ class SystemSettings:
     pipeline: int = 1
     worker: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def of_roles(self) -> dict[str, int]:
+        """How many workers are started, by role."""
+        usual = 0 if self.coupled else 1
+        prefill = usual if self.prefill is None else self.prefill
+        decode = usual if self.decode is None else self.decode
+        return {PREFILL_ROLE: prefill, DECODE_ROLE: decode, COUPLED_ROLE: self.coupled}
+
+    @property
+    def of_roles_text(self) -> str:
+        """The same in words."""
+        return ", ".join(f"{count} {role}" for role, count in self.of_roles.items() if count)
+
     def check(self) -> None:
         """Raise ConfigError for what cannot work."""
-        if self.prefill < 1 or self.decode < 1:
+        prefill, decode, coupled = counts = tuple(self.of_roles.values())
+        if min(counts) < 0 or not (coupled or (prefill and decode)):
             raise ConfigError(
-                f"{self.prefill} prefill and {self.decode} decode workers cannot answer",
-                advice="have at least one of each",
+                f"{prefill} prefill, {decode} decode, {coupled} coupled workers cannot answer",
+                advice="have at least one of each, or a coupled one",
             )
         if self.admission not in ADMISSIONS:
             raise ConfigError(
@@ -173,10 +190,10 @@ class ServingSystem:
             )
             await asyncio.to_thread(self.store.start)
             self.store_url = self.store.url
-        worker = {"model": settings.model, "pool_url": self.store_url, "pool": pool}
-        self.workers = LocalWorkers(
-            prefill=settings.prefill, decode=settings.decode, **(worker | settings.worker)
-        )
+        told: dict[str, Any] = {
+            **settings.of_roles, "model": settings.model, "pool_url": self.store_url, "pool": pool,
+        }  # fmt: skip
+        self.workers = LocalWorkers(**(told | settings.worker))
         await asyncio.to_thread(self.workers.start)
         self.conductor = Conductor(
             self._scheduler,
@@ -241,7 +258,7 @@ class ServingSystem:
         assert self.workers is not None
         address = self.workers.addresses[number]
         member = self.conductor.fleet.members.get(address)
-        role = member.hello.role if member is not None else PREFILL_ROLE
+        role = member.hello.role if member is not None else self.workers.roles[number]
         log.warning("%s ended; another %s worker is started", address, role)
         try:
             await self.conductor.leave(address)

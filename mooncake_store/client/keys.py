@@ -10,6 +10,7 @@ Cost: 55 ns a key hashed, 40 ns a key named; nothing per key for `Digests`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, overload
 
@@ -62,7 +63,8 @@ class Digests(Sequence["Digests"]):
     @overload
     def __getitem__(self, index: slice) -> Digests: ...
     def __getitem__(self, index: int | slice) -> Digests:
-        if isinstance(index, int):
+        if not isinstance(index, slice):
+            index = operator.index(index)  # numpy's numbers, too
             if not -len(self) <= index < len(self):
                 raise IndexError(f"digest {index} of {len(self)}")
             index = slice(index, index + 1 or None)

@@ -21,8 +21,9 @@ def _option(
 
 
 OPTIONS = {
-    "prefill": _option(1, "Workers that compute prompts."),
-    "decode": _option(1, "Workers that compute answers."),
+    "prefill": _option(None, "Workers for prompts: one, or none beside coupled ones.", kind=int),
+    "decode": _option(None, "Workers for answers: one, or none beside coupled ones.", kind=int),
+    "coupled": _option(0, "Workers for both: prompts in chunks beside answers."),
     "model": _option("tiny", "A checkpoint's directory, or a random model: tiny."),
     "name": _option(None, "What clients call the model."),
     "host": _option("127.0.0.1", "Address to listen on."),
@@ -74,6 +75,10 @@ OPTIONS = {
     (
         "mooncake serve --prefill 2 --decode 2 --model ./Llama-3.2-1B",
         "a checkpoint: Llama, Mistral, Mixtral, Qwen2 or 3",
+    ),
+    (
+        "mooncake serve --coupled 2",
+        "two workers, each of which computes prompts and answers",
     ),
     (
         "mooncake serve --store mooncake://10.0.0.5:50051/kv",

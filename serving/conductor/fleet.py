@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_store.errors import ConfigError, StoreError
 from mooncake_store.program.logs import StateLog
-from serving.scheduling.ledger import DECODE, Instance
+from serving.scheduling.ledger import COUPLED, PREFILL, Instance
 from serving.workers.naming import split
 from transfer_engine.lasting import keep_going
 
@@ -104,7 +104,9 @@ class Fleet:
         member.hello = hello
         tokens = hello.kv_blocks * hello.model.block_tokens
         self._scheduler.costs.kv_bytes = hello.model.kv_bytes_per_token
-        self._scheduler.ledger.join(Instance(member.address, hello.role, tokens))
+        chunk = hello.chunk_tokens if hello.role == COUPLED else 0
+        instance = Instance(member.address, hello.role, tokens, chunk_tokens=chunk)
+        self._scheduler.ledger.join(instance)
         self._states.change(hello.worker_id, "there", f"{hello.role} at {member.address}")
         self.wake()
 
@@ -190,12 +192,12 @@ class Fleet:
         instance = self._scheduler.ledger.instances.get(member.address)
         if instance is not None:
             instance.usable = not load.draining
-        stale = before is not None and before.tbt_by_batch == load.tbt_by_batch
-        if load.role == DECODE and load.tbt_by_batch and not stale:
-            batch, seconds = load.tbt_by_batch[-1]
+        stale = before is not None and before.steps == load.steps
+        if load.role != PREFILL and load.steps and not stale:
+            batch, chunk, seconds = load.steps[-1]
             views = self._scheduler.ledger.decode_views()
             tokens = next((view.tokens for view in views if view.name == member.address), 0)
-            self._scheduler.costs.decode.observe(batch, tokens, seconds)
+            self._scheduler.costs.decode.observe(batch, tokens, seconds, chunk)
 
     async def change_role(self, address: str, role: str, drain_s: float) -> None:
         """Let a worker finish what it runs and take another role. Raises what it fails with."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mooncake_store.errors import StoreError
 from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
@@ -93,44 +93,32 @@ class Life:
             fleet.lost(asked, error)
             self._course.blame(asked)
 
-    async def _compute(
-        self, act: Compute, worker: Member, decode: Member
-    ) -> AsyncGenerator[Piece, None]:
-        course = self._course
-        course.line.prefill = worker.hello.worker_id
-        course.line.decode = decode.hello.worker_id
+    def _compute(self, act: Compute, worker: Member, decode: Member) -> AsyncGenerator[Piece, None]:
+        line, request = self._course.line, self._request
+        line.prefill, line.decode = worker.hello.worker_id, decode.hello.worker_id
         block = worker.hello.model.block_tokens
-        message = p.Prefill(
-            request_id=act.attempt,
-            tokens=p.pack_tokens(act.prompt),
-            sampling=self._request.sampling,
-            max_new_tokens=act.new_tokens,
-            deadline_ms=_ms(act.left_s),
-            priority=self._request.priority,
-            prefix_blocks=-1 if act.prefix_tokens < 0 else act.prefix_tokens // block,
-            fetch_deadline_ms=int(1000 * act.fetch_s),
-            decode_at=decode.address if self._shared.push else "",
-            source="" if act.placement.source == POOL else act.placement.source,
-            group=act.helpers,
-            stop_tokens=self._request.stop_tokens,
-        )
-        async with aclosing(worker.client.prefill(message)) as events:
-            async for event in events:
-                if isinstance(event, p.Started):
-                    course.started(self._now(), event.cached_tokens)
-                elif isinstance(event, p.FirstToken):
-                    course.first(self._now(), event.token)
-                    yield Piece((event.token,))
-                elif isinstance(event, p.Done):
-                    course.prefilled(_prefilled(event))
-                elif isinstance(event, p.Failed):
-                    # A lost peer is a helper, or else the decode worker that is pushed to.
-                    lost = act.helpers or (decode.address,)
-                    self._failed(event, lost if event.code == "peer_lost" else (worker.address,))
+        fields: dict[str, Any] = {
+            "request_id": act.attempt,
+            "tokens": p.pack_tokens(act.prompt),
+            "sampling": request.sampling,
+            "max_new_tokens": act.new_tokens,
+            "deadline_ms": _ms(act.left_s),
+            "priority": request.priority,
+            "prefix_blocks": -1 if act.prefix_tokens < 0 else act.prefix_tokens // block,
+            "fetch_deadline_ms": int(1000 * act.fetch_s),
+            "source": "" if act.placement.source == POOL else act.placement.source,
+            "stop_tokens": request.stop_tokens,
+        }
+        if act.stays:
+            return self._follow(worker.client.generate(p.Generate(**fields)), worker)
+        decode_at = decode.address if self._shared.push else ""
+        message = p.Prefill(**fields, decode_at=decode_at, group=act.helpers)
+        # A lost peer is a helper, or else the decode worker that is pushed to.
+        peers = act.helpers or (decode.address,)
+        return self._follow(worker.client.prefill(message), worker, peers)
 
-    async def _decode(self, act: Decode, worker: Member) -> AsyncGenerator[Piece, None]:
-        course = self._course
-        course.line.decode = worker.hello.worker_id
+    def _decode(self, act: Decode, worker: Member) -> AsyncGenerator[Piece, None]:
+        self._course.line.decode = worker.hello.worker_id
         message = p.Decode(
             request_id=act.attempt,
             tokens=p.pack_tokens(act.prompt),
@@ -142,9 +130,23 @@ class Life:
             priority=self._request.priority,
             stop_tokens=self._request.stop_tokens,
         )
-        async with aclosing(worker.client.decode(message)) as events:
+        return self._follow(worker.client.decode(message), worker)
+
+    async def _follow(
+        self, answers: AsyncGenerator[p.Event, None], worker: Member, peers: Sequence[str] = ()
+    ) -> AsyncGenerator[Piece, None]:
+        """Tell the course what a worker answers; `peers` are those that it may lose."""
+        course = self._course
+        async with aclosing(answers) as events:
             async for event in events:
-                if isinstance(event, p.Tokens):
+                if isinstance(event, p.Started):
+                    course.started(self._now(), event.cached_tokens)
+                elif isinstance(event, p.FirstToken):
+                    course.first(self._now(), event.token)
+                    yield Piece((event.token,))
+                elif isinstance(event, p.Done | p.Computed):
+                    course.prefilled(_prefilled(event))
+                elif isinstance(event, p.Tokens):
                     course.tokens(self._now(), event.ids)
                     yield Piece(tuple(event.ids))
                 elif isinstance(event, p.Finished):
@@ -153,25 +155,26 @@ class Life:
                     why = f"{worker.hello.worker_id} has no room for it: {event.reason}"
                     course.turned_away("refused_at_decode", why, event.retry_after_ms / 1000)
                 elif isinstance(event, p.Failed):
-                    self._failed(event, (worker.address,))
+                    lost = peers if event.code == "peer_lost" and peers else (worker.address,)
+                    course.failed(
+                        event.code, event.message, event.advice, retryable=event.retryable,
+                        workers=lost,
+                    )  # fmt: skip
 
-    def _failed(self, event: p.Failed, workers: Sequence[str]) -> None:
-        self._course.failed(
-            event.code, event.message, event.advice, retryable=event.retryable, workers=workers
-        )
 
-
-def _prefilled(done: p.Done) -> Prefilled:
-    seconds = done.seconds
+def _prefilled(told: p.Done | p.Computed) -> Prefilled:
+    seconds = told.seconds
+    fetch_s, compute_s = seconds.get("fetch", 0.0), seconds.get("compute", 0.0)
+    kv, stopped = (told.kv, told.stopped) if isinstance(told, p.Done) else (None, "")
     return Prefilled(
-        done.computed_tokens,
-        done.cached_tokens,
-        seconds.get("fetch", 0.0),
-        seconds.get("compute", 0.0),
-        done.kv,
-        done.stopped,
-        not done.kv.pushed,
-        done.own_tokens,
+        told.computed_tokens,
+        told.cached_tokens,
+        fetch_s,
+        compute_s,
+        kv,
+        stopped,
+        movable=kv is not None and not kv.pushed,
+        own_tokens=told.own_tokens,
     )
 
 

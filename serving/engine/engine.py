@@ -1,9 +1,11 @@
 """Continuous batching: prompts in chunks and answers token by token, in turns, on one thread.
 
 Each `step` computes at most one chunk of one prompt and one token of every answer, so a long prompt
-delays answers by a chunk and never by itself. Prompts are served by priority, then in order;
-a sequence is opened when the cache has room for all it will ever hold, so none is thrown out.
-A few are opened ahead of their turn, so that loading a prefix overlaps other prompts' compute.
+delays answers by a chunk and never by itself. All of them together are `step_tokens` at most: the
+more answers there are, the shorter is the chunk, but it is a block at least. Prompts are served by
+priority, then in order; a sequence is opened when the cache has room for all it will ever hold, so
+none is thrown out. A few are opened ahead of their turn, so that loading a prefix overlaps other
+prompts' compute.
 
 What is computed does not depend on who shares a step (see `decoder.py`). The engine does no I/O and
 reads no clock; everything else is the listener's. Not thread-safe.
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 OPEN_MAX = 2
-"""Prompts with blocks at the same time; stages of pipelines do not count."""
+"""So many prompts have blocks already when another one behind them is given its own; stages of
+pipelines do not count."""
 
 
 @dataclass(slots=True)
@@ -47,15 +50,27 @@ class _Tile:
 
 
 class Engine:
-    """Computes sequences in turns. `chunk_tokens` is rounded up to whole blocks."""
+    """Computes sequences in turns. `chunk_tokens` is rounded up to whole blocks.
+
+    `step_tokens` bounds prompt and answers of a step together; 0 bounds no more than the others do.
+    """
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, *, chunk_tokens: int = 256, running_max: int = 32
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        *,
+        chunk_tokens: int = 256,
+        running_max: int = 32,
+        step_tokens: int = 0,
     ) -> None:
         self.decoder = decoder
         self.cache = cache
         self.chunk_tokens = cache.needed(chunk_tokens) * cache.block_tokens
         self.running_max = running_max
+        self.step_tokens = step_tokens or self.chunk_tokens + running_max
+        self.prompt_tokens = 0
+        """Those that the last step computed."""
         self.waiting: list[Sequence] = []
         self.opened: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -84,8 +99,14 @@ class Engine:
         """Whether as many sequences as may be are open or running."""
         return len(self.opened) + len(self.running) >= self.running_max
 
-    def reopen(self, sequence: Sequence, start: int, target: int) -> None:
-        """Compute tokens of a finished sequence anew, as a prompt would be, without an answer."""
+    def reopen(self, sequence: Sequence, start: int, target: int, *, behind: bool = False) -> None:
+        """Compute tokens of a finished sequence anew, as a prompt would be, without an answer.
+
+        `behind` puts it behind the prompts that wait.
+        """
+        if behind:
+            self._order += 1
+            sequence.order = self._order
         sequence.reason = ""
         sequence.computed, sequence.target = start, target
         sequence.decodes = False
@@ -104,19 +125,32 @@ class Engine:
             self.cache.release(sequence.blocks)
             sequence.blocks = []
 
+    def answers_beside(self, sequence: Sequence) -> bool:
+        """Whether others are answered here, or are about to be."""
+        return bool(self.running) or any(
+            each.decodes for each in self.opened if each is not sequence
+        )
+
     @property
     def queued_tokens(self) -> int:
         """Tokens of prompts still to compute."""
         return sum(each.target - each.computed for each in (*self.waiting, *self.opened))
 
+    @property
+    def chunk_most(self) -> int:
+        """Tokens of a chunk that no answer takes a share of its step from."""
+        return min(self.chunk_tokens, self._room(0))
+
     @torch.inference_mode()
     def step(self) -> bool:
         """Do one round of work; False when there was nothing to do."""
         self._open()
+        self.prompt_tokens = 0
         chosen = self._next_prompt()
+        # Before the chunk: a prompt that it ends has had its share of this step.
+        answers = list(self.running)
         if chosen is not None:
             self._advance(chosen)
-        answers = list(self.running)
         if answers:
             self._decode(answers)
         return chosen is not None or bool(answers)
@@ -126,8 +160,8 @@ class Engine:
     def _open(self) -> None:
         while self.waiting:
             sequence = self.waiting[0]
-            whole = sum(each.inbox is None for each in self.opened)
-            if sequence.inbox is None and whole >= OPEN_MAX:
+            ahead = sum(each.inbox is None and each.rank < sequence.rank for each in self.opened)
+            if sequence.inbox is None and ahead >= OPEN_MAX:
                 return
             if self.full:
                 return
@@ -176,9 +210,7 @@ class Engine:
 
     def _chunk(self, sequence: Sequence) -> Tensor:
         """Compute one chunk; returns the hidden state of its last token."""
-        start = sequence.computed
-        border = (start // self.chunk_tokens + 1) * self.chunk_tokens
-        end = min(border, sequence.target)
+        start, end = sequence.computed, self._chunk_end(sequence)
         tiles = self._tiles(sequence, start, end)
         whole = self.cache.place(sequence.blocks)
         for layer in sequence.layers:
@@ -188,10 +220,26 @@ class Engine:
                 tile.hidden = self.decoder.layer(layer, tile.hidden, tile.turn, attend)
             sequence.listener.after_layer(layer, start, end)
         sequence.computed = end
+        self.prompt_tokens = end - start
         if sequence.forward is not None:
             sequence.forward(start, end, torch.cat([tile.hidden for tile in tiles]))
         final = tiles[-1]
         return final.hidden[final.end - final.start - 1 :][:1]
+
+    def _chunk_end(self, sequence: Sequence) -> int:
+        """Where its next chunk ends: what answers leave of a step, no more than a chunk."""
+        start = sequence.computed
+        end = (start // self.chunk_tokens + 1) * self.chunk_tokens
+        room = self._room(len(self.running))
+        # The stages of a pipeline have to cut their prompt alike, whoever is answered beside.
+        if room < self.chunk_tokens and sequence.inbox is None and sequence.forward is None:
+            end = start + room
+        return min(end, sequence.target)
+
+    def _room(self, answers: int) -> int:
+        """Tokens of a prompt that fit into a step with so many answers, in whole blocks."""
+        size = self.cache.block_tokens
+        return max(1, (self.step_tokens - answers) // size) * size
 
     def _tiles(self, sequence: Sequence, start: int, end: int) -> list[_Tile]:
         """Cut a chunk as it is computed: block by block and padded if exact, else whole."""

@@ -9,6 +9,9 @@ whose first token would come too late. They differ in how they look at decode in
     ByForecast  their load when this request would begin to decode: those that decode then, if each
                 decode lasts t_d, with all whose prefill has ended by then
 
+On a coupled instance each step counts with a chunk of a prompt: the prompt of the request that asks
+slows the answers that are there, and further ones will slow its own.
+
 A request that would have its instance for itself is taken whatever is predicted: refusing it helps
 nobody, and an estimate that became too high would never see another measurement.
 
@@ -65,7 +68,9 @@ def decode_load(decodes: Sequence[DecodeView], costs: Costs, slo: Slo) -> float:
     """Mean over the instances of the time between tokens over its SLO."""
     if not decodes:
         return 0.0
-    total = sum(costs.decode.predict(each.batch, each.tokens) for each in decodes)
+    total = sum(
+        costs.decode.predict(each.batch, each.tokens, each.chunk_tokens) for each in decodes
+    )
     return total / len(decodes) / slo.tbt_s
 
 
@@ -110,7 +115,8 @@ class ByLoad:
         decode, cost = outlook.decode, outlook.costs.decode
         if decode.batch == 0:
             return _prefill_refusal(outlook)
-        tbt_s = cost.predict(decode.batch + 1, decode.tokens + outlook.tokens)
+        tokens = decode.tokens + outlook.tokens
+        tbt_s = cost.predict(decode.batch + 1, tokens, decode.chunk_tokens)
         return _prefill_refusal(outlook) or _decode_refusal(
             tbt_s / outlook.slo.tbt_s, outlook, "are"
         )
@@ -137,4 +143,5 @@ class ByForecast:
         share, context = -(-batch // count), tokens // count
         if share == 1:
             return 0.0
-        return outlook.costs.decode.predict(share, context) / outlook.slo.tbt_s
+        chunk = outlook.decode.chunk_tokens
+        return outlook.costs.decode.predict(share, context, chunk) / outlook.slo.tbt_s

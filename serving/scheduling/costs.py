@@ -5,7 +5,7 @@ given. Times are arguments, so a simulator drives the same classes with its own 
 
     T_prefill(n, p)    a + b (n - p) + c (n^2 - p^2): fixed work, work a token, attention
     T_transfer(bytes)  latency + (bytes + what the source sends already) / bandwidth of the source
-    TBT(batch, tokens) a + b batch + c tokens of context in the batch
+    TBT(batch, tokens) a + b batch + c tokens of context in the batch + d tokens of a prompt beside
     t_d                seconds that decoding takes, finished and unfinished ones counted
 
 O(1) each.
@@ -106,22 +106,27 @@ class TransferCost:
 
 
 class DecodeCost:
-    """Seconds between two tokens of an instance that decodes `batch` requests at once."""
+    """Seconds between two tokens of an instance that decodes `batch` requests at once.
 
-    def __init__(self, prior: tuple[float, float, float] = (0.01, 1e-3, 1e-8)) -> None:
-        self._fit = NonNegativeFit(prior, scales=(1.0, 8.0, 1e4))
+    `chunk` tokens of a prompt are computed in the same step, where an instance does both.
+    """
 
-    def observe(self, batch: int, tokens: int, seconds: float) -> None:
+    def __init__(
+        self, prior: tuple[float, float, float] = (0.01, 1e-3, 1e-8), prompt_token_s: float = 2e-4
+    ) -> None:
+        self._fit = NonNegativeFit((*prior, prompt_token_s), scales=(1.0, 8.0, 1e4, 256.0))
+
+    def observe(self, batch: int, tokens: int, seconds: float, chunk: int = 0) -> None:
         """A step took so long; `tokens` is the context of the whole batch."""
         if batch > 0:
-            self._fit.observe((1.0, float(batch), float(tokens)), seconds)
+            self._fit.observe((1.0, float(batch), float(tokens), float(chunk)), seconds)
 
-    def predict(self, batch: int, tokens: int) -> float:
+    def predict(self, batch: int, tokens: int, chunk: int = 0) -> float:
         """How long a step would take; 0 for an empty batch."""
         if batch <= 0:
             return 0.0
-        fixed_s, request_s, token_s = self._fit.coefficients
-        return fixed_s + request_s * batch + token_s * tokens
+        fixed_s, request_s, token_s, prompt_token_s = self._fit.coefficients
+        return fixed_s + request_s * batch + token_s * tokens + prompt_token_s * chunk
 
 
 class DecodeDuration:

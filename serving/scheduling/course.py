@@ -66,6 +66,11 @@ class Compute(NamedTuple):
     fetch_s: float
     """Loading them may take so long; 0 leaves that to the worker."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is decoded where it is computed, in one go: no `Decode` follows."""
+        return self.decode == self.placement.prefill
+
 
 class Decode(NamedTuple):
     """Have an answer gone on with."""
@@ -235,11 +240,10 @@ class Course:
     def _decode(self, now: float) -> Decode:
         assert self._admission is not None
         assert self._prefilled is not None
-        self._stage, self._told_at, self.line.stage = _Stage.DECODING, now, "decode"
         decode = self._admission.decode
         if self._prefilled.movable:  # what was the best choice may have become another by now
             decode = self._scheduler.decode_at(self._request.request_id, self._avoid)
-        self._scheduler.decoding(now, self._request.request_id)
+        self._begin_decode(now)
         return Decode(
             self._attempt(),
             self._prompt,
@@ -249,6 +253,10 @@ class Course:
             decode,
             self._prefilled.kv,
         )
+
+    def _begin_decode(self, now: float) -> None:
+        self._stage, self._told_at, self.line.stage = _Stage.DECODING, now, "decode"
+        self._scheduler.decoding(now, self._request.request_id)
 
     def close(self, now: float) -> None:
         """It is over, by its end or because nobody wants it any more."""
@@ -286,6 +294,8 @@ class Course:
         """The first token of this attempt is there."""
         self._stats.first_token(self.line, now)
         self._generated.append(token)
+        if self._stays:
+            self._begin_decode(now)
 
     def prefilled(self, told: Prefilled) -> None:
         """Its prompt is computed, and its KV is where `told.kv` says."""
@@ -301,7 +311,8 @@ class Course:
         if self._attempts == 1:
             self._cached = told.cached_tokens
         self._computed_s += told.compute_s
-        self._prefilled = told
+        self._end_loading()
+        self._prefilled = None if self._stays else told
         if told.stopped:
             self.finished(told.stopped)
 
@@ -367,6 +378,12 @@ class Course:
 
     def _fail(self, code: str, message: str, status: int, retry_after_s: float = 0.0) -> None:
         self._end = Failure(code, message, status, retry_after_s)
+
+    @property
+    def _stays(self) -> bool:
+        """Whether the present attempt needs no second worker."""
+        admission = self._admission
+        return admission is not None and admission.decode == admission.placement.prefill
 
     def _attempt(self) -> str:
         return f"{self._request.request_id}.{self._attempts}"

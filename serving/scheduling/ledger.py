@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Flight", "Instance", "Ledger"]
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE, COUPLED = "prefill", "decode", "coupled"
+"""An instance that is coupled has both of the other roles."""
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class Instance:
     role: str
     kv_tokens: int = 1 << 60
     usable: bool = True
+    chunk_tokens: int = 0
+    """Of prompts, that each step of its answers may have beside it."""
 
 
 @dataclass(slots=True)
@@ -141,8 +144,9 @@ class Ledger:
         return list(self._work[name].flights.values()) if name in self._work else []
 
     def of_role(self, role: str) -> list[Instance]:
-        """The usable instances of a role, in the order in which they joined."""
-        return [each for each in self.instances.values() if each.role == role and each.usable]
+        """The usable instances that have a role, in the order in which they joined."""
+        able = (role, COUPLED)
+        return [each for each in self.instances.values() if each.role in able and each.usable]
 
     # -- requests
 
@@ -235,12 +239,15 @@ class Ledger:
 
     def prefill_views(self, now: float, priority: int = 0) -> list[PrefillView]:
         """The prefill instances with the work ahead of a request of this priority."""
-        works = self._work
-        return [
-            PrefillView(name, works[name].queue_s(now, priority) if name in works else 0.0)
-            for name, each in self.instances.items()
-            if each.role == PREFILL and each.usable
-        ]
+        views = []
+        for name, each in self.instances.items():
+            if each.role not in (PREFILL, COUPLED) or not each.usable:
+                continue
+            work = self._work.get(name)
+            queue_s = 0.0 if work is None else work.queue_s(now, priority)
+            beside = None if each.role == PREFILL else self._decode_view(each)
+            views.append(PrefillView(name, queue_s, beside))
+        return views
 
     def queue_s(self, now: float, name: str, priority: int = 0) -> float:
         """Predicted seconds of work that a new request would wait for on a prefill instance."""
@@ -248,21 +255,27 @@ class Ledger:
 
     def decode_views(self) -> list[DecodeView]:
         """The decode instances with their batches."""
-        views = []
-        for name, each in self.instances.items():
-            if each.role != DECODE or not each.usable:
-                continue
-            work = self._work.get(name)
-            if work is None:
-                views.append(DecodeView(name, free_tokens=each.kv_tokens))
-                continue
-            if work.view is None:
-                free = each.kv_tokens - work.reserved
-                work.view = DecodeView(
-                    name, work.batch, work.tokens, free, work.coming, work.coming_tokens
-                )
-            views.append(work.view)
-        return views
+        return [
+            self._decode_view(each)
+            for each in self.instances.values()
+            if each.role in (DECODE, COUPLED) and each.usable
+        ]
+
+    def _decode_view(self, instance: Instance) -> DecodeView:
+        work, name, chunk = self._work.get(instance.name), instance.name, instance.chunk_tokens
+        if work is None:
+            return DecodeView(name, free_tokens=instance.kv_tokens, chunk_tokens=chunk)
+        if work.view is None:
+            work.view = DecodeView(
+                name,
+                work.batch,
+                work.tokens,
+                instance.kv_tokens - work.reserved,
+                work.coming,
+                work.coming_tokens,
+                chunk,
+            )
+        return work.view
 
     def decoding_now(self) -> int:
         """How many requests decode."""

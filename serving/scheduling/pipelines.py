@@ -7,7 +7,8 @@
 A prompt is cut into chunks that follow each other through the stages, so with c chunks and s stages
 the work of c x s steps takes c + s - 1 of them: long prompts gain almost s times, a prompt of one
 chunk nothing. Only instances with nothing to do help; whoever waits for an answer elsewhere is not
-made to wait longer. Pure. O(instances).
+made to wait longer. Instances that decode as well take no part: stages compute whole chunks,
+however many answers there are beside. Pure. O(instances).
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class PipelineRule:
         self, placement: Placement, to_compute: int, views: Sequence[PrefillView]
     ) -> tuple[str, ...]:
         """Who joins the chosen instance; nobody for a short prompt, or when all are busy."""
-        if to_compute < self.tokens_min:
+        able = {view.name: view.queue_s for view in views if view.beside is None}
+        if to_compute < self.tokens_min or placement.prefill not in able:
             return ()
-        idle = [v.name for v in views if v.queue_s == 0.0 and v.name != placement.prefill]
+        idle = [name for name in able if able[name] == 0.0 and name != placement.prefill]
         return tuple(idle[: self.instances_max - 1])
 
     def speed_up(self, to_compute: int, instances: int) -> float:

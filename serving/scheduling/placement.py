@@ -9,6 +9,8 @@ have, waiting in the queue, computing the rest. A prefix is pulled when the long
 spread: nobody predicts what is hot. With `weigh` (the default) a pull that is predicted to take
 longer than computing the same tokens is not made; without, the rule is exactly the paper's.
 
+Where answers are decoded as well, each chunk of the prompt waits for a step of these.
+
 Comparisons are strict: of equal instances the earlier one stays. O(instances + holders); what a
 prompt takes is predicted once for all instances that have equally much of it.
 """
@@ -72,31 +74,56 @@ def _own(demand: Demand, name: str) -> int:
 
 
 def _quickest(
-    demand: Demand, instances: Iterable[PrefillView], placed: Callable[[int], Placement]
+    demand: Demand,
+    instances: Iterable[PrefillView],
+    placed: Callable[[int], Placement],
+    costs: Costs,
 ) -> Placement | None:
     """The instance with the least time to the first token; `placed` is by what one has itself."""
     by_own: dict[int, tuple[float, Placement]] = {}
     best, least_s, chosen = None, math.inf, None
     for instance in instances:
-        name, queue_s = instance
+        name, queue_s, beside = instance
         own = _own(demand, name)
         found = by_own.get(own)
         if found is None:
             placement = placed(own)
             found = by_own[own] = placement.ttft_s, placement
         seconds = found[0] + queue_s
+        if beside is not None:
+            seconds += _beside_s(demand, beside, found[1].cached, costs)
         if best is None or seconds < least_s:
             best, least_s, chosen = found[1], seconds, instance
-    if best is None or chosen is None:
-        return None
-    return best._replace(prefill=chosen.name, queue_s=chosen.queue_s)
+    return None if best is None or chosen is None else _at(chosen, demand, best, costs)
+
+
+def _beside_s(demand: Demand, beside: DecodeView, cached: int, costs: Costs) -> float:
+    """What the steps of an instance's answers add to a prompt that is computed beside them."""
+    if not beside.batch:
+        return 0.0
+    chunks = math.ceil(max(1, demand.tokens - cached) / max(1, beside.chunk_tokens))
+    return chunks * costs.decode.predict(beside.batch, beside.tokens)
+
+
+def _at(instance: PrefillView, demand: Demand, found: Placement, costs: Costs) -> Placement:
+    """What was found for an instance with so much of its own, at that instance."""
+    name, queue_s, beside = instance
+    if beside is None:
+        return found._replace(prefill=name, queue_s=queue_s)
+    own = _own(demand, name)
+    return found._replace(
+        prefill=name,
+        queue_s=queue_s,
+        prefill_s=found.prefill_s + _beside_s(demand, beside, found.cached, costs),
+        alternative_s=found.alternative_s + _beside_s(demand, beside, own, costs),
+    )
 
 
 def _on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
     """The request on an instance that was chosen for another reason."""
     own = _own(demand, instance.name)
     found = _local(own, costs.prefill.predict(demand.tokens, own))
-    return found._replace(prefill=instance.name, queue_s=instance.queue_s)
+    return _at(instance, demand, found, costs)
 
 
 class CacheCentric:
@@ -114,7 +141,7 @@ class CacheCentric:
         """The instance with the least predicted time to the first token."""
         holder, best = _source(demand, costs)
         return _quickest(
-            demand, instances, lambda own: self._placed(demand, own, holder, best, costs)
+            demand, instances, lambda own: self._placed(demand, own, holder, best, costs), costs
         )
 
     def _placed(self, demand: Demand, own: int, holder: str, best: int, costs: Costs) -> Placement:
@@ -138,8 +165,16 @@ class LocalCache:
     ) -> Placement | None:
         """The instance with the least predicted time to the first token."""
         return _quickest(
-            demand, instances, lambda own: _local(own, costs.prefill.predict(demand.tokens, own))
+            demand,
+            instances,
+            lambda own: _local(own, costs.prefill.predict(demand.tokens, own)),
+            costs,
         )
+
+
+def _least(instance: PrefillView) -> tuple[float, int]:
+    """How much an instance has to do: work that waits, then answers beside it."""
+    return instance.queue_s, instance.beside.batch if instance.beside is not None else 0
 
 
 class LeastLoaded:
@@ -148,8 +183,8 @@ class LeastLoaded:
     def place(
         self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
     ) -> Placement | None:
-        """The one with the shortest queue."""
-        chosen = min(instances, key=lambda instance: instance.queue_s, default=None)
+        """The one with the shortest queue; of several with one, that with the fewest answers."""
+        chosen = min(instances, key=_least, default=None)
         return None if chosen is None else _on(demand, chosen, costs)
 
 
@@ -181,7 +216,7 @@ def choose_decode(
         if each.free_tokens < needed:
             continue
         tokens = each.tokens + each.coming_tokens + demand.tokens
-        seconds = cost.predict(each.batch + each.coming + 1, tokens)
+        seconds = cost.predict(each.batch + each.coming + 1, tokens, each.chunk_tokens)
         if best is None or seconds < least_s:
             best, least_s = each, seconds
     return best

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from serving.scheduling.admission import ByForecast, Outlook, decode_load
 from serving.scheduling.costs import Costs
-from serving.scheduling.ledger import DECODE, PREFILL, Flight, Ledger
+from serving.scheduling.ledger import COUPLED, DECODE, PREFILL, Flight, Ledger
 from serving.scheduling.placement import CacheCentric, choose_decode
 from serving.scheduling.views import Demand, Placement, Rejection, Slo
 
@@ -142,7 +142,9 @@ class Scheduler:
             return Rejection("no_workers", "no prefill instance is there", _NOBODY_RETRY_S)
         if not decodes:
             return Rejection("no_workers", "no decode instance is there", _NOBODY_RETRY_S)
-        decode = choose_decode(demand, decodes, self.costs.decode)
+        decode = self._stay(demand, placement, decodes) or choose_decode(
+            demand, decodes, self.costs.decode
+        )
         if decode is None:
             return Rejection(
                 "no_room",
@@ -157,6 +159,22 @@ class Scheduler:
             quicker = placement.prefill_s / rule.speed_up(to_compute, 1 + len(helpers))
             placement = placement._replace(prefill_s=quicker)
         return Admission(placement, decode.name, helpers)
+
+    def _stay(
+        self, demand: Demand, placement: Placement, decodes: Sequence[DecodeView]
+    ) -> DecodeView | None:
+        """Where its prompt is computed, if it can be decoded there: no KV has to travel then.
+
+        Not where tokens would come too late: another instance may be idle.
+        """
+        here = [each for each in decodes if each.name == placement.prefill]
+        chosen = choose_decode(demand, here, self.costs.decode)
+        if chosen is None:
+            return None
+        batch = chosen.batch + chosen.coming + 1
+        tokens = chosen.tokens + chosen.coming_tokens + demand.tokens
+        tbt_s = self.costs.decode.predict(batch, tokens, chosen.chunk_tokens)
+        return chosen if batch == 1 or tbt_s <= self.slo.tbt_s else None
 
     def _assign(self, now: float, request: str, demand: Demand, chosen: Admission) -> None:
         self._pass_time(now)
@@ -217,7 +235,10 @@ class Scheduler:
         )
         if change is None:
             return None
-        giving = decodes if change.to == PREFILL else prefills
+        both = decodes if change.to == PREFILL else prefills
+        giving = [each for each in both if each.role != COUPLED]
+        if not giving:
+            return None
         idlest = min(giving, key=lambda instance: len(ledger.on(instance.name)))
         return idlest.name, change
 

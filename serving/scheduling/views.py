@@ -43,15 +43,11 @@ class Demand:
     coming: Mapping[str, int] = field(default_factory=dict)
 
 
-class PrefillView(NamedTuple):
-    """A prefill instance: the seconds of work that a new request would wait for."""
-
-    name: str
-    queue_s: float = 0.0
-
-
 class DecodeView(NamedTuple):
-    """A decode instance: its batch, the room for KV, and what is still in prefill on its way."""
+    """A decode instance: its batch, the room for KV, and what is still in prefill on its way.
+
+    `chunk_tokens` of a prompt may be computed in each of its steps, none where only answers are.
+    """
 
     name: str
     batch: int = 0
@@ -59,6 +55,18 @@ class DecodeView(NamedTuple):
     free_tokens: int = 1 << 60
     coming: int = 0
     coming_tokens: int = 0
+    chunk_tokens: int = 0
+
+
+class PrefillView(NamedTuple):
+    """A prefill instance: the seconds of work that a new request would wait for.
+
+    Where prompts are computed beside answers, `beside` says what is answered.
+    """
+
+    name: str
+    queue_s: float = 0.0
+    beside: DecodeView | None = None
 
 
 class Placement(NamedTuple):

@@ -51,8 +51,8 @@ class Computing:
         self._work: deque[Callable[[], object]] = deque()
         self._news = threading.Condition()
         self._ending = False
-        self.steps: deque[tuple[int, float]] = deque(maxlen=HISTORY)
-        """(answers, seconds) of the last steps that made tokens."""
+        self.steps: deque[tuple[int, int, float]] = deque(maxlen=HISTORY)
+        """(answers, tokens of a prompt, seconds) of the last steps that made tokens."""
         self._thread = LastingThread("compute", self._turn)
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class Computing:
     @property
     def tbt_s(self) -> float:
         """Median seconds of the last steps that made tokens; 0 before the first."""
-        times = [seconds for _, seconds in list(self.steps)]
+        times = [seconds for _, _, seconds in list(self.steps)]
         return statistics.median(times) if times else 0.0
 
     @property
@@ -128,5 +128,6 @@ class Computing:
             self._failed(error)
             return True
         if worked and answers:
-            self.steps.append((answers, time.perf_counter() - began))
+            seconds = time.perf_counter() - began
+            self.steps.append((answers, self.engine.prompt_tokens, seconds))
         return worked

@@ -57,7 +57,7 @@ class Parts:
     memory: KVMemory
     exchange: Exchange
     keeping: Keeping
-    coming: Coming
+    coming: Coming[Job]
     prefixes: Prefixes
     names: PoolNames
     settings: WorkerSettings
@@ -79,6 +79,10 @@ class Times:
     waited: float = 0.0
     """Seconds the engine waited for layers of the prefix."""
     started: float = 0.0
+    chunk: float = 0.0
+    """When the present chunk began."""
+    computed: float = 0.0
+    """Seconds of the prompt's chunks, those waited included; what was done between them is not."""
     prefilled: float = 0.0
 
 
@@ -116,6 +120,7 @@ class Job(ABC):
         # Of the computing thread.
         self.holds = 0
         self._loading = False
+        self._starts_loaded = False
         self._copies = 0
         self._own = 0
         self.over = False
@@ -268,7 +273,10 @@ class Job(ABC):
         coming, chain = self.parts.coming, self._chain()
         self._own = own = self.parts.keeping.kept.length(chain)
         ahead = chain[own : self.blocks_most][:1]
-        if ahead and coming.wait(ahead[0], self.look_for_prefix):
+        other = coming.wait(ahead[0], self.look_for_prefix) if ahead else None
+        if other is not None:
+            # Who waits for it is not to wait for those in between as well.
+            other.sequence.priority = max(other.sequence.priority, self.sequence.priority)
             return True
         coming.begin(self, chain[own:])
         return False
@@ -316,10 +324,15 @@ class Job(ABC):
         self.parts.prefixes.fetch(self.fetch)
 
     def _found(self, count: int) -> None:
-        """The engine may start: layers of the prefix arrive while it computes."""
+        """The engine may start: layers of the prefix arrive while it computes.
+
+        It would make answers wait for them: beside these it starts when all layers are there.
+        """
         self.cached = count * self.parts.block_tokens
         self.sequence.computed = self.cached
-        self.sequence.ready = True
+        answers = self.parts.computing.engine.answers_beside(self.sequence)
+        self._starts_loaded = count > 0 and answers
+        self.sequence.ready = not self._starts_loaded
         self.parts.coming.found(self, count - self._own)
         self.started()
 
@@ -331,6 +344,8 @@ class Job(ABC):
     def _fetched(self) -> None:
         """The loader has left the memory; a prompt whose prefix was lost may start anew."""
         self._loading = False
+        if self._starts_loaded:
+            self.times.started = time.monotonic()
         self.fetch_ended()
         self.unhold()
 
@@ -340,6 +355,8 @@ class Job(ABC):
 
     def before_layer(self, layer: int) -> None:
         """Wait for the prefix of a layer, and hand it on where KV is pushed."""
+        if layer == self.sequence.layers.start:
+            self.times.chunk = time.monotonic()
         if not self.cached or self.sequence.computed != self.cached or self.fetch is None:
             return
         began = time.monotonic()
@@ -366,6 +383,8 @@ class Job(ABC):
 
     def after_layer(self, layer: int, start: int, end: int) -> None:
         """Stream complete blocks to the pool, and all tokens to whom KV is pushed."""
+        if layer == self.sequence.layers.stop - 1:
+            self.times.computed += time.monotonic() - self.times.chunk
         self.push(layer, start, end)
         size = self.parts.block_tokens
         if self._storing:
@@ -439,11 +458,19 @@ class Job(ABC):
             return cached
         return min(max(cached, self._stored_to), self._unstored)
 
+    @property
+    def own_tokens(self) -> int:
+        """Those of the cached ones that this worker had itself."""
+        own = self.fetch.own * self.parts.block_tokens if self.fetch is not None else 0
+        return min(own, self.cached)
+
     # Tokens; kinds of requests differ here.
 
     def prefilled(self, token: int, logprob: float) -> None:
-        """Note how long the prompt took."""
+        """The first token leaves at once."""
         self.times.prefilled = time.monotonic()
+        if token >= 0 and token not in self.sequence.stop_tokens:
+            self.tell(p.FirstToken(token, logprob))
 
     def token(self, token: int, logprob: float) -> None:
         """One more token of the answer."""
@@ -458,11 +485,10 @@ class Job(ABC):
         """Seconds by stage, so far."""
         times = self.times
         now = time.monotonic()
-        prefilled = times.prefilled or now
         return {
             "queue": max(0.0, (times.opened or now) - times.submitted),
             "fetch": max(0.0, times.started - times.opened) + times.waited,
-            "compute": max(0.0, prefilled - (times.started or prefilled) - times.waited),
+            "compute": max(0.0, times.computed - times.waited),
             "total": now - times.submitted,
         }
 
@@ -474,12 +500,6 @@ class Prefilling(Job):
         super().__init__(parts, message, decodes=False, layers=range(parts.names.layers))
         self._stopped = ""
         self._computed = False
-
-    def prefilled(self, token: int, logprob: float) -> None:
-        """The first token leaves at once; the KV may still be under way."""
-        super().prefilled(token, logprob)
-        if token >= 0 and token not in self.sequence.stop_tokens:
-            self.tell(p.FirstToken(token, logprob))
 
     def hand_on(self, layer: int) -> None:
         """Who decodes looks into the pool, which may have lost what was found here."""
@@ -510,8 +530,7 @@ class Prefilling(Job):
         seconds["store"] = seconds["total"] - (self.times.prefilled - self.times.submitted)
         place = p.KVPlace(self.pool_blocks(), pushed=self.pusher is not None)
         computed = len(self.prompt) - self.cached
-        own = self.fetch.own * self.parts.block_tokens if self.fetch is not None else 0
-        return p.Done(computed, self.cached, seconds, place, self._stopped, min(own, self.cached))
+        return p.Done(computed, self.cached, seconds, place, self._stopped, self.own_tokens)
 
 
 class Generating(Job):
@@ -522,13 +541,14 @@ class Generating(Job):
         self._returning = False
 
     def prefilled(self, token: int, logprob: float) -> None:
-        """The first token is one like the others."""
+        """The answer goes on here."""
         if self._returning:
             return
         super().prefilled(token, logprob)
+        if token >= 0:  # else another worker has chosen it, and computed the prompt
+            computed = len(self.prompt) - self.cached
+            self.tell(p.Computed(computed, self.cached, self.seconds(), self.own_tokens))
         self.keep(len(self.prompt) // self.parts.block_tokens)
-        if token >= 0:
-            self.token(token, logprob)
 
     def finished(self, reason: str) -> None:
         """Answer, then return the KV."""
@@ -561,7 +581,7 @@ class Generating(Job):
             return False
         engine = self.parts.computing.engine
         if engine.decoder.exact:
-            engine.reopen(self.sequence, first * size, last * size)
+            engine.reopen(self.sequence, first * size, last * size, behind=True)
             return True
         for layer in self.sequence.layers:
             self.store(layer, first, last)

@@ -13,7 +13,7 @@ import contextlib
 from typing import Any
 
 from mooncake_store.program.children import Child
-from serving.workers.protocol import DECODE_ROLE, PREFILL_ROLE
+from serving.workers.protocol import COUPLED_ROLE, DECODE_ROLE, PREFILL_ROLE
 
 __all__ = ["LocalWorkers"]
 
@@ -29,20 +29,22 @@ class LocalWorkers:
         model: str = "tiny",
         prefill: int = 1,
         decode: int = 1,
+        coupled: int = 0,
         pool_url: str = "",
         secret: bytes | None = None,
         **settings: Any,
     ) -> None:
         self._settings = {"model": model, "pool_url": pool_url, **settings}
         self._secret = secret
-        self._roles = [PREFILL_ROLE] * prefill + [DECODE_ROLE] * decode
+        self.roles = [PREFILL_ROLE] * prefill + [DECODE_ROLE] * decode + [COUPLED_ROLE] * coupled
+        """Those that they are started with."""
         self.children: list[Child] = []
         self.addresses: list[str] = []
 
     def start(self) -> LocalWorkers:
         """Start all of them, at the same time; return self."""
         try:
-            for number, role in enumerate(self._roles):
+            for number, role in enumerate(self.roles):
                 self.children.append(self._child(number, role))
             for child in self.children:
                 self.addresses.append(child.wait_ready()["address"])

@@ -6,12 +6,12 @@ frame for each step of the engine, however many requests share it; and a client 
 noticed: a request whose connection ends is cancelled, and a connection that takes nothing for
 `ABANDONED_S` is ended. Who listens hears something every `BEAT_S`, or the worker stands still.
 
-    queued, started, first_token, done            of `prefill`
-    admitted | refused, tokens..., finished       of `decode`
-    queued, started, tokens..., finished          of `generate`
-    failed                                        instead of the last one, at any time
+    queued, started, first_token, done                             of `prefill`
+    admitted | refused, tokens..., finished                        of `decode`
+    queued, started, first_token, computed, tokens..., finished    of `generate`
+    failed                                                         instead of the last, at any time
 
-The same operations serve both roles; `set_role` changes which of them a worker takes. Workers speak
+The same operations serve all roles; `set_role` changes which of them a worker takes. Workers speak
 to each other with the second half: `kv_open` asks a decode worker for room, KV is then written
 there from outside (`exchange.py`), and `kv_close` says that it is there; `kv_lend` asks for blocks
 that a worker keeps, which are read likewise; `stage_*` run a prompt through a group of workers.
@@ -89,6 +89,7 @@ __all__ = [
     "StageOpen",
     # Events.
     "Admitted",
+    "Computed",
     "Done",
     "Event",
     "Events",
@@ -118,7 +119,9 @@ CHUNK_BYTES_MAX = 32 << 20
 
 PREFILL_ROLE = "prefill"
 DECODE_ROLE = "decode"
-ROLES = (PREFILL_ROLE, DECODE_ROLE)
+COUPLED_ROLE = "coupled"
+"""Of a worker that takes what both of the others take."""
+ROLES = (PREFILL_ROLE, DECODE_ROLE, COUPLED_ROLE)
 
 
 def pack_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> bytes:
@@ -280,8 +283,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     kv_blocks_used: int
     tbt_s: float
     """Median time between tokens of the last decode steps; 0 before the first."""
-    tbt_by_batch: tuple[tuple[int, float], ...]
-    """Seconds of a decode step by how many requests it served, newest last."""
+    steps: tuple[tuple[int, int, float], ...]
+    """Answers that a step went on with, tokens of a prompt beside them, seconds; newest last."""
     pending_puts: int
     """Blocks whose way to the pool has not ended."""
 
@@ -336,6 +339,15 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """Those of the cached ones that it had itself."""
 
 
+class Computed(msgspec.Struct, frozen=True, array_like=True, tag="computed"):
+    """A prompt is computed by the worker that goes on with its answer; fields as in `Done`."""
+
+    computed_tokens: int
+    cached_tokens: int
+    seconds: dict[str, float]
+    own_tokens: int = 0
+
+
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
     """A decode begins; so many tokens of the prompt had to be computed again."""
 
@@ -379,7 +391,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 Event = (
-    Queued | Started | FirstToken | Done | Admitted | Refused | Tokens | Finished
+    Queued | Started | FirstToken | Done | Computed | Admitted | Refused | Tokens | Finished
     | PrefixLost | Failed
 )  # fmt: skip
 """What may happen to a request. The last of a request is Done, Refused, Finished or Failed."""
@@ -512,7 +524,7 @@ GENERATE = Operation(
 )
 CANCEL = Operation("cancel", 0x15, Cold(Cancel), Cold(Ok), "ends a request")
 LOAD = Operation("load", 0x16, Cold(LoadRequest), Cold(Load), "how busy a worker is")
-SET_ROLE = Operation("set_role", 0x17, Cold(SetRole), Cold(Ok), "prefill or decode, after draining")
+SET_ROLE = Operation("set_role", 0x17, Cold(SetRole), Cold(Ok), "a role of ROLES, after draining")
 DRAIN = Operation("drain", 0x18, Cold(Drain), Cold(Ok), "finishes what runs, takes nothing new")
 LISTEN = Operation(
     "listen", 0x19, Cold(Listen), Cold(Events, bytes_max=16 << 20), "what happens to requests"

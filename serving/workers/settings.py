@@ -42,6 +42,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     insecure: bool = False
     block_tokens: int = 64
     chunk_tokens: int = 256
+    """Of a prompt that are computed at a time, at most."""
+    step_tokens: int = 0
+    """Tokens of a step, those of answers included: what these leave is the next chunk of a prompt.
+
+    0 leaves it to `chunk_tokens`: one chunk beside the answers, however many there are."""
     kv_blocks: int = 512
     """Blocks of the KV cache. A request that needs more than all of them is refused."""
     own_blocks: int = 256
@@ -68,6 +73,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be above 0")
+        least = self.running_max + self.block_tokens
+        if self.step_tokens and self.step_tokens < least:
+            raise ConfigError(
+                f"step_tokens is {self.step_tokens}, and as many answers as may run at a time "
+                f"(running_max) leave no block for a prompt",
+                advice=f"{least} or more, or a smaller running_max",
+            )
         if not 0 <= self.own_blocks <= OWN_BLOCKS_MAX:
             raise ConfigError(f"own_blocks is {self.own_blocks}, may be 0 to {OWN_BLOCKS_MAX}")
         try:

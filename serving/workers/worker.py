@@ -9,8 +9,8 @@ Three kinds of threads: the event loop answers, one thread computes (`computing.
 and from the pool (`pool_side.py`). Whatever ends a request (its answer, its deadline, a cancel, the
 end of its connection, a reader who takes nothing) ends it once and gives its blocks back.
 
-A worker takes either role. `set_role` lets what runs finish, then changes which requests it takes;
-model, cache and connections stay.
+A worker has one role: prefill, decode, or coupled, which is both. `set_role` lets what runs finish,
+then changes which requests it takes; model, cache and connections stay.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ class Worker:
             cache,
             chunk_tokens=settings.chunk_tokens,
             running_max=settings.running_max,
+            step_tokens=settings.step_tokens,
         )
         self.card = model_card(self.model, settings.block_tokens)
         memory = KVMemory(cache)
@@ -219,8 +220,12 @@ class Worker:
         return p.Hello(
             settings.worker_id, self.role, os.getpid(), self.card, settings.pool_url,
             engine.cache.blocks, engine.running_max, settings.queued_tokens_max,
-            engine.chunk_tokens,
+            engine.chunk_most,
         )  # fmt: skip
+
+    def takes(self, role: str) -> bool:
+        """Whether it takes requests of a role now."""
+        return self.role in (role, p.COUPLED_ROLE)
 
     def load(self) -> p.Load:
         """How busy it is. Raises UnavailableError when a part of it cannot go on."""
@@ -240,7 +245,7 @@ class Worker:
             kv_blocks=engine.cache.blocks,
             kv_blocks_used=engine.cache.used,
             tbt_s=computing.tbt_s,
-            tbt_by_batch=tuple(computing.steps),
+            steps=tuple(computing.steps),
             pending_puts=pool.pending,
         )
 
@@ -342,7 +347,7 @@ class Worker:
         engine = self.parts.computing.engine
         if self.draining:
             return p.Failed("draining", "this worker takes nothing new", "ask another", True)
-        if role and role != self.role:
+        if role and not self.takes(role):
             return p.Failed("wrong_role", f"this is a {self.role} worker", "ask another", True)
         if max_new_tokens < 1 or tokens.max() >= self.card.vocabulary:
             return p.Failed(
@@ -434,7 +439,7 @@ class Worker:
                 f"{self.card.revision}, {self.card.layout}",
                 advice="send requests among workers with one model and the same settings",
             )
-        if self.draining or self.role != p.DECODE_ROLE:
+        if self.draining or not self.takes(p.DECODE_ROLE):
             return p.KVOpened(None, "it takes no decodes now", 1000)
         return await self._receiving.open(message, self._owned(connection).incoming)
 

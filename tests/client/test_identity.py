@@ -37,6 +37,16 @@ def test_what_a_client_names_is_what_the_store_has(store):
         store.get(Digests(Unkeyed(store.namespace).digest("a")))
 
 
+@pytest.mark.parametrize("number", [int, np.int64, np.uint8])
+def test_one_of_several_digests_is_found_by_any_whole_number(number):
+    digests = Digests([bytes(16), bytes(range(16))])
+    assert digests[number(1)] == Digests(bytes(range(16)))
+    with pytest.raises(IndexError, match="digest 2 of 2"):
+        digests[number(2)]
+    with pytest.raises(TypeError):
+        digests[1.0]
+
+
 def test_a_master_that_keeps_its_state_goes_on_with_the_names(own_cluster, connect):
     cluster = own_cluster(workers=1)
     store = connect(cluster.url)

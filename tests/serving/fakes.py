@@ -55,6 +55,7 @@ class FakeWorker:
         self.cancelled = []
         self.roles = []
         self.kept = []
+        self.steps = ()
         self.followers = []
 
     def __call__(self):
@@ -109,7 +110,7 @@ class _Link:
     async def load(self, timeout_s=5.0):
         w = self.worker
         w.check()
-        return p.Load(w.role, False, 0, len(w.running), w.kv_blocks, 0, 0.0, (), 0)
+        return p.Load(w.role, False, 0, len(w.running), w.kv_blocks, 0, 0.0, w.steps, 0)
 
     async def follow_kept(self, take):
         w = self.worker
@@ -155,6 +156,39 @@ class _Link:
             if not ended:
                 w.cancelled.append(message.request_id)
 
+    async def generate(self, message):
+        w, ended = self.worker, False
+        w.seen.append(message)
+        w.running.add(message.request_id)
+        tokens = p.unpack_tokens(message.tokens).tolist()
+        try:
+            failure = await w.stage("prefill")
+            if failure is not None:
+                ended = True
+                yield failure
+                return
+            yield p.Queued(0)
+            yield p.Started(0)
+            tokens.append(following(tokens))
+            yield p.FirstToken(tokens[-1], 0.0)
+            yield p.Computed(len(tokens) - 1, 0, {"compute": 0.01, "queue": 0.0})
+            for number in range(message.max_new_tokens - 1):
+                failure = await w.stage(f"token {number}")
+                if failure is not None:
+                    ended = True
+                    yield failure
+                    return
+                tokens.append(following(tokens))
+                yield p.Tokens((tokens[-1],), (0.0,))
+                await asyncio.sleep(0)
+            await w.stage("end")
+            ended = True
+            yield p.Finished("length", {"decode": 0.01})
+        finally:
+            w.running.discard(message.request_id)
+            if not ended:
+                w.cancelled.append(message.request_id)
+
     async def decode(self, message):
         w, ended = self.worker, False
         w.seen.append(message)
@@ -188,10 +222,11 @@ class _Link:
 class Fleet:
     """Fake workers by address; `connect` is what a conductor is given."""
 
-    def __init__(self, prefill=2, decode=2):
+    def __init__(self, prefill=2, decode=2, coupled=0):
         self.prefill = [FakeWorker(f"p{n}", "prefill") for n in range(prefill)]
         self.decode = [FakeWorker(f"d{n}", "decode") for n in range(decode)]
-        self.workers = {w.address: w for w in (*self.prefill, *self.decode)}
+        self.coupled = [FakeWorker(f"c{n}", "coupled") for n in range(coupled)]
+        self.workers = {w.address: w for w in (*self.prefill, *self.decode, *self.coupled)}
 
     @property
     def addresses(self):

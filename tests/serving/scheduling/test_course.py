@@ -19,8 +19,9 @@ PROMPT = tuple(range(100))
 class Played:
     """A course with the state around it."""
 
-    def __init__(self, matches=None, **more):
-        self.scheduler = make(kv_tokens=100_000)
+    def __init__(self, matches=None, coupled=0, **more):
+        roles = (0, 0, coupled) if coupled else (2, 2)
+        self.scheduler = make(*roles, kv_tokens=100_000)
         self.stats = Stats()
         asked = {"max_new_tokens": 8, "deadline_s": 60.0} | more
         self.request = Request("r", PROMPT, Sampling(), **asked)
@@ -189,16 +190,68 @@ def test_a_prefix_that_is_not_worth_loading_is_not_loaded():
     assert played.stats.outcomes == {"cancelled": 1}
 
 
+def test_a_prompt_that_stays_is_computed_and_decoded_in_one_go():
+    played = Played({POOL: 64}, coupled=2)
+    act = played.next(Compute)
+    assert act.stays
+    flights, costs = played.scheduler.ledger.flights, played.scheduler.costs
+    played.course.started(1.0, 64)
+    assert (flights["r"].stage, played.course.line.stage) == ("prefill", "prefill")
+    assert played.holdings._counts
+    played.course.first(2.0, 500)
+    assert (flights["r"].stage, played.course.line.stage) == ("decode", "decode")
+    played.course.prefilled(Prefilled(36, 64, 0.01, 0.1, None))
+    # From then on others may pull its blocks, and the pool sends it nothing.
+    assert not played.holdings._counts
+    assert costs.transfer._in_flight == {}
+    played.course.tokens(3.0, [501, 502])
+    assert flights["r"].context == 103
+    assert played.stats.tbt.recent[-1] == pytest.approx(0.5)
+    played.course.finished("length")
+    assert played.next(Finish) == Finish("length", 100, 64, 3)
+    played.close()
+    assert played.stats.prefill_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_prompt_that_stays_goes_on_elsewhere_when_its_worker_dies(answered):
+    played = Played(coupled=2)
+    first = played.next(Compute)
+    played.course.started(1.0, 0)
+    if answered:
+        played.course.first(2.0, 500)
+        played.course.prefilled(Prefilled(100, 0, 0.0, 0.1, None))
+        played.course.tokens(3.0, [501])
+    played.course.blame(first.placement.prefill)
+    again = played.next(Compute)
+    assert again.stays
+    assert again.placement.prefill != first.placement.prefill
+    assert again.prompt == PROMPT + (500, 501) * answered
+    assert again.new_tokens == 8 - 2 * answered
+    played.close()
+    assert played.stats.wasted_prefill_s == pytest.approx(0.1 * answered)
+
+
 HAPPENINGS = st.lists(
     st.sampled_from(["well", "slow", "lost", "failed", "full", "gone", "odd", "nothing"]),
     max_size=12,
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(HAPPENINGS, st.integers(1, 20), st.none() | st.integers(0, 12))
-def test_whatever_happens_it_ends_and_leaves_nothing(happenings, tokens, cancelled):
-    played, told = Played({POOL: 48}, max_new_tokens=tokens), []
+def answer(played, told, count, what):
+    """Further tokens come: all of them where it goes well, else one at most."""
+    ids = [500 + len(told) + number for number in range(count if what == "well" else min(1, count))]
+    told += ids
+    if ids:
+        played.course.tokens(played.now, ids)
+    if what == "well":
+        played.course.finished("length")
+
+
+@settings(max_examples=300, deadline=None)
+@given(HAPPENINGS, st.integers(1, 20), st.none() | st.integers(0, 12), st.sampled_from([0, 2]))
+def test_whatever_happens_it_ends_and_leaves_nothing(happenings, tokens, cancelled, coupled):
+    played, told = Played({POOL: 48}, coupled, max_new_tokens=tokens), []
     course, left = played.course, list(happenings)
     for step in range(200):
         act = course.next(played.now)
@@ -225,16 +278,15 @@ def test_whatever_happens_it_ends_and_leaves_nothing(happenings, tokens, cancell
             course.started(played.now, 0)
             course.first(played.now, token)
             stopped = "length" if act.new_tokens == 1 else ""
-            course.prefilled(Prefilled(len(act.prompt), 0, 0.0, 0.1, None, stopped))
+            if act.stays:
+                course.prefilled(Prefilled(len(act.prompt), 0, 0.0, 0.1, None))
+                answer(played, told, act.new_tokens - 1, what)
+            else:
+                course.prefilled(Prefilled(len(act.prompt), 0, 0.0, 0.1, None, stopped))
         elif isinstance(act, Decode) and what != "nothing":
+            assert not coupled
             assert act.first == told[-1]
-            count = act.new_tokens - 1 if what == "well" else min(1, act.new_tokens - 1)
-            ids = [500 + len(told) + number for number in range(count)]
-            told += ids
-            if ids:
-                course.tokens(played.now, ids)
-            if what == "well":
-                course.finished("length")
+            answer(played, told, act.new_tokens - 1, what)
     else:
         raise AssertionError("it does not end")
     if isinstance(act, Finish):

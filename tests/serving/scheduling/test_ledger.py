@@ -5,11 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.scheduling.kernels.moments import decode_at
-from serving.scheduling.ledger import DECODE, PREFILL, Flight, Instance, Ledger
+from serving.scheduling.ledger import COUPLED, DECODE, PREFILL, Flight, Instance, Ledger
 from serving.scheduling.under_way import UnderWay
 
 PREFILLS = ["p0", "p1", "p2"]
 DECODES = ["d0", "d1"]
+BOTH = ["c0"]
 
 
 def flights_on():
@@ -20,8 +21,8 @@ def flights_on():
         tokens=st.integers(1, 5000),
         max_new_tokens=st.integers(0, 500),
         priority=st.integers(-1, 1),
-        prefill=st.sampled_from(PREFILLS),
-        decode=st.sampled_from(DECODES),
+        prefill=st.sampled_from(PREFILLS + BOTH),
+        decode=st.sampled_from(DECODES + BOTH),
         arrived=st.just(0.0),
         predicted_s=st.floats(0, 100),
         ttft_s=st.floats(0, 100),
@@ -61,7 +62,10 @@ def assert_alike(ledger, now):
         for view in ledger.prefill_views(now, priority):
             expected = queue_s(flights, now, view.name, priority)
             assert abs(view.queue_s - expected) < 1e-6
+            both = [each for each in ledger.decode_views() if each.name == view.name]
+            assert [view.beside] == (both or [None])
     for view in ledger.decode_views():
+        assert view.chunk_tokens == 64 * (view.name in BOTH)
         mine = [flight for flight in flights if flight.decode == view.name]
         here = [flight for flight in mine if flight.stage == DECODE]
         assert view.batch == len(here)
@@ -70,7 +74,7 @@ def assert_alike(ledger, now):
         assert view.coming_tokens == sum(flight.context for flight in mine) - view.tokens
         reserved = sum(flight.tokens + flight.max_new_tokens for flight in mine)
         assert view.free_tokens == 10_000 - reserved
-    for name in PREFILLS + DECODES:
+    for name in PREFILLS + DECODES + BOTH:
         found = {flight.request for flight in ledger.on(name)}
         assert found == {
             flight.request
@@ -90,6 +94,8 @@ def test_sums_are_those_of_the_requests(steps):
         ledger.join(Instance(name, PREFILL))
     for name in DECODES:
         ledger.join(Instance(name, DECODE, 10_000))
+    for name in BOTH:
+        ledger.join(Instance(name, COUPLED, 10_000, chunk_tokens=64))
     for at, (act, what) in enumerate(steps):
         now = 7.0 * at
         if act == "assign":
@@ -98,7 +104,7 @@ def test_sums_are_those_of_the_requests(steps):
         elif act == "grew":
             ledger.grew(what, 6000 + at)
         elif act == "redirect":
-            ledger.redirect(what, DECODES[at % 2])
+            ledger.redirect(what, (DECODES + BOTH)[at % 3])
         elif act == "ended":
             assert ledger.flights.get(what) is ledger.ended(what)
         else:

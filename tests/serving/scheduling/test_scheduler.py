@@ -2,20 +2,22 @@
 
 import pytest
 
-from serving.scheduling.admission import AtDecode
+from serving.scheduling.admission import AtDecode, ByForecast, ByLoad
 from serving.scheduling.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
-from serving.scheduling.ledger import Instance
+from serving.scheduling.ledger import Flight, Instance
+from serving.scheduling.pipelines import PipelineRule
+from serving.scheduling.placement import CacheCentric, LeastLoaded, LocalCache
 from serving.scheduling.roles import RoleBalancer, RoleRules
 from serving.scheduling.scheduler import Admission, Policies, Scheduler
 from serving.scheduling.views import Demand, Rejection, Slo
 
 
-def make(prefills=2, decodes=2, slo=None, policies=None, kv_tokens=10_000):
-    """1 ms a prompt token, 10 ms a decode step and request."""
+def make(prefills=2, decodes=2, coupled=0, slo=None, policies=None, kv_tokens=10_000):
+    """1 ms a prompt token, 10 ms a decode step and request; 0.1 ms a prompt token beside it."""
     models = Costs(
         PrefillCost((0.0, 1e-3, 0.0)),
         TransferCost(1e9, 0.0),
-        DecodeCost((0.0, 0.01, 0.0)),
+        DecodeCost((0.0, 0.01, 0.0), 1e-4),
         DecodeDuration(5.0),
         1000,
     )
@@ -24,6 +26,8 @@ def make(prefills=2, decodes=2, slo=None, policies=None, kv_tokens=10_000):
         scheduler.ledger.join(Instance(f"p{number}", "prefill"))
     for number in range(decodes):
         scheduler.ledger.join(Instance(f"d{number}", "decode", kv_tokens))
+    for number in range(coupled):
+        scheduler.ledger.join(Instance(f"c{number}", "coupled", kv_tokens, chunk_tokens=200))
     return scheduler
 
 
@@ -157,3 +161,115 @@ def test_room_that_is_kept_for_a_request_is_no_reason_to_send_it_elsewhere():
     scheduler.arrive(0.0, "r0", Demand(100, max_new_tokens=50))
     assert scheduler.decode_at("r0", frozenset()) == "d0"
     assert scheduler.ledger.decode_views()[0].free_tokens == 0
+
+
+# Instances that have both roles.
+
+
+def settle(scheduler, name, where, tokens=100):
+    """Have a request decode on an instance."""
+    for each in scheduler.ledger.instances.values():
+        each.usable = each.name == where
+    assert isinstance(scheduler.arrive(0.0, name, Demand(tokens, max_new_tokens=50)), Admission)
+    scheduler.decoding(0.0, name)
+    for each in scheduler.ledger.instances.values():
+        each.usable = True
+
+
+def test_a_coupled_instance_answers_what_it_computes():
+    scheduler = make(0, 0, coupled=2)
+    found = [scheduler.arrive(0.0, f"r{n}", Demand(1000)) for n in range(4)]
+    assert [each.placement.prefill for each in found] == ["c0", "c1", "c0", "c1"]
+    assert [each.decode for each in found] == ["c0", "c1", "c0", "c1"]
+    for each in scheduler.ledger.decode_views():
+        assert (each.coming, each.chunk_tokens) == (2, 200)
+
+
+@pytest.mark.parametrize("policy", [CacheCentric(), LocalCache(), LeastLoaded()])
+def test_of_idle_queues_that_with_the_fewest_answers_is_chosen(policy):
+    """Where many are answered a prompt waits for them, chunk by chunk."""
+    scheduler = make(0, 0, coupled=2, policies=Policies(placement=policy))
+    settle(scheduler, "r0", "c0")
+    placement = scheduler.arrive(0.0, "r1", Demand(1000)).placement
+    assert (placement.prefill, placement.ttft_s) == ("c1", pytest.approx(1.0))
+    settle(scheduler, "r2", "c1")
+    settle(scheduler, "r3", "c1")
+    scheduler.ended(0.0, "r1", finished=False)
+    placement = scheduler.arrive(0.0, "r4", Demand(1000)).placement
+    # Five chunks beside a step of 10 ms each.
+    assert (placement.prefill, placement.ttft_s) == ("c0", pytest.approx(1.05))
+    # Its own prefix is worth more than that.
+    placement = scheduler.arrive(0.0, "r5", Demand(1000, {"c1": 900})).placement
+    if not isinstance(policy, LeastLoaded):
+        assert (placement.prefill, placement.prefill_s) == ("c1", pytest.approx(0.12))
+        assert placement.alternative_s == pytest.approx(0.12)
+
+
+def test_it_does_not_stay_where_tokens_would_come_too_late_or_have_no_room():
+    """Its KV is moved then, as between a prefill and a decode instance."""
+    policies = Policies(placement=LocalCache())
+    scheduler = make(0, 0, coupled=2, slo=Slo(5.0, 0.035), policies=policies)
+    has_it = {"c0": 900}
+    assert scheduler.arrive(0.0, "r0", Demand(1000, has_it)).decode == "c0"
+    scheduler.decoding(0.0, "r0")
+    # Two answers and a chunk are 40 ms.
+    late = scheduler.arrive(0.0, "r1", Demand(1000, has_it))
+    assert (late.placement.prefill, late.decode) == ("c0", "c1")
+    scheduler = make(0, 0, coupled=2, policies=policies, kv_tokens=1500)
+    assert scheduler.arrive(0.0, "r0", Demand(1000, has_it)).decode == "c0"
+    full = scheduler.arrive(0.0, "r1", Demand(1000, has_it))
+    assert (full.placement.prefill, full.decode) == ("c0", "c1")
+
+
+def test_a_coupled_instance_beside_others_is_in_both_pools():
+    scheduler = make(1, 1, coupled=1)
+    found = [scheduler.arrive(0.0, f"r{n}", Demand(1000)) for n in range(2)]
+    assert [each.placement.prefill for each in found] == ["p0", "c0"]
+    assert found[1].decode == "c0"
+    for name in ("p0", "d0"):
+        scheduler.ledger.leave(name)
+    assert scheduler.arrive(0.0, "r2", Demand(1000)).decode == "c0"
+    scheduler = make(1, 0, coupled=1)
+    assert scheduler.arrive(0.0, "r0", Demand(1000)).decode == "c0"
+
+
+@pytest.mark.parametrize("policy", [ByLoad(), ByForecast()])
+def test_admission_counts_the_chunk_that_shares_a_step(policy):
+    """One more answer would do by itself, and not with a chunk of a prompt beside it."""
+    answers = []
+    for roles in ((1, 1, 0), (0, 0, 1)):
+        scheduler = make(*roles, slo=Slo(50.0, 0.035), policies=Policies(admission=policy))
+        for number in range(2):
+            answers.append(scheduler.arrive(0.0, f"r{number}", Demand(100, max_new_tokens=50)))
+            scheduler.decoding(0.0, f"r{number}")
+    assert [isinstance(each, Rejection) for each in answers] == [False, False, False, True]
+    assert answers[3].code == "decode_busy"
+    assert "1.14 times as slowly" in answers[3].reason
+
+
+def test_what_a_chunk_adds_to_a_step_is_learnt():
+    cost = DecodeCost()
+    for number in range(200):
+        batch, chunk = 1 + number % 7, 64 * (number % 4)
+        cost.observe(batch, 100 * batch, 0.005 + 0.002 * batch + 0.0005 * chunk, chunk)
+    assert cost.predict(4, 400) == pytest.approx(0.013, rel=0.1)
+    assert cost.predict(4, 400, 256) == pytest.approx(0.141, rel=0.1)
+    assert cost.predict(0, 0, 256) == 0.0
+
+
+def test_coupled_instances_keep_their_role():
+    balancer = RoleBalancer(RoleRules(patience_s=1, rest_s=1, smoothing_s=1))
+    policies = Policies(admission=AtDecode(), roles=balancer)
+    for decodes, expected in ((0, set()), (1, {"d0"})):
+        scheduler = make(0, decodes, 2, slo=Slo(1.0, 0.1), policies=policies)
+        for number in range(10):
+            scheduler.ledger.assign(Flight(f"r{number}", 10, 10, 0, "c0", "c0", 0.0, 5.0, 5.0))
+        found = [scheduler.rebalance(100.0 * decodes + second) for second in range(20)]
+        assert {each[0] for each in found if each} == expected
+
+
+def test_a_pipeline_takes_no_instance_that_decodes():
+    rule = PipelineRule(4, tokens_min=100)
+    for prefills, helpers in ((2, ("p1",)), (0, ())):
+        scheduler = make(prefills, 1, coupled=2, policies=Policies(pipeline=rule))
+        assert scheduler.arrive(0.0, "r0", Demand(5000)).helpers == helpers

@@ -56,9 +56,10 @@ class Stage:
 
     def __init__(self, system):
         self.system = system
-        self.prefill, self.decode = (
+        clients = [
             system.conductor.fleet.members[address].client for address in system.workers.addresses
-        )
+        ]
+        self.prefill, self.decode = clients[0], clients[-1]
         self.clients = []
 
     async def ask(self, tokens, new):
@@ -153,6 +154,26 @@ async def test_clients_leave_while_queued_computed_pushed_and_answered():
         await client.pieces(3)
         assert (await here.decode.load(WAIT_S)).running == 1
         client.leave()
+        await here.settled()
+
+
+async def test_clients_leave_a_worker_that_computes_beside_answers():
+    async with stage(coupled=1) as here:
+        answered = await here.ask(50, 5000)
+        await answered.first_token()
+        await answered.pieces(3)
+        clients = []
+        for count in (1, 2, 3):
+            clients.append(await here.ask(8000, 100))
+            await here.until(here.decode, lambda load, count=count: load.queued == count)
+        clients.pop().leave()
+        await here.until(here.decode, lambda load: load.queued == 2)
+        await here.computing()
+        for client in clients:
+            client.leave()
+        load = await here.until(here.decode, lambda load: not load.queued)
+        assert load.running == 1
+        answered.leave()
         await here.settled()
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,32 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(server):
         assert "stopped" in terminal.text
         terminal.type("\n")
         assert terminal.wait() == 0
+
+
+def test_one_worker_may_do_both(server, start_program, tmp_path):
+    """It answers as a prefill and a decode worker do, also to many at once."""
+    program, facts = started(
+        start_program, tmp_path, "--coupled", "1", "--setting", "step_tokens=96"
+    )
+    assert "1 coupled" in program.output
+    assert json.loads(get(facts, "/health")) | {"store": ""} == {
+        "serving": True, "workers": {"prefill": 1, "decode": 1}, "store": "",
+    }  # fmt: skip
+
+    def ask(where, number):
+        body = {"prompt": WORDS * number, "max_tokens": 8, "temperature": 0}
+        request = urllib.request.Request(
+            where["url"] + "/v1/completions", json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())["choices"][0]["text"]
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda number: ask(facts, number), range(1, 7)))
+    assert answers == [ask(server, number) for number in range(1, 7)]
+    (worker,) = stats(facts)["workers"]
+    assert worker["role"] == "coupled"
+    ends_without_a_trace(program, signal.SIGTERM)
 
 
 @pytest.mark.cold  # workers are found by their command line

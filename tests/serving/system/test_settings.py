@@ -37,8 +37,8 @@ WORDS = {"prompt": "some words", "max_tokens": 2}
 class FakeWorkers:
     """In place of `LocalWorkers`; keeps what the workers are told."""
 
-    def __init__(self, *, prefill, decode, **told):
-        self.fleet, self.told, self.children = Fleet(prefill, decode), told, []
+    def __init__(self, *, prefill, decode, coupled, **told):
+        self.fleet, self.told, self.children = Fleet(prefill, decode, coupled), told, []
         self.addresses = self.fleet.addresses
 
     def start(self):
@@ -161,6 +161,7 @@ def reachable(given):
 OBSERVED = {
     "prefill": Observation({"prefill": 2}, members),
     "decode": Observation({"decode": 2}, members),
+    "coupled": Observation({"coupled": 2}, members),
     "model": Observation({"model": "nano,layers=2"}, told("model")),
     "name": Observation({"name": "mine"}, models),
     "host": Observation(

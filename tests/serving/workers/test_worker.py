@@ -408,5 +408,5 @@ async def test_load_says_how_busy_a_worker_is(store):
         assert (busy.queued, busy.running) == (0, 1)
         assert busy.kv_blocks_used == -(-(len(LONG) + 999) // NANO["block_tokens"])
         assert busy.tbt_s > 0
-        assert busy.tbt_by_batch[-1][0] == 1
+        assert busy.steps[-1][0] == 1
         await stream.aclose()
