@@ -33,10 +33,10 @@ class _Decode(DecodeCost):
         super().__init__()
         self._hardware = hardware
 
-    def observe(self, batch: int, tokens: int, seconds: float) -> None:
+    def observe(self, batch: int, tokens: int, seconds: float, chunk: int = 0) -> None:
         """Is known."""
 
-    def predict(self, batch: int, tokens: int) -> float:
+    def predict(self, batch: int, tokens: int, chunk: int = 0) -> float:
         return self._hardware.step_s(batch, tokens) if batch > 0 else 0.0
 
 
