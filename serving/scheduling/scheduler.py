@@ -224,6 +224,13 @@ class Scheduler:
         worst = max(queues, default=0.0) / self.slo.ttft_s
         return Loads(worst, decode_load(self.ledger.decode_views(), self.costs, self.slo))
 
+    def load_of(self, now: float, name: str, role: str) -> float:
+        """The load of one instance: a predicted time over its SLO."""
+        if role == PREFILL:
+            return self.ledger.queue_s(now, name) / self.slo.ttft_s
+        views = [view for view in self.ledger.decode_views() if view.name == name]
+        return decode_load(views, self.costs, self.slo)
+
     def rebalance(self, now: float) -> tuple[str, Change] | None:
         """Which instance should change its role now, if any: the one with the least to do."""
         if self.policies.roles is None:
