@@ -127,6 +127,7 @@ async function refresh() {
   } catch {
     lost();
   }
+  clearTimeout(timer); // of another question that was under way
   if (document.body.dataset.state !== "locked" || stats) timer = setTimeout(refresh, EVERY_MS);
   if (stats) show(stats);
 }
