@@ -59,7 +59,7 @@ function showTiles(stats) {
     : "no prompt yet");
   const [store, why] = stats.health.store.split(": ");
   tile("pool", store, why || `${count(stats.pool_blocks)} objects known`,
-    store === "up" ? "" : "bad");
+    store === "down" ? "bad" : "");
 }
 
 // -- what is heard

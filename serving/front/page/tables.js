@@ -174,16 +174,17 @@ const timesOf = (request) => STAGES
 
 // Everything that is known of a request, under its row.
 function explain(into, request) {
-  const facts = [
-    ["request", request.request],
+  const facts = [["request", request.request]];
+  if (request.why) facts.unshift([words(request.stage), request.why]);
+  const whole = facts.length;
+  if (request.attempts) facts.push(
     ["prefill at", request.prefill || "–"],
     ["decode at", request.decode || "–"],
-    ...STAGES.map((name) => [name, seconds(request.seconds[name])]),
-    ["total", seconds(request.total_s)],
-    ...SOURCES.map((name) => [`tokens, ${SOURCE_NAMES[name]}`, count(request.sources[name] || 0)]),
     ["attempts", count(request.attempts)],
-  ];
-  if (request.why) facts.unshift([words(request.stage), request.why]);
+    ["total", seconds(request.total_s)],
+    ...STAGES.map((name) => [name, seconds(request.seconds[name])]),
+    ...SOURCES.map((name) => [`tokens, ${SOURCE_NAMES[name]}`, count(request.sources[name] || 0)]),
+  );
   while (into.children.length < facts.length)
     into.append(element("div", {}, element("dt"), element("dd")));
   while (into.children.length > facts.length) into.lastChild.remove();
@@ -191,6 +192,6 @@ function explain(into, request) {
     const [term, description] = into.children[at].children;
     say(term, name);
     say(description, value);
-    mark(into.children[at], "class", request.why && !at ? "whole" : "");
+    mark(into.children[at], "class", at < whole ? "whole" : "");
   });
 }
