@@ -17,7 +17,7 @@ from prometheus_client.core import (
 
 from serving.scheduling.history import SPAN_S
 from serving.scheduling.index import POOL
-from serving.scheduling.ledger import DECODE, PREFILL
+from serving.scheduling.ledger import COUPLED, DECODE, PREFILL
 from serving.scheduling.stats import OUTCOMES, SOURCES, STAGES, UNDER_WAY
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class ConductorBoard:
             yield GaugeMetricFamily(f"mooncake_serving_{name}", about, value=value)
 
     def _queued(self) -> dict[str, int]:
-        queued = dict.fromkeys(ROLES, 0)
+        queued = dict.fromkeys((*ROLES, COUPLED), 0)
         for member in self._conductor.fleet.members.values():
             if member.there and member.load is not None and member.load.role in queued:
                 queued[member.load.role] += member.load.queued
