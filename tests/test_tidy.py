@@ -26,6 +26,7 @@ LIBRARY = library()
 KERNELS = [path for path in LIBRARY if path.parent.name == "kernels" and path.name != "__init__.py"]
 MARKDOWN = files(".md")
 SCRIPTS = files(".sh", under=("scripts",))
+PAGES = files(".html", ".css", ".js", under=PACKAGES)
 
 # Calls by their dotted name, and what to use instead.
 BANNED_CALLS = {
@@ -137,9 +138,11 @@ def test_files_functions_and_lines_are_short(path):
     return complaints
 
 
-@each([*SCRIPTS, Path("Makefile")])
-def test_script_lines_are_short(path):
-    return [(n, "long") for n, line in enumerate(text(path).splitlines(), 1) if len(line) > 100]
+@each([*SCRIPTS, *PAGES, Path("Makefile")])
+def test_scripts_and_pages_are_short(path):
+    lines = text(path).splitlines()
+    complaints = [(n, "long") for n, line in enumerate(lines, 1) if len(line) > LINE_COLUMNS_MAX]
+    return complaints + [(1, f"{len(lines)} lines")] * (len(lines) > FILE_LINES_MAX)
 
 
 @each(PYTHON)
@@ -172,7 +175,7 @@ def test_tests_do_not_wait_for_time_to_pass(path):
     ]
 
 
-@each([*PYTHON, *MARKDOWN, *SCRIPTS])
+@each([*PYTHON, *MARKDOWN, *SCRIPTS, *PAGES])
 def test_nothing_is_left_for_later(path):
     return [
         (number, f"{match[0]}: do it or open an issue")

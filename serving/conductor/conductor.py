@@ -35,7 +35,7 @@ from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import PrefixIndex
 from serving.scheduling.requests import Failure
 from serving.scheduling.scheduler import Scheduler
-from serving.scheduling.stats import Stats
+from serving.scheduling.stats import RequestLine, Stats
 from serving.workers.client import WorkerClient
 from serving.workers.naming import PoolNames, chain_of
 from transfer_engine.lasting import keep_going
@@ -81,7 +81,7 @@ class Conductor:
         self.clock = clock
         self.stats = Stats()
         self.index = PrefixIndex()
-        self.fleet = Fleet(self.scheduler, self.index, connect)
+        self.fleet = Fleet(self.scheduler, self.index, connect, clock)
         self.names: PoolNames | None = None
         # For the index of a conductor without a pool.
         self._own_identity = Keyed(secrets.token_bytes(SECRET_BYTES))
@@ -134,10 +134,10 @@ class Conductor:
     async def submit(self, request: Request) -> AsyncGenerator[Outcome, None]:
         """Go through what happens to a request; closing the iterator cancels it."""
         if self._under_way >= self.requests_max:
-            self.stats.outcomes["queue_full"] += 1
-            yield Failure(
-                "queue_full", f"{self._under_way} requests are under way already", 429, 1.0
-            )
+            why = f"{self._under_way} requests are under way already"
+            line = RequestLine(request.request_id, self.clock(), len(request.tokens))
+            self.stats.refuse(line, "queue_full", why)
+            yield Failure("queue_full", why, 429, 1.0)
             return
         self._under_way += 1
         try:
@@ -201,7 +201,7 @@ class Conductor:
         await asyncio.sleep(REBALANCE_S)
         now = self.clock()
         loads = self.scheduler.loads(now)
-        self.stats.loads.append((now, loads.prefill, loads.decode))
+        self.stats.load(now, loads.prefill, loads.decode)
         found = self.scheduler.rebalance(now)
         if found is not None:
             address, change = found

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 ANSWER_S = 3.0
 """A worker that does not say how busy it is for this long is given nothing new."""
+CHANGES_MAX = 8
 
 
 @dataclass(slots=True)
@@ -48,9 +50,13 @@ class Member:
     address: str
     client: WorkerClient
     hello: Hello
+    heard: float
+    """When it last answered."""
     load: Load | None = None
     there: bool = True
     changing: bool = False
+    changes: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
+    """When it took another role, and which; the last ones."""
     watching: list[asyncio.Task[None]] = field(default_factory=list, repr=False)
 
 
@@ -58,11 +64,16 @@ class Fleet:
     """The members by address; belongs to one event loop."""
 
     def __init__(
-        self, scheduler: Scheduler, index: PrefixIndex, connect: Callable[[str], WorkerClient]
+        self,
+        scheduler: Scheduler,
+        index: PrefixIndex,
+        connect: Callable[[str], WorkerClient],
+        clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
         self._index = index
         self._connect = connect
+        self._clock = clock
         self._states = StateLog(log)
         self._changed = asyncio.Event()
         self.members: dict[str, Member] = {}
@@ -78,7 +89,7 @@ class Fleet:
             await client.close()
             raise
         await self.leave(address)
-        member = Member(address, client, hello)
+        member = Member(address, client, hello, self._clock())
         self.members[address] = member
         self._enter(member, hello)
         for what, turn in (("load", self._watch), ("blocks", self._follow)):
@@ -101,6 +112,8 @@ class Fleet:
             )
 
     def _enter(self, member: Member, hello: Hello) -> None:
+        if hello.role != member.hello.role:
+            member.changes.append((self._clock(), hello.role))
         member.hello = hello
         tokens = hello.kv_blocks * hello.model.block_tokens
         self._scheduler.costs.kv_bytes = hello.model.kv_bytes_per_token
@@ -188,7 +201,7 @@ class Fleet:
         self._enter(member, hello)
 
     def _learn(self, member: Member, load: Load) -> None:
-        before, member.load = member.load, load
+        before, member.load, member.heard = member.load, load, self._clock()
         instance = self._scheduler.ledger.instances.get(member.address)
         if instance is not None:
             instance.usable = not load.draining

@@ -145,7 +145,9 @@ class Life:
                     course.first(self._now(), event.token)
                     yield Piece((event.token,))
                 elif isinstance(event, p.Done | p.Computed):
-                    course.prefilled(_prefilled(event))
+                    course.prefilled(self._now(), _prefilled(event))
+                elif isinstance(event, p.Admitted):
+                    course.admitted(self._now())
                 elif isinstance(event, p.Tokens):
                     course.tokens(self._now(), event.ids)
                     yield Piece(tuple(event.ids))
@@ -175,6 +177,7 @@ def _prefilled(told: p.Done | p.Computed) -> Prefilled:
         stopped,
         movable=kv is not None and not kv.pushed,
         own_tokens=told.own_tokens,
+        lent_tokens=told.lent_tokens,
     )
 
 

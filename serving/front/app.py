@@ -23,7 +23,6 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -44,11 +43,12 @@ from serving.front.openai import (
     read_completion,
     usage_of,
 )
+from serving.front.pages import PAGE_PATHS, page_routes
 from serving.front.text import AnswerText
 from serving.scheduling.requests import Failure, Finish, Piece, Request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 
     from serving.conductor.conductor import Conductor
     from serving.engine.tokenizer import Tokenizer
@@ -62,8 +62,6 @@ log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 16 << 20
 GRACE_S = 5.0
-PAGE = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-"""Shows a front at work. One file, no resource of anybody else; it asks `/stats` twice a second."""
 PIPED_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -106,8 +104,11 @@ def error_response(
     )
 
 
-def guard(token: str) -> Any:
-    """A middleware: the token where one is set, and every error in OpenAI's shape."""
+def guard(token: str, public: Collection[str] = ("/health",)) -> Any:
+    """A middleware: the token where one is set, and every error in OpenAI's shape.
+
+    What is public is seen without the token.
+    """
 
     @web.middleware
     async def guarded(
@@ -115,7 +116,7 @@ def guard(token: str) -> Any:
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "replace")
         known = hmac.compare_digest(given, f"Bearer {token}".encode())
-        if token and request.path != "/health" and not known:
+        if token and request.path not in public and not known:
             return error_response("a valid API key is required", 401, code="invalid_api_key")
         try:
             return await handler(request)
@@ -135,7 +136,8 @@ def guard(token: str) -> Any:
 def front_application(front: Front) -> web.Application:
     """All routes."""
     handlers = _Handlers(front)
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guard(front.token)])
+    public = {"/health", *PAGE_PATHS}
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[guard(front.token, public)])
     app.add_routes(
         [
             web.post("/v1/completions", handlers.completions),
@@ -146,7 +148,7 @@ def front_application(front: Front) -> web.Application:
             web.get("/health", handlers.health),
             web.get("/metrics", handlers.metrics),
             web.get("/stats", handlers.stats),
-            web.get("/", handlers.page),
+            *page_routes(),
         ]
     )
     return app
@@ -239,16 +241,10 @@ class _Handlers:
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def stats(self, request: web.Request) -> web.Response:
-        """What the page shows."""
-        return web.json_response(self._front.board.stats())
-
-    async def page(self, request: web.Request) -> web.Response:
-        """The page."""
-        return web.Response(
-            text=PAGE,
-            content_type="text/html",
-            headers={"Content-Security-Policy": "default-src 'self' 'unsafe-inline'"},
-        )
+        """What the page shows; it asks every second, and a tenth of the bytes is enough."""
+        response = web.json_response(self._front.board.stats())
+        response.enable_compression()
+        return response
 
 
 def _wanted(

@@ -109,6 +109,18 @@ class Prefilled(NamedTuple):
     """Whether any instance can decode it; else the one that was chosen."""
     own_tokens: int = 0
     """Those of the cached ones that were there already, and did not have to be loaded."""
+    lent_tokens: int = 0
+    """Those of the cached ones that another instance lent."""
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Tokens by where their KV came from."""
+        return {
+            "own": self.own_tokens,
+            "worker": self.lent_tokens,
+            "pool": self.cached_tokens - self.own_tokens - self.lent_tokens,
+            "computed": self.computed_tokens,
+        }
 
 
 class _Stage(Enum):
@@ -180,6 +192,7 @@ class Course:
             self._fail(answer.code, answer.reason, status, answer.retry_after_s)
         else:
             self._admission, self._stage = answer, _Stage.PLACED
+            self._stats.take(self.line)
 
     def _look_at_attempt(self) -> None:
         """What its end means: the answer may be whole all the same, or it was the last try."""
@@ -204,7 +217,7 @@ class Course:
             self._avoid = frozenset()
             answer = self._scheduler.move(now, request_id, demand, self._avoid)
         if isinstance(answer, Rejection):
-            self.line.stage = "waiting"
+            self._stats.enter(self.line, "waiting", now)
             return Wait(min(left_s, max(_NOBODY_S, answer.retry_after_s)))
         self._stats.resumed += 1
         self._admission, self._stage = answer, _Stage.PLACED
@@ -216,7 +229,8 @@ class Course:
         self._stage, self._prefilled = _Stage.COMPUTING, None
         self._attempts += 1
         self._prompt = self._so_far()
-        self.line.stage = "prefill"
+        self.line.attempts = self._attempts
+        self._stats.enter(self.line, "queue", now)
         moved = place.pulled * self._scheduler.costs.kv_bytes
         self._expecting = place.prefill
         self._holdings.expect(self._expecting, self._found.chain)
@@ -255,7 +269,7 @@ class Course:
         )
 
     def _begin_decode(self, now: float) -> None:
-        self._stage, self._told_at, self.line.stage = _Stage.DECODING, now, "decode"
+        self._stage, self._told_at = _Stage.DECODING, now
         self._scheduler.decoding(now, self._request.request_id)
 
     def close(self, now: float) -> None:
@@ -270,10 +284,10 @@ class Course:
             stats.wasted_prefill_s += self._computed_s
         self.line.cached_tokens = self._cached
         self.line.generated_tokens = len(self._generated)
-        outcome = "cancelled"
-        if end is not None:
-            outcome = end.reason if isinstance(end, Finish) else end.code
-        stats.end(self.line, now, outcome)
+        if isinstance(end, Failure):
+            stats.end(self.line, now, end.code, end.message)
+        else:
+            stats.end(self.line, now, "cancelled" if end is None else end.reason)
 
     def _end_loading(self) -> None:
         holder, self._expecting = self._expecting, ""
@@ -288,16 +302,19 @@ class Course:
     def started(self, now: float, cached_tokens: int) -> None:
         """Its prompt left the queue; so much of it was found."""
         self._scheduler.started(now, self._request.request_id)
+        self._stats.enter(self.line, "prefill", now)
         self.line.cached_tokens = cached_tokens
 
     def first(self, now: float, token: int) -> None:
         """The first token of this attempt is there."""
         self._stats.first_token(self.line, now)
         self._generated.append(token)
+        self.line.generated_tokens = len(self._generated)
         if self._stays:
             self._begin_decode(now)
+            self.admitted(now)
 
-    def prefilled(self, told: Prefilled) -> None:
+    def prefilled(self, now: float, told: Prefilled) -> None:
         """Its prompt is computed, and its KV is where `told.kv` says."""
         assert self._admission is not None
         place, costs = self._admission.placement, self._scheduler.costs
@@ -308,6 +325,9 @@ class Course:
         costs.transfer.observe(place.source or POOL, fetched, told.fetch_s)
         if place.source and not fetched:
             costs.transfer.came_to_nothing(place.source)
+        self._stats.computed(
+            self.line, now, told.sources, load_s=told.fetch_s, compute_s=told.compute_s
+        )
         if self._attempts == 1:
             self._cached = told.cached_tokens
         self._computed_s += told.compute_s
@@ -316,9 +336,13 @@ class Course:
         if told.stopped:
             self.finished(told.stopped)
 
+    def admitted(self, now: float) -> None:
+        """Its KV is where it is decoded."""
+        self._stats.enter(self.line, "decode", now)
+
     def tokens(self, now: float, ids: Sequence[int]) -> None:
         """Further tokens came."""
-        self._stats.tbt.observe((now - self._told_at) / max(1, len(ids)), len(ids))
+        self._stats.tokens(now, now - self._told_at, len(ids))
         self._told_at = now
         self._generated += ids
         self.line.generated_tokens = len(self._generated)

@@ -224,6 +224,12 @@ class Scheduler:
         worst = max(queues, default=0.0) / self.slo.ttft_s
         return Loads(worst, decode_load(self.ledger.decode_views(), self.costs, self.slo))
 
+    def load_of(self, now: float, name: str, role: str) -> float:
+        """The load of one instance: a predicted time over its SLO."""
+        prefill = self.ledger.queue_s(now, name) / self.slo.ttft_s if role != DECODE else 0.0
+        views = [view for view in self.ledger.decode_views() if view.name == name]
+        return max(prefill, decode_load(views, self.costs, self.slo))
+
     def rebalance(self, now: float) -> tuple[str, Change] | None:
         """Which instance should change its role now, if any: the one with the least to do."""
         if self.policies.roles is None:

@@ -254,6 +254,7 @@ class Cluster:
         course.first(now, 0)
         whole = flight.output <= 1
         course.prefilled(
+            now,
             Prefilled(
                 computed_tokens=prompt.tokens - prompt.cached,
                 cached_tokens=prompt.cached,
@@ -262,7 +263,7 @@ class Cluster:
                 kv=None,
                 stopped="length" if whole else "",
                 own_tokens=prompt.cached,
-            )
+            ),
         )
         node = self._decode[flight.course_act.decode]
         if not whole and self._turned_away(flight, node):

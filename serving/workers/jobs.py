@@ -464,6 +464,12 @@ class Job(ABC):
         own = self.fetch.own * self.parts.block_tokens if self.fetch is not None else 0
         return min(own, self.cached)
 
+    @property
+    def lent_tokens(self) -> int:
+        """Those of the cached ones that another worker lent."""
+        lent = self.fetch.lent * self.parts.block_tokens if self.fetch is not None else 0
+        return min(lent, self.cached - self.own_tokens)
+
     # Tokens; kinds of requests differ here.
 
     def prefilled(self, token: int, logprob: float) -> None:
@@ -530,7 +536,8 @@ class Prefilling(Job):
         seconds["store"] = seconds["total"] - (self.times.prefilled - self.times.submitted)
         place = p.KVPlace(self.pool_blocks(), pushed=self.pusher is not None)
         computed = len(self.prompt) - self.cached
-        return p.Done(computed, self.cached, seconds, place, self._stopped, self.own_tokens)
+        found = self.own_tokens, self.lent_tokens
+        return p.Done(computed, self.cached, seconds, place, self._stopped, *found)
 
 
 class Generating(Job):
@@ -547,7 +554,8 @@ class Generating(Job):
         super().prefilled(token, logprob)
         if token >= 0:  # else another worker has chosen it, and computed the prompt
             computed = len(self.prompt) - self.cached
-            self.tell(p.Computed(computed, self.cached, self.seconds(), self.own_tokens))
+            found = self.own_tokens, self.lent_tokens
+            self.tell(p.Computed(computed, self.cached, self.seconds(), *found))
         self.keep(len(self.prompt) // self.parts.block_tokens)
 
     def finished(self, reason: str) -> None:

@@ -73,6 +73,8 @@ class Fetch:
     count: int = 0
     own: int = 0
     """How many of them this worker has itself."""
+    lent: int = 0
+    """How many of them another worker lends."""
     abandoned: bool = False
     _loaded: dict[int, Future[bool]] = field(init=False)
 
@@ -230,7 +232,7 @@ class Prefixes:
         except (StoreError, OSError, TimeoutError) as error:
             log.info("nothing is pulled from %s: %s", fetch.source, error)
             return None
-        count = min(len(room.blocks), len(names))
+        fetch.lent = count = min(len(room.blocks), len(names))
 
         def close() -> None:
             giving_back = client.kv_return(p.KVReturn(room.fence))

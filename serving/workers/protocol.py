@@ -337,6 +337,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """Why nothing is left to decode: "stop" or "length"; empty when there is."""
     own_tokens: int = 0
     """Those of the cached ones that it had itself."""
+    lent_tokens: int = 0
+    """Those of the cached ones that another worker lent."""
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True, tag="computed"):
@@ -346,6 +348,7 @@ class Computed(msgspec.Struct, frozen=True, array_like=True, tag="computed"):
     cached_tokens: int
     seconds: dict[str, float]
     own_tokens: int = 0
+    lent_tokens: int = 0
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):

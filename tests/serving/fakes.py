@@ -47,6 +47,8 @@ class FakeWorker:
         self.card = card
         self.kv_blocks = kv_blocks
         self.pool_tokens = 0  # of a prompt, if it may load them
+        self.own_tokens = 0  # of these, those that it says it had itself
+        self.lent_tokens = 0  # and those that another worker lent
         self.alive = True
         self.fail = {}
         self.hold = {}
@@ -150,7 +152,8 @@ class _Link:
             stopped = "length" if message.max_new_tokens == 1 else ""
             seconds = {"compute": 0.01, "queue": 0.0}
             place = p.KVPlace(pushed=True)
-            yield p.Done(len(tokens) - cached, cached, seconds, place, stopped)
+            computed, found = len(tokens) - cached, (w.own_tokens, w.lent_tokens)
+            yield p.Done(computed, cached, seconds, place, stopped, *found)
         finally:
             w.running.discard(message.request_id)
             if not ended:

@@ -14,11 +14,11 @@ from tests.serving.fakes import Fleet
 
 
 @contextlib.asynccontextmanager
-async def listening(application):
+async def listening(application, port=0):
     """The base URL of an application that runs."""
     runner = web.AppRunner(application, handler_cancellation=True)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -27,14 +27,14 @@ async def listening(application):
 
 
 @contextlib.asynccontextmanager
-async def serving(fleet, *, pool_url="", **settings):
+async def serving(fleet, *, pool_url="", port=0, **settings):
     """(base URL, conductor) of a front."""
     conductor = Conductor(connect=fleet.connect, pool_url=pool_url)
     await conductor.start(fleet.addresses)
     settings = {"tokenizer": ByteTokenizer()} | settings
     front = Front(conductor, ConductorBoard(conductor), **settings)
     try:
-        async with listening(front_application(front)) as url:
+        async with listening(front_application(front), port) as url:
             yield url, conductor
     finally:
         await conductor.close()

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 
 import aiohttp
 import pytest
@@ -372,9 +373,13 @@ async def test_metrics_and_stats_tell_what_happened(http, served):
     assert "mooncake_serving_generated_tokens_total 5.0" in text
     assert "mooncake_serving_ttft_seconds_count 1.0" in text
     assert 'mooncake_serving_workers{role="prefill"} 2.0' in text
+    assert 'mooncake_serving_prefix_tokens_total{source="computed"} 45.0' in text
+    assert 'mooncake_serving_stage_requests{stage="decode"} 0.0' in text
+    assert 'mooncake_serving_slo_seconds{of="tbt"} 0.1' in text
+    assert re.search(r'mooncake_serving_stage_seconds_total{stage="decode"} [0-9.e-]+\n', text)
     async with http.get(url + "/stats") as response:
         stats = await response.json()
-    assert stats["outcomes"] == {"length": 1}
+    assert stats["ended"]["answered"] == {"length": 1}
     assert stats["requests"][0]["generated_tokens"] == 5
     assert {worker["state"] for worker in stats["workers"]} == {"there"}
     assert stats["health"]["store"] == "none: nothing is reused"

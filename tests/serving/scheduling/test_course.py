@@ -10,7 +10,7 @@ from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import POOL, PrefixIndex
 from serving.scheduling.ledger import Flight
 from serving.scheduling.requests import Failure, Finish, Request
-from serving.scheduling.stats import Stats
+from serving.scheduling.stats import RequestLine, Stats
 from tests.serving.scheduling.test_scheduler import make
 
 PROMPT = tuple(range(100))
@@ -44,7 +44,7 @@ class Played:
         self.course.started(self.now, cached)
         self.course.first(self.now, 500)
         told = Prefilled(len(act.prompt) - cached, cached, 0.01, 0.1, kv, stopped, movable)
-        self.course.prefilled(told)
+        self.course.prefilled(self.now, told)
         return act
 
     def close(self):
@@ -55,6 +55,10 @@ class Played:
         assert not self.holdings._counts
         assert not self.holdings._expected.holders
         assert sum(self.stats.outcomes.values()) == 1
+        assert not any(self.stats.stages.values())
+        line = self.course.line
+        assert sum(line.seconds.values()) == pytest.approx(line.total_s)
+        assert all(seconds >= 0 for seconds in line.seconds.values())
 
 
 def test_a_prompt_is_computed_and_then_decoded():
@@ -92,6 +96,55 @@ def test_it_is_decoded_where_that_is_best_by_then_if_it_can_go_there(movable):
     played.close()
 
 
+def test_its_stages_add_up_to_its_time():
+    played = Played({POOL: 64})
+    played.next(Compute)
+    played.course.started(2.0, 64)
+    assert (played.course.line.stage, played.stats.stages["prefill"]) == ("prefill", 1)
+    played.course.first(5.0, 500)
+    # The worker says how much of what it took was loading and computing: the rest was the queue.
+    told = Prefilled(36, 64, fetch_s=0.5, compute_s=3.0, kv="there", own_tokens=16, lent_tokens=32)
+    played.course.prefilled(6.0, told)
+    played.now = 6.0
+    played.next(Decode)
+    assert played.course.line.stage == "transfer"
+    played.course.admitted(7.0)
+    played.course.tokens(9.0, [501])
+    shown = played.course.line.shown(10.0)
+    assert shown["sources"] == {"own": 16, "worker": 32, "pool": 16, "computed": 36}
+    expected = {"queue": 1.5, "load": 0.5, "prefill": 3.0, "transfer": 2.0, "decode": 3.0}
+    assert shown["seconds"] == pytest.approx(expected)
+    assert (shown["kind"], shown["ttft_s"], shown["total_s"]) == ("under way", 5.0, 10.0)
+    played.course.finished("stop")
+    played.now = 11.0
+    played.next(Finish)
+    played.close()
+    assert played.stats.stage_s == pytest.approx(expected | {"decode": 4.0})
+    assert played.stats.sources == shown["sources"]
+
+
+def test_refusals_do_not_push_out_who_was_served():
+    stats = Stats()
+    served = stats.arrive(RequestLine("served", 0.0, 10))
+    stats.take(served)
+    stats.end(served, 1.0, "stop")
+    for number in range(1000):
+        stats.refuse(RequestLine(f"r{number}", 2.0 + number, 10), "queue_full", "too many" * 100)
+    newest, *_, oldest = stats.recent()
+    assert (newest.request, oldest) == ("r999", served)
+    assert newest.why.startswith("too many")
+    assert len(newest.why) < 500
+    assert len(stats.recent()) < 100
+
+
+def test_outcomes_come_from_a_fixed_set():
+    stats = Stats()
+    for number in range(100):
+        line = stats.arrive(RequestLine(str(number), 0.0, 10))
+        stats.end(line, 1.0, f"a code of its own {number}")
+    assert stats.outcomes == {"other": 100}
+
+
 def test_one_token_needs_no_decode():
     played = Played(max_new_tokens=1)
     played.prefill(stopped="length")
@@ -103,6 +156,7 @@ def test_tokens_that_were_told_are_the_prompt_of_the_next_attempt():
     played = Played()
     first = played.prefill()
     decode = played.next(Decode)
+    played.now = 0.5
     played.course.tokens(0.5, [501, 502])
     played.course.blame(decode.decode)
     again = played.next(Compute)
@@ -113,7 +167,8 @@ def test_tokens_that_were_told_are_the_prompt_of_the_next_attempt():
     assert played.scheduler.ledger.flights["r"].context == 103
     assert first.new_tokens == 8
     played.course.first(1.0, 503)
-    played.course.prefilled(Prefilled(103, 0, 0.0, 0.1, None))
+    played.now = 1.0
+    played.course.prefilled(1.0, Prefilled(103, 0, 0.0, 0.1, None))
     assert played.next(Decode).new_tokens == 5  # the one that the prefill told included
     played.course.finished("length")
     assert played.next(Finish).resumed == 1
@@ -200,10 +255,11 @@ def test_a_prompt_that_stays_is_computed_and_decoded_in_one_go():
     assert played.holdings._counts
     played.course.first(2.0, 500)
     assert (flights["r"].stage, played.course.line.stage) == ("decode", "decode")
-    played.course.prefilled(Prefilled(36, 64, 0.01, 0.1, None))
+    played.course.prefilled(played.now, Prefilled(36, 64, 0.01, 0.1, None))
     # From then on others may pull its blocks, and the pool sends it nothing.
     assert not played.holdings._counts
     assert costs.transfer._in_flight == {}
+    played.now = 3.0
     played.course.tokens(3.0, [501, 502])
     assert flights["r"].context == 103
     assert played.stats.tbt.recent[-1] == pytest.approx(0.5)
@@ -220,8 +276,9 @@ def test_a_prompt_that_stays_goes_on_elsewhere_when_its_worker_dies(answered):
     played.course.started(1.0, 0)
     if answered:
         played.course.first(2.0, 500)
-        played.course.prefilled(Prefilled(100, 0, 0.0, 0.1, None))
+        played.course.prefilled(played.now, Prefilled(100, 0, 0.0, 0.1, None))
         played.course.tokens(3.0, [501])
+    played.now = 3.0
     played.course.blame(first.placement.prefill)
     again = played.next(Compute)
     assert again.stays
@@ -279,10 +336,11 @@ def test_whatever_happens_it_ends_and_leaves_nothing(happenings, tokens, cancell
             course.first(played.now, token)
             stopped = "length" if act.new_tokens == 1 else ""
             if act.stays:
-                course.prefilled(Prefilled(len(act.prompt), 0, 0.0, 0.1, None))
+                course.prefilled(played.now, Prefilled(len(act.prompt), 0, 0.0, 0.1, None))
                 answer(played, told, act.new_tokens - 1, what)
             else:
-                course.prefilled(Prefilled(len(act.prompt), 0, 0.0, 0.1, None, stopped))
+                whole = Prefilled(len(act.prompt), 0, 0.0, 0.1, None, stopped)
+                course.prefilled(played.now, whole)
         elif isinstance(act, Decode) and what != "nothing":
             assert not coupled
             assert act.first == told[-1]

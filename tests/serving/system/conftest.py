@@ -1,7 +1,6 @@
 """`mooncake serve` as a user starts it, once for all tests that only talk to it."""
 
 import json
-import shutil
 
 import pytest
 
@@ -33,12 +32,3 @@ def start_programs_of_module():
     from tests.conftest import programs
 
     yield from programs()
-
-
-@pytest.fixture
-def chromium():
-    """The browser, or a skip."""
-    found = shutil.which("chromium")
-    if found is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
-    return found

@@ -1,5 +1,6 @@
 """`mooncake serve` with real processes: OpenAI's client, the page, failures, and a clean end."""
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 from mooncake_store import Client, LocalCluster
 from mooncake_store.cli.main import main
 from serving.engine.config import ModelConfig
+from tests.browser import Browser, installed
 from tests.ground.test_environment import DOCKER, KUBERNETES
 from tests.serving.system.conftest import started
 from tests.terminal import Terminal
@@ -156,40 +158,38 @@ def test_metrics_and_health(server, client):
     assert health == {"serving": True, "workers": {"prefill": 1, "decode": 1}, "store": "up"}
 
 
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--hide-scrollbars",
-)  # fmt: skip
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("device", "width"), [("phone", 360), ("desk", 1200)])
+async def test_the_page_shows_requests_in_a_browser(server, client, device, width):
+    shared = f"What the {device} shows is computed once. " + WORDS * 8
+    asked = {"model": "tiny", "max_tokens": 6, "extra_body": {"ignore_eos": True}}
 
+    def ask(number):
+        return client.completions.create(prompt=f"{shared}Turn {number}?", **asked)
 
-@pytest.mark.parametrize(("device", "size"), [("phone", "500,1000"), ("desk", "1200,900")])
-def test_the_page_shows_requests_in_a_browser(server, client, chromium, tmp_path, device, size):
-    for _ in range(2):
-        client.completions.create(model="tiny", prompt=WORDS, max_tokens=4)
-    # A narrow window of its own: headless windows are no narrower than 500 pixels.
-    common = [
-        chromium, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={size}",
-        "--virtual-time-budget=4000",
-    ]  # fmt: skip
-    page = subprocess.run(
-        [*common, "--dump-dom", server["url"] + "/"],
-        capture_output=True, text=True, timeout=100, check=True,
-    ).stdout  # fmt: skip
-    assert 'data-shown="yes"' in page
-    assert re.search(r'title="cmpl-[0-9a-f]{24}">…[0-9a-f]{6}<', page)
-    assert "worker-0" in page
-    # Axes with units: times up, and how long ago across.
-    assert re.search(r"<text [^>]*>[\d.]+ m?s</text>", page)
-    assert re.search(r"<text [^>]*>(now|[\d.]+ s ago)</text>", page)
-    picture = tmp_path / "page.png"
-    subprocess.run(
-        [*common, f"--screenshot={picture}", server["url"] + "/"],
-        capture_output=True, timeout=100, check=True,
-    )  # fmt: skip
-    assert picture.stat().st_size > 10_000
-    if kept := os.environ.get("MOONCAKE_KEEP_PICTURES"):
-        Path(kept, f"{device}.png").write_bytes(picture.read_bytes())
+    async with Browser(installed()) as browser:
+        page = await browser.open(server["url"], width=width)
+        await page.until("document.body.dataset.state == 'live'")
+        bars = "[...document.querySelectorAll('#requests .bar')].map((one) => one.title)"
+        for number in range(40):
+            await asyncio.to_thread(ask, number)
+            # The worker that computed it has kept it soon after.
+            if await page.see(f"{bars}.some((one) => one.startsWith('own memory'))"):
+                break
+        await page.until(f"{bars}.some((one) => one.startsWith('own memory'))")
+        times = "queue .+ load .+ prefill [0-9.]+.m?s, transfer .+ decode [0-9.]+.m?s"
+        await page.until(f"{bars}.some((one) => /{times}/.test(one))")
+        assert "worker-0" in await page.see("document.querySelector('#workers').innerText")
+        # Axes with units: times up, and how long ago across.
+        axes = await page.see(
+            "[...document.querySelectorAll('figure text')].map((one) => one.textContent).join(';')"
+        )
+        assert re.search(r"[\d.]+\sms;.*5 min ago;now", axes)
+        assert await page.see("document.documentElement.scrollWidth") <= width
+        assert page.complaints == []
+        if kept := os.environ.get("MOONCAKE_KEEP_PICTURES"):
+            picture = await page.picture(whole=True)
+            await asyncio.to_thread(Path(kept, f"{device}.png").write_bytes, picture)
 
 
 def test_the_page_has_a_history_from_before_it_was_opened(server):

@@ -76,7 +76,7 @@ async def test_the_first_part_is_its_own_and_the_rest_from_the_pool(store):
         await prefill(second, LONG[:130])
         await kept(running, 1, 8)
         done = (await prefill(second, LONG))[-1]
-        assert (done.cached_tokens, done.own_tokens) == (496, 128)
+        assert (done.cached_tokens, done.own_tokens, done.lent_tokens) == (496, 128, 0)
         assert tokens_of(await generate(second, LONG)) == expected
 
 
@@ -89,7 +89,7 @@ async def test_another_workers_blocks_are_read_and_kept(store):
         lender = await kept(running)
         emptied(store)
         done = (await prefill(second, LONG, source=first.address))[-1]
-        assert (done.cached_tokens, done.own_tokens) == (496, 0)
+        assert (done.cached_tokens, done.own_tokens, done.lent_tokens) == (496, 0, 496)
         table = await kept(running, 1)
         assert table.copies == BLOCKS
         emptied(store)
