@@ -27,6 +27,11 @@ def told(index, tokens=TOKENS):
     return index.query(ScopeKey(MODEL, 4), tokens)["default"]
 
 
+def matches(index):
+    key = ScopeKey(MODEL, 4)
+    return index.matches(key, index.chain(key, TOKENS))
+
+
 def test_a_prefix_is_found_by_its_tokens_whatever_engines_call_the_blocks():
     index = EngineIndex()
     engine(index, "a").apply(Stored((11, 12, 13), None, TOKENS[:12]))
@@ -37,7 +42,7 @@ def test_a_prefix_is_found_by_its_tokens_whatever_engines_call_the_blocks():
     }  # fmt: skip
     assert told(index, TOKENS[:11])["a"]["longest_matched"] == 8
     assert told(index, (1, *TOKENS))["a"]["longest_matched"] == 0
-    assert index.matches(MODEL, 4, TOKENS) == {"a": 12, "b": 8}
+    assert matches(index) == {"a": 12, "b": 8}
 
 
 def test_later_blocks_hang_on_earlier_ones():
@@ -225,7 +230,7 @@ async def test_events_over_zeromq_and_a_gap(replay):
         await asyncio.wait_for(heard(), 20)
         # Without a replay the blocks before the gap are unknown, and so is what hangs on them.
         found = 20 if replay else 0
-        await until_async(lambda: indexer.index.matches(MODEL, 4, TOKENS)["a"] == found)
+        await until_async(lambda: matches(indexer.index)["a"] == found)
         assert bool(source.dropped) != replay
     finally:
         await indexer.close()
