@@ -114,8 +114,7 @@ class Subscription:
         self._next = 0
         self._context: Any = zmq.asyncio.Context()
         try:
-            self._socket = self._connected(zmq.SUB, source.registration.endpoint)
-            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+            self._subscribe()
             if source.registration.replay_endpoint:
                 self._connected(zmq.DEALER, source.registration.replay_endpoint).close(linger=0)
         except InvalidArgumentError:
@@ -123,6 +122,16 @@ class Subscription:
             raise
         following = keep_going(f"following {source.registration.name}", self._take)
         self._task = asyncio.get_running_loop().create_task(following)
+
+    def _subscribe(self) -> None:
+        """Connect, and be told when the connection is lost."""
+        zmq = self._zmq
+        self._socket = self._connected(zmq.SUB, self._source.registration.endpoint)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._lost = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.asyncio.Poller()
+        for each in self._socket, self._lost:
+            self._poller.register(each, zmq.POLLIN)
 
     def _connected(self, kind: int, endpoint: str) -> Any:
         """A socket that has begun to connect."""
@@ -145,6 +154,10 @@ class Subscription:
 
     async def _take(self) -> None:
         """Take in one batch. What cannot be taken in empties the source: it may say what is not."""
+        ready = [each for each, _ in await self._poller.poll()]
+        if self._lost in ready:
+            self._begin_anew()
+            return
         try:
             frames = await self._socket.recv_multipart()
             try:
@@ -161,6 +174,20 @@ class Subscription:
         except Exception:
             self._source.clear()
             raise
+
+    def _begin_anew(self) -> None:
+        """The connection was lost: whoever comes back may be another one, that counts from 0.
+
+        Its first batches may be missed while it is connected to, so its numbers need not show it.
+        What of the former one still waits to be read goes with the socket.
+        """
+        log.info("%s: its publisher is away", self._source.registration.name)
+        self._source.clear()
+        self._next = 0
+        self._socket.disable_monitor()
+        for each in self._lost, self._socket:
+            each.close(linger=0)
+        self._subscribe()
 
     def _apply(self, number: int, events: list[Event]) -> None:
         for event in events:

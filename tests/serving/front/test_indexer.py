@@ -237,6 +237,47 @@ async def test_events_over_zeromq_and_a_gap(replay):
         await publisher.close()
 
 
+def of_its_own(name, first):
+    """The event of a block that begins another prompt."""
+    tokens = [first] * 4
+    return BlockStored([name], None, tokens, 4, None, "GPU", None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("replay", [True, False])
+async def test_of_a_publisher_that_was_started_anew_nothing_is_kept(replay):
+    pytest.importorskip("zmq")
+    anywhere = "tcp://127.0.0.1:*"
+    publisher, indexer = Publisher(anywhere, anywhere), Indexer()
+    endpoint, replay_at = publisher.endpoint, publisher.replay_endpoint
+    try:
+        await indexer.register(
+            Registration(
+                "a", MODEL, 4, endpoint=endpoint, replay_endpoint=replay_at if replay else ""
+            )
+        )
+        source = indexer.index.sources["a|default|0"]
+        published = 0
+        while matches(indexer.index)["a"] != 4:
+            await publisher.publish([stored(0)])
+            published += 1
+            await asyncio.sleep(0)
+        await publisher.close()
+        publisher = Publisher(endpoint, replay_at)
+        # Nobody may hear these yet, and the next number is what the former one's would have been.
+        await publisher.publish([of_its_own(50, 7)])
+        for _ in range(published - 1):
+            await publisher.publish([])
+        while not told(indexer.index, [8] * 4)["a"]["GPU"]:
+            await publisher.publish([of_its_own(60, 8)])
+            await asyncio.sleep(0)
+        assert matches(indexer.index)["a"] == 0
+        assert not replay or source.blocks == 2  # what it said before it was heard, too
+    finally:
+        await indexer.close()
+        await publisher.close()
+
+
 @pytest.mark.asyncio
 async def test_an_event_that_cannot_be_taken_in_does_not_end_the_others():
     pytest.importorskip("zmq")
