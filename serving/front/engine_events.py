@@ -58,7 +58,8 @@ def _event(raw: Any) -> Event | None:
     if kind == "BlockStored" and len(fields) >= 3:
         hashes, parent, tokens = fields[:3]
         medium = fields[5] if len(fields) > 5 and isinstance(fields[5], str) else "GPU"
-        return Stored(_hashes(hashes), _hash(parent), _tokens(tokens), medium)
+        lora = fields[6] if len(fields) > 6 and isinstance(fields[6], str) else ""
+        return Stored(_hashes(hashes), _hash(parent), _tokens(tokens), medium, lora)
     if kind == "BlockRemoved" and fields:
         medium = fields[1] if len(fields) > 1 and isinstance(fields[1], str) else "GPU"
         return Removed(_hashes(fields[0]), medium)
@@ -70,11 +71,20 @@ def _of_map(raw: dict[str, Any]) -> Event | None:
     hashes = _hashes(raw.get("seq_hashes") or raw.get("block_hashes") or [])
     medium = raw.get("medium") or ""
     if kind in ("stored", "BlockStored"):
+        lora = raw.get("lora_name") or ""
+        if not _of_tokens_alone(raw.get("extra_keys"), lora):
+            return None
         parent = _hash(raw.get("parent_hash", raw.get("parent_block_hash")))
-        return Stored(hashes, parent, _tokens(raw.get("token_ids") or []), medium or "GPU")
+        tokens = _tokens(raw.get("token_ids") or [])
+        return Stored(hashes, parent, tokens, medium or "GPU", str(lora))
     if kind in ("removed", "BlockRemoved"):
         return Removed(hashes, medium)
     return Cleared() if kind in ("cleared", "AllBlocksCleared") else None
+
+
+def _of_tokens_alone(keys: Any, lora: str) -> bool:
+    """Whether nothing but tokens and an adapter makes blocks what they are: no image, no salt."""
+    return not isinstance(keys, list) or all(not each or each == [lora] for each in keys)
 
 
 def _hashes(raw: Any) -> tuple[BlockHash, ...]:

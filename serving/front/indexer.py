@@ -44,12 +44,16 @@ Instances = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow `parent` are there now; `tokens` may be empty for hashes told before."""
+    """Blocks that follow `parent` are there now; `tokens` may be empty for hashes told before.
+
+    `lora` is the adapter they were computed with, where the engine says so.
+    """
 
     hashes: tuple[BlockHash, ...]
     parent: BlockHash | None
     tokens: tuple[int, ...]
     medium: str = "GPU"
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,8 @@ class Source:
 
     def _stored(self, event: Stored) -> None:
         names = self._scope.names
+        if event.lora and event.lora != self.registration.lora:
+            return  # the same tokens, but not the same KV; another registration may be of these
         if event.tokens:
             parent = None if event.parent is None else names.get(event.parent)
             if event.parent is not None and parent is None:

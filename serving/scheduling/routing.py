@@ -116,7 +116,7 @@ class EngineRouter:
         self._given: dict[str, _Given] = {}
         self._turns = 0
         self.recent: deque[Predicted] = deque(maxlen=RECENT)
-        """The last first tokens of streamed answers."""
+        """The first tokens of the last streamed answers."""
 
     @property
     def engines(self) -> dict[str, int]:
@@ -208,7 +208,6 @@ class EngineRouter:
             return
         if given.wanted.streamed:
             given.took_s = now - flight.arrived
-            self.recent.append(Predicted(flight.ttft_s, given.took_s))
         self._computed(now, request)
 
     def ended(
@@ -223,10 +222,13 @@ class EngineRouter:
         engine.requests -= 1
         engine.line.pop(request, None)
         self._begin_first(now, engine)
-        if finished and flight.stage == DECODE:
-            self.costs.duration.finished()
-        if given.took_s and given.alone:
-            self._learn(given, usage)
+        if not finished or flight.stage != DECODE:
+            return  # a refusal is quick, and says nothing of what a prompt takes
+        self.costs.duration.finished()
+        if given.took_s:
+            self.recent.append(Predicted(flight.ttft_s, given.took_s))
+            if given.alone:
+                self._learn(given, usage)
 
     def _learn(self, given: _Given, usage: Usage | None) -> None:
         """Take in how long a prompt took, where it is known how much of it was computed."""

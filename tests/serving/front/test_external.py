@@ -160,6 +160,21 @@ async def test_what_streams_take_and_say_of_their_prompts_is_learnt_and_shown(ht
     assert figures["load"]["a"]["missing"]
 
 
+async def test_a_refusal_tells_nothing_of_what_prompts_take(http):
+    engines = {"a": Engine()}
+    engines["a"].status = 429
+    async with routing(engines) as (url, front):
+        await register(http, url, "a")
+        front.indexer.index.sources["a|default|0"].apply(Stored((9,), None, tuple(range(16))))
+        before = front.router.costs.prefill.coefficients
+        assert (await ask(http, url, stream=True))[0] == 429
+        assert front.router.costs.prefill.coefficients == before
+        assert not front.router.recent
+        engines["a"].status = 200
+        await ask(http, url, stream=True)
+        assert front.router.costs.prefill.coefficients != before
+
+
 async def test_an_engine_that_is_silent_is_routed_around_and_joins_again(http, monkeypatch):
     monkeypatch.setattr("serving.front.engine_load.INTERVAL_S", 0.01)
     monkeypatch.setattr("serving.front.engine_load.DEADLINE_S", 0.5)

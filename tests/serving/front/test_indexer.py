@@ -100,6 +100,28 @@ def test_ranks_tenants_adapters_and_salts_are_kept_apart():
     assert not index.unregister("a|default|1")
 
 
+def test_blocks_of_an_adapter_an_image_or_a_salt_are_not_those_of_the_same_tokens():
+    index = EngineIndex()
+    plain, adapted = engine(index, "a"), engine(index, "a", lora="l")
+    event = {
+        "type": "BlockStored", "block_hashes": [1], "parent_block_hash": None,
+        "token_ids": list(TOKENS[:4]), "block_size": 4, "medium": "GPU", "lora_name": None,
+    }  # fmt: skip
+
+    def tell(**more):
+        _, events = read_batch([b"", bytes(8), batch(event | more)])
+        for source in plain, adapted:
+            for each in events:
+                source.apply(each)
+        return plain.blocks, adapted.blocks
+
+    assert tell(extra_keys=[["of a tenant"]]) == (0, 0)
+    assert tell(extra_keys=[[["an image", 3]]]) == (0, 0)
+    assert tell(lora_name="l", extra_keys=[["l"]]) == (0, 1)
+    assert tell(lora_name="other", extra_keys=[["other"]]) == (0, 1)
+    assert tell(extra_keys=[None]) == (1, 1)
+
+
 def batch(*events):
     return msgspec.msgpack.encode([0.0, list(events), 0])
 
@@ -115,7 +137,7 @@ def test_batches_of_every_publisher_are_read():
     number, events = read_batch([b"topic", (7).to_bytes(8, "big"), vllm])
     assert number == 7
     assert events == [
-        Stored((1, 2), None, TOKENS[:8], "GPU"), Removed((1,), "CPU"), Cleared(),
+        Stored((1, 2), None, TOKENS[:8], "GPU", "lora"), Removed((1,), "CPU"), Cleared(),
     ]  # fmt: skip
     ours = batch(
         {"event_type": "stored", "seq_hashes": [5], "medium": "cpu", "token_ids": None},
