@@ -125,7 +125,7 @@ def refused(**asked):
     """Whether the system's policies refuse, with its SLO, what may be late or slow."""
 
     def look(system):
-        found = dataclasses.replace(outlook(**asked), slo=system._scheduler.slo)
+        found = outlook(**asked)._replace(slo=system._scheduler.slo)
         return system._scheduler.policies.admission.refusal(found) is not None
 
     return attribute(look)
