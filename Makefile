@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
 .PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
-.PHONY: test-compat test-serving soak-serving soak-reboot overload conversations
+.PHONY: test-compat test-serving soak-serving soak-reboot overload conversations vllm-routing
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -75,6 +75,9 @@ overload: setup-test ## twice what a serving system can do, under each admission
 
 conversations: setup-test ## sessions that share how they begin, under each placement policy
 	@$(PY) -m tests.soak.conversations --seed $(SEED)
+
+vllm-routing: setup ## two servers of vLLM behind a front, by what they hold and in turn
+	@scripts/engine.sh vllm --run tests.soak.engines --seed $(SEED)
 
 test-mount: setup-test ## 100,000 random operations and fio's verification on a mount
 	@$(PY) -m tests.fs.exercise --seed $(SEED)

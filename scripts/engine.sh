@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes (once) an environment with an engine in it and runs the tests of its connector there:
 #     scripts/engine.sh vllm|sglang|lmcache [options of pytest]
+#     scripts/engine.sh vllm|sglang|lmcache --run MODULE [its options]     runs that instead
 set -euo pipefail
 cd "$(dirname "$0")/.."
 engine=$1
@@ -48,6 +49,7 @@ export NUMBA_CACHE_DIR=$home/numba
 export PYTHONHASHSEED=0
 # Engines poll while they wait for blocks; a kernel compiled beside that takes minutes.
 "$home/bin/python" -m mooncake_store warmup
+if [ "${1:-}" = --run ]; then exec "$home/bin/python" -m "${@:2}"; fi
 # What is deprecated for an engine is for the engine to see to.
 exec "$home/bin/python" -m pytest -q -n 0 -p no:cacheprovider --timeout=900 \
   -W default::DeprecationWarning -W default::FutureWarning "tests/$engine" "$@"

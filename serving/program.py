@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from mooncake_store.errors import ConfigError
 from mooncake_store.program.port_file import remove_port_file, write_port_file
 from serving.front.external import ExternalFront, external_application
-from serving.system import ServingSystem, SystemSettings, listen, serve_http
+from serving.system import (
+    ServingSystem,
+    SystemSettings,
+    engine_placement,
+    listen,
+    serve_http,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,9 +75,8 @@ async def _external(
     port_file: str | None,
 ) -> None:
     stop = _on_signals()
-    application = external_application(
-        ExternalFront(engines, deadline_s=settings.deadline_s), settings.token
-    )
+    front = ExternalFront(engines, settings.deadline_s, engine_placement(settings))
+    application = external_application(front, settings.token)
     listener = listen(settings.host, settings.port)
     runner, url = await serve_http(application, settings.host, listener)
     try:

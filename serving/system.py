@@ -30,7 +30,13 @@ from serving.front.app import Front, front_application
 from serving.front.board import ConductorBoard
 from serving.scheduling.admission import AtDecode, ByForecast, ByLoad
 from serving.scheduling.pipelines import PipelineRule
-from serving.scheduling.placement import AnyInstance, CacheCentric, LeastLoaded, LocalCache
+from serving.scheduling.placement import (
+    AnyInstance,
+    CacheCentric,
+    LeastLoaded,
+    LocalCache,
+    RoundRobin,
+)
 from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Slo
@@ -46,7 +52,15 @@ if TYPE_CHECKING:
     from serving.scheduling.admission import AdmissionPolicy
     from serving.scheduling.placement import PlacementPolicy
 
-__all__ = ["ADMISSIONS", "PLACEMENTS", "ServingSystem", "SystemSettings", "listen", "serve_http"]
+__all__ = [
+    "ADMISSIONS",
+    "PLACEMENTS",
+    "ServingSystem",
+    "SystemSettings",
+    "engine_placement",
+    "listen",
+    "serve_http",
+]
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +74,7 @@ PLACEMENTS: dict[str, Callable[[float], PlacementPolicy]] = {
     "local-cache": lambda _balancing: LocalCache(),
     "least-loaded": lambda _balancing: LeastLoaded(),
     "random": lambda _balancing: AnyInstance(random.Random()),
+    "round-robin": lambda _balancing: RoundRobin(),
 }
 SUPERVISE_S = 0.25
 STOP_S = 10.0
@@ -141,6 +156,13 @@ class SystemSettings:
                 f"{self.host} can be reached from other machines",
                 advice="set a token (--token-file), or --insecure",
             )
+
+
+def engine_placement(settings: SystemSettings) -> PlacementPolicy:
+    """The policy among complete engines, which do not pull from each other at a front's word."""
+    if settings.placement == "cache-centric":
+        return LocalCache()
+    return PLACEMENTS[settings.placement](settings.balancing)
 
 
 class ServingSystem:

@@ -46,7 +46,7 @@ OPTIONS = {
     "admission": _option("forecast", "Whom to refuse under load: forecast, load or at-decode."),
     "placement": _option(
         "cache-centric",
-        "Where prompts are computed: cache-centric, local-cache, least-loaded or random.",
+        "Who computes a prompt: cache-centric, local-cache, least-loaded, random or round-robin.",
     ),
     "balancing": _option(
         1.5, "Pull a prefix that is so many times longer than the worker's own, or more."

@@ -58,7 +58,8 @@ def _event(raw: Any) -> Event | None:
     if kind == "BlockStored" and len(fields) >= 3:
         hashes, parent, tokens = fields[:3]
         medium = fields[5] if len(fields) > 5 and isinstance(fields[5], str) else "GPU"
-        return Stored(_hashes(hashes), _hash(parent), _tokens(tokens), medium)
+        lora = fields[6] if len(fields) > 6 and isinstance(fields[6], str) else ""
+        return Stored(_hashes(hashes), _hash(parent), _tokens(tokens), medium, lora)
     if kind == "BlockRemoved" and fields:
         medium = fields[1] if len(fields) > 1 and isinstance(fields[1], str) else "GPU"
         return Removed(_hashes(fields[0]), medium)
@@ -70,11 +71,20 @@ def _of_map(raw: dict[str, Any]) -> Event | None:
     hashes = _hashes(raw.get("seq_hashes") or raw.get("block_hashes") or [])
     medium = raw.get("medium") or ""
     if kind in ("stored", "BlockStored"):
+        lora = raw.get("lora_name") or ""
+        if not _of_tokens_alone(raw.get("extra_keys"), lora):
+            return None
         parent = _hash(raw.get("parent_hash", raw.get("parent_block_hash")))
-        return Stored(hashes, parent, _tokens(raw.get("token_ids") or []), medium or "GPU")
+        tokens = _tokens(raw.get("token_ids") or [])
+        return Stored(hashes, parent, tokens, medium or "GPU", str(lora))
     if kind in ("removed", "BlockRemoved"):
         return Removed(hashes, medium)
     return Cleared() if kind in ("cleared", "AllBlocksCleared") else None
+
+
+def _of_tokens_alone(keys: Any, lora: str) -> bool:
+    """Whether nothing but tokens and an adapter makes blocks what they are: no image, no salt."""
+    return not isinstance(keys, list) or all(not each or each == [lora] for each in keys)
 
 
 def _hashes(raw: Any) -> tuple[BlockHash, ...]:
@@ -114,8 +124,7 @@ class Subscription:
         self._next = 0
         self._context: Any = zmq.asyncio.Context()
         try:
-            self._socket = self._connected(zmq.SUB, source.registration.endpoint)
-            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+            self._subscribe()
             if source.registration.replay_endpoint:
                 self._connected(zmq.DEALER, source.registration.replay_endpoint).close(linger=0)
         except InvalidArgumentError:
@@ -123,6 +132,16 @@ class Subscription:
             raise
         following = keep_going(f"following {source.registration.name}", self._take)
         self._task = asyncio.get_running_loop().create_task(following)
+
+    def _subscribe(self) -> None:
+        """Connect, and be told when the connection is lost."""
+        zmq = self._zmq
+        self._socket = self._connected(zmq.SUB, self._source.registration.endpoint)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._lost = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.asyncio.Poller()
+        for each in self._socket, self._lost:
+            self._poller.register(each, zmq.POLLIN)
 
     def _connected(self, kind: int, endpoint: str) -> Any:
         """A socket that has begun to connect."""
@@ -145,6 +164,10 @@ class Subscription:
 
     async def _take(self) -> None:
         """Take in one batch. What cannot be taken in empties the source: it may say what is not."""
+        ready = [each for each, _ in await self._poller.poll()]
+        if self._lost in ready:
+            self._begin_anew()
+            return
         try:
             frames = await self._socket.recv_multipart()
             try:
@@ -161,6 +184,20 @@ class Subscription:
         except Exception:
             self._source.clear()
             raise
+
+    def _begin_anew(self) -> None:
+        """The connection was lost: whoever comes back may be another one, that counts from 0.
+
+        Its first batches may be missed while it is connected to, so its numbers need not show it.
+        What of the former one still waits to be read goes with the socket.
+        """
+        log.info("%s: its publisher is away", self._source.registration.name)
+        self._source.clear()
+        self._next = 0
+        self._socket.disable_monitor()
+        for each in self._lost, self._socket:
+            each.close(linger=0)
+        self._subscribe()
 
     def _apply(self, number: int, events: list[Event]) -> None:
         for event in events:

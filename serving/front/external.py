@@ -2,11 +2,13 @@
 
     front = ExternalFront({"vllm-0": "http://10.0.0.5:8000", ...})
 
-Which one is best is `EngineRouter`'s decision, from what the indexer knows of their caches. The
-prompt is turned into tokens by an engine's own `/tokenize`, only where somebody has registered
-events, and a request whose tokens cannot be had is routed by load alone. Requests and answers pass
-through byte by byte; the engine's errors are the answer, except that one which cannot be reached,
-or says that it is broken before its first byte, is passed over for the next.
+Which one is best is `EngineRouter`'s decision by a placement policy, from what the indexer knows of
+their caches, what they tell of their load (`EngineWatch`) and what the front sees of its own
+requests: when they began, their first bytes, and the `usage` that answers end with. The prompt is
+turned into tokens by an engine's own `/tokenize`, only where somebody has registered events, and a
+request whose tokens cannot be had is routed by load alone. Requests and answers pass through byte
+by byte; the engine's errors are the answer, except that one which cannot be reached, or says that
+it is broken before its first byte, is passed over for the next.
 
 A client that goes away ends the request at the engine: its connection is closed. Time to connect
 is bounded, and so is the whole request.
@@ -17,19 +19,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from serving.front.app import BODY_BYTES_MAX, error_response, guard
+from serving.front.engine_load import EngineWatch
+from serving.front.engine_prompts import EnginePrompts
 from serving.front.indexer_http import Indexer, indexer_routes
-from serving.scheduling.routing import EngineRouter
+from serving.front.usage import UsageTail
+from serving.scheduling.placement import LocalCache
+from serving.scheduling.routing import EngineRouter, Wanted
+from serving.scheduling.views import Demand
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from serving.scheduling.placement import PlacementPolicy
 
 __all__ = ["ExternalFront", "external_application"]
 
@@ -47,28 +57,48 @@ class _Tokenized(msgspec.Struct, frozen=True):
     tokens: list[int]
 
 
-class ExternalFront:
-    """Engines by name, what they hold, and the connections to them."""
+class _Prompt(NamedTuple):
+    """A request as the router sees it, and the blocks of its prompt."""
 
-    def __init__(self, engines: Mapping[str, str], deadline_s: float = 600.0) -> None:
+    wanted: Wanted
+    chain: Sequence[bytes] = ()
+
+
+class ExternalFront:
+    """Engines by name, what they hold and have to do, and the connections to them.
+
+    Engines pull nothing from each other because a front says so: a policy that does reckon with
+    pulling, `CacheCentric`, is none for them.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, str],
+        deadline_s: float = 600.0,
+        policy: PlacementPolicy | None = None,
+    ) -> None:
         self.engines = {name: url.rstrip("/") for name, url in engines.items()}
         self.indexer = Indexer()
-        self.router = EngineRouter()
+        self._prompts = EnginePrompts(self.indexer.index)
+        self.router = EngineRouter(policy or LocalCache())
         for name in self.engines:
             self.router.join(name)
+        self._watch = EngineWatch(self.engines, self.router)
         self._deadline_s = deadline_s
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Open the connections' pool; on the event loop that serves."""
+        """Open the connections' pool and ask for loads; on the event loop that serves."""
         timeout = aiohttp.ClientTimeout(total=self._deadline_s, sock_connect=CONNECT_S)
         connector = aiohttp.TCPConnector(limit=0)
         self._session = aiohttp.ClientSession(
             timeout=timeout, connector=connector, auto_decompress=False
         )
+        self._watch.start(self._session)
 
     async def close(self) -> None:
         """Close everything. Idempotent."""
+        await self._watch.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -79,10 +109,10 @@ class ExternalFront:
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Send a request to an engine and its answer back."""
         raw = await request.read()
-        tokens, matches = await self._prompt(raw)
+        prompt = await self._prompt(raw)
         ticket, tried = secrets.token_hex(8), set[str]()
         while True:
-            name = self.router.choose(time.monotonic(), ticket, tokens, matches, tried)
+            name = self.router.choose(time.monotonic(), ticket, prompt.wanted, tried)
             if name is None:
                 return error_response(
                     f"none of {len(self.engines)} engines can be reached",
@@ -91,10 +121,12 @@ class ExternalFront:
                     retry_after_s=1.0,
                 )
             tried.add(name)
+            self._prompts.expect(name, prompt.chain)
             try:
                 response = await self._through(request, raw, name, ticket)
             finally:
-                self.router.ended(ticket)
+                self.router.ended(time.monotonic(), ticket)
+                self._prompts.settle(name, prompt.chain)
             if response is not None:
                 return response
 
@@ -125,33 +157,32 @@ class ExternalFront:
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
         await response.prepare(request)
+        tail = UsageTail()
         async for piece in answer.content.iter_any():
-            self.router.answering(ticket)
+            self.router.answering(time.monotonic(), ticket)
+            tail.take(piece)
             await response.write(piece)
+        if answer.status == 200:
+            self.router.ended(time.monotonic(), ticket, tail.read(), finished=True)
         await response.write_eof()
         return response
 
     # -- prompts
 
-    async def _prompt(self, raw: bytes) -> tuple[int, dict[str, int]]:
-        """How many tokens a prompt has, and how many of them each engine holds."""
-        index = self.indexer.index
+    async def _prompt(self, raw: bytes) -> _Prompt:
+        """What a request wants, how much of its prompt engines have, or will have."""
         try:
             body = msgspec.json.decode(raw, type=dict[str, Any])
         except (ValueError, RecursionError):
-            return 0, {}
-        guess = len(raw) // 4
-        if not index.sources:
-            return guess, {}
-        tokens = await self._tokens(body)
+            return _Prompt(Wanted(Demand(0)))
+        streamed = body.get("stream") is True
+        tokens = await self._tokens(body) if self.indexer.index.sources else None
         if tokens is None:
-            return guess, {}
-        matches: dict[str, int] = {}
-        for scope in {source.registration.scope for source in index.sources.values()}:
-            if scope.model == body.get("model", scope.model):
-                for name, found in index.matches(scope.model, scope.block_size, tokens).items():
-                    matches[name] = max(found, matches.get(name, 0))
-        return len(tokens), matches
+            return _Prompt(Wanted(Demand(len(raw) // 4), streamed))
+        model = body.get("model")
+        known = self._prompts.find(model if isinstance(model, str) else "", tokens)
+        demand = Demand(len(tokens), known.matches, coming=known.coming)
+        return _Prompt(Wanted(demand, streamed, True, known.told), known.chain)
 
     async def _tokens(self, body: dict[str, Any]) -> list[int] | None:
         """The tokens of a prompt, asked of an engine; None when none of them says."""
@@ -164,9 +195,7 @@ class ExternalFront:
         if "messages" in question:
             question["add_generation_prompt"] = True
         assert self._session is not None, "start() comes first"
-        now = time.monotonic()
-        name = self.router.choose(now, "tokenize", 0, {})
-        self.router.ended("tokenize")
+        name = self.router.idlest(time.monotonic())
         if name is None:
             return None
         try:
@@ -183,14 +212,38 @@ class ExternalFront:
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while an engine is thought to answer."""
-        resting = self.router.resting(time.monotonic())
-        there = [name for name in self.engines if name not in resting]
-        health = {"serving": bool(there), "engines": there, "resting": sorted(resting)}
+        resting, unwell = self.router.resting(time.monotonic()), self.router.unwell()
+        there = [name for name in self.engines if name not in resting | unwell]
+        health = {
+            "serving": bool(there),
+            "engines": there,
+            "resting": sorted(resting),
+            "passed_over": sorted(unwell),
+        }
         return web.json_response(health, status=200 if there else 503)
 
     async def stats(self, request: web.Request) -> web.Response:
-        """Requests under way by engine."""
-        return web.json_response({"engines": self.router.engines})
+        """Requests under way by engine, their loads, and how first tokens are predicted."""
+        recent = self.router.recent
+        fixed_s, token_s, square_s = self.router.costs.prefill.coefficients
+        first = {
+            "count": len(recent),
+            "measured_s": _median([each.measured_s for each in recent]),
+            "predicted_s": _median([each.predicted_s for each in recent]),
+            "off_s": _median([abs(each.measured_s - each.predicted_s) for each in recent]),
+        }
+        return web.json_response(
+            {
+                "engines": self.router.engines,
+                "load": self._watch.loads,
+                "first_tokens": first,
+                "prefill": {"fixed_s": fixed_s, "token_s": token_s, "square_s": square_s},
+            }
+        )
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:

@@ -44,12 +44,16 @@ Instances = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow `parent` are there now; `tokens` may be empty for hashes told before."""
+    """Blocks that follow `parent` are there now; `tokens` may be empty for hashes told before.
+
+    `lora` is the adapter they were computed with, where the engine says so.
+    """
 
     hashes: tuple[BlockHash, ...]
     parent: BlockHash | None
     tokens: tuple[int, ...]
     medium: str = "GPU"
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,8 @@ class Source:
 
     def _stored(self, event: Stored) -> None:
         names = self._scope.names
+        if event.lora and event.lora != self.registration.lora:
+            return  # the same tokens, but not the same KV; another registration may be of these
         if event.tokens:
             parent = None if event.parent is None else names.get(event.parent)
             if event.parent is not None and parent is None:
@@ -282,10 +288,16 @@ class EngineIndex:
                 answer[name] = max(answer[name], tokens)
         return instances
 
-    def matches(self, model: str, block_size: int, tokens: Sequence[int]) -> dict[str, int]:
-        """Tokens each instance of the default tenant holds, in whatever tier: for routing."""
-        (answer,) = self.query(ScopeKey(model, block_size), tokens).values()
-        return {name: found["longest_matched"] for name, found in answer.items()}
+    def chain(self, key: ScopeKey, tokens: Sequence[int]) -> list[bytes]:
+        """Names of the complete blocks of a prompt; none in a scope that nobody is in."""
+        scope = self._scopes.get(key)
+        return scope.chain(tokens) if scope else []
+
+    def matches(self, key: ScopeKey, chain: list[bytes]) -> dict[str, int]:
+        """Tokens each instance holds, in whatever tier, of blocks as `chain` names them."""
+        scope = self._scopes.get(key)
+        found = self._held(scope, chain, "") if scope else {}
+        return {name: each["longest_matched"] for name, each in found.items()}
 
 
 def _tier(medium: str) -> int:
@@ -293,4 +305,4 @@ def _tier(medium: str) -> int:
     name = medium.upper()
     if name.startswith("CPU") or name in ("DRAM", "MEMORY", "HOST"):
         return 1
-    return 2 if name.startswith(("DISK", "SSD", "FILE", "NVME")) else 0
+    return 2 if name.startswith(("DISK", "SSD", "FILE", "NVME", "STORAGE")) else 0

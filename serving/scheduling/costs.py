@@ -26,6 +26,11 @@ class PrefillCost:
     def __init__(self, prior: tuple[float, float, float] = (0.01, 2e-4, 1e-8)) -> None:
         self._fit = NonNegativeFit(prior, scales=(1.0, 1e3, 1e6))
 
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds of fixed work, a token, and a square of tokens, as learnt so far."""
+        return self._fit.coefficients
+
     @staticmethod
     def _work(tokens: int, cached: int) -> tuple[int, int]:
         # The last token is always computed: its logits give the first token of the answer.

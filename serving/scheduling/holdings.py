@@ -19,7 +19,7 @@ from serving.scheduling.index import PrefixIndex
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-__all__ = ["Found", "Holdings"]
+__all__ = ["Expected", "Found", "Holdings"]
 
 
 class Found(NamedTuple):
@@ -30,32 +30,17 @@ class Found(NamedTuple):
     coming: Mapping[str, int]
 
 
-class Holdings:
-    """An index of what is there, and what is expected beside it.
+class Expected:
+    """Blocks that instances will have, once what they were given is computed."""
 
-    `name` takes tokens and returns the names of their whole blocks and the size of a block.
-    """
-
-    def __init__(
-        self,
-        index: PrefixIndex,
-        name: Callable[[Sequence[int]], tuple[Sequence[Hashable], int]],
-    ) -> None:
-        self._index = index
-        self._name = name
+    def __init__(self) -> None:
         self._expected = PrefixIndex()
         self._counts: dict[str, dict[Hashable, int]] = {}
         """By holder, how many prompts each block is expected for."""
 
-    def find(self, tokens: Sequence[int]) -> Found:
-        """Who has how much of a prompt, and who will."""
-        chain, size = self._name(tokens)
-        there, coming = self._index.match(chain), self._expected.match(chain)
-        return Found(
-            chain,
-            {holder: count * size for holder, count in there.items()},
-            {holder: count * size for holder, count in coming.items()},
-        )
+    def coming(self, chain: Sequence[Hashable]) -> Mapping[str, int]:
+        """How many blocks of a prompt each of them will have."""
+        return self._expected.match(chain)
 
     def expect(self, holder: str, chain: Sequence[Hashable]) -> None:
         """An instance was given a prompt; `settle` follows once for each of these."""
@@ -82,3 +67,29 @@ class Holdings:
         if not counts:
             del self._counts[holder]
             self._expected.forget(holder)
+
+
+class Holdings(Expected):
+    """An index of what is there, and what is expected beside it.
+
+    `name` takes tokens and returns the names of their whole blocks and the size of a block.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        name: Callable[[Sequence[int]], tuple[Sequence[Hashable], int]],
+    ) -> None:
+        super().__init__()
+        self._index = index
+        self._name = name
+
+    def find(self, tokens: Sequence[int]) -> Found:
+        """Who has how much of a prompt, and who will."""
+        chain, size = self._name(tokens)
+        there, coming = self._index.match(chain), self.coming(chain)
+        return Found(
+            chain,
+            {holder: count * size for holder, count in there.items()},
+            {holder: count * size for holder, count in coming.items()},
+        )

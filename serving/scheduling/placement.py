@@ -34,6 +34,7 @@ __all__ = [
     "LeastLoaded",
     "LocalCache",
     "PlacementPolicy",
+    "RoundRobin",
     "choose_decode",
 ]
 
@@ -201,6 +202,29 @@ class AnyInstance:
         if not instances:
             return None
         return _on(demand, self._source.choice(instances), costs)
+
+
+class RoundRobin:
+    """The instance whose last turn is longest ago, whatever it holds and has to do."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, int] = {}
+        self._count = 0
+
+    def place(
+        self, demand: Demand, instances: Sequence[PrefillView], costs: Costs
+    ) -> Placement | None:
+        """The next one."""
+        chosen = min(
+            instances, key=lambda instance: self._turns.get(instance.name, 0), default=None
+        )
+        if chosen is None:
+            return None
+        self._count += 1
+        # Of instances that are gone nothing is kept; one that comes back is the next.
+        self._turns = {each.name: self._turns.get(each.name, 0) for each in instances}
+        self._turns[chosen.name] = self._count
+        return _on(demand, chosen, costs)
 
 
 def choose_decode(

@@ -13,28 +13,13 @@ import queue
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 from mooncake_store import LocalCluster
+from tests.vllm.servers import ENGINE_ENV, ROOT, START_S
 
-ROOT = Path(__file__).resolve().parents[2]
-START_S = 300
 ANSWER_S = 180
-
-_ENGINE_ENV = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "OMP_NUM_THREADS": "1",
-    # Else vLLM takes every core for each engine, and those of a pair wait for each other's.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "PYTHONHASHSEED": "0",
-}
 
 
 class Engine:
@@ -44,7 +29,7 @@ class Engine:
         arguments = json.dumps({"model": str(model), "transfer": transfer, **settings})
         environment = {
             **os.environ,
-            **_ENGINE_ENV,
+            **ENGINE_ENV,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
             **(env or {}),
         }

@@ -42,3 +42,18 @@ def make_model(
     model.save_pretrained(directory)
     (directory / "generation_config.json").write_text(json.dumps({"bos_token_id": 1}))
     return directory
+
+
+def add_tokenizer(directory: Path) -> Path:
+    """Give a model a tokenizer that has a token for each byte, in the order of what shows them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={each: at for at, each in enumerate(alphabet)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
+    return directory

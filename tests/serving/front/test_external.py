@@ -1,82 +1,28 @@
 """A front for engines elsewhere: the one that has the prompt, and another when that one fails."""
 
 import asyncio
-import contextlib
 import json
 import socket
 import struct
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from serving.front.external import ExternalFront, external_application
 from serving.front.indexer import Stored
-from tests.serving.front.conftest import listening
+from serving.scheduling.costs import PrefillCost
+from serving.scheduling.placement import RoundRobin
+from tests.serving.front.engines import TOKENS, Engine, routing
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.asyncio
 
-TOKENS = list(range(1000, 1064))
+ONE = {"instance_id": "a", "modelname": "m", "block_size": 16, "type": "vLLM"}
 
 
-class Engine:
-    """An engine with OpenAI's API, played."""
-
-    def __init__(self):
-        self.seen = []
-        self.status = 200
-        self.ended = asyncio.Event()
-        self.asked = asyncio.Event()
-        self.hang = False
-
-    def application(self):
-        app = web.Application()
-        app.add_routes(
-            [
-                web.post("/v1/completions", self.complete),
-                web.post("/tokenize", self.tokenize),
-                web.get("/v1/models", self.models),
-            ]
-        )
-        return app
-
-    async def tokenize(self, request):
-        return web.json_response({"count": len(TOKENS), "tokens": TOKENS})
-
-    async def models(self, request):
-        return web.json_response({"data": [{"id": "m"}]})
-
-    async def complete(self, request):
-        body = await request.json()
-        self.seen.append(body)
-        self.asked.set()
-        if self.status != 200:
-            return web.json_response({"error": {"message": "no"}}, status=self.status)
-        response = web.StreamResponse()
-        response.content_type = "text/event-stream"
-        await response.prepare(request)
-        try:
-            await response.write(b"data: one\n\n")
-            if self.hang:
-                await asyncio.Event().wait()
-            await response.write(b"data: [DONE]\n\n")
-        finally:
-            self.ended.set()
-        return response
-
-
-@contextlib.asynccontextmanager
-async def routing(engines):
-    """(URL of the front, the front) before engines by name."""
-    async with contextlib.AsyncExitStack() as stack:
-        urls = {
-            name: await stack.enter_async_context(listening(engine.application()))
-            for name, engine in engines.items()
-        }
-        front = ExternalFront(urls)
-        url = await stack.enter_async_context(listening(external_application(front)))
-        yield url, front
+async def register(http, url, *names):
+    for name in names:
+        async with http.post(url + "/register", json=ONE | {"instance_id": name}) as response:
+            assert response.status == 200
 
 
 async def ask(http, url, **body):
@@ -99,10 +45,7 @@ async def test_requests_take_turns_and_pass_through_as_they_are(http):
 async def test_the_engine_that_has_the_prompt_gets_it(http):
     engines = {"a": Engine(), "b": Engine(), "c": Engine()}
     async with routing(engines) as (url, front):
-        for name in engines:
-            body = {"instance_id": name, "modelname": "m", "block_size": 16, "type": "vLLM"}
-            async with http.post(url + "/register", json=body) as response:
-                assert response.status == 200
+        await register(http, url, *engines)
         source = front.indexer.index.sources["b|default|0"]
         source.apply(Stored((1, 2, 3, 4), None, tuple(TOKENS)))
         for _ in range(3):
@@ -174,3 +117,84 @@ async def test_a_client_that_goes_away_ends_the_request_at_the_engine():
             await asyncio.gather(asking, return_exceptions=True)
         await asyncio.wait_for(engines["a"].ended.wait(), 10)
         await until_async(lambda: front.router.engines == {"a": 0})
+
+
+async def test_round_robin_takes_turns_also_where_somebody_has_the_prompt(http):
+    engines = {"a": Engine(), "b": Engine()}
+    async with routing(engines, RoundRobin()) as (url, front):
+        await register(http, url, *engines)
+        front.indexer.index.sources["b|default|0"].apply(Stored((1, 2, 3, 4), None, tuple(TOKENS)))
+        for _ in range(4):
+            await ask(http, url)
+        assert [len(engine.seen) for engine in engines.values()] == [2, 2]
+
+
+async def test_prompts_that_begin_alike_and_come_together_go_to_one_engine(http):
+    engines = {"a": Engine(), "b": Engine()}
+    engines["a"].hang = engines["b"].hang = True
+    async with routing(engines) as (url, front):
+        await register(http, url, *engines)
+        # A token costs much, so that what is to be computed twice is seen.
+        front.router.costs.prefill = PrefillCost((0.0, 1.0, 0.0))
+        asking = [asyncio.create_task(ask(http, url, stream=True)) for _ in range(3)]
+        await until_async(lambda: sum(len(engine.seen) for engine in engines.values()) == 3)
+        assert sorted(len(engine.seen) for engine in engines.values()) == [0, 3]
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await until_async(lambda: front.router.engines == {"a": 0, "b": 0})
+
+
+async def test_what_streams_take_and_say_of_their_prompts_is_learnt_and_shown(http):
+    engines = {"a": Engine()}
+    engines["a"].usage = {"prompt_tokens": 500, "prompt_tokens_details": {"cached_tokens": 100}}
+    async with routing(engines) as (url, _):
+        for stream in False, True:
+            await ask(http, url, stream=stream)
+        async with http.get(url + "/stats") as response:
+            figures = await response.json()
+    assert figures["first_tokens"]["count"] == 1
+    assert 0 < figures["first_tokens"]["measured_s"] < 60
+    assert figures["first_tokens"]["predicted_s"] > 0
+    assert figures["prefill"] != {"fixed_s": 0.01, "token_s": 2e-4, "square_s": 1e-8}
+    assert figures["load"]["a"]["missing"]
+
+
+async def test_a_refusal_tells_nothing_of_what_prompts_take(http):
+    engines = {"a": Engine()}
+    engines["a"].status = 429
+    async with routing(engines) as (url, front):
+        await register(http, url, "a")
+        front.indexer.index.sources["a|default|0"].apply(Stored((9,), None, tuple(range(16))))
+        before = front.router.costs.prefill.coefficients
+        assert (await ask(http, url, stream=True))[0] == 429
+        assert front.router.costs.prefill.coefficients == before
+        assert not front.router.recent
+        engines["a"].status = 200
+        await ask(http, url, stream=True)
+        assert front.router.costs.prefill.coefficients != before
+
+
+async def test_an_engine_that_is_silent_is_routed_around_and_joins_again(http, monkeypatch):
+    monkeypatch.setattr("serving.front.engine_load.INTERVAL_S", 0.01)
+    monkeypatch.setattr("serving.front.engine_load.DEADLINE_S", 0.5)
+    engines = {"a": Engine(), "b": Engine()}
+    engines["a"].mute = True
+
+    async def health():
+        async with http.get(url + "/health") as response:
+            return response.status, await response.json()
+
+    async with routing(engines) as (url, front):
+        await until_async(lambda: front.router.unwell() == {"a"})
+        for _ in range(3):
+            assert (await ask(http, url))[0] == 200
+        assert [len(engine.seen) for engine in engines.values()] == [0, 3]
+        assert await health() == (
+            200, {"serving": True, "engines": ["b"], "resting": [], "passed_over": ["a"]}
+        )  # fmt: skip
+        engines["a"].mute = False
+        await until_async(lambda: not front.router.unwell())
+        for _ in range(4):
+            await ask(http, url)
+        assert len(engines["a"].seen) >= 2

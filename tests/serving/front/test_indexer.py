@@ -27,6 +27,11 @@ def told(index, tokens=TOKENS):
     return index.query(ScopeKey(MODEL, 4), tokens)["default"]
 
 
+def matches(index):
+    key = ScopeKey(MODEL, 4)
+    return index.matches(key, index.chain(key, TOKENS))
+
+
 def test_a_prefix_is_found_by_its_tokens_whatever_engines_call_the_blocks():
     index = EngineIndex()
     engine(index, "a").apply(Stored((11, 12, 13), None, TOKENS[:12]))
@@ -37,7 +42,7 @@ def test_a_prefix_is_found_by_its_tokens_whatever_engines_call_the_blocks():
     }  # fmt: skip
     assert told(index, TOKENS[:11])["a"]["longest_matched"] == 8
     assert told(index, (1, *TOKENS))["a"]["longest_matched"] == 0
-    assert index.matches(MODEL, 4, TOKENS) == {"a": 12, "b": 8}
+    assert matches(index) == {"a": 12, "b": 8}
 
 
 def test_later_blocks_hang_on_earlier_ones():
@@ -95,6 +100,28 @@ def test_ranks_tenants_adapters_and_salts_are_kept_apart():
     assert not index.unregister("a|default|1")
 
 
+def test_blocks_of_an_adapter_an_image_or_a_salt_are_not_those_of_the_same_tokens():
+    index = EngineIndex()
+    plain, adapted = engine(index, "a"), engine(index, "a", lora="l")
+    event = {
+        "type": "BlockStored", "block_hashes": [1], "parent_block_hash": None,
+        "token_ids": list(TOKENS[:4]), "block_size": 4, "medium": "GPU", "lora_name": None,
+    }  # fmt: skip
+
+    def tell(**more):
+        _, events = read_batch([b"", bytes(8), batch(event | more)])
+        for source in plain, adapted:
+            for each in events:
+                source.apply(each)
+        return plain.blocks, adapted.blocks
+
+    assert tell(extra_keys=[["of a tenant"]]) == (0, 0)
+    assert tell(extra_keys=[[["an image", 3]]]) == (0, 0)
+    assert tell(lora_name="l", extra_keys=[["l"]]) == (0, 1)
+    assert tell(lora_name="other", extra_keys=[["other"]]) == (0, 1)
+    assert tell(extra_keys=[None]) == (1, 1)
+
+
 def batch(*events):
     return msgspec.msgpack.encode([0.0, list(events), 0])
 
@@ -110,7 +137,7 @@ def test_batches_of_every_publisher_are_read():
     number, events = read_batch([b"topic", (7).to_bytes(8, "big"), vllm])
     assert number == 7
     assert events == [
-        Stored((1, 2), None, TOKENS[:8], "GPU"), Removed((1,), "CPU"), Cleared(),
+        Stored((1, 2), None, TOKENS[:8], "GPU", "lora"), Removed((1,), "CPU"), Cleared(),
     ]  # fmt: skip
     ours = batch(
         {"event_type": "stored", "seq_hashes": [5], "medium": "cpu", "token_ids": None},
@@ -225,8 +252,49 @@ async def test_events_over_zeromq_and_a_gap(replay):
         await asyncio.wait_for(heard(), 20)
         # Without a replay the blocks before the gap are unknown, and so is what hangs on them.
         found = 20 if replay else 0
-        await until_async(lambda: indexer.index.matches(MODEL, 4, TOKENS)["a"] == found)
+        await until_async(lambda: matches(indexer.index)["a"] == found)
         assert bool(source.dropped) != replay
+    finally:
+        await indexer.close()
+        await publisher.close()
+
+
+def of_its_own(name, first):
+    """The event of a block that begins another prompt."""
+    tokens = [first] * 4
+    return BlockStored([name], None, tokens, 4, None, "GPU", None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("replay", [True, False])
+async def test_of_a_publisher_that_was_started_anew_nothing_is_kept(replay):
+    pytest.importorskip("zmq")
+    anywhere = "tcp://127.0.0.1:*"
+    publisher, indexer = Publisher(anywhere, anywhere), Indexer()
+    endpoint, replay_at = publisher.endpoint, publisher.replay_endpoint
+    try:
+        await indexer.register(
+            Registration(
+                "a", MODEL, 4, endpoint=endpoint, replay_endpoint=replay_at if replay else ""
+            )
+        )
+        source = indexer.index.sources["a|default|0"]
+        published = 0
+        while matches(indexer.index)["a"] != 4:
+            await publisher.publish([stored(0)])
+            published += 1
+            await asyncio.sleep(0)
+        await publisher.close()
+        publisher = Publisher(endpoint, replay_at)
+        # Nobody may hear these yet, and the next number is what the former one's would have been.
+        await publisher.publish([of_its_own(50, 7)])
+        for _ in range(published - 1):
+            await publisher.publish([])
+        while not told(indexer.index, [8] * 4)["a"]["GPU"]:
+            await publisher.publish([of_its_own(60, 8)])
+            await asyncio.sleep(0)
+        assert matches(indexer.index)["a"] == 0
+        assert not replay or source.blocks == 2  # what it said before it was heard, too
     finally:
         await indexer.close()
         await publisher.close()

@@ -10,6 +10,7 @@ from serving.scheduling.placement import (
     CacheCentric,
     LeastLoaded,
     LocalCache,
+    RoundRobin,
     choose_decode,
 )
 from serving.scheduling.views import DecodeView, Demand, PrefillView
@@ -101,8 +102,21 @@ def test_any_instance_is_reproducible_and_uses_all():
     assert set(names(1)) == {"p0", "p1"}
 
 
+def test_round_robin_takes_whose_turn_is_longest_ago_whatever_it_holds():
+    rule = RoundRobin()
+
+    def next_of(*views):
+        return rule.place(Demand(1000, {"p0": 1000}), views, costs()).prefill
+
+    busy = [PrefillView("p0"), PrefillView("p1", 9.0), PrefillView("p2")]
+    assert [next_of(*busy) for _ in range(5)] == ["p0", "p1", "p2", "p0", "p1"]
+    assert [next_of(*TWO) for _ in range(2)] == ["p0", "p1"]
+    assert next_of(*busy) == "p2"
+
+
 @pytest.mark.parametrize(
-    "rule", [CacheCentric(), LocalCache(), LeastLoaded(), AnyInstance(random.Random(0))]
+    "rule",
+    [CacheCentric(), LocalCache(), LeastLoaded(), AnyInstance(random.Random(0)), RoundRobin()],
 )
 def test_without_instances_there_is_no_place(rule):
     assert rule.place(Demand(10), [], costs()) is None

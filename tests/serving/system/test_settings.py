@@ -21,7 +21,7 @@ from mooncake_store.errors import StoreError
 from serving.cli.serve import OPTIONS
 from serving.conductor.conductor import Conductor
 from serving.scheduling.views import Demand, PrefillView
-from serving.system import ServingSystem, SystemSettings
+from serving.system import PLACEMENTS, ServingSystem, SystemSettings, engine_placement
 from tests.ground.test_effects import Observation, without_memory
 from tests.serving.fakes import Fleet
 from tests.serving.scheduling.test_admission import outlook
@@ -195,6 +195,21 @@ OBSERVED = {
     "pipeline": Observation({"pipeline": 2}, attribute(helpers)),
     "worker": Observation({"worker": {"kv_blocks": 64}}, told("kv_blocks")),
 }
+
+
+def test_engines_of_others_are_chosen_by_the_same_policies_but_pull_nothing():
+    wanted, views = Demand(5000, {"a": 100, "b": 5000}), [PrefillView("a"), PrefillView("b", 1.0)]
+    chosen = {}
+    for name in PLACEMENTS:
+        placed = engine_placement(SystemSettings(placement=name)).place(wanted, views, costs())
+        assert placed.source == ""
+        chosen[name] = placed.prefill
+    assert chosen.pop("random") in ("a", "b")
+    assert chosen == {
+        "cache-centric": "b", "local-cache": "b", "least-loaded": "a", "round-robin": "a",
+    }  # fmt: skip
+
+
 SETTINGS = [field.name for field in dataclasses.fields(SystemSettings)]
 
 
