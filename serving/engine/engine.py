@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from serving.engine.sampling import choose
+from serving.engine.sampling import choose, likelihood
 from serving.engine.sequence import PrefixLost, Sequence
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from serving.engine.cache import KVCache
     from serving.engine.decoder import Decoder
+    from serving.engine.sampling import Likelihood
 
 __all__ = ["Engine"]
 
@@ -197,11 +198,11 @@ class Engine:
         self._prefilled(sequence, hidden)
 
     def _prefilled(self, sequence: Sequence, hidden: Tensor | None) -> None:
-        token, logprob = -1, 0.0
+        token, told = -1, None
         last = sequence.layers.stop == self.decoder.config.layers
         if hidden is not None and last and not sequence.generated:
-            token, logprob = self._choose(sequence, self.decoder.logits(hidden)[0])
-        sequence.listener.prefilled(token, logprob)
+            token, told = self._choose(sequence, self.decoder.logits(hidden)[0])
+        sequence.listener.prefilled(token, told)
         if sequence.decodes and not sequence.reason:
             self.running.append(sequence)
         else:
@@ -324,22 +325,25 @@ class Engine:
         logits = self.decoder.logits(torch.cat(groups)[: len(sequences)])
         # All of them first, so that a step's tokens leave together.
         chosen = [self._choose(each, row) for each, row in zip(sequences, logits, strict=True)]
-        for sequence, (token, logprob) in zip(sequences, chosen, strict=True):
+        for sequence, (token, told) in zip(sequences, chosen, strict=True):
             sequence.computed += 1
-            sequence.listener.token(token, logprob)
+            sequence.listener.token(token, told)
             if sequence.reason:
                 self.running.remove(sequence)
                 sequence.listener.finished(sequence.reason)
 
-    def _choose(self, sequence: Sequence, logits: Tensor) -> tuple[int, float]:
+    def _choose(self, sequence: Sequence, logits: Tensor) -> tuple[int, Likelihood | None]:
         """Choose the next token, append it, and note whether it is the last one."""
-        token, logprob = choose(logits.cpu().numpy(), sequence.sampling, len(sequence.tokens))
+        row, sampling = logits.cpu().numpy(), sequence.sampling
+        token = choose(row, sampling, len(sequence.tokens))
         sequence.tokens.append(token)
         if token in sequence.stop_tokens:
             sequence.reason = "stop"
         elif sequence.generated >= sequence.max_new_tokens:
             sequence.reason = "length"
-        return token, logprob
+        if sampling.likeliest < 0:
+            return token, None
+        return token, likelihood(row, token, sampling.likeliest)
 
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,11 +7,13 @@ by token is cut where characters end (`Detokenizer`): a token may hold half of o
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from serving.engine.chat_template import ChatTemplate
+from serving.engine.vocabulary import Vocabulary, vocabulary_of
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +53,9 @@ class Tokenizer(Protocol):
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Tokens of a conversation, up to where the assistant's answer begins."""
 
+    def piece(self, token: int) -> bytes:
+        """What a token is shown as alone; a special one, too."""
+
 
 class ByteTokenizer:
     """Every byte is a token; 256 begins a text and 257 ends one."""
@@ -69,6 +74,10 @@ class ByteTokenizer:
         """Tokens of a conversation: a line with the role before each message."""
         return self.encode(_plain(messages))
 
+    def piece(self, token: int) -> bytes:
+        """The byte; nothing for the others."""
+        return bytes([token]) if token < _BOS else b""
+
 
 class WordTokenizer(ByteTokenizer):
     """Bytes in, words out: what a random model answers can be read, though it means nothing.
@@ -83,6 +92,10 @@ class WordTokenizer(ByteTokenizer):
         return "".join(
             " " + _WORDS[token % len(_WORDS)] for token in tokens if token not in (_BOS, _EOS)
         )
+
+    def piece(self, token: int) -> bytes:
+        """The word."""
+        return self.decode([token]).encode()
 
 
 class FileTokenizer:
@@ -106,6 +119,17 @@ class FileTokenizer:
             self._settings["chat_template"] = separate.read_text(encoding="utf-8")
         self.eos = eos or self._ends()
         self._template = self._chat_template()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """The bytes of all tokens; None where they have none of their own. Made when asked."""
+        return vocabulary_of(self._tokenizer)
+
+    def piece(self, token: int) -> bytes:
+        """What a token is shown as alone; the special ones by their names."""
+        if self.vocabulary is None:
+            return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
+        return self.vocabulary.pieces[token] if token < len(self.vocabulary.pieces) else b""
 
     def _ends(self) -> tuple[int, ...]:
         number = self._tokenizer.token_to_id(self._special("eos_token"))

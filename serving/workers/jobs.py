@@ -110,6 +110,8 @@ class Job(ABC):
             decodes=decodes,
         )
         self.cached = 0
+        self.last: p.Chosen | None = None
+        """The token that ended the answer."""
         self.pusher: Pusher | None = None
         self.fetch: Fetch | None = None
         self._storing = bool(message.store) and parts.pool.configured
@@ -466,16 +468,21 @@ class Job(ABC):
 
     # Tokens; kinds of requests differ here.
 
-    def prefilled(self, token: int, logprob: float) -> None:
+    def prefilled(self, token: int, likelihood: p.Likelihood | None) -> None:
         """The first token leaves at once."""
         self.times.prefilled = time.monotonic()
-        if token >= 0 and token not in self.sequence.stop_tokens:
-            self.tell(p.FirstToken(token, logprob))
+        if token in self.sequence.stop_tokens:
+            self.last = p.Chosen(token, likelihood)
+        elif token >= 0:
+            self.tell(p.FirstToken(token, likelihood))
 
-    def token(self, token: int, logprob: float) -> None:
-        """One more token of the answer."""
-        if token not in self.sequence.stop_tokens:
-            self.parts.telling.gather(self.emit, p.Tokens((token,), (logprob,)))
+    def token(self, token: int, likelihood: p.Likelihood | None) -> None:
+        """One more token of the answer, or the one that ends it."""
+        if token in self.sequence.stop_tokens:
+            self.last = p.Chosen(token, likelihood)
+            return
+        told = () if likelihood is None else (likelihood,)
+        self.parts.telling.gather(self.emit, p.Tokens((token,), told))
 
     @abstractmethod
     def finished(self, reason: str) -> None:
@@ -530,7 +537,8 @@ class Prefilling(Job):
         seconds["store"] = seconds["total"] - (self.times.prefilled - self.times.submitted)
         place = p.KVPlace(self.pool_blocks(), pushed=self.pusher is not None)
         computed = len(self.prompt) - self.cached
-        return p.Done(computed, self.cached, seconds, place, self._stopped, self.own_tokens)
+        own = self.own_tokens
+        return p.Done(computed, self.cached, seconds, place, self._stopped, own, self.last)
 
 
 class Generating(Job):
@@ -540,11 +548,11 @@ class Generating(Job):
         super().__init__(parts, message, decodes=True, layers=range(parts.names.layers))
         self._returning = False
 
-    def prefilled(self, token: int, logprob: float) -> None:
+    def prefilled(self, token: int, likelihood: p.Likelihood | None) -> None:
         """The answer goes on here."""
         if self._returning:
             return
-        super().prefilled(token, logprob)
+        super().prefilled(token, likelihood)
         if token >= 0:  # else another worker has chosen it, and computed the prompt
             computed = len(self.prompt) - self.cached
             self.tell(p.Computed(computed, self.cached, self.seconds(), self.own_tokens))
@@ -558,7 +566,7 @@ class Generating(Job):
             self.finish()
             return
         computed = len(self.prompt) - self.cached
-        self.tell(p.Finished(reason, self.seconds(), self.cached, computed))
+        self.tell(p.Finished(reason, self.seconds(), self.cached, computed, self.last))
         self._returning = True
         if not self._return_kv():
             # In exact mode the answer's blocks are not yet what a prompt's would be.

@@ -349,7 +349,9 @@ class Worker:
             return p.Failed("draining", "this worker takes nothing new", "ask another", True)
         if role and not self.takes(role):
             return p.Failed("wrong_role", f"this is a {self.role} worker", "ask another", True)
-        if max_new_tokens < 1 or tokens.max() >= self.card.vocabulary:
+        known = range(self.card.vocabulary)
+        banned = all(token in known for token in message.sampling.banned)
+        if max_new_tokens < 1 or tokens.max() not in known or not banned:
             return p.Failed(
                 "bad_request", f"max_new_tokens is {max_new_tokens}, and tokens must be below "
                 f"{self.card.vocabulary}", "use the tokenizer of this model",
