@@ -24,10 +24,14 @@ from serving.engine.sampling import choose, likelihood
 from serving.engine.sequence import PrefixLost, Sequence
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from serving.engine.cache import KVCache
     from serving.engine.decoder import Decoder
+    from serving.engine.forms.automaton import Reader
+    from serving.engine.forms.known import Forms
     from serving.engine.sampling import Likelihood
 
 __all__ = ["Engine"]
@@ -61,12 +65,14 @@ class Engine:
         decoder: Decoder,
         cache: KVCache,
         *,
+        forms: Forms | None = None,
         chunk_tokens: int = 256,
         running_max: int = 32,
         step_tokens: int = 0,
     ) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.forms = forms
         self.chunk_tokens = cache.needed(chunk_tokens) * cache.block_tokens
         self.running_max = running_max
         self.step_tokens = step_tokens or self.chunk_tokens + running_max
@@ -200,7 +206,10 @@ class Engine:
     def _prefilled(self, sequence: Sequence, hidden: Tensor | None) -> None:
         token, told = -1, None
         last = sequence.layers.stop == self.decoder.config.layers
-        if hidden is not None and last and not sequence.generated:
+        reader = self._reader(sequence)
+        if reader is not None and reader.over:
+            sequence.reason = "stop"  # with what another worker has computed
+        elif hidden is not None and last and not sequence.generated:
             token, told = self._choose(sequence, self.decoder.logits(hidden)[0])
         sequence.listener.prefilled(token, told)
         if sequence.decodes and not sequence.reason:
@@ -335,15 +344,37 @@ class Engine:
     def _choose(self, sequence: Sequence, logits: Tensor) -> tuple[int, Likelihood | None]:
         """Choose the next token, append it, and note whether it is the last one."""
         row, sampling = logits.cpu().numpy(), sequence.sampling
-        token = choose(row, sampling, len(sequence.tokens))
+        reader = self._reader(sequence)
+        allowed = None if reader is None else self._allowed(sequence, reader)
+        token = choose(row, sampling, len(sequence.tokens), allowed)
         sequence.tokens.append(token)
-        if token in sequence.stop_tokens:
+        if reader is not None:
+            reader.take(token)
+        if token in sequence.stop_tokens or (reader is not None and reader.over):
             sequence.reason = "stop"
         elif sequence.generated >= sequence.max_new_tokens:
             sequence.reason = "length"
         if sampling.likeliest < 0:
             return token, None
         return token, likelihood(row, token, sampling.likeliest)
+
+    def _reader(self, sequence: Sequence) -> Reader | None:
+        """What reads an answer that has to be in a form."""
+        sampling = sequence.sampling
+        if sampling.form and sequence.reader is None and self.forms is not None:
+            answered = sequence.tokens[sampling.form_from :]
+            sequence.reader = self.forms.reader(sampling.form, answered)
+        return sequence.reader
+
+    def _allowed(self, sequence: Sequence, reader: Reader) -> NDArray[np.bool_] | None:
+        """The tokens that may come next; an answer that no token can go on with is cut off."""
+        allowed = reader.allowed()
+        if reader.complete:
+            allowed[[token for token in sequence.stop_tokens if token < len(allowed)]] = True
+        if allowed.any():
+            return allowed
+        sequence.reason = "length"
+        return None
 
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -39,6 +39,10 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     banned: tuple[int, ...] = ()
     banned_before: int = 0
     """The `banned` are not chosen before this position."""
+    form: str = ""
+    """A JSON schema that the answer must satisfy, as JSON; empty where it may be anything."""
+    form_from: int = 0
+    """The position of the answer's first token."""
 
 
 class Likelihood(msgspec.Struct, frozen=True, array_like=True):
@@ -56,9 +60,16 @@ class Chosen(msgspec.Struct, frozen=True, array_like=True):
     likelihood: Likelihood | None = None
 
 
-def choose(logits: NDArray[np.float32], sampling: Sampling, position: int) -> int:
-    """The token at `position` of its sequence."""
+def choose(
+    logits: NDArray[np.float32],
+    sampling: Sampling,
+    position: int,
+    allowed: NDArray[np.bool_] | None = None,
+) -> int:
+    """The token at `position` of its sequence, one of the `allowed`."""
     values = logits.astype(np.float64)
+    if allowed is not None:
+        values[~allowed] = -math.inf
     if sampling.banned and position < sampling.banned_before:
         values[list(sampling.banned)] = -math.inf
     if sampling.temperature <= 0:

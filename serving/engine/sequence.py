@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from serving.engine.forms.automaton import Reader
     from serving.engine.sampling import Likelihood, Sampling
 
 __all__ = ["Listener", "PrefixLost", "Sequence"]
@@ -75,6 +76,8 @@ class Sequence:
     reason: str = ""
     """Why it ended; empty while it runs."""
     order: int = 0
+    reader: Reader | None = None
+    """Of an answer that has to be in a form, once it is needed."""
     inbox: dict[int, Tensor] | None = None
     """Hidden states by their first token, for a stage behind the first one."""
     forward: Callable[[int, int, Tensor], None] | None = None

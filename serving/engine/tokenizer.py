@@ -44,6 +44,10 @@ class Tokenizer(Protocol):
 
     eos: tuple[int, ...]
 
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The bytes of all tokens; None where an answer cannot be read byte by byte."""
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a prompt."""
 
@@ -61,6 +65,11 @@ class ByteTokenizer:
     """Every byte is a token; 256 begins a text and 257 ends one."""
 
     eos: tuple[int, ...] = (_EOS,)
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """A byte for each token."""
+        return Vocabulary(tuple(bytes([byte]) for byte in range(256)), (True,) * 256)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a prompt."""
@@ -86,6 +95,11 @@ class WordTokenizer(ByteTokenizer):
     token for each byte, an answer a word for each token. An answer that is sent back as a part of
     the next prompt is therefore other tokens than it was.
     """
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Nothing can be written with these words but words."""
+        return None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The words of an answer, each after a space."""

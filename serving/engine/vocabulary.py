@@ -34,7 +34,8 @@ class Vocabulary(NamedTuple):
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary | None:
     """The vocabulary of a `tokenizers.Tokenizer`; None where tokens have no bytes of their own."""
-    read = _reader(json.loads(tokenizer.to_str()).get("decoder"))
+    decoder = tokenizer.decoder
+    read = _reader(None if decoder is None else json.loads(decoder.__getstate__()))
     if read is None:
         return None
     known: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)

@@ -8,7 +8,7 @@ status; what fails later is an `error` event in the stream. A client that goes a
 request wherever it is, which needs `handler_cancellation` of the runner. No answer outlasts the
 deadline of its request by more than `GRACE_S`.
 
-What it does not do: tools, answers in a given form; those are refused by name.
+What it does not do: tools; they are refused by name.
 """
 
 from __future__ import annotations

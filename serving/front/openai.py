@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from serving.engine.sampling import Sampling
+from serving.front.formats import ResponseFormat, form_of
 from serving.front.text import Stopping
 from transfer_engine.errors import InvalidArgumentError
 
@@ -113,7 +114,6 @@ class Neutral(msgspec.Struct, frozen=True):
     tools: Any = []
     functions: Any = []
     tool_choice: Any = "auto"
-    response_format: Any = msgspec.field(default_factory=lambda: {"type": "text"})
     modalities: Any = msgspec.field(default_factory=lambda: ["text"])
     audio: Any = None
     min_p: Any = 0
@@ -149,6 +149,7 @@ class Body(Neutral, frozen=True):
     stop_token_ids: Annotated[list[Id], Meta(max_length=STOP_TOKENS_MAX)] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    response_format: ResponseFormat | None = None
     ignore_eos: Any = False
     priority: Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None
@@ -254,13 +255,15 @@ class Asked:
 def read_completion(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Read a body of /v1/completions."""
     body = _checked(decode_body(raw, CompletionBody), limits)
-    return _asked(body, limits, tokens_of_prompt(body.prompt, tokenizer), 16)
+    tokens = tokens_of_prompt(body.prompt, tokenizer)
+    return _asked(body, limits, tokens, _form(body, tokenizer), 16)
 
 
 def read_chat(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Read a body of /v1/chat/completions."""
     body = _checked(decode_body(raw, ChatBody), limits)
-    return _asked(body, limits, tokens_of_chat(body.messages, tokenizer), None)
+    tokens = tokens_of_chat(body.messages, tokenizer)
+    return _asked(body, limits, tokens, _form(body, tokenizer), None)
 
 
 def tokens_of_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
@@ -308,8 +311,19 @@ def check_model(model: str, limits: Limits) -> None:
         )
 
 
+def _form(body: Body, tokenizer: Tokenizer) -> str:
+    try:
+        return form_of(body.response_format, tokenizer)
+    except InvalidArgumentError as error:
+        raise BadRequestError(f"response_format: {error.what}", param="response_format") from error
+
+
 def _asked(
-    body: CompletionBody | ChatBody, limits: Limits, tokens: list[int], new_by_default: int | None
+    body: CompletionBody | ChatBody,
+    limits: Limits,
+    tokens: list[int],
+    form: str,
+    new_by_default: int | None,
 ) -> Asked:
     """The request; without a default an answer may be as long as the context allows."""
     max_new = body.max_completion_tokens or body.max_tokens or new_by_default
@@ -326,6 +340,8 @@ def _asked(
     named = tuple(token for token in body.stop_token_ids or () if token not in own)
     stopping = _stopping(body, max_new, named, limits)
     sampling = _sampling(body)
+    if form:
+        sampling = msgspec.structs.replace(sampling, form=form, form_from=len(tokens))
     if stopping.min_tokens:
         until = len(tokens) + stopping.min_tokens
         sampling = msgspec.structs.replace(sampling, banned=own + named, banned_before=until)

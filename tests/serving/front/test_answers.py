@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from serving.engine.tokenizer import ByteTokenizer
+from serving.engine.tokenizer import ByteTokenizer, WordTokenizer
 from serving.workers import protocol as p
 from tests.serving.fakes import CARD, answer, likelihoods
 from tests.serving.front.conftest import serving
@@ -222,3 +222,53 @@ async def test_what_is_wrong_with_them_is_named(http, served, path, fields, para
     assert (status, body["error"]["param"]) == (400, param), json.dumps(body)
     assert param in body["error"]["message"]
     assert not conductor.under_way
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "boolean"}}}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("wanted", "form"),
+    [
+        ({"type": "text"}, ""),
+        ({"type": "json_object"}, '{"type":"object"}'),
+        (FORM, '{"type":"boolean"}'),
+    ],
+)
+async def test_the_form_of_an_answer_reaches_the_workers(http, served, fleet, path, wanted, form):
+    """Both of them, and with where the answer begins."""
+    url, _ = served
+    asked = {"response_format": wanted, "max_tokens": 2, "messages": MESSAGES}
+    status, body, _ = await post(http, url, path, **asked)
+    assert status == 200, body
+    prompt = body["usage"]["prompt_tokens"]
+    seen = [message for worker in fleet.workers.values() for message in worker.seen]
+    assert len(seen) == 2
+    expected = (form, prompt if form else 0)
+    assert {(m.sampling.form, m.sampling.form_from) for m in seen} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ({"type": "yaml"}, "yaml"),
+        ({"type": "json_schema"}, "json_schema is missing"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"pattern": "a"}}}, "pattern"),
+        ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}, "ref"),
+        ("json_object", "response_format"),
+    ],
+)
+async def test_a_form_that_cannot_be_kept_to_is_refused(http, served, wanted, named):
+    url, conductor = served
+    status, body, _ = await post(http, url, response_format=wanted)
+    assert (status, body["error"]["param"]) == (400, "response_format"), body
+    assert named in body["error"]["message"]
+    assert not conductor.under_way
+
+
+async def test_a_model_of_words_is_asked_for_no_json(http, fleet):
+    async with serving(fleet, tokenizer=WordTokenizer()) as (url, _):
+        status, body, _ = await post(http, url, response_format={"type": "json_object"})
+    assert (status, body["error"]["param"]) == (400, "response_format")
