@@ -45,6 +45,10 @@ class Tokenizer(Protocol):
     eos: tuple[int, ...]
 
     @property
+    def tool_style(self) -> str:
+        """How the model writes calls of tools (`tool_styles`); empty where it knows none."""
+
+    @property
     def vocabulary(self) -> Vocabulary | None:
         """The bytes of all tokens; None where an answer cannot be read byte by byte."""
 
@@ -54,7 +58,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without special ones."""
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Tokens of a conversation, up to where the assistant's answer begins."""
 
     def piece(self, token: int) -> bytes:
@@ -65,6 +71,11 @@ class ByteTokenizer:
     """Every byte is a token; 256 begins a text and 257 ends one."""
 
     eos: tuple[int, ...] = (_EOS,)
+
+    @property
+    def tool_style(self) -> str:
+        """There is no template that would tell of tools."""
+        return ""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -79,7 +90,9 @@ class ByteTokenizer:
         """Text of tokens; bytes that are no UTF-8 become replacement characters."""
         return bytes(token for token in tokens if token < _BOS).decode("utf-8", "replace")
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Tokens of a conversation: a line with the role before each message."""
         return self.encode(_plain(messages))
 
@@ -134,6 +147,11 @@ class FileTokenizer:
         self.eos = eos or self._ends()
         self._template = self._chat_template()
 
+    @property
+    def tool_style(self) -> str:
+        """That of its template."""
+        return "" if self._template is None else self._template.tool_style
+
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
         """The bytes of all tokens; None where they have none of their own. Made when asked."""
@@ -163,11 +181,13 @@ class FileTokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Tokens of a conversation by the checkpoint's template, or a plain one without."""
         if self._template is None:
             return self.encode(_plain(messages))
-        text = self._template.render(messages)
+        text = self._template.render(messages, tools)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -225,6 +245,6 @@ class Detokenizer:
         return new
 
 
-def _plain(messages: Sequence[dict[str, str]]) -> str:
+def _plain(messages: Sequence[dict[str, Any]]) -> str:
     lines = [f"{each['role']}: {each['content']}\n" for each in messages]
     return "".join(lines) + "assistant: "

@@ -11,16 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from serving.front.logprobs import chat_logprobs, completion_logprobs
+from serving.front.tools import call_entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from serving.engine.tokenizer import Tokenizer
+    from serving.engine.tool_styles import Call
     from serving.front.openai import Asked
     from serving.front.text import Listed
     from serving.scheduling.requests import Finish
 
-__all__ = ["Ended", "Shape", "error_body", "usage_of"]
+__all__ = ["Choice", "Ended", "Shape", "error_body", "usage_of"]
 
 
 def error_body(
@@ -42,6 +44,15 @@ class Ended(NamedTuple):
 _GOES_ON = Ended()
 
 
+class Choice(NamedTuple):
+    """All of one answer."""
+
+    text: str
+    listed: Sequence[Listed]
+    calls: Sequence[Call]
+    ended: Ended
+
+
 class Shape:
     """The JSON of one answer, whole or in pieces."""
 
@@ -58,15 +69,17 @@ class Shape:
             "model": asked.model,
         }
 
-    def answer(
-        self, choices: Sequence[tuple[str, Sequence[Listed], Ended]], usage: dict[str, Any]
-    ) -> dict[str, Any]:
-        """The whole of it: the text of each choice, its tokens, and why it ended."""
+    def answer(self, choices: Sequence[Choice], usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole of it: each choice with all that is to be told of it."""
         whole = []
-        for number, (text, listed, ended) in enumerate(choices):
+        for number, (text, listed, calls, ended) in enumerate(choices):
             choice = self._choice(number, listed if self._listing else None, ended)
             if self._chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+                message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+                if calls:
+                    message["content"] = text or None
+                    message["tool_calls"] = [call_entry(call) for call in calls]
+                choice["message"] = message
             else:
                 choice["text"] = text
             whole.append(choice)
@@ -84,6 +97,11 @@ class Shape:
         """Some text of a choice with its tokens, or the reason for its end."""
         delta = {"content": text} if text or listed else {}
         return self._chunk(number, delta, text, listed, ended)
+
+    def calls(self, number: int, calls: Sequence[Call]) -> dict[str, Any]:
+        """The calls of a choice."""
+        entries = [{"index": at} | call_entry(call) for at, call in enumerate(calls)]
+        return self._chunk(number, {"tool_calls": entries}, "", (), _GOES_ON)
 
     def _chunk(
         self, number: int, delta: dict[str, Any], text: str, listed: Sequence[Listed], ended: Ended

@@ -7,8 +7,6 @@ A request is read and checked (`openai`), its tokens go to the backend, its text
 status; what fails later is an `error` event in the stream. A client that goes away cancels its
 request wherever it is, which needs `handler_cancellation` of the runner. No answer outlasts the
 deadline of its request by more than `GRACE_S`.
-
-What it does not do: tools; they are refused by name.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from aiohttp import web
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from serving.conductor.hints import HintsFullError
 from serving.engine.tokenizer import load_tokenizer
-from serving.front.answers import Ended, Shape, error_body, usage_of
+from serving.front.answers import Choice, Ended, Shape, error_body, usage_of
 from serving.front.choices import merged
 from serving.front.hints import hint_answer, read_hint
 from serving.front.openai import (
@@ -43,6 +41,7 @@ from serving.front.openai import (
     read_completion,
 )
 from serving.front.text import AnswerText
+from serving.front.tools import CallsInText
 from serving.scheduling.requests import Failure, Finish, Piece, Request
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
     from serving.conductor.conductor import Conductor
     from serving.engine.tokenizer import Tokenizer
+    from serving.engine.tool_styles import Call
     from serving.front.board import ConductorBoard
     from serving.scheduling.requests import Outcome
 
@@ -270,6 +270,8 @@ class _Answer:
     def __init__(self, asked: Asked, texts: Sequence[AnswerText], shape: Shape) -> None:
         self._asked = asked
         self._texts = texts
+        self._parted = [CallsInText(asked.tools) for _ in texts]
+        self._calls: dict[int, list[Call]] = {}
         self._shape = shape
         self._finishes: dict[int, Finish] = {}
 
@@ -278,6 +280,11 @@ class _Answer:
         finishes = [self._finishes[number] for number in range(len(self._texts))]
         return usage_of(finishes, sum(text.tokens for text in self._texts))
 
+    def _add(self, number: int, piece: Piece) -> str:
+        """The text that may be told when further tokens have come."""
+        text = self._texts[number].add(piece.tokens, piece.likelihoods)
+        return self._parted[number].add(text)
+
     def _rest(self, number: int, finish: Finish) -> str:
         """The text that is left when a choice has ended."""
         self._finishes[number] = finish
@@ -285,10 +292,14 @@ class _Answer:
         named = last is not None and last.token in self._asked.named_stop_tokens
         if last is not None and named and self._asked.stopping.shown:
             rest = text.add((last.token,), () if last.likelihood is None else (last.likelihood,))
-        return rest + text.finish()
+        rest = self._parted[number].add(rest + text.finish())
+        left, self._calls[number] = self._parted[number].finish()
+        return rest + left
 
     def _ended(self, number: int) -> Ended:
         stop, finish = self._texts[number].stop, self._finishes[number]
+        if self._calls[number] and finish.reason == "stop":
+            return Ended(self._asked.tools.reason)
         if stop is not None:
             return Ended("stop", stop)
         token = None if finish.last is None else finish.last.token
@@ -299,15 +310,15 @@ class _Answer:
         told: list[list[str]] = [[] for _ in self._texts]
         async for number, outcome in outcomes:
             if isinstance(outcome, Piece):
-                told[number].append(self._texts[number].add(outcome.tokens, outcome.likelihoods))
+                told[number].append(self._add(number, outcome))
             elif isinstance(outcome, Failure):
                 return _failed(outcome)
             else:
                 told[number].append(self._rest(number, outcome))
-        choices = [
-            ("".join(pieces), self._texts[number].listed(), self._ended(number))
-            for number, pieces in enumerate(told)
-        ]
+        choices = []
+        for number, pieces in enumerate(told):
+            listed, calls = self._texts[number].listed(), self._calls[number]
+            choices.append(Choice("".join(pieces), listed, calls, self._ended(number)))
         return web.json_response(self._shape.answer(choices, self._usage))
 
     async def stream(
@@ -329,8 +340,7 @@ class _Answer:
                 opened.add(number)
                 await _send(response, self._shape.opening(number))
             if isinstance(outcome, Piece):
-                text = self._texts[number].add(outcome.tokens, outcome.likelihoods)
-                await self._tell(response, number, text)
+                await self._tell(response, number, self._add(number, outcome))
             else:
                 await self._end(response, number, outcome)
         assert response is not None, "a backend ends with Finish or Failure"
@@ -351,6 +361,8 @@ class _Answer:
 
     async def _end(self, response: web.StreamResponse, number: int, finish: Finish) -> None:
         await self._tell(response, number, self._rest(number, finish))
+        if self._calls[number]:
+            await _send(response, self._shape.calls(number, self._calls[number]))
         await _send(response, self._shape.piece(number, "", ended=self._ended(number)))
         if len(self._finishes) == len(self._texts):
             await _send(response, self._shape.closing(self._usage))

@@ -18,7 +18,7 @@ from transfer_engine.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from serving.engine.tokenizer import Tokenizer
 
-__all__ = ["ResponseFormat", "form_of"]
+__all__ = ["ResponseFormat", "checked", "form_of"]
 
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -52,8 +52,14 @@ def form_of(wanted: ResponseFormat | None, tokenizer: Tokenizer) -> str:
         if wanted.json_schema is None:
             raise InvalidArgumentError("json_schema is missing")
         form = msgspec.json.encode(wanted.json_schema.given).decode()
-    check_vocabulary(tokenizer.vocabulary)
-    _check(form)
+    return checked(form, tokenizer)
+
+
+def checked(form: str, tokenizer: Tokenizer) -> str:
+    """A schema that this model's answers can be made to satisfy, or none; raises likewise."""
+    if form:
+        check_vocabulary(tokenizer.vocabulary)
+        _check(form)
     return form
 
 

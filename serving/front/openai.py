@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -20,8 +21,9 @@ import msgspec
 from msgspec import Meta
 
 from serving.engine.sampling import Sampling
-from serving.front.formats import ResponseFormat, form_of
+from serving.front.formats import ResponseFormat, checked, form_of
 from serving.front.text import Stopping
+from serving.front.tools import NO_TOOLS, Tool, ToolChoice, Tools, tools_of
 from transfer_engine.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ __all__ = [
     "decode_body",
     "read_chat",
     "read_completion",
+    "read_tools",
     "tokens_of_chat",
     "tokens_of_prompt",
 ]
@@ -79,19 +82,53 @@ class TextPart(msgspec.Struct, frozen=True):
     text: str
 
 
-class Message(msgspec.Struct, frozen=True):
-    """One message of a conversation."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """What a model wanted called."""
 
-    role: str
-    content: str | list[TextPart]
+    name: str
+    arguments: str = "{}"
+
+
+class MadeCall(msgspec.Struct, frozen=True):
+    """A call of an earlier answer."""
+
+    function: CalledFunction
+    id: str = ""
 
     @property
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
+        """As chat templates want it: with the arguments read, if they can be."""
+        arguments: Any = self.function.arguments
+        with suppress(ValueError, RecursionError):
+            arguments = msgspec.json.decode(arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation; one with calls needs no content."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing")
+
+    @property
+    def plain(self) -> dict[str, Any]:
         """As chat templates want it."""
-        content = self.content
+        content = self.content or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
-        return {"role": self.role, "content": content}
+        plain: dict[str, Any] = {"role": self.role, "content": content}
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain for call in self.tool_calls]
+        others = {"tool_call_id": self.tool_call_id, "name": self.name}
+        return plain | {key: told for key, told in others.items() if told is not None}
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -111,9 +148,8 @@ class Neutral(msgspec.Struct, frozen=True):
     frequency_penalty: Any = 0
     repetition_penalty: Any = 1
     logit_bias: Any = {}
-    tools: Any = []
     functions: Any = []
-    tool_choice: Any = "auto"
+    function_call: Any = None
     modalities: Any = msgspec.field(default_factory=lambda: ["text"])
     audio: Any = None
     min_p: Any = 0
@@ -127,7 +163,6 @@ class Neutral(msgspec.Struct, frozen=True):
 
 
 _NEUTRAL = Neutral()
-_ALSO_NEUTRAL = {"tool_choice": "none"}
 
 
 class Body(Neutral, frozen=True):
@@ -159,6 +194,7 @@ class CompletionBody(Body, frozen=True):
     """A body of /v1/completions."""
 
     prompt: str | list[int | str | list[int]] | None = None
+    tools: Any = None
     logprobs: bool | Annotated[int, Meta(ge=0, le=5)] | None = None
     """False says nothing, as null does; a number how many of the likeliest are told."""
 
@@ -179,6 +215,9 @@ class ChatBody(Body, frozen=True):
     """A body of /v1/chat/completions."""
 
     messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
 
     @property
@@ -241,6 +280,7 @@ class Asked:
     """Those that end the answer, the model's own among them."""
     named_stop_tokens: tuple[int, ...]
     """Those of them that the request names."""
+    tools: Tools
     stream: bool
     include_usage: bool
     priority: int
@@ -255,15 +295,19 @@ class Asked:
 def read_completion(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Read a body of /v1/completions."""
     body = _checked(decode_body(raw, CompletionBody), limits)
+    if body.tools:
+        raise BadRequestError("tools are of chats", param="tools")
     tokens = tokens_of_prompt(body.prompt, tokenizer)
-    return _asked(body, limits, tokens, _form(body, tokenizer), 16)
+    return _asked(body, limits, tokens, _form(body, NO_TOOLS, tokenizer), NO_TOOLS)
 
 
 def read_chat(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Read a body of /v1/chat/completions."""
     body = _checked(decode_body(raw, ChatBody), limits)
-    tokens = tokens_of_chat(body.messages, tokenizer)
-    return _asked(body, limits, tokens, _form(body, tokenizer), None)
+    calls_max = 1 if body.parallel_tool_calls is False else None
+    tools = read_tools(body.tools, body.tool_choice, tokenizer, calls_max)
+    tokens = tokens_of_chat(body.messages, tokenizer, tools)
+    return _asked(body, limits, tokens, _form(body, tools, tokenizer), tools)
 
 
 def tokens_of_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
@@ -277,12 +321,27 @@ def tokens_of_prompt(prompt: Any, tokenizer: Tokenizer) -> list[int]:
     raise BadRequestError("prompt must be one text or one list of tokens", param="prompt")
 
 
-def tokens_of_chat(messages: list[Message] | None, tokenizer: Tokenizer) -> list[int]:
+def read_tools(
+    tools: list[Tool] | None,
+    choice: ToolChoice | None,
+    tokenizer: Tokenizer,
+    calls_max: int | None = None,
+) -> Tools:
+    """The tools of a chat."""
+    try:
+        return tools_of(tools or (), choice, tokenizer.tool_style, calls_max=calls_max)
+    except InvalidArgumentError as error:
+        raise BadRequestError(f"tools: {error.what}", param="tools") from error
+
+
+def tokens_of_chat(
+    messages: list[Message] | None, tokenizer: Tokenizer, tools: Tools = NO_TOOLS
+) -> list[int]:
     """The tokens of a conversation, by the model's own template."""
     if not messages:
         raise BadRequestError("messages must be a list that is not empty", param="messages")
     try:
-        return tokenizer.chat([message.plain for message in messages])
+        return tokenizer.chat([message.plain for message in messages], tools.given)
     except InvalidArgumentError as error:
         raise BadRequestError(error.what, param="messages") from error
 
@@ -295,7 +354,7 @@ def _checked(body: AnyBody, limits: Limits) -> AnyBody:
         check_model(body.model, limits)
     for name in Neutral.__struct_fields__:
         value = getattr(body, name)
-        if value not in (None, getattr(_NEUTRAL, name), _ALSO_NEUTRAL.get(name)):
+        if value not in (None, getattr(_NEUTRAL, name)):
             raise BadRequestError(f"{name}={value!r} is not supported here", param=name)
     return body
 
@@ -311,11 +370,17 @@ def check_model(model: str, limits: Limits) -> None:
         )
 
 
-def _form(body: Body, tokenizer: Tokenizer) -> str:
+def _form(body: Body, tools: Tools, tokenizer: Tokenizer) -> str:
+    """The schema of the answer, which is of its format or of a call that it has to be."""
+    param = "response_format"
     try:
-        return form_of(body.response_format, tokenizer)
+        form = form_of(body.response_format, tokenizer)
+        if form and tools.style:
+            raise InvalidArgumentError("tools are not supported beside it")
+        param = "tools"
+        return form or checked(tools.form, tokenizer)
     except InvalidArgumentError as error:
-        raise BadRequestError(f"response_format: {error.what}", param="response_format") from error
+        raise BadRequestError(f"{param}: {error.what}", param=param) from error
 
 
 def _asked(
@@ -323,10 +388,11 @@ def _asked(
     limits: Limits,
     tokens: list[int],
     form: str,
-    new_by_default: int | None,
+    tools: Tools,
 ) -> Asked:
-    """The request; without a default an answer may be as long as the context allows."""
-    max_new = body.max_completion_tokens or body.max_tokens or new_by_default
+    """The request; the answer of a chat may be as long as the context allows."""
+    by_default = None if isinstance(body, ChatBody) else 16
+    max_new = body.max_completion_tokens or body.max_tokens or by_default
     check_tokens(tokens, limits, max_new)
     deadline_s = body.timeout or limits.deadline_s
     if deadline_s > limits.deadline_s:
@@ -355,6 +421,7 @@ def _asked(
         stopping=stopping,
         stop_tokens=own + named,
         named_stop_tokens=named,
+        tools=tools,
         stream=bool(body.stream),
         include_usage=isinstance(options, StreamOptions) and bool(options.include_usage),
         priority=body.priority or 0,

@@ -21,12 +21,16 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORM = {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": SCHEMA}}
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} Write <tool_call>{...}</tool_call>.{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+)
 MESSAGES = [{"role": "user", "content": "Describe the quick brown fox."}]
 
 
 @pytest.fixture(scope="module")
 def client(start_programs_of_module, tmp_path_factory):
-    model = checkpoint(tmp_path_factory.mktemp("model"))
+    model = checkpoint(tmp_path_factory.mktemp("model"), TEMPLATE)
     folder = tmp_path_factory.mktemp("serve")
     _, facts = started(start_programs_of_module, folder, "--model", str(model))
     with openai.OpenAI(
@@ -67,6 +71,27 @@ def test_openais_client_parses_it_into_a_class(client):
         model=client.model, messages=MESSAGES, max_tokens=1000, seed=1, response_format=Fox
     )
     assert isinstance(parsed.choices[0].message.parsed, Fox)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_an_answer_that_has_to_be_a_call_is_one(client, choice):
+    values = {"type": "array", "items": {"enum": [1, 2, 30]}, "minItems": 1, "maxItems": 2}
+    add = {"type": "object", "properties": {"values": values}, "required": ["values"]}
+    tools = [
+        {"type": "function", "function": {"name": "add", "parameters": add, "strict": True}},
+        {"type": "function", "function": {"name": "stop", "parameters": {
+            "type": "object", "additionalProperties": False}}},
+    ]  # fmt: skip
+    for seed in range(3):
+        told = chat(client, tools=tools, tool_choice=choice, seed=seed, temperature=1).choices[0]
+        (call,) = told.message.tool_calls
+        assert told.message.content is None
+        assert call.function.name in (("add", "stop") if choice == "required" else ("add",))
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "add":
+            assert set(arguments["values"]) <= {1, 2, 30}
+        else:
+            assert arguments == {}
 
 
 def test_an_answer_of_any_object_is_one_unless_it_is_cut_off(client):
