@@ -21,6 +21,7 @@ from transfer_engine.segments.codec import Codec
 
 if TYPE_CHECKING:
     from mooncake_store.bench.harness import Report
+    from serving.engine.sampling import Likelihood
 
 __all__ = ["measure_codec"]
 
@@ -46,10 +47,10 @@ class _Alone:
     def prefix_lost(self) -> None:
         """There is none."""
 
-    def prefilled(self, token: int, logprob: float) -> None:
+    def prefilled(self, token: int, likelihood: Likelihood | None) -> None:
         """One token is enough."""
 
-    def token(self, token: int, logprob: float) -> None:
+    def token(self, token: int, likelihood: Likelihood | None) -> None:
         """It is not looked at."""
 
     def finished(self, reason: str) -> None:

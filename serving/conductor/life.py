@@ -143,16 +143,17 @@ class Life:
                     course.started(self._now(), event.cached_tokens)
                 elif isinstance(event, p.FirstToken):
                     course.first(self._now(), event.token)
-                    yield Piece((event.token,))
+                    told = () if event.likelihood is None else (event.likelihood,)
+                    yield Piece((event.token,), told)
                 elif isinstance(event, p.Done | p.Computed):
                     course.prefilled(self._now(), _prefilled(event))
                 elif isinstance(event, p.Admitted):
                     course.admitted(self._now())
                 elif isinstance(event, p.Tokens):
                     course.tokens(self._now(), event.ids)
-                    yield Piece(tuple(event.ids))
+                    yield Piece(event.ids, event.likelihoods)
                 elif isinstance(event, p.Finished):
-                    course.finished(event.reason)
+                    course.finished(event.reason, event.last)
                 elif isinstance(event, p.Refused):
                     why = f"{worker.hello.worker_id} has no room for it: {event.reason}"
                     course.turned_away("refused_at_decode", why, event.retry_after_ms / 1000)
@@ -178,6 +179,7 @@ def _prefilled(told: p.Done | p.Computed) -> Prefilled:
         movable=kv is not None and not kv.pushed,
         own_tokens=told.own_tokens,
         lent_tokens=told.lent_tokens,
+        last=told.last if isinstance(told, p.Done) else None,
     )
 
 

@@ -16,6 +16,7 @@ import datetime
 import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from serving.engine.tool_styles import style_of
 from transfer_engine.errors import ConfigError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -38,8 +39,11 @@ class ChatTemplate:
                 advice="correct chat_template in its directory, or take it away",
             ) from error
         self._special = dict(special)
+        self.tool_style = style_of(source)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """The text up to where the assistant's answer begins.
 
         Raises InvalidArgumentError for a conversation that the template refuses or fails on.
@@ -47,7 +51,7 @@ class ChatTemplate:
         try:
             text: str = self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=[dict(tool) for tool in tools] or None,
                 documents=None,
                 add_generation_prompt=True,
                 **self._special,

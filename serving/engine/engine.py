@@ -20,14 +20,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from serving.engine.sampling import choose
+from serving.engine.sampling import choose, likelihood
 from serving.engine.sequence import PrefixLost, Sequence
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from serving.engine.cache import KVCache
     from serving.engine.decoder import Decoder
+    from serving.engine.forms.automaton import Reader
+    from serving.engine.forms.known import Forms
+    from serving.engine.sampling import Likelihood
 
 __all__ = ["Engine"]
 
@@ -60,12 +65,14 @@ class Engine:
         decoder: Decoder,
         cache: KVCache,
         *,
+        forms: Forms | None = None,
         chunk_tokens: int = 256,
         running_max: int = 32,
         step_tokens: int = 0,
     ) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.forms = forms
         self.chunk_tokens = cache.needed(chunk_tokens) * cache.block_tokens
         self.running_max = running_max
         self.step_tokens = step_tokens or self.chunk_tokens + running_max
@@ -197,11 +204,14 @@ class Engine:
         self._prefilled(sequence, hidden)
 
     def _prefilled(self, sequence: Sequence, hidden: Tensor | None) -> None:
-        token, logprob = -1, 0.0
+        token, told = -1, None
         last = sequence.layers.stop == self.decoder.config.layers
-        if hidden is not None and last and not sequence.generated:
-            token, logprob = self._choose(sequence, self.decoder.logits(hidden)[0])
-        sequence.listener.prefilled(token, logprob)
+        reader = self._reader(sequence)
+        if reader is not None and reader.over:
+            sequence.reason = "stop"  # with what another worker has computed
+        elif hidden is not None and last and not sequence.generated:
+            token, told = self._choose(sequence, self.decoder.logits(hidden)[0])
+        sequence.listener.prefilled(token, told)
         if sequence.decodes and not sequence.reason:
             self.running.append(sequence)
         else:
@@ -324,22 +334,47 @@ class Engine:
         logits = self.decoder.logits(torch.cat(groups)[: len(sequences)])
         # All of them first, so that a step's tokens leave together.
         chosen = [self._choose(each, row) for each, row in zip(sequences, logits, strict=True)]
-        for sequence, (token, logprob) in zip(sequences, chosen, strict=True):
+        for sequence, (token, told) in zip(sequences, chosen, strict=True):
             sequence.computed += 1
-            sequence.listener.token(token, logprob)
+            sequence.listener.token(token, told)
             if sequence.reason:
                 self.running.remove(sequence)
                 sequence.listener.finished(sequence.reason)
 
-    def _choose(self, sequence: Sequence, logits: Tensor) -> tuple[int, float]:
+    def _choose(self, sequence: Sequence, logits: Tensor) -> tuple[int, Likelihood | None]:
         """Choose the next token, append it, and note whether it is the last one."""
-        token, logprob = choose(logits.cpu().numpy(), sequence.sampling, len(sequence.tokens))
+        row, sampling = logits.cpu().numpy(), sequence.sampling
+        reader = self._reader(sequence)
+        allowed = None if reader is None else self._allowed(sequence, reader)
+        token = choose(row, sampling, len(sequence.tokens), allowed)
         sequence.tokens.append(token)
-        if token in sequence.stop_tokens:
+        if reader is not None:
+            reader.take(token)
+        if token in sequence.stop_tokens or (reader is not None and reader.over):
             sequence.reason = "stop"
         elif sequence.generated >= sequence.max_new_tokens:
             sequence.reason = "length"
-        return token, logprob
+        if sampling.likeliest < 0:
+            return token, None
+        return token, likelihood(row, token, sampling.likeliest)
+
+    def _reader(self, sequence: Sequence) -> Reader | None:
+        """What reads an answer that has to be in a form."""
+        sampling = sequence.sampling
+        if sampling.form and sequence.reader is None and self.forms is not None:
+            answered = sequence.tokens[sampling.form_from :]
+            sequence.reader = self.forms.reader(sampling.form, answered)
+        return sequence.reader
+
+    def _allowed(self, sequence: Sequence, reader: Reader) -> NDArray[np.bool_] | None:
+        """The tokens that may come next; an answer that no token can go on with is cut off."""
+        allowed = reader.allowed()
+        if reader.complete:
+            allowed[[token for token in sequence.stop_tokens if token < len(allowed)]] = True
+        if allowed.any():
+            return allowed
+        sequence.reason = "length"
+        return None
 
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

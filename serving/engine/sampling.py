@@ -5,7 +5,8 @@ were drawn before, so a request that is resumed elsewhere, or whose first token 
 worker, would go another way. Here the random number of a token is a function of (seed, position).
 
 Greedy takes the highest logit, the lowest number among equals. O(vocabulary), or one sort of it
-when `top_k` or `top_p` cut it.
+when it is drawn. What is told of probabilities (`likelihood`) is a function of its own, so that who
+does not ask for it does not pay for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Sampling", "choose"]
+__all__ = ["Chosen", "Likelihood", "Sampling", "choose", "likelihood"]
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -33,26 +34,71 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     top_k: int = 0
     """0 keeps all."""
     seed: int = 0
+    likeliest: int = -1
+    """How many of the likeliest tokens are told with each; -1 tells no probability at all."""
+    banned: tuple[int, ...] = ()
+    banned_before: int = 0
+    """The `banned` are not chosen before this position."""
+    form: str = ""
+    """A JSON schema that the answer must satisfy, as JSON; empty where it may be anything."""
+    form_from: int = 0
+    """The position of the answer's first token."""
 
 
-def choose(logits: NDArray[np.float32], sampling: Sampling, position: int) -> tuple[int, float]:
-    """The token at `position` of its sequence, and the logarithm of its probability.
+class Likelihood(msgspec.Struct, frozen=True, array_like=True):
+    """Logarithms of probabilities: of the chosen token, and of the likeliest, those first."""
 
-    The probability is that of the untouched model: temperature and cuts do not change it.
+    chosen: float
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+
+class Chosen(msgspec.Struct, frozen=True, array_like=True):
+    """A token, and what is told of it."""
+
+    token: int
+    likelihood: Likelihood | None = None
+
+
+def choose(
+    logits: NDArray[np.float32],
+    sampling: Sampling,
+    position: int,
+    allowed: NDArray[np.bool_] | None = None,
+) -> int:
+    """The token at `position` of its sequence, one of the `allowed`."""
+    values = logits.astype(np.float64)
+    if allowed is not None:
+        values[~allowed] = -math.inf
+    if sampling.banned and position < sampling.banned_before:
+        values[list(sampling.banned)] = -math.inf
+    if sampling.temperature <= 0:
+        return int(values.argmax())
+    return _drawn(values / sampling.temperature, sampling, position)
+
+
+def likelihood(logits: NDArray[np.float32], token: int, count: int) -> Likelihood:
+    """What the untouched model thinks of a token, and of the `count` likeliest ones.
+
+    The log-softmax of its logits: temperature, cuts and bans do not change it.
     """
     values = logits.astype(np.float64)
-    if sampling.temperature <= 0:
-        token = int(values.argmax())
-    else:
-        token = _drawn(values / sampling.temperature, sampling, position)
     top = float(values.max())
-    logprob = float(values[token]) - top - math.log(float(np.exp(values - top).sum()))
-    return token, logprob
+    values -= top + math.log(float(np.exp(values - top).sum()))
+    count = min(count, len(values))
+    if not count:
+        return Likelihood(float(values[token]))
+    # All that are as likely as the last one: of these the lower numbers come first.
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    likely = np.flatnonzero(values >= least)
+    best = likely[np.argsort(-values[likely], kind="stable")][:count]
+    return Likelihood(float(values[token]), tuple(best.tolist()), tuple(values[best].tolist()))
 
 
 def _drawn(scaled: NDArray[np.float64], sampling: Sampling, position: int) -> int:
     # Stable, so equal logits keep the order of their numbers.
     order = np.argsort(-scaled, kind="stable")
+    order = order[: np.count_nonzero(scaled > -math.inf)]
     if sampling.top_k > 0:
         order = order[: sampling.top_k]
     weights = np.exp(scaled[order] - scaled[order[0]])

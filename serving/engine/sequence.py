@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from serving.engine.sampling import Sampling
+    from serving.engine.forms.automaton import Reader
+    from serving.engine.sampling import Likelihood, Sampling
 
 __all__ = ["Listener", "PrefixLost", "Sequence"]
 
@@ -38,11 +39,11 @@ class Listener(Protocol):
     def prefix_lost(self) -> None:
         """A load failed; the prompt is computed from its first token."""
 
-    def prefilled(self, token: int, logprob: float) -> None:
+    def prefilled(self, token: int, likelihood: Likelihood | None) -> None:
         """The prompt is computed. `token` is the first of the answer, -1 if it was not chosen."""
 
-    def token(self, token: int, logprob: float) -> None:
-        """One more token of the answer."""
+    def token(self, token: int, likelihood: Likelihood | None) -> None:
+        """One more token of the answer; its likelihood where that was asked for."""
 
     def finished(self, reason: str) -> None:
         """Nothing more is computed: "stop", "length", "prefill" or "kv". Blocks are still owned."""
@@ -75,6 +76,8 @@ class Sequence:
     reason: str = ""
     """Why it ended; empty while it runs."""
     order: int = 0
+    reader: Reader | None = None
+    """Of an answer that has to be in a form, once it is needed."""
     inbox: dict[int, Tensor] | None = None
     """Hidden states by their first token, for a stage behind the first one."""
     forward: Callable[[int, int, Tensor], None] | None = None

@@ -7,11 +7,13 @@ by token is cut where characters end (`Detokenizer`): a token may hold half of o
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from serving.engine.chat_template import ChatTemplate
+from serving.engine.vocabulary import Vocabulary, vocabulary_of
 from transfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,20 +44,43 @@ class Tokenizer(Protocol):
 
     eos: tuple[int, ...]
 
+    @property
+    def tool_style(self) -> str:
+        """How the model writes calls of tools (`tool_styles`); empty where it knows none."""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The bytes of all tokens; None where an answer cannot be read byte by byte."""
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a prompt."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without special ones."""
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Tokens of a conversation, up to where the assistant's answer begins."""
+
+    def piece(self, token: int) -> bytes:
+        """What a token is shown as alone; a special one, too."""
 
 
 class ByteTokenizer:
     """Every byte is a token; 256 begins a text and 257 ends one."""
 
     eos: tuple[int, ...] = (_EOS,)
+
+    @property
+    def tool_style(self) -> str:
+        """There is no template that would tell of tools."""
+        return ""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """A byte for each token."""
+        return Vocabulary(tuple(bytes([byte]) for byte in range(256)), (True,) * 256)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a prompt."""
@@ -65,9 +90,15 @@ class ByteTokenizer:
         """Text of tokens; bytes that are no UTF-8 become replacement characters."""
         return bytes(token for token in tokens if token < _BOS).decode("utf-8", "replace")
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Tokens of a conversation: a line with the role before each message."""
         return self.encode(_plain(messages))
+
+    def piece(self, token: int) -> bytes:
+        """The byte; nothing for the others."""
+        return bytes([token]) if token < _BOS else b""
 
 
 class WordTokenizer(ByteTokenizer):
@@ -78,11 +109,20 @@ class WordTokenizer(ByteTokenizer):
     the next prompt is therefore other tokens than it was.
     """
 
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Nothing can be written with these words but words."""
+        return None
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The words of an answer, each after a space."""
         return "".join(
             " " + _WORDS[token % len(_WORDS)] for token in tokens if token not in (_BOS, _EOS)
         )
+
+    def piece(self, token: int) -> bytes:
+        """The word."""
+        return self.decode([token]).encode()
 
 
 class FileTokenizer:
@@ -107,6 +147,22 @@ class FileTokenizer:
         self.eos = eos or self._ends()
         self._template = self._chat_template()
 
+    @property
+    def tool_style(self) -> str:
+        """That of its template."""
+        return "" if self._template is None else self._template.tool_style
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """The bytes of all tokens; None where they have none of their own. Made when asked."""
+        return vocabulary_of(self._tokenizer)
+
+    def piece(self, token: int) -> bytes:
+        """What a token is shown as alone; the special ones by their names."""
+        if self.vocabulary is None:
+            return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
+        return self.vocabulary.pieces[token] if token < len(self.vocabulary.pieces) else b""
+
     def _ends(self) -> tuple[int, ...]:
         number = self._tokenizer.token_to_id(self._special("eos_token"))
         return () if number is None else (int(number),)
@@ -125,11 +181,13 @@ class FileTokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Tokens of a conversation by the checkpoint's template, or a plain one without."""
         if self._template is None:
             return self.encode(_plain(messages))
-        text = self._template.render(messages)
+        text = self._template.render(messages, tools)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -187,6 +245,6 @@ class Detokenizer:
         return new
 
 
-def _plain(messages: Sequence[dict[str, str]]) -> str:
+def _plain(messages: Sequence[dict[str, Any]]) -> str:
     lines = [f"{each['role']}: {each['content']}\n" for each in messages]
     return "".join(lines) + "assistant: "

@@ -7,8 +7,6 @@ A request is read and checked (`openai`), its tokens go to the backend, its text
 status; what fails later is an `error` event in the stream. A client that goes away cancels its
 request wherever it is, which needs `handler_cancellation` of the runner. No answer outlasts the
 deadline of its request by more than `GRACE_S`.
-
-What it does not do: tools, log-probabilities; those are refused by name.
 """
 
 from __future__ import annotations
@@ -30,21 +28,20 @@ from aiohttp import web
 from mooncake_store.errors import InvalidArgumentError, StoreError
 from serving.conductor.hints import HintsFullError
 from serving.engine.tokenizer import load_tokenizer
+from serving.front.answers import Choice, Ended, Shape, error_body, usage_of
 from serving.front.choices import merged
 from serving.front.hints import hint_answer, read_hint
 from serving.front.openai import (
     Asked,
     BadRequestError,
     Limits,
-    Shape,
     check_model,
-    error_body,
     read_chat,
     read_completion,
-    usage_of,
 )
 from serving.front.pages import PAGE_PATHS, page_routes
 from serving.front.text import AnswerText
+from serving.front.tools import CallsInText
 from serving.scheduling.requests import Failure, Finish, Piece, Request
 
 if TYPE_CHECKING:
@@ -52,9 +49,9 @@ if TYPE_CHECKING:
 
     from serving.conductor.conductor import Conductor
     from serving.engine.tokenizer import Tokenizer
+    from serving.engine.tool_styles import Call
     from serving.front.board import ConductorBoard
     from serving.scheduling.requests import Outcome
-    from serving.workers.protocol import ModelCard
 
 __all__ = ["BODY_BYTES_MAX", "Front", "error_response", "front_application", "guard"]
 
@@ -76,15 +73,18 @@ class Front:
     deadline_s: float = 120.0
     tokenizer: Tokenizer | None = None
 
-    def limits(self) -> tuple[Limits, Tokenizer, ModelCard]:
+    def limits(self) -> tuple[Limits, Tokenizer]:
         """What holds for a request now; raises while no worker has said what it serves."""
         card = self.conductor.card
         if card is None:
             raise BadRequestError("no worker is there yet", status=503, code="no_workers")
         if self.tokenizer is None:
             self.tokenizer = load_tokenizer(card.directory, card.eos)
-        limits = Limits(self.model or card.name, card.context_max, card.vocabulary, self.deadline_s)
-        return limits, self.tokenizer, card
+        limits = Limits(
+            self.model or card.name, card.context_max, card.vocabulary, self.deadline_s,
+            card.eos or self.tokenizer.eos,
+        )  # fmt: skip
+        return limits, self.tokenizer
 
 
 def error_response(
@@ -173,16 +173,15 @@ class _Handlers:
         self, request: web.Request, read: Callable[[bytes, Limits, Tokenizer], Asked]
     ) -> web.StreamResponse:
         raw = await request.read()
-        limits, tokenizer, card = self._front.limits()
+        limits, tokenizer = self._front.limits()
         asked = read(raw, limits, tokenizer)
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
-        stop_tokens = () if asked.ignore_eos else card.eos or tokenizer.eos
-        texts = [AnswerText(tokenizer, asked.stops) for _ in range(asked.choices)]
+        texts = [AnswerText(tokenizer, asked.stopping) for _ in range(asked.choices)]
         sources = [
-            partial(self._front.conductor.submit, _wanted(asked, name, number, text, stop_tokens))
+            partial(self._front.conductor.submit, _wanted(asked, name, number, text))
             for number, text in enumerate(texts)
         ]
-        answer = _Answer(texts, Shape(asked, name, int(time.time())))
+        answer = _Answer(asked, texts, Shape(asked, name, int(time.time()), tokenizer))
         async with (
             asyncio.timeout(asked.deadline_s + GRACE_S),
             aclosing(merged(sources)) as outcomes,
@@ -194,7 +193,7 @@ class _Handlers:
     async def hints(self, request: web.Request) -> web.Response:
         """Tell the pool what to expect of a prompt."""
         raw = await request.read()
-        limits, tokenizer, _ = self._front.limits()
+        limits, tokenizer = self._front.limits()
         asked = read_hint(raw, limits, tokenizer)
         if self._front.conductor.pool is None:
             raise BadRequestError("this server has no pool", status=501, code="no_pool")
@@ -212,12 +211,12 @@ class _Handlers:
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model there is."""
-        limits, _, _ = self._front.limits()
+        limits, _ = self._front.limits()
         return web.json_response({"object": "list", "data": [self._described(limits)]})
 
     async def model(self, request: web.Request) -> web.Response:
         """One model by its name."""
-        limits, _, _ = self._front.limits()
+        limits, _ = self._front.limits()
         check_model(request.match_info["model"], limits)
         return web.json_response(self._described(limits))
 
@@ -247,50 +246,76 @@ class _Handlers:
         return response
 
 
-def _wanted(
-    asked: Asked, name: str, number: int, text: AnswerText, stop_tokens: tuple[int, ...]
-) -> Request:
+def _wanted(asked: Asked, name: str, number: int, text: AnswerText) -> Request:
     """One choice of an answer as a request."""
     return Request(
         request_id=f"{name}-{number}" if number else name,
         tokens=asked.tokens,
         sampling=asked.sampling_of(number),
         max_new_tokens=asked.max_new_tokens,
-        stop_tokens=stop_tokens,
+        stop_tokens=asked.stop_tokens,
         deadline_s=asked.deadline_s,
         priority=asked.priority,
-        enough=lambda: text.stopped,
+        enough=lambda: text.stop is not None,
     )
 
 
 class _Answer:
     """Turns outcomes into one response, which has a choice for each text."""
 
-    def __init__(self, texts: Sequence[AnswerText], shape: Shape) -> None:
+    def __init__(self, asked: Asked, texts: Sequence[AnswerText], shape: Shape) -> None:
+        self._asked = asked
         self._texts = texts
+        self._parted = [CallsInText(asked.tools) for _ in texts]
+        self._calls: dict[int, list[Call]] = {}
         self._shape = shape
         self._finishes: dict[int, Finish] = {}
 
     @property
     def _usage(self) -> dict[str, Any]:
-        return usage_of([self._finishes[number] for number in range(len(self._texts))])
+        finishes = [self._finishes[number] for number in range(len(self._texts))]
+        return usage_of(finishes, sum(text.tokens for text in self._texts))
 
-    def _reason(self, number: int) -> str:
-        return "stop" if self._texts[number].stopped else self._finishes[number].reason
+    def _add(self, number: int, piece: Piece) -> str:
+        """The text that may be told when further tokens have come."""
+        text = self._texts[number].add(piece.tokens, piece.likelihoods)
+        return self._parted[number].add(text)
+
+    def _rest(self, number: int, finish: Finish) -> str:
+        """The text that is left when a choice has ended."""
+        self._finishes[number] = finish
+        text, last, rest = self._texts[number], finish.last, ""
+        named = last is not None and last.token in self._asked.named_stop_tokens
+        if last is not None and named and self._asked.stopping.shown:
+            rest = text.add((last.token,), () if last.likelihood is None else (last.likelihood,))
+        rest = self._parted[number].add(rest + text.finish())
+        left, self._calls[number] = self._parted[number].finish()
+        return rest + left
+
+    def _ended(self, number: int) -> Ended:
+        stop, finish = self._texts[number].stop, self._finishes[number]
+        if self._calls[number] and finish.reason == "stop":
+            return Ended(self._asked.tools.reason)
+        if stop is not None:
+            return Ended("stop", stop)
+        token = None if finish.last is None else finish.last.token
+        return Ended(finish.reason, token if token in self._asked.named_stop_tokens else None)
 
     async def whole(self, outcomes: AsyncGenerator[tuple[int, Outcome], None]) -> web.Response:
         """The answer as one object; what one choice fails with, all do."""
         told: list[list[str]] = [[] for _ in self._texts]
         async for number, outcome in outcomes:
             if isinstance(outcome, Piece):
-                told[number].append(self._texts[number].add(outcome.tokens))
+                told[number].append(self._add(number, outcome))
             elif isinstance(outcome, Failure):
                 return _failed(outcome)
             else:
-                self._finishes[number] = outcome
-                told[number].append(self._texts[number].finish())
-        texts = [("".join(pieces), self._reason(number)) for number, pieces in enumerate(told)]
-        return web.json_response(self._shape.answer(texts, self._usage))
+                told[number].append(self._rest(number, outcome))
+        choices = []
+        for number, pieces in enumerate(told):
+            listed, calls = self._texts[number].listed(), self._calls[number]
+            choices.append(Choice("".join(pieces), listed, calls, self._ended(number)))
+        return web.json_response(self._shape.answer(choices, self._usage))
 
     async def stream(
         self, request: web.Request, outcomes: AsyncGenerator[tuple[int, Outcome], None]
@@ -311,9 +336,7 @@ class _Answer:
                 opened.add(number)
                 await _send(response, self._shape.opening(number))
             if isinstance(outcome, Piece):
-                text = self._texts[number].add(outcome.tokens)
-                if text:
-                    await _send(response, self._shape.piece(number, text))
+                await self._tell(response, number, self._add(number, outcome))
             else:
                 await self._end(response, number, outcome)
         assert response is not None, "a backend ends with Finish or Failure"
@@ -327,12 +350,16 @@ class _Answer:
         await response.prepare(request)
         return response
 
+    async def _tell(self, response: web.StreamResponse, number: int, text: str) -> None:
+        listed = self._texts[number].listed()
+        if text or listed:
+            await _send(response, self._shape.piece(number, text, listed))
+
     async def _end(self, response: web.StreamResponse, number: int, finish: Finish) -> None:
-        self._finishes[number] = finish
-        rest = self._texts[number].finish()
-        if rest:
-            await _send(response, self._shape.piece(number, rest))
-        await _send(response, self._shape.piece(number, "", self._reason(number)))
+        await self._tell(response, number, self._rest(number, finish))
+        if self._calls[number]:
+            await _send(response, self._shape.calls(number, self._calls[number]))
+        await _send(response, self._shape.piece(number, "", ended=self._ended(number)))
         if len(self._finishes) == len(self._texts):
             await _send(response, self._shape.closing(self._usage))
 

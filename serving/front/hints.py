@@ -20,9 +20,11 @@ from serving.front.openai import (
     check_model,
     check_tokens,
     decode_body,
+    read_tools,
     tokens_of_chat,
     tokens_of_prompt,
 )
+from serving.front.tools import Tool  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
     from serving.conductor.hints import Hinted
@@ -39,6 +41,7 @@ class HintBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | list[int | str | list[int]] | None = None
     messages: list[Message] | None = None
+    tools: list[Tool] | None = None
     ttl: float | str | None = None
     priority: int | None = None
 
@@ -60,7 +63,8 @@ def read_hint(raw: bytes, limits: Limits, tokenizer: Tokenizer) -> AskedHint:
     if (body.prompt is None) == (body.messages is None):
         raise BadRequestError("a hint is about either a prompt or messages", param="prompt")
     if body.messages is not None:
-        tokens = tokens_of_chat(body.messages, tokenizer)
+        tools = read_tools(body.tools, None, tokenizer)
+        tokens = tokens_of_chat(body.messages, tokenizer, tools)
     else:
         tokens = tokens_of_prompt(body.prompt, tokenizer)
     check_tokens(tokens, limits, 0)

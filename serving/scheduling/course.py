@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeAlias
 
+    from serving.engine.sampling import Chosen
     from serving.scheduling.holdings import Holdings
     from serving.scheduling.requests import Request
     from serving.scheduling.scheduler import Admission, Scheduler
@@ -111,6 +112,8 @@ class Prefilled(NamedTuple):
     """Those of the cached ones that were there already, and did not have to be loaded."""
     lent_tokens: int = 0
     """Those of the cached ones that another instance lent."""
+    last: Chosen | None = None
+    """The token that ended the answer."""
 
     @property
     def sources(self) -> dict[str, int]:
@@ -334,7 +337,7 @@ class Course:
         self._end_loading()
         self._prefilled = None if self._stays else told
         if told.stopped:
-            self.finished(told.stopped)
+            self.finished(told.stopped, told.last)
 
     def admitted(self, now: float) -> None:
         """Its KV is where it is decoded."""
@@ -349,14 +352,15 @@ class Course:
         context = len(self._request.tokens) + len(self._generated)
         self._scheduler.ledger.grew(self._request.request_id, context)
 
-    def finished(self, reason: str) -> None:
-        """The answer is complete: "stop" or "length"."""
+    def finished(self, reason: str, last: Chosen | None = None) -> None:
+        """The answer is complete: "stop" or "length", and which token ended it."""
         self._end = Finish(
             reason,
             len(self._request.tokens),
             self._cached,
             len(self._generated),
             self._attempts - 1,
+            last,
         )
 
     def turned_away(self, code: str, why: str, retry_s: float) -> None:

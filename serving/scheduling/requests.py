@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.engine.sampling import Sampling
+    from serving.engine.sampling import Chosen, Likelihood, Sampling
 
 __all__ = ["Failure", "Finish", "Outcome", "Piece", "Request"]
 
@@ -47,6 +47,8 @@ class Piece:
     """Further tokens of the answer."""
 
     tokens: tuple[int, ...]
+    likelihoods: tuple[Likelihood, ...] = ()
+    """As many, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Finish:
     generated_tokens: int
     resumed: int = 0
     """How often a worker failed it and another one went on."""
+    last: Chosen | None = None
+    """The token that ended it, if one did; it is no part of the answer."""
 
 
 @dataclass(frozen=True, slots=True)

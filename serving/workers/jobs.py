@@ -110,6 +110,8 @@ class Job(ABC):
             decodes=decodes,
         )
         self.cached = 0
+        self.last: p.Chosen | None = None
+        """The token that ended the answer."""
         self.pusher: Pusher | None = None
         self.fetch: Fetch | None = None
         self._storing = bool(message.store) and parts.pool.configured
@@ -459,29 +461,30 @@ class Job(ABC):
         return min(max(cached, self._stored_to), self._unstored)
 
     @property
-    def own_tokens(self) -> int:
-        """Those of the cached ones that this worker had itself."""
-        own = self.fetch.own * self.parts.block_tokens if self.fetch is not None else 0
-        return min(own, self.cached)
-
-    @property
-    def lent_tokens(self) -> int:
-        """Those of the cached ones that another worker lent."""
-        lent = self.fetch.lent * self.parts.block_tokens if self.fetch is not None else 0
-        return min(lent, self.cached - self.own_tokens)
+    def found(self) -> tuple[int, int]:
+        """Those of the cached tokens that this worker had itself, and that another one lent."""
+        if self.fetch is None:
+            return 0, 0
+        own = min(self.fetch.own * self.parts.block_tokens, self.cached)
+        return own, min(self.fetch.lent * self.parts.block_tokens, self.cached - own)
 
     # Tokens; kinds of requests differ here.
 
-    def prefilled(self, token: int, logprob: float) -> None:
+    def prefilled(self, token: int, likelihood: p.Likelihood | None) -> None:
         """The first token leaves at once."""
         self.times.prefilled = time.monotonic()
-        if token >= 0 and token not in self.sequence.stop_tokens:
-            self.tell(p.FirstToken(token, logprob))
+        if token in self.sequence.stop_tokens:
+            self.last = p.Chosen(token, likelihood)
+        elif token >= 0:
+            self.tell(p.FirstToken(token, likelihood))
 
-    def token(self, token: int, logprob: float) -> None:
-        """One more token of the answer."""
-        if token not in self.sequence.stop_tokens:
-            self.parts.telling.gather(self.emit, p.Tokens((token,), (logprob,)))
+    def token(self, token: int, likelihood: p.Likelihood | None) -> None:
+        """One more token of the answer, or the one that ends it."""
+        if token in self.sequence.stop_tokens:
+            self.last = p.Chosen(token, likelihood)
+            return
+        told = () if likelihood is None else (likelihood,)
+        self.parts.telling.gather(self.emit, p.Tokens((token,), told))
 
     @abstractmethod
     def finished(self, reason: str) -> None:
@@ -536,8 +539,8 @@ class Prefilling(Job):
         seconds["store"] = seconds["total"] - (self.times.prefilled - self.times.submitted)
         place = p.KVPlace(self.pool_blocks(), pushed=self.pusher is not None)
         computed = len(self.prompt) - self.cached
-        found = self.own_tokens, self.lent_tokens
-        return p.Done(computed, self.cached, seconds, place, self._stopped, *found)
+        told = computed, self.cached, seconds, place, self._stopped, *self.found
+        return p.Done(*told, last=self.last)
 
 
 class Generating(Job):
@@ -547,15 +550,14 @@ class Generating(Job):
         super().__init__(parts, message, decodes=True, layers=range(parts.names.layers))
         self._returning = False
 
-    def prefilled(self, token: int, logprob: float) -> None:
+    def prefilled(self, token: int, likelihood: p.Likelihood | None) -> None:
         """The answer goes on here."""
         if self._returning:
             return
-        super().prefilled(token, logprob)
+        super().prefilled(token, likelihood)
         if token >= 0:  # else another worker has chosen it, and computed the prompt
             computed = len(self.prompt) - self.cached
-            found = self.own_tokens, self.lent_tokens
-            self.tell(p.Computed(computed, self.cached, self.seconds(), *found))
+            self.tell(p.Computed(computed, self.cached, self.seconds(), *self.found))
         self.keep(len(self.prompt) // self.parts.block_tokens)
 
     def finished(self, reason: str) -> None:
@@ -566,7 +568,7 @@ class Generating(Job):
             self.finish()
             return
         computed = len(self.prompt) - self.cached
-        self.tell(p.Finished(reason, self.seconds(), self.cached, computed))
+        self.tell(p.Finished(reason, self.seconds(), self.cached, computed, self.last))
         self._returning = True
         if not self._return_kv():
             # In exact mode the answer's blocks are not yet what a prompt's would be.

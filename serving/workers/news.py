@@ -49,7 +49,7 @@ class News:
         events = self._pending.setdefault(request_id, [])
         if events and isinstance(event, p.Tokens) and isinstance(events[-1], p.Tokens):
             before = events[-1]
-            event = p.Tokens(before.ids + event.ids, before.logprobs + event.logprobs)
+            event = p.Tokens(before.ids + event.ids, before.likelihoods + event.likelihoods)
             events.pop()
         events.append(event)
         if not self._scheduled:

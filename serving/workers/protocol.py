@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.engine.sampling import Sampling
+from serving.engine.sampling import Chosen, Likelihood, Sampling
 from transfer_engine.errors import RemoteProtocolError
 from transfer_engine.wire.cold import Cold
 from transfer_engine.wire.registry import Operation, Registry
@@ -63,6 +63,7 @@ __all__ = [
     "WORKER",
     # Bodies.
     "Cancel",
+    "Chosen",
     "Decode",
     "Drain",
     "FollowKept",
@@ -76,6 +77,7 @@ __all__ = [
     "KVOpened",
     "KVPlace",
     "KVReturn",
+    "Likelihood",
     "Listen",
     "Load",
     "LoadRequest",
@@ -323,7 +325,7 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True, tag="first"):
     """The first token of the answer."""
 
     token: int
-    logprob: float
+    likelihood: Likelihood | None = None
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
@@ -339,6 +341,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """Those of the cached ones that it had itself."""
     lent_tokens: int = 0
     """Those of the cached ones that another worker lent."""
+    last: Chosen | None = None
+    """The token that ended the answer, which is no part of it."""
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True, tag="computed"):
@@ -368,7 +372,8 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     """Further tokens of the answer."""
 
     ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    likelihoods: tuple[Likelihood, ...] = ()
+    """As many, where they were asked for."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
@@ -378,6 +383,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     seconds: dict[str, float]
     cached_tokens: int = 0
     computed_tokens: int = 0
+    last: Chosen | None = None
+    """The token that ended it, which is no part of it."""
 
 
 class PrefixLost(msgspec.Struct, frozen=True, array_like=True, tag="prefix_lost"):

@@ -266,7 +266,7 @@ class Leading(Prefilling):
     def _chosen(self, event: p.FirstToken) -> None:
         self._first = event.token
         if event.token in self.sequence.stop_tokens:
-            self._stopped = "stop"
+            self._stopped, self.last = "stop", p.Chosen(event.token, event.likelihood)
             return
         if self.message.max_new_tokens <= 1:
             self._stopped = "length"

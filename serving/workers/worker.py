@@ -26,7 +26,9 @@ import torch
 
 from serving.engine.cache import KVCache
 from serving.engine.engine import Engine
+from serving.engine.forms.known import Forms
 from serving.engine.loading import load_model
+from serving.engine.tokenizer import load_tokenizer
 from serving.workers import protocol as p
 from serving.workers.client import WorkerClient
 from serving.workers.coming import Coming
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from serving.engine.loading import LoadedModel
+    from serving.engine.vocabulary import Vocabulary
     from serving.workers.pushing import Pusher
     from serving.workers.settings import WorkerSettings
     from transfer_engine.rpc.serving import Connection, Reply
@@ -132,6 +135,7 @@ class Worker:
         engine = Engine(
             decoder,
             cache,
+            forms=Forms(self._vocabulary, decoder.config.vocabulary),
             chunk_tokens=settings.chunk_tokens,
             running_max=settings.running_max,
             step_tokens=settings.step_tokens,
@@ -192,6 +196,10 @@ class Worker:
         await loop.run_in_executor(None, self.parts.exchange.close)
         for peer in self._peers.values():
             await peer.close()
+
+    def _vocabulary(self) -> Vocabulary | None:
+        """The bytes of the model's tokens, read by whoever asks for an answer in a form first."""
+        return load_tokenizer(self.model.directory).vocabulary
 
     def _peer(self, address: str) -> WorkerClient:
         """The connection to another worker."""
@@ -349,7 +357,9 @@ class Worker:
             return p.Failed("draining", "this worker takes nothing new", "ask another", True)
         if role and not self.takes(role):
             return p.Failed("wrong_role", f"this is a {self.role} worker", "ask another", True)
-        if max_new_tokens < 1 or tokens.max() >= self.card.vocabulary:
+        known = range(self.card.vocabulary)
+        banned = all(token in known for token in message.sampling.banned)
+        if max_new_tokens < 1 or tokens.max() not in known or not banned:
             return p.Failed(
                 "bad_request", f"max_new_tokens is {max_new_tokens}, and tokens must be below "
                 f"{self.card.vocabulary}", "use the tokenizer of this model",
@@ -360,6 +370,11 @@ class Worker:
                 "too_long", f"{len(tokens)} tokens and {max_new_tokens} to come are above {limit}",
                 "shorten the prompt, or ask for fewer tokens",
             )  # fmt: skip
+        try:
+            if message.sampling.form and engine.forms is not None:
+                engine.forms.check(message.sampling.form)
+        except StoreError as error:
+            return p.Failed("bad_request", f"the form of the answer: {error}")
         queued = engine.queued_tokens
         if role != p.DECODE_ROLE and queued + len(tokens) > self.settings.queued_tokens_max:
             return p.Failed(

@@ -38,6 +38,16 @@ def answer(tokens, count):
     return tokens[-count:]
 
 
+def likelihoods(tokens, sampling):
+    """What is told of the token after these, where it is asked for: made up, but their own."""
+    if sampling.likeliest < 0:
+        return ()
+    first, made_up = following(tokens), -1 - sum(tokens) % 1000 / 1000
+    likely = tuple((first + number) % CARD.vocabulary for number in range(sampling.likeliest))
+    below = tuple(made_up - number for number in range(sampling.likeliest))
+    return (p.Likelihood(made_up, likely, below),)
+
+
 class FakeWorker:
     """One worker. `at` names stages; `fail[stage]` is what happens there, once or `always`."""
 
@@ -137,6 +147,8 @@ class _Link:
         w.seen.append(message)
         w.running.add(message.request_id)
         tokens = p.unpack_tokens(message.tokens).tolist()
+        first = following(tokens)
+        told = likelihoods(tokens, message.sampling)
         try:
             failure = await w.stage("prefill")
             if failure is not None:
@@ -146,14 +158,18 @@ class _Link:
             yield p.Queued(0)
             cached = w.pool_tokens if message.prefix_blocks else 0
             yield p.Started(cached)
-            yield p.FirstToken(following(tokens), 0.0)
+            stopped = "length" if message.max_new_tokens == 1 else ""
+            last = p.Chosen(first, *told) if first in message.stop_tokens else None
+            if last is None:
+                yield p.FirstToken(first, *told)
+            else:
+                stopped = "stop"
             await w.stage("transfer")
             ended = True
-            stopped = "length" if message.max_new_tokens == 1 else ""
             seconds = {"compute": 0.01, "queue": 0.0}
             place = p.KVPlace(pushed=True)
             computed, found = len(tokens) - cached, (w.own_tokens, w.lent_tokens)
-            yield p.Done(computed, cached, seconds, place, stopped, *found)
+            yield p.Done(computed, cached, seconds, place, stopped, *found, last=last)
         finally:
             w.running.discard(message.request_id)
             if not ended:
@@ -210,8 +226,14 @@ class _Link:
                     ended = True
                     yield failure
                     return
+                told = likelihoods(tokens, message.sampling)
                 tokens.append(following(tokens))
-                yield p.Tokens((tokens[-1],), (0.0,))
+                if tokens[-1] in message.stop_tokens:
+                    ended = True
+                    last = p.Chosen(tokens[-1], *told)
+                    yield p.Finished("stop", {"decode": 0.01}, last=last)
+                    return
+                yield p.Tokens((tokens[-1],), told)
                 await asyncio.sleep(0)
             await w.stage("end")
             ended = True

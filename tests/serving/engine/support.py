@@ -19,6 +19,7 @@ class Notes:
         self.cached = cached
         self.sequence = None
         self.tokens = []
+        self.likelihoods = []
         self.layers = []
         self.reason = ""
         self.loads = []
@@ -36,12 +37,13 @@ class Notes:
     def prefix_lost(self):
         self.layers.append("lost")
 
-    def prefilled(self, token, logprob):
+    def prefilled(self, token, likelihood):
         if token >= 0:
-            self.tokens.append(token)
+            self.token(token, likelihood)
 
-    def token(self, token, logprob):
+    def token(self, token, likelihood):
         self.tokens.append(token)
+        self.likelihoods.append(likelihood)
 
     def finished(self, reason):
         self.reason = reason

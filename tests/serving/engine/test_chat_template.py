@@ -54,6 +54,21 @@ def test_templates_say_what_they_say_elsewhere(name):
     assert ChatTemplate(TEMPLATES[name], SPECIAL).render(TURNS) == theirs[0]
 
 
+def test_tools_are_shown_to_a_template_as_elsewhere():
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    source = (
+        "{% if tools is not none %}{% for t in tools %}{{ t | tojson }}\n{% endfor %}{% endif %}"
+        "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
+    )
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    for given in (tools, None):
+        theirs, _ = utils.render_jinja_template(
+            [TURNS], tools=given, chat_template=source, add_generation_prompt=True, **SPECIAL
+        )
+        assert ChatTemplate(source, SPECIAL).render(TURNS, given or ()) == theirs[0]
+
+
 def test_a_conversation_that_a_template_refuses_is_refused_in_its_words():
     template = ChatTemplate(TEMPLATES["alternating"], SPECIAL)
     with pytest.raises(InvalidArgumentError, match="no such conversation: roles must alternate"):
@@ -111,7 +126,7 @@ def test_a_date_is_that_of_here():
 
 def test_whoever_asks_is_told_why_a_conversation_is_refused():
     class Tokenizer:
-        def chat(self, messages):
+        def chat(self, messages, tools):
             return ChatTemplate(TEMPLATES["alternating"], SPECIAL).render(messages)
 
     messages = [Message("assistant", "I begin.")]

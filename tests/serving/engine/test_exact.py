@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from serving.engine.sampling import choose
+from serving.engine.sampling import choose, likelihood
 from serving.engine.sequence import PrefixLost
 from serving.workers.protocol import Sampling
 from tests.serving.engine.support import Notes, add, answer, make_engine, prompts, run
@@ -231,13 +231,34 @@ def test_sampling_follows_the_distribution_and_its_cuts():
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
 
     def draws(**settings):
-        picks = [choose(logits, Sampling(seed=3, **settings), at)[0] for at in range(4000)]
+        picks = [choose(logits, Sampling(seed=3, **settings), at) for at in range(4000)]
         return np.bincount(picks, minlength=4) / 4000
 
     np.testing.assert_allclose(draws(temperature=1.0), [0.5, 0.3, 0.15, 0.05], atol=0.03)
     np.testing.assert_allclose(draws(temperature=1.0, top_k=2), [0.625, 0.375, 0, 0], atol=0.03)
     np.testing.assert_allclose(draws(temperature=1.0, top_p=0.7), [0.625, 0.375, 0, 0], atol=0.03)
     assert draws(temperature=0.01)[0] == 1
-    token, logprob = choose(logits, Sampling(), 0)
-    assert (token, round(float(np.exp(logprob)), 3)) == (0, 0.5)
-    assert choose(np.zeros(4, np.float32), Sampling(), 0)[0] == 0  # the lowest of equals
+    assert choose(logits, Sampling(), 0) == 0
+    assert choose(np.zeros(4, np.float32), Sampling(), 0) == 0  # the lowest of equals
+
+
+def test_what_is_banned_is_not_chosen_before_its_position():
+    logits = np.log(np.array([0.6, 0.1, 0.29, 0.01], np.float32))
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature, seed=5, banned=(0, 2), banned_before=300)
+        picks = [choose(logits, sampling, at) for at in range(600)]
+        assert set(picks[:300]) == ({1} if not temperature else {1, 3})
+        assert {0, 2} & set(picks[300:])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 50, 80])
+def test_a_likelihood_is_the_log_softmax_of_the_logits(count):
+    generator = torch.Generator().manual_seed(count)
+    logits = torch.randn(50, generator=generator) * 20
+    logits[10:20] = logits[5]  # equals: the lower numbers come first
+    expected = torch.log_softmax(logits.double(), 0)
+    told = likelihood(logits.numpy(), 33, count)
+    assert told.chosen == pytest.approx(expected[33].item(), abs=1e-9)
+    order = sorted(range(50), key=lambda token: (-expected[token].item(), token))[:count]
+    assert list(told.tokens) == order
+    assert list(told.logprobs) == pytest.approx([expected[token].item() for token in order])

@@ -10,6 +10,7 @@ import torch
 
 from serving.engine.loading import load_model
 from serving.engine.tokenizer import load_tokenizer
+from serving.workers.protocol import Sampling
 from tests.serving.engine.support import add, answer, make_engine, prompts, run
 
 transformers = pytest.importorskip("transformers", reason="pip install transformers")
@@ -240,6 +241,25 @@ def test_yarn_reaches_the_length_it_stretches_to(tmp_path):
     answer(engine, prompt, count=1)
     expected = reference_states(model, prompt)[1][-1]
     np.testing.assert_allclose(logits[0].numpy(), expected.numpy(), rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_likelihoods_are_those_of_the_reference(checkpoint, temperature):
+    """At temperature 1, whatever the one is at which tokens are drawn."""
+    directory, reference = checkpoint
+    engine = make_engine(str(directory), chunk_tokens=32)
+    prompt = prompts(1, seed=8, shortest=50, longest=50)[0]
+    sampling = Sampling(temperature, top_k=40, seed=2, likeliest=5)
+    notes = add(engine, prompt, count=6, sampling=sampling)
+    run(engine)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + notes.tokens])).logits[0]
+    theirs = torch.log_softmax(logits[len(prompt) - 1 : -1].double(), -1)
+    for row, token, told in zip(theirs, notes.tokens, notes.likelihoods, strict=True):
+        top = row.topk(5)
+        assert told.chosen == pytest.approx(row[token].item(), abs=2e-4)
+        assert told.tokens == tuple(top.indices.tolist())
+        np.testing.assert_allclose(told.logprobs, top.values.numpy(), atol=2e-4)
 
 
 def test_sharded_checkpoint_and_its_tokenizer(tmp_path):

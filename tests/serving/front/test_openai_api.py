@@ -232,7 +232,6 @@ async def test_models(http, served):
         ("/v1/completions", {"priority": 1 << 40}, 400, "priority", None),
         ("/v1/completions", {"n": 0}, 400, "n", None),
         ("/v1/completions", {"n": 17}, 400, "n", None),
-        ("/v1/completions", {"logprobs": 5}, 400, "logprobs", None),
         ("/v1/chat/completions", {"messages": []}, 400, "messages", None),
         ("/v1/chat/completions", {"messages": ["hi"]}, 400, "messages[0]", None),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "messages[0]", None),

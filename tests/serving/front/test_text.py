@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serving.engine.tokenizer import ByteTokenizer
-from serving.front.text import AnswerText
+from serving.front.text import AnswerText, Stopping
 
 TOKENIZER = ByteTokenizer()
 texts = st.text(st.sampled_from("ab\néß€😀 "), max_size=60)
@@ -13,13 +13,13 @@ stops = st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3)
 
 def play(text, stops, sizes):
     """The text told when the bytes come in pieces of these sizes, and whether it stopped."""
-    answer = AnswerText(TOKENIZER, stops)
+    answer = AnswerText(TOKENIZER, Stopping(tuple(stops)))
     tokens, told = list(text.encode()), ""
-    while tokens and not answer.stopped:
+    while tokens and answer.stop is None:
         size = sizes.pop() if sizes else 1
         told += answer.add(tokens[:size])
         tokens = tokens[size:]
-    return told + answer.finish(), answer.stopped
+    return told + answer.finish(), answer.stop is not None
 
 
 @given(texts, stops, st.lists(st.integers(1, 5), max_size=80))
@@ -35,7 +35,7 @@ def test_an_answer_ends_before_the_first_stop_string(text, stops, sizes):
 
 
 def test_what_cannot_begin_a_stop_string_is_told_at_once():
-    answer = AnswerText(TOKENIZER, ["END"])
+    answer = AnswerText(TOKENIZER, Stopping(("END",)))
     assert answer.add(b"abc") == "abc"
     assert answer.add(b"EN") == ""
     assert answer.add(b"Q") == "ENQ"

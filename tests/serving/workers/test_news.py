@@ -33,7 +33,7 @@ class Reader:
 
 
 def tokens(*ids):
-    return p.Tokens(ids, tuple(0.5 * each for each in ids))
+    return p.Tokens(ids, tuple(p.Likelihood(0.5 * each) for each in ids))
 
 
 async def test_what_comes_together_leaves_together():

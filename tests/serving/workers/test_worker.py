@@ -282,6 +282,8 @@ async def test_requests_that_cannot_work_are_told_why(store):
         assert await code(client, [1] * 5000) == "too_long"
         assert await code(client, [1] * 1000, count=100) == "too_long"  # for the cache
         assert await code(client, [260]) == "bad_request"
+        for wrong in ({"banned": (260,)}, {"form": "{"}, {"form": '{"pattern":"a"}'}):
+            assert await code(client, [1], sampling=p.Sampling(**wrong)) == "bad_request"
         assert await code(client, [1], count=0) == "bad_request"
         assert await code(client, [1] * 700) == "overloaded"
         refused = await decode(client, [1, 2], 3, p.KVPlace())
