@@ -188,8 +188,9 @@ class _Link:
                 return
             yield p.Queued(0)
             yield p.Started(0)
+            told = likelihoods(tokens, message.sampling)
             tokens.append(following(tokens))
-            yield p.FirstToken(tokens[-1], 0.0)
+            yield p.FirstToken(tokens[-1], *told)
             yield p.Computed(len(tokens) - 1, 0, {"compute": 0.01, "queue": 0.0})
             for number in range(message.max_new_tokens - 1):
                 failure = await w.stage(f"token {number}")
@@ -197,8 +198,9 @@ class _Link:
                     ended = True
                     yield failure
                     return
+                told = likelihoods(tokens, message.sampling)
                 tokens.append(following(tokens))
-                yield p.Tokens((tokens[-1],), (0.0,))
+                yield p.Tokens((tokens[-1],), told)
                 await asyncio.sleep(0)
             await w.stage("end")
             ended = True
