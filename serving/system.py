@@ -28,15 +28,8 @@ from serving.conductor.conductor import Conductor
 from serving.engine.loading import check_model
 from serving.front.app import Front, front_application
 from serving.front.board import ConductorBoard
-from serving.scheduling.admission import AtDecode, ByForecast, ByLoad
 from serving.scheduling.pipelines import PipelineRule
-from serving.scheduling.placement import (
-    AnyInstance,
-    CacheCentric,
-    LeastLoaded,
-    LocalCache,
-    RoundRobin,
-)
+from serving.scheduling.policies import ADMISSIONS, PLACEMENTS
 from serving.scheduling.roles import RoleBalancer
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.views import Slo
@@ -47,14 +40,9 @@ from transfer_engine.lasting import keep_going
 from transfer_engine.rpc.address import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from serving.scheduling.admission import AdmissionPolicy
     from serving.scheduling.placement import PlacementPolicy
 
 __all__ = [
-    "ADMISSIONS",
-    "PLACEMENTS",
     "ServingSystem",
     "SystemSettings",
     "engine_placement",
@@ -64,18 +52,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-ADMISSIONS: dict[str, Callable[[], AdmissionPolicy]] = {
-    "forecast": ByForecast,
-    "load": ByLoad,
-    "at-decode": AtDecode,
-}
-PLACEMENTS: dict[str, Callable[[float], PlacementPolicy]] = {
-    "cache-centric": CacheCentric,
-    "local-cache": lambda _balancing: LocalCache(),
-    "least-loaded": lambda _balancing: LeastLoaded(),
-    "random": lambda _balancing: AnyInstance(random.Random()),
-    "round-robin": lambda _balancing: RoundRobin(),
-}
 SUPERVISE_S = 0.25
 STOP_S = 10.0
 
@@ -160,9 +136,8 @@ class SystemSettings:
 
 def engine_placement(settings: SystemSettings) -> PlacementPolicy:
     """The policy among complete engines, which do not pull from each other at a front's word."""
-    if settings.placement == "cache-centric":
-        return LocalCache()
-    return PLACEMENTS[settings.placement](settings.balancing)
+    name = "local-cache" if settings.placement == "cache-centric" else settings.placement
+    return PLACEMENTS[name](settings.balancing, random.Random())
 
 
 class ServingSystem:
@@ -173,7 +148,7 @@ class ServingSystem:
         self.settings = settings
         slo = Slo(settings.ttft_s, settings.tbt_s)
         policies = Policies(
-            placement=PLACEMENTS[settings.placement](settings.balancing),
+            placement=PLACEMENTS[settings.placement](settings.balancing, random.Random()),
             admission=ADMISSIONS[settings.admission](),
             roles=None if settings.fixed_roles else RoleBalancer(),
             pipeline=PipelineRule(settings.pipeline) if settings.pipeline > 1 else None,

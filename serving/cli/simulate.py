@@ -42,7 +42,7 @@ def run(
     ] = 3_000_000,
     eviction: Annotated[str, typer.Option(help="Which blocks leave first.")] = "lru",
     placement: Annotated[
-        str, typer.Option(help="cache-centric, local-cache, least-loaded or random.")
+        str, typer.Option(help="cache-centric, local-cache, least-loaded, random, round-robin.")
     ] = "cache-centric",
     balancing: Annotated[
         float, typer.Option(help="Pull a prefix that is so many times longer than a node's own.")

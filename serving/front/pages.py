@@ -43,13 +43,13 @@ def page_routes() -> list[web.RouteDef]:
     """Routes for `PAGE_PATHS`."""
     folder = resources.files(__package__).joinpath("page")
     return [
-        web.get(path, partial(_send, folder.joinpath(name).read_bytes(), kind))
+        web.get(path, partial(_send, body, hashlib.sha256(body).hexdigest()[:16], kind))
         for path, (name, kind) in FILES.items()
+        for body in (folder.joinpath(name).read_bytes(),)
     ]
 
 
-async def _send(body: bytes, kind: str, request: web.Request) -> web.Response:
-    etag = hashlib.sha256(body).hexdigest()[:16]
+async def _send(body: bytes, etag: str, kind: str, request: web.Request) -> web.Response:
     known = any(each.value == etag for each in request.if_none_match or ())
     response = web.Response(
         status=304 if known else 200,

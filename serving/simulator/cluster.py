@@ -8,8 +8,8 @@ conductor's sockets do it; `Scheduler`, `Holdings` and the index are those that 
 are machines: `PrefillNode`, `DecodeNode` and the network, whose times `Hardware` says. Nothing is
 random but a placement that is, by the seed of the plan: the same plan, the same outcomes.
 
-About 0.2 ms a request on one core; the outcomes are columns, and a request that has ended is only
-there.
+The 12,031 requests of the published conversation trace take 8 + 8 nodes 7 s of one core. Outcomes
+are columns, and a request that has ended is only there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import numpy as np
 from eviction import POLICIES, create_policy
 from mooncake_store.errors import InvalidArgumentError
 from serving.engine.sampling import Sampling
-from serving.scheduling.admission import AtDecode, ByForecast, ByLoad
+from serving.scheduling.admission import AtDecode
 from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
 from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import PrefixIndex
 from serving.scheduling.ledger import DECODE, PREFILL, Instance
-from serving.scheduling.placement import AnyInstance, CacheCentric, LeastLoaded, LocalCache
+from serving.scheduling.policies import ADMISSIONS, PLACEMENTS
 from serving.scheduling.requests import Finish, Request
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.stats import Stats
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from eviction import EvictionPolicy, Trace
     from serving.scheduling.admission import AdmissionPolicy
-    from serving.scheduling.placement import PlacementPolicy
     from serving.simulator.hardware import Hardware
     from serving.simulator.network import Network
 
@@ -56,18 +55,7 @@ __all__ = ["Cluster", "Plan"]
 
 BLOCK_TOKENS = 512
 _NEVER_S = 1e9
-PLACEMENTS: dict[str, Callable[[Plan], PlacementPolicy]] = {
-    "cache-centric": lambda plan: CacheCentric(plan.balancing, weigh=plan.weigh),
-    "local-cache": lambda _: LocalCache(),
-    "least-loaded": lambda _: LeastLoaded(),
-    "random": lambda plan: AnyInstance(random.Random(plan.seed)),
-}
 NETWORKS: dict[str, Callable[[Timeline, float], Network]] = {"fair": FairShare, "fifo": Fifo}
-ADMISSIONS: dict[str, Callable[[], AdmissionPolicy]] = {
-    "at-decode": AtDecode,
-    "load": ByLoad,
-    "forecast": ByForecast,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +70,6 @@ class Plan:
     eviction: str = "lru"
     placement: str = "cache-centric"
     balancing: float = 1.5
-    weigh: bool = True
-    """Whether a pull that takes longer than computing is left out."""
     admission: str = ""
     """at-decode, load or forecast; empty refuses nobody."""
     ttft_s: float = 30.0
@@ -120,7 +106,7 @@ class Plan:
 class _Flight:
     """One request under way."""
 
-    __slots__ = ("chain", "course", "course_act", "number", "output", "prefilling", "request")
+    __slots__ = ("act", "chain", "course", "number", "output", "prefilling", "request")
 
     def __init__(self, number: int, request: Request, chain: list[int], output: int) -> None:
         self.number = number
@@ -128,7 +114,7 @@ class _Flight:
         self.chain = chain
         self.output = output
         self.course: Course
-        self.course_act: Compute
+        self.act: Compute
         self.prefilling: Prefilling
 
 
@@ -197,7 +183,7 @@ class Cluster:
         if len(trace):
             self._timeline.at(self._arrivals[0], self._arrive, 0)
         self._timeline.run()
-        self._outcomes.close(self._timeline.now, [n.busy_s for n in self._prefill.values()])
+        self._outcomes.lasted_s = self._timeline.now
         return self._outcomes
 
     # -- one request
@@ -223,7 +209,7 @@ class Cluster:
         if isinstance(act, Compute):
             self._compute(flight, act)
         elif isinstance(act, Decode):
-            flight.course_act = flight.course_act._replace(decode=act.decode)
+            flight.act = flight.act._replace(decode=act.decode)
         elif isinstance(act, Wait):
             self._timeline.at(now + act.seconds, self._go_on, flight)
         else:
@@ -233,7 +219,7 @@ class Cluster:
 
     def _compute(self, flight: _Flight, act: Compute) -> None:
         place = act.placement
-        flight.course_act = act
+        flight.act = act
         source = self._prefill[place.source].number if place.source else -1
         flight.prefilling = prompt = Prefilling(
             tokens=len(act.prompt),
@@ -262,10 +248,11 @@ class Cluster:
                 compute_s=prompt.seconds,
                 kv=None,
                 stopped="length" if whole else "",
-                own_tokens=prompt.cached,
+                own_tokens=prompt.own,
+                lent_tokens=prompt.cached - prompt.own,
             ),
         )
-        node = self._decode[flight.course_act.decode]
+        node = self._decode[flight.act.decode]
         if not whole and self._turned_away(flight, node):
             course.turned_away("refused_at_decode", "it decodes too slowly", 1.0)
         self._go_on(flight)
@@ -288,7 +275,7 @@ class Cluster:
             first_at,
             lambda sequence: self._decoded(flight, sequence),
         )
-        self._decode[flight.course_act.decode].join(sequence)
+        self._decode[flight.act.decode].join(sequence)
 
     def _decoded(self, flight: _Flight, sequence: Decoding) -> None:
         now, course = self._timeline.now, flight.course
@@ -319,5 +306,6 @@ def _scheduler(plan: Plan, hardware: Hardware) -> Scheduler:
     refuses = plan.admission in ADMISSIONS
     slo = Slo(plan.ttft_s, plan.tbt_s) if refuses else Slo(_NEVER_S, _NEVER_S)
     admission: AdmissionPolicy = ADMISSIONS[plan.admission]() if refuses else AtDecode()
-    policies = Policies(placement=PLACEMENTS[plan.placement](plan), admission=admission)
+    placement = PLACEMENTS[plan.placement](plan.balancing, random.Random(plan.seed))
+    policies = Policies(placement=placement, admission=admission)
     return Scheduler(slo, policies, exact_costs(hardware, plan.decode_s))

@@ -43,7 +43,6 @@ class CoupledPlan:
     """0 computes prompts whole."""
     in_turn: bool = False
     """Whether nodes take turns; else the one with the fewest requests is next."""
-    speed: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +130,7 @@ def run_coupled(trace: Trace, hardware: Hardware, plan: CoupledPlan) -> Outcomes
     """Serve every request of a trace."""
     timeline, outcomes = Timeline(), Outcomes(len(trace))
     nodes = [CoupledNode(number, timeline, hardware, plan) for number in range(plan.nodes)]
-    arrivals = (trace.timestamps_ms / (1000.0 * plan.speed)).tolist()
+    arrivals = (trace.timestamps_ms / 1000.0).tolist()
 
     def arrive(number: int) -> None:
         if number + 1 < len(arrivals):
@@ -160,5 +159,5 @@ def run_coupled(trace: Trace, hardware: Hardware, plan: CoupledPlan) -> Outcomes
     if arrivals:
         timeline.at(arrivals[0], arrive, 0)
     timeline.run()
-    outcomes.close(timeline.now, [])
+    outcomes.lasted_s = timeline.now
     return outcomes

@@ -49,14 +49,15 @@ class FairShare:
     def __init__(self, timeline: Timeline, bytes_per_s: float) -> None:
         self._timeline = timeline
         self._capacity = bytes_per_s
-        self._sending: dict[int, set[_Flow]] = {}
-        self._receiving: dict[int, set[_Flow]] = {}
+        # Flows in the order in which they began, so that what ends at once ends in that order.
+        self._sending: dict[int, dict[_Flow, None]] = {}
+        self._receiving: dict[int, dict[_Flow, None]] = {}
 
     def send(self, source: int, target: int, count: float, done: Callable[[], object]) -> None:
         """Begin now, and make room for it."""
         flow = _Flow(source, target, count, self._timeline.now, done)
-        self._sending.setdefault(source, set()).add(flow)
-        self._receiving.setdefault(target, set()).add(flow)
+        self._sending.setdefault(source, {})[flow] = None
+        self._receiving.setdefault(target, {})[flow] = None
         self._share(flow)
 
     def _share(self, changed: _Flow) -> None:
@@ -74,8 +75,7 @@ class FairShare:
     def _end(self, flow: _Flow, version: int) -> None:
         if version != flow.version:
             return  # it went on at another rate
-        self._sending[flow.source].discard(flow)
-        self._receiving[flow.target].discard(flow)
+        del self._sending[flow.source][flow], self._receiving[flow.target][flow]
         self._share(flow)
         flow.done()
 

@@ -27,8 +27,6 @@ class Outcomes:
         self.cached_tokens = np.zeros(requests, np.int64)
         self.codes: list[str] = [""] * requests
         self.lasted_s = 0.0
-        self.busy_s: list[float] = []
-        """Of each prefill node."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -59,11 +57,6 @@ class Outcomes:
     def first_at(self, number: int) -> float:
         """When its first token was there."""
         return float(self.first_s[number])
-
-    def close(self, now: float, busy_s: list[float]) -> None:
-        """The run is over."""
-        self.lasted_s = now
-        self.busy_s = busy_s
 
     # -- of all of them
 

@@ -60,7 +60,6 @@ class PrefillNode:
     ) -> None:
         self.number = number
         self.cache = cache
-        self.busy_s = 0.0
         self._timeline = timeline
         self._hardware = hardware
         self._network = network
@@ -100,7 +99,6 @@ class PrefillNode:
         prompt.own = min(self.cache.match(prompt.chain) * self._block_tokens, prompt.tokens)
         prompt.cached = max(prompt.own, prompt.pulled_to)
         prompt.seconds = self._hardware.prefill_s(prompt.tokens, prompt.cached)
-        self.busy_s += prompt.seconds
         prompt.started(prompt)
         self._timeline.at(self._timeline.now + prompt.seconds, self._done, prompt)
         if prompt.target >= 0:

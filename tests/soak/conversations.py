@@ -21,8 +21,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from serving.scheduling.policies import PLACEMENTS
 from serving.scheduling.requests import Finish, Piece, Request
-from serving.system import PLACEMENTS, ServingSystem, SystemSettings
+from serving.system import ServingSystem, SystemSettings
 from serving.workers.protocol import Sampling
 from tests.soak.overload import print_table
 

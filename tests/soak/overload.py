@@ -23,9 +23,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from serving.scheduling.policies import ADMISSIONS
 from serving.scheduling.requests import Failure, Finish, Request
 from serving.scheduling.views import Slo
-from serving.system import ADMISSIONS, ServingSystem, SystemSettings
+from serving.system import ServingSystem, SystemSettings
 from serving.workers.protocol import Sampling
 
 PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX = 256, 4096

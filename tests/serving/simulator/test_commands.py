@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,9 +102,8 @@ def test_a_machine_of_ones_own_is_read_from_its_file(tmp_path):
 
 
 def test_requests_of_one_timestamp_are_spread_until_the_next():
-    trace = synthetic_trace(7)
     times = np.array([0, 0, 0, 3000, 3000, 6000, 9000])
-    object.__setattr__(trace, "timestamps_ms", times)
+    trace = replace(synthetic_trace(7), timestamps_ms=times)
     assert spread(trace).timestamps_ms.tolist() == [0, 1000, 2000, 3000, 4500, 6000, 9000]
     assert describe(trace).lasts_s == 9.0
 

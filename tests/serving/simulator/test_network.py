@@ -48,6 +48,16 @@ def test_a_flow_is_as_quick_as_the_fuller_of_its_links():
     assert found == [2.0, 2.0, 2.0]
 
 
+def test_flows_that_end_at_once_end_in_the_order_in_which_they_began():
+    """Else two runs of one plan could differ."""
+    timeline, over = Timeline(), []
+    network = FairShare(timeline, SPEED)
+    for number in range(40):
+        network.send(0, number + 1, 100, lambda number=number: over.append(number))
+    timeline.run()
+    assert over == list(range(40))
+
+
 def test_fifo_sends_one_after_the_other():
     assert ends(Fifo, [(0.0, 0, 1, 300), (0.0, 0, 2, 100)]) == [3.0, 4.0]
 

@@ -20,8 +20,9 @@ from mooncake_store.cli.main import main
 from mooncake_store.errors import StoreError
 from serving.cli.serve import OPTIONS
 from serving.conductor.conductor import Conductor
+from serving.scheduling.policies import PLACEMENTS
 from serving.scheduling.views import Demand, PrefillView
-from serving.system import PLACEMENTS, ServingSystem, SystemSettings, engine_placement
+from serving.system import ServingSystem, SystemSettings, engine_placement
 from tests.ground.test_effects import Observation, without_memory
 from tests.serving.fakes import Fleet
 from tests.serving.scheduling.test_admission import outlook
