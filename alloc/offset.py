@@ -118,7 +118,6 @@ class OffsetAllocator(Allocator):
         head[kernels.NODE_LEFT] = len(span)
         head[kernels.BUCKET_MAX] = len(bucket)
         head[kernels.SCAN] = _HOLES_COMPARED
-        self._head = head
         self._numbers = head.data  # the same words for Python, which reads one faster
         self._state = (head, span, span.view(np.int32), bucket)
         self._found_well = b""  # what `check_integrity` saw last
@@ -192,22 +191,22 @@ class OffsetAllocator(Allocator):
 
     def nodes_left(self) -> int:
         """Ranges, allocated or free, that the table can still take. O(1)."""
-        return int(self._head[kernels.NODE_LEFT])
+        return self._numbers[kernels.NODE_LEFT]
 
     def stats(self) -> AllocatorStats:
         """Current figures, in O(1)."""
-        head = self._head
+        head = self._numbers
         return AllocatorStats(
             capacity=self.capacity,
             allocated_bytes=self.allocated_bytes,
-            allocations=int(head[kernels.LIVE]),
+            allocations=head[kernels.LIVE],
             largest_free=self.largest_free(),
         )
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all extents, rounding included. O(1)."""
-        return int(self._head[kernels.ALLOCATED])
+        return self._numbers[kernels.ALLOCATED]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless nodes tile the pool and every index agrees. O(n)."""

@@ -77,7 +77,6 @@ class SlabAllocator(Allocator):
         head[kernels.SLAB_BYTES_MAX] = capacity // _SLABS_PER_POOL
         head[kernels.SLOTS_MIN] = self.slots_min
         head[kernels.LEARN] = self.learn
-        self._head = head
         self._numbers = head.data  # the same words for Python, which reads one faster
         self._owners = np.empty(kernels.CLASS_SETS * kernels.CLASS_WAYS, np.int64)
         self._rest = np.empty(0, np.int64)
@@ -226,10 +225,10 @@ class SlabAllocator(Allocator):
     def _slabs_between(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[int]:
         """Slabs that share a byte with any of these ranges, which come in ascending order."""
         inside = (offsets >= 0) & (sizes <= self.capacity) & (offsets <= self.capacity - sizes)
-        if not self._head[kernels.SLABS] or not inside.any():
+        if not self._numbers[kernels.SLABS] or not inside.any():
             return []
         offsets, sizes = offsets[inside], sizes[inside]
-        slab = self._state[1][: self._head[kernels.SLAB_TOP]]
+        slab = self._state[1][: self._numbers[kernels.SLAB_TOP]]
         used = np.flatnonzero(slab[:, kernels.S_SLOTS])
         start = slab[used, kernels.S_START]
         length = slab[used, kernels.S_STRIDE] * slab[used, kernels.S_SLOTS]
@@ -242,19 +241,19 @@ class SlabAllocator(Allocator):
 
     def stats(self) -> AllocatorStats:
         """Current figures, in O(1)."""
-        head, extents = self._head, self._extents.stats()
+        head, extents = self._numbers, self._extents.stats()
         return AllocatorStats(
             capacity=self.capacity,
             allocated_bytes=self.allocated_bytes,
-            allocations=extents.allocations + int(head[kernels.LIVE] - head[kernels.SLABS]),
+            allocations=extents.allocations + head[kernels.LIVE] - head[kernels.SLABS],
             largest_free=extents.largest_free,
         )
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all objects, rounding included. O(1)."""
-        head = self._head
-        slack = int(head[kernels.ALLOCATED]) - int(head[kernels.HELD])  # free slots, negative
+        head = self._numbers
+        slack: int = head[kernels.ALLOCATED] - head[kernels.HELD]  # free slots, negative
         return self._extents.allocated_bytes + slack
 
     def check_integrity(self) -> None:

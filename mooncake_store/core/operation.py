@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from mooncake_store.core import context as places
+from mooncake_store.core.context import CHANGED, MARKED
 from mooncake_store.core.state import ShardState
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def operation(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[
         if now > state.now:
             state.now = now
         out = function(state, *arguments, **options)
-        if state.numbers[places.MARKED] or state.numbers[places.CHANGED]:
+        numbers = state.numbers
+        if numbers[MARKED] or numbers[CHANGED]:
             state.journal.publish()
         if state.check is not None:
             state.check(state)

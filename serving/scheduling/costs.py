@@ -1,177 +1,113 @@
-"""What things cost: seconds of prefill, of a transfer, of a decode step, and how long decodes last.
+"""What things cost, as policies ask: one protocol for each term of the paper's predictions.
 
-Each model is fitted to what the running system reports; until it has, it holds the prior it was
-given. Times are arguments, so a simulator drives the same classes with its own clock.
+Each has `predict`; `observe` takes a measurement in, which one that knows already ignores. The
+running system learns them (`learnt.py`), the simulator knows them (`simulator/predictions.py`), and
+who knows better says so in `Costs`.
 
-    T_prefill(n, p)    a + b (n - p) + c (n^2 - p^2): fixed work, work a token, attention
-    T_transfer(bytes)  latency + (bytes + what the source sends already) / bandwidth of the source
-    TBT(batch, tokens) a + b batch + c tokens of context in the batch + d tokens of a prompt beside
-    t_d                seconds that decoding takes, finished and unfinished ones counted
-
-O(1) each.
+    time to the first token = transfer of what is pulled + load of all that need not be computed
+                              + queue + prefill of the rest
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from serving.scheduling.fit import NonNegativeFit
+from serving.scheduling.learnt import (
+    LearntDecode,
+    LearntDuration,
+    LearntLoad,
+    LearntPrefill,
+    LearntTransfer,
+)
 
-__all__ = ["Costs", "DecodeCost", "DecodeDuration", "PrefillCost", "TransferCost"]
+__all__ = ["Costs", "DecodeCost", "DecodeDuration", "LoadCost", "PrefillCost", "TransferCost"]
 
 
-class PrefillCost:
+class PrefillCost(Protocol):
     """Seconds to compute the KV of a prompt of `tokens` of which `cached` need not be computed."""
-
-    def __init__(self, prior: tuple[float, float, float] = (0.01, 2e-4, 1e-8)) -> None:
-        self._fit = NonNegativeFit(prior, scales=(1.0, 1e3, 1e6))
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Seconds of fixed work, a token, and a square of tokens, as learnt so far."""
-        return self._fit.coefficients
-
-    @staticmethod
-    def _work(tokens: int, cached: int) -> tuple[int, int]:
-        # The last token is always computed: its logits give the first token of the answer.
-        if cached >= tokens:
-            cached = max(0, tokens - 1)
-        return tokens - cached, tokens * tokens - cached * cached
+        """Seconds of fixed work, a token, and a square of tokens."""
 
     def observe(self, tokens: int, cached: int, seconds: float) -> None:
         """A prefill took so long, without waiting and without loading."""
-        more, squares = self._work(tokens, cached)
-        self._fit.observe((1.0, more, squares), seconds)
 
     def predict(self, tokens: int, cached: int) -> float:
         """How long it would take."""
-        fixed_s, token_s, attention_s = self._fit.coefficients
-        more, squares = self._work(tokens, cached)
-        return fixed_s + token_s * more + attention_s * squares
 
 
-class TransferCost:
-    """Seconds to move KV from a source that may be busy sending; learnt per source.
-
-    A short transfer tells of the latency, a long one of the bandwidth, and neither is taken for
-    the other. What is predicted to take too long is not asked for, so nothing is learnt of it:
-    each time it is declined the next prediction is a tenth shorter, until it is tried again.
-    """
-
-    def __init__(self, bytes_per_s: float = 1e9, latency_s: float = 1e-3) -> None:
-        self._prior = (latency_s, 1 / bytes_per_s)
-        self._fits: dict[str, NonNegativeFit] = {}
-        self._declined: dict[str, int] = {}
-        self._in_flight: dict[str, int] = {}
+class TransferCost(Protocol):
+    """Seconds to move KV from a source that may be busy sending."""
 
     def begin(self, source: str, count: int) -> None:
         """A transfer of so many bytes starts: others from that source are slower meanwhile."""
-        self._in_flight[source] = self._in_flight.get(source, 0) + count
 
     def end(self, source: str, count: int) -> None:
         """It ended, well or not."""
-        left = self._in_flight.get(source, 0) - count
-        if left > 0:
-            self._in_flight[source] = left
-        else:
-            self._in_flight.pop(source, None)
 
     def observe(self, source: str, count: int, seconds: float) -> None:
-        """A transfer took so long. What shared the source meanwhile had half of its bytes to go."""
-        if count <= 0:
-            return
-        others = max(0, self._in_flight.get(source, 0) - count)
-        self._fit(source).observe((1.0, count + others / 2), seconds)
-        self._declined.pop(source, None)
+        """A transfer took so long."""
 
     def declined(self, source: str) -> None:
         """A transfer was not made because of what was predicted for it."""
-        self._declined[source] = self._declined.get(source, 0) + 1
 
     def came_to_nothing(self, source: str) -> None:
-        """A transfer was given up: what was learnt before is to be believed again."""
-        self._declined.pop(source, None)
+        """A transfer was given up."""
 
     def predict(self, source: str, count: int) -> float:
         """How long a transfer that starts now would take."""
-        if count <= 0:
-            return 0.0
-        waiting = self._in_flight.get(source, 0)
-        latency_s, byte_s = self._fit(source).coefficients
-        learnt = latency_s + byte_s * (count + waiting)
-        if source not in self._declined:
-            return learnt
-        return learnt * float(0.9 ** self._declined[source])
-
-    def _fit(self, source: str) -> NonNegativeFit:
-        fit = self._fits.get(source)
-        if fit is None:
-            fit = self._fits[source] = NonNegativeFit(self._prior, scales=(1.0, 1e6))
-        return fit
 
 
-class DecodeCost:
-    """Seconds between two tokens of an instance that decodes `batch` requests at once.
+class LoadCost(Protocol):
+    """Seconds to bring KV from an instance's memory to where it computes, its accelerator's.
 
-    `chunk` tokens of a prompt are computed in the same step, where an instance does both.
+    What was pulled lies in that memory as well, so it counts for all that need not be computed.
     """
 
-    def __init__(
-        self, prior: tuple[float, float, float] = (0.01, 1e-3, 1e-8), prompt_token_s: float = 2e-4
-    ) -> None:
-        self._fit = NonNegativeFit((*prior, prompt_token_s), scales=(1.0, 8.0, 1e4, 256.0))
+    def observe(self, count: int, seconds: float) -> None:
+        """A load of so many bytes took so long."""
+
+    def predict(self, count: int) -> float:
+        """How long it would take."""
+
+
+class DecodeCost(Protocol):
+    """Seconds between two tokens of an instance that decodes `batch` requests at once.
+
+    `tokens` is the context of the whole batch; `chunk` tokens of a prompt are computed in the same
+    step, where an instance does both.
+    """
 
     def observe(self, batch: int, tokens: int, seconds: float, chunk: int = 0) -> None:
-        """A step took so long; `tokens` is the context of the whole batch."""
-        if batch > 0:
-            self._fit.observe((1.0, float(batch), float(tokens), float(chunk)), seconds)
+        """A step took so long."""
 
     def predict(self, batch: int, tokens: int, chunk: int = 0) -> float:
         """How long a step would take; 0 for an empty batch."""
-        if batch <= 0:
-            return 0.0
-        fixed_s, request_s, token_s, prompt_token_s = self._fit.coefficients
-        return fixed_s + request_s * batch + token_s * tokens + prompt_token_s * chunk
 
 
-class DecodeDuration:
-    """t_d: how long a request decodes, from finished ones and from those that still run.
-
-    Time spent decoding divided by how many finished, both fading. Counting the time of unfinished
-    ones keeps the estimate from being that of the short requests, which finish first.
-    """
-
-    def __init__(self, prior_s: float = 5.0, fade_s: float = 120.0) -> None:
-        self._fade_s = fade_s
-        self._spent_s = prior_s
-        self._finished = 1.0
-        self._at: float | None = None
+class DecodeDuration(Protocol):
+    """t_d: how long a request decodes."""
 
     def advance(self, now: float, running: int) -> None:
         """Time passes with `running` requests decoding. Call it before anything changes."""
-        if self._at is not None and now > self._at:
-            passed = now - self._at
-            keep = 0.5 ** (passed / self._fade_s)
-            self._spent_s = keep * self._spent_s + passed * running
-            self._finished = keep * self._finished
-        self._at = now if self._at is None else max(self._at, now)
 
     def finished(self) -> None:
         """One request ended its decode."""
-        self._finished += 1.0
 
     @property
     def seconds(self) -> float:
         """The estimate."""
-        return self._spent_s / max(self._finished, 1e-3)
 
 
 @dataclass(slots=True)
 class Costs:
-    """The models of one cluster together. `kv_bytes` is the size of one token's KV."""
+    """All of one cluster; what is not given is learnt. `kv_bytes` is the size of one token's KV."""
 
-    prefill: PrefillCost = field(default_factory=PrefillCost)
-    transfer: TransferCost = field(default_factory=TransferCost)
-    decode: DecodeCost = field(default_factory=DecodeCost)
-    duration: DecodeDuration = field(default_factory=DecodeDuration)
+    prefill: PrefillCost = field(default_factory=LearntPrefill)
+    transfer: TransferCost = field(default_factory=LearntTransfer)
+    load: LoadCost = field(default_factory=LearntLoad)
+    decode: DecodeCost = field(default_factory=LearntDecode)
+    duration: DecodeDuration = field(default_factory=LearntDuration)
     kv_bytes: int = 0

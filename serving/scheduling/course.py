@@ -324,10 +324,15 @@ class Course:
         tokens = told.computed_tokens + told.cached_tokens
         if not self._admission.helpers:
             costs.prefill.observe(tokens, told.cached_tokens, told.compute_s)
-        fetched = (told.cached_tokens - told.own_tokens) * costs.kv_bytes
-        costs.transfer.observe(place.source or POOL, fetched, told.fetch_s)
-        if place.source and not fetched:
+        loaded = told.cached_tokens * costs.kv_bytes
+        fetched = loaded - told.own_tokens * costs.kv_bytes
+        if fetched:
+            moved_s = max(0.0, told.fetch_s - costs.load.predict(loaded))
+            costs.transfer.observe(place.source or POOL, fetched, moved_s)
+        elif place.source:
             costs.transfer.came_to_nothing(place.source)
+        else:
+            costs.load.observe(loaded, told.fetch_s)
         self._stats.computed(
             self.line, now, told.sources, load_s=told.fetch_s, compute_s=told.compute_s
         )

@@ -4,10 +4,10 @@
     policy.place(demand, prefill_views, costs)      # a Placement, None without instances
 
 `CacheCentric` predicts the time to the first token on every instance: pulling a prefix that others
-have, waiting in the queue, computing the rest. A prefix is pulled when the longest one is more than
-`balancing` times the instance's own; the instance then holds it too, which is how hot prefixes
-spread: nobody predicts what is hot. With `weigh` (the default) a pull that is predicted to take
-longer than computing the same tokens is not made; without, the rule is exactly the paper's.
+have, loading it, waiting in the queue, computing the rest. A prefix is pulled when the longest one
+is more than `balancing` times the instance's own; the instance then holds it too, which is how hot
+prefixes spread: nobody predicts what is hot. With `weigh` (the default) a pull that is predicted to
+take longer than computing the same tokens is not made; without, the rule is exactly the paper's.
 
 Where answers are decoded as well, each chunk of the prompt waits for a step of these.
 
@@ -61,9 +61,11 @@ class PlacementPolicy(Protocol):
         ...
 
 
-def _local(own: int, prefill_s: float, declined: str = "") -> Placement:
+def _local(demand: Demand, own: int, costs: Costs, declined: str = "") -> Placement:
     """A request on some instance that uses what it has itself."""
-    return Placement("", own, "", 0, 0.0, 0.0, prefill_s, prefill_s, declined)
+    load_s = costs.load.predict(own * costs.kv_bytes)
+    prefill_s = costs.prefill.predict(demand.tokens, own)
+    return Placement("", own, "", 0, 0.0, load_s, 0.0, prefill_s, load_s + prefill_s, declined)
 
 
 def _own(demand: Demand, name: str) -> int:
@@ -122,8 +124,7 @@ def _at(instance: PrefillView, demand: Demand, found: Placement, costs: Costs) -
 
 def _on(demand: Demand, instance: PrefillView, costs: Costs) -> Placement:
     """The request on an instance that was chosen for another reason."""
-    own = _own(demand, instance.name)
-    found = _local(own, costs.prefill.predict(demand.tokens, own))
+    found = _local(demand, _own(demand, instance.name), costs)
     return _at(instance, demand, found, costs)
 
 
@@ -146,16 +147,21 @@ class CacheCentric:
         )
 
     def _placed(self, demand: Demand, own: int, holder: str, best: int, costs: Costs) -> Placement:
-        alone_s = costs.prefill.predict(demand.tokens, own)
+        alone = _local(demand, own, costs)
         # Nothing of its own but something elsewhere counts as an infinite ratio.
         if best <= own * self._balancing:
-            return _local(own, alone_s)
+            return alone
         pulled = best - own
         transfer_s = costs.transfer.predict(holder, pulled * costs.kv_bytes)
+        load_s = costs.load.predict(best * costs.kv_bytes)
         prefill_s = costs.prefill.predict(demand.tokens, best)
-        if self._weigh and transfer_s > max(0.0, alone_s - prefill_s):
-            return _local(own, alone_s, declined=holder)
-        return Placement("", best, holder, pulled, transfer_s, 0.0, prefill_s, alone_s)
+        alone_s = alone.alternative_s
+        found = Placement(
+            "", best, holder, pulled, transfer_s, load_s, 0.0, prefill_s, alternative_s=alone_s
+        )
+        if self._weigh and transfer_s > found.saved_s:
+            return alone._replace(declined=holder)
+        return found
 
 
 class LocalCache:
@@ -168,7 +174,7 @@ class LocalCache:
         return _quickest(
             demand,
             instances,
-            lambda own: _local(own, costs.prefill.predict(demand.tokens, own)),
+            lambda own: _local(demand, own, costs),
             costs,
         )
 

@@ -158,7 +158,7 @@ class EngineRouter:
                 prefill=name,
                 decode=name,
                 arrived=now,
-                predicted_s=placement.prefill_s,
+                predicted_s=placement.work_s,
                 ttft_s=placement.ttft_s,
             )
         )

@@ -189,7 +189,7 @@ class Scheduler:
             prefill=placement.prefill,
             decode=chosen.decode,
             arrived=now,
-            predicted_s=placement.transfer_s + placement.prefill_s,
+            predicted_s=placement.work_s,
             ttft_s=placement.ttft_s,
             helpers=chosen.helpers,
         )

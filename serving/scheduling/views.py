@@ -73,8 +73,9 @@ class Placement(NamedTuple):
     """Where a prompt is computed and what that is predicted to take.
 
     `cached` tokens need not be computed; `source` is the holder they are pulled from, empty if the
-    instance has them itself. `alternative_s` is how long the prefill takes without pulling: a pull
-    that lasts longer than `saved_s` had better be given up. `declined` is the holder from which
+    instance has them itself. `load_s` is to bring them from its memory to where it computes.
+    `alternative_s` is how long load and prefill take without pulling: a pull that lasts longer than
+    `saved_s` had better be given up. `declined` is the holder from which
     nothing is pulled because that was predicted to take too long.
     """
 
@@ -83,20 +84,26 @@ class Placement(NamedTuple):
     source: str
     pulled: int
     transfer_s: float
+    load_s: float
     queue_s: float
     prefill_s: float
     alternative_s: float
     declined: str = ""
 
     @property
+    def work_s(self) -> float:
+        """The time it takes once it is its turn."""
+        return self.transfer_s + self.load_s + self.prefill_s
+
+    @property
     def ttft_s(self) -> float:
         """The time to the first token."""
-        return self.transfer_s + self.queue_s + self.prefill_s
+        return self.queue_s + self.work_s
 
     @property
     def saved_s(self) -> float:
         """The time that pulling saves, if pulling took none."""
-        return max(0.0, self.alternative_s - self.prefill_s)
+        return max(0.0, self.alternative_s - self.load_s - self.prefill_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,8 +114,7 @@ class CoupledNode(DecodeNode):
     def _seconds_of(self, prompt: _Prompt) -> float:
         prompt.cached = min(self._cache.match(prompt.chain) * BLOCK_TOKENS, prompt.tokens)
         # What is cached lies where it is computed with: nothing is loaded.
-        loaded_s = prompt.cached * self._hardware.kv_bytes / self._hardware.load_bytes_per_s
-        prompt.seconds = self._hardware.prefill_s(prompt.tokens, prompt.cached) - loaded_s
+        prompt.seconds = self._hardware.compute_s(prompt.tokens, prompt.cached)
         self._cache.insert(prompt.chain)
         return prompt.seconds
 

@@ -47,12 +47,19 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
 
     def prefill_s(self, tokens: int, cached: int) -> float:
-        """Seconds to compute a prompt of which so much was cached, its load included."""
+        """Seconds to load what was cached of a prompt, and to compute the rest."""
+        return self.compute_s(tokens, cached) + self.load_s(min(cached, tokens) * self.kv_bytes)
+
+    def compute_s(self, tokens: int, cached: int) -> float:
+        """Seconds to compute a prompt of which so much was cached, and is loaded."""
         # The last token is always computed: its logits give the first token of the answer.
         cached = max(0, min(cached, tokens - 1))
         fixed_s, token_s, square_s = self.prefill
-        computing_s = fixed_s + token_s * (tokens - cached) + square_s * (tokens**2 - cached**2)
-        return computing_s + cached * self.kv_bytes / self.load_bytes_per_s
+        return fixed_s + token_s * (tokens - cached) + square_s * (tokens**2 - cached**2)
+
+    def load_s(self, count: int) -> float:
+        """Seconds to load so many bytes of KV from the node's memory."""
+        return count / self.load_bytes_per_s
 
     def step_s(self, batch: int, tokens: float) -> float:
         """Seconds between two tokens of so many sequences with so much context together."""

@@ -1,4 +1,4 @@
-"""Cost models that predict exactly what simulated machines take, so that policies alone differ.
+"""Costs that are exactly what simulated machines take, so that policies alone differ.
 
 What a running system would have learnt is known here from the start, and measurements are not
 taken in. How long decodes last is learnt as in the product, or fixed.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.scheduling.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.scheduling.costs import Costs
+from serving.scheduling.learnt import LearntDuration, LearntTransfer
 
 if TYPE_CHECKING:
     from serving.simulator.hardware import Hardware
@@ -16,21 +17,34 @@ if TYPE_CHECKING:
 __all__ = ["exact_costs"]
 
 
-class _Prefill(PrefillCost):
+class _Prefill:
     def __init__(self, hardware: Hardware) -> None:
-        super().__init__()
         self._hardware = hardware
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return self._hardware.prefill
 
     def observe(self, tokens: int, cached: int, seconds: float) -> None:
         """Is known."""
 
     def predict(self, tokens: int, cached: int) -> float:
-        return self._hardware.prefill_s(tokens, cached)
+        return self._hardware.compute_s(tokens, cached)
 
 
-class _Decode(DecodeCost):
+class _Load:
     def __init__(self, hardware: Hardware) -> None:
-        super().__init__()
+        self._hardware = hardware
+
+    def observe(self, count: int, seconds: float) -> None:
+        """Is known."""
+
+    def predict(self, count: int) -> float:
+        return self._hardware.load_s(count)
+
+
+class _Decode:
+    def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
 
     def observe(self, batch: int, tokens: int, seconds: float, chunk: int = 0) -> None:
@@ -40,7 +54,9 @@ class _Decode(DecodeCost):
         return self._hardware.step_s(batch, tokens) if batch > 0 else 0.0
 
 
-class _Transfer(TransferCost):
+class _Transfer(LearntTransfer):
+    """What a source sends already is counted as in the product; its bandwidth is known."""
+
     def observe(self, source: str, count: int, seconds: float) -> None:
         """Is known."""
 
@@ -48,22 +64,24 @@ class _Transfer(TransferCost):
         """Is no reason to try again."""
 
 
-class _Fixed(DecodeDuration):
+class _Fixed:
     def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
+        self.seconds = seconds
 
-    @property
-    def seconds(self) -> float:
-        return self._seconds
+    def advance(self, now: float, running: int) -> None:
+        """Changes nothing."""
+
+    def finished(self) -> None:
+        """Changes nothing."""
 
 
 def exact_costs(hardware: Hardware, decode_s: float = 0.0) -> Costs:
-    """The models of a cluster of such nodes, where decodes last so long; 0 learns that."""
+    """The costs of a cluster of such nodes, where decodes last so long; 0 learns that."""
     return Costs(
         prefill=_Prefill(hardware),
         transfer=_Transfer(hardware.network_bytes_per_s, 0.0),
+        load=_Load(hardware),
         decode=_Decode(hardware),
-        duration=_Fixed(decode_s) if decode_s else DecodeDuration(),
+        duration=_Fixed(decode_s) if decode_s else LearntDuration(),
         kv_bytes=hardware.kv_bytes,
     )

@@ -166,7 +166,7 @@ def test_random_sizes_fill_the_pool() -> None:
 def test_tables_grow_by_a_bucket_an_object() -> None:
     # No request pays for a rehash: what a batch adds to the table is never more than the batch.
     allocator = OffsetAllocator(1 << 44)
-    head, memory = allocator._head, [array.ctypes.data for array in allocator._state]
+    head, memory = allocator._state[0], [array.ctypes.data for array in allocator._state]
     sizes = np.full(128, 4096)
     buckets = int(head[kernels.BUCKETS])
     for _ in range(4000):

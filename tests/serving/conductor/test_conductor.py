@@ -6,8 +6,9 @@ import contextlib
 import pytest
 
 from serving.conductor.conductor import Conductor
-from serving.scheduling.costs import Costs, TransferCost
+from serving.scheduling.costs import Costs
 from serving.scheduling.index import POOL
+from serving.scheduling.learnt import LearntTransfer
 from serving.scheduling.requests import Failure, Finish, Piece, Request
 from serving.scheduling.roles import Change
 from serving.scheduling.scheduler import Policies, Scheduler
@@ -91,7 +92,7 @@ async def test_a_request_goes_to_the_worker_that_holds_its_prefix():
 
 @pytest.mark.parametrize(("bytes_per_s", "loaded"), [(1e9, True), (1.0, False)])
 async def test_a_prefix_in_the_pool_is_loaded_where_that_is_quicker(bytes_per_s, loaded):
-    fleet, costs = Fleet(prefill=1), Costs(transfer=TransferCost(bytes_per_s))
+    fleet, costs = Fleet(prefill=1), Costs(transfer=LearntTransfer(bytes_per_s))
     fleet.prefill[0].pool_tokens = 32
     async with running(fleet, scheduler=Scheduler(costs=costs)) as conductor:
         known(conductor, POOL)
@@ -104,7 +105,7 @@ async def test_a_prefix_in_the_pool_is_loaded_where_that_is_quicker(bytes_per_s,
 
 
 async def test_a_pull_that_brings_nothing_is_not_made_again_and_again():
-    fleet, costs = Fleet(prefill=1), Costs(transfer=TransferCost(1.0))
+    fleet, costs = Fleet(prefill=1), Costs(transfer=LearntTransfer(1.0))
     async with running(fleet, scheduler=Scheduler(costs=costs)) as conductor:
         known(conductor, POOL)
         fleet.prefill[0].pool_tokens = 0  # it is given up each time

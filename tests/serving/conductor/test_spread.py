@@ -10,8 +10,9 @@ import pytest
 
 from mooncake_store.local_cluster import LocalCluster
 from serving.conductor.conductor import Conductor
-from serving.scheduling.costs import Costs, PrefillCost, TransferCost
+from serving.scheduling.costs import Costs
 from serving.scheduling.index import POOL
+from serving.scheduling.learnt import LearntPrefill, LearntTransfer
 from serving.scheduling.ledger import Flight
 from serving.scheduling.placement import CacheCentric
 from serving.scheduling.requests import Finish, Piece, Request
@@ -28,7 +29,7 @@ TOKEN_S = 0.01
 PULL_S = 1.0
 
 
-class FixedPrefill(PrefillCost):
+class FixedPrefill(LearntPrefill):
     def observe(self, tokens, cached, seconds):
         """Nothing is learnt."""
 
@@ -36,7 +37,7 @@ class FixedPrefill(PrefillCost):
         return TOKEN_S * (tokens - min(cached, tokens - 1))
 
 
-class FixedTransfer(TransferCost):
+class FixedTransfer(LearntTransfer):
     def observe(self, source, count, seconds):
         """Nothing is learnt."""
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from serving.front.indexer import Stored
-from serving.scheduling.costs import PrefillCost
+from serving.scheduling.learnt import LearntPrefill
 from serving.scheduling.placement import RoundRobin
 from tests.serving.front.engines import TOKENS, Engine, routing
 from tests.waiting import until_async
@@ -135,7 +135,7 @@ async def test_prompts_that_begin_alike_and_come_together_go_to_one_engine(http)
     async with routing(engines) as (url, front):
         await register(http, url, *engines)
         # A token costs much, so that what is to be computed twice is seen.
-        front.router.costs.prefill = PrefillCost((0.0, 1.0, 0.0))
+        front.router.costs.prefill = LearntPrefill((0.0, 1.0, 0.0))
         asking = [asyncio.create_task(ask(http, url, stream=True)) for _ in range(3)]
         await until_async(lambda: sum(len(engine.seen) for engine in engines.values()) == 3)
         assert sorted(len(engine.seen) for engine in engines.values()) == [0, 3]

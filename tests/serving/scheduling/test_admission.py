@@ -3,7 +3,8 @@
 import pytest
 
 from serving.scheduling.admission import AtDecode, ByForecast, ByLoad, Outlook, decode_load
-from serving.scheduling.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.scheduling.costs import Costs
+from serving.scheduling.learnt import LearntDecode, LearntDuration
 from serving.scheduling.under_way import UnderWay
 from serving.scheduling.views import DecodeView, Slo
 
@@ -13,9 +14,7 @@ EVERY = [AtDecode(), ByLoad(), ByForecast()]
 
 def outlook(ttft_s=1.0, batches=(0, 0), under_way=(), decode_s=5.0, queue_s=0.5):
     """Two decode instances, 20 ms between tokens for each request in a batch."""
-    models = Costs(
-        PrefillCost(), TransferCost(), DecodeCost((0.0, 0.02, 0.0)), DecodeDuration(decode_s), 0
-    )
+    models = Costs(decode=LearntDecode((0.0, 0.02, 0.0)), duration=LearntDuration(decode_s))
     views = [DecodeView(f"d{at}", batch) for at, batch in enumerate(batches)]
     expected = UnderWay()
     for begins in under_way:
@@ -38,9 +37,7 @@ def test_a_late_first_token_is_refused_with_the_wait_that_helps(policy):
 
 @pytest.mark.parametrize("policy", EVERY)
 def test_who_would_be_alone_is_taken_whatever_is_predicted(policy):
-    models = Costs(
-        PrefillCost(), TransferCost(), DecodeCost((9.0, 9.0, 0.0)), DecodeDuration(5.0), 0
-    )
+    models = Costs(decode=LearntDecode((9.0, 9.0, 0.0)), duration=LearntDuration(5.0))
     lone = Outlook(100.0, SLO, 50.0, 0.0, 10, DecodeView("d0", 0), 2, UnderWay(), models)
     assert policy.refusal(lone) is None
 

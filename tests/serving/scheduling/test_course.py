@@ -8,6 +8,7 @@ from serving.engine.sampling import Sampling
 from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
 from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import POOL, PrefixIndex
+from serving.scheduling.learnt import LearntLoad
 from serving.scheduling.ledger import Flight
 from serving.scheduling.requests import Failure, Finish, Request
 from serving.scheduling.stats import RequestLine, Stats
@@ -243,6 +244,30 @@ def test_a_prefix_that_is_not_worth_loading_is_not_loaded():
     assert (act.placement.source, act.prefix_tokens, act.fetch_s) == ("", 16, 0.0)
     played.close()
     assert played.stats.outcomes == {"cancelled": 1}
+
+
+def fetched(played, seconds, cached=64, **found):
+    """Compute a prompt whose prefix took so long to be there."""
+    played.next(Compute)
+    played.course.started(played.now, cached)
+    told = Prefilled(len(PROMPT) - cached, cached, seconds, 0.1, "there", **found)
+    played.course.prefilled(played.now, told)
+    played.close()
+    return played.scheduler.costs
+
+
+def test_what_its_own_prefix_takes_is_learnt_as_loading():
+    costs = fetched(Played({"p0": 64}), 0.5, own_tokens=64)
+    assert costs.load.predict(64_000) == pytest.approx(0.5, rel=0.2)
+    assert costs.transfer.predict(POOL, 64_000) < 0.01
+
+
+def test_of_a_pulled_prefix_loading_is_no_transfer():
+    played = Played({POOL: 64})
+    played.scheduler.costs.load = LearntLoad(64_000 / 0.3)
+    costs = fetched(played, 0.5)
+    assert costs.transfer.predict(POOL, 64_000) == pytest.approx(0.2, rel=0.2)
+    assert costs.load.predict(64_000) == pytest.approx(0.3)
 
 
 def test_a_prompt_that_stays_is_computed_and_decoded_in_one_go():

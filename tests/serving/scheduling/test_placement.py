@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from serving.scheduling.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.scheduling.costs import Costs
+from serving.scheduling.learnt import LearntDecode, LearntLoad, LearntPrefill, LearntTransfer
 from serving.scheduling.placement import (
     AnyInstance,
     CacheCentric,
@@ -16,14 +17,14 @@ from serving.scheduling.placement import (
 from serving.scheduling.views import DecodeView, Demand, PrefillView
 
 
-def costs(bytes_per_s=1e9, kv_bytes=1000):
-    """1 ms a token, nothing else; transfers as told."""
+def costs(bytes_per_s=1e9, kv_bytes=1000, load_bytes_per_s=1e18):
+    """1 ms a token, nothing else; transfers and loads as told."""
     return Costs(
-        PrefillCost((0.0, 1e-3, 0.0)),
-        TransferCost(bytes_per_s, latency_s=0.0),
-        DecodeCost((0.01, 0.01, 0.0)),
-        DecodeDuration(),
-        kv_bytes,
+        prefill=LearntPrefill((0.0, 1e-3, 0.0)),
+        transfer=LearntTransfer(bytes_per_s, latency_s=0.0),
+        load=LearntLoad(load_bytes_per_s),
+        decode=LearntDecode((0.01, 0.01, 0.0)),
+        kv_bytes=kv_bytes,
     )
 
 
@@ -53,6 +54,25 @@ def test_a_busy_holder_gives_its_prefix_to_another():
     assert (found.prefill, found.source, found.pulled, found.cached) == ("p0", "p1", 900, 900)
     assert found.transfer_s == pytest.approx(900 * 1000 / 1e9)
     assert found.saved_s == pytest.approx(0.9)
+
+
+def test_what_loading_a_prefix_takes_is_part_of_its_time():
+    # 900 tokens of its own take longer to load than to compute, then half as long.
+    found = LocalCache().place(Demand(1000, {"p1": 900}), TWO, costs(load_bytes_per_s=0.9e6))
+    assert (found.prefill, found.load_s) == ("p0", 0.0)
+    found = LocalCache().place(Demand(1000, {"p1": 900}), TWO, costs(load_bytes_per_s=2e6))
+    assert (found.prefill, found.load_s) == ("p1", pytest.approx(0.45))
+    assert found.ttft_s == pytest.approx(0.55)
+
+
+def test_a_pull_has_to_save_more_than_it_and_its_load_take():
+    queues = [PrefillView("p0"), PrefillView("p1", 10.0)]
+    demand = Demand(1000, {"p1": 900})
+    found = CacheCentric().place(demand, queues, costs(bytes_per_s=1e7, load_bytes_per_s=2e6))
+    assert (found.prefill, found.pulled, found.transfer_s) == ("p0", 900, pytest.approx(0.09))
+    assert (found.load_s, found.saved_s) == (pytest.approx(0.45), pytest.approx(0.45))
+    found = CacheCentric().place(demand, queues, costs(bytes_per_s=1e7, load_bytes_per_s=1.05e6))
+    assert (found.prefill, found.pulled, found.declined) == ("p0", 0, "p1")
 
 
 @pytest.mark.parametrize(("best", "pulled"), [(150, 0), (151, 51)])

@@ -3,7 +3,14 @@
 import pytest
 
 from serving.scheduling.admission import AtDecode, ByForecast, ByLoad
-from serving.scheduling.costs import Costs, DecodeCost, DecodeDuration, PrefillCost, TransferCost
+from serving.scheduling.costs import Costs
+from serving.scheduling.learnt import (
+    LearntDecode,
+    LearntDuration,
+    LearntLoad,
+    LearntPrefill,
+    LearntTransfer,
+)
 from serving.scheduling.ledger import Flight, Instance
 from serving.scheduling.pipelines import PipelineRule
 from serving.scheduling.placement import CacheCentric, LeastLoaded, LocalCache
@@ -15,11 +22,12 @@ from serving.scheduling.views import Demand, Rejection, Slo
 def make(prefills=2, decodes=2, coupled=0, slo=None, policies=None, kv_tokens=10_000):
     """1 ms a prompt token, 10 ms a decode step and request; 0.1 ms a prompt token beside it."""
     models = Costs(
-        PrefillCost((0.0, 1e-3, 0.0)),
-        TransferCost(1e9, 0.0),
-        DecodeCost((0.0, 0.01, 0.0), 1e-4),
-        DecodeDuration(5.0),
-        1000,
+        prefill=LearntPrefill((0.0, 1e-3, 0.0)),
+        transfer=LearntTransfer(1e9, 0.0),
+        load=LearntLoad(1e18),
+        decode=LearntDecode((0.0, 0.01, 0.0), 1e-4),
+        duration=LearntDuration(5.0),
+        kv_bytes=1000,
     )
     scheduler = Scheduler(slo or Slo(5.0, 0.1), policies, models)
     for number in range(prefills):
@@ -248,7 +256,7 @@ def test_admission_counts_the_chunk_that_shares_a_step(policy):
 
 
 def test_what_a_chunk_adds_to_a_step_is_learnt():
-    cost = DecodeCost()
+    cost = LearntDecode()
     for number in range(200):
         batch, chunk = 1 + number % 7, 64 * (number % 4)
         cost.observe(batch, 100 * batch, 0.005 + 0.002 * batch + 0.0005 * chunk, chunk)
