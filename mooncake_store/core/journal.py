@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kernel_cache.columns import reserve
-from mooncake_store.core import codes as c
 from mooncake_store.core import context as places
 from mooncake_store.core import ring as header
 from mooncake_store.core.facts import encode_fact
@@ -185,6 +184,13 @@ class Journal:
     def publish(self) -> None:
         """Write down all that changed, and let it count; what finds no room waits for the next."""
         numbers = self._numbers
+        if self._sink is not None and not numbers[places.CHANGED]:
+            # What most operations change, in one kernel.
+            if k.write_plain(self._words, self._state.now):
+                self._looked, self.behind = 0, False
+                self._header[header.HEAD] = numbers[places.CELLS_END]
+                self._sink.wake()
+                return
         segments = self._state.changed_segments() if numbers[places.CHANGED] else ()
         if self._sink is None:
             numbers[places.CHANGED] = 0
@@ -239,11 +245,8 @@ class Journal:
         return self._sink.make_room(words)
 
     def _show(self) -> None:
-        numbers, shown = self._numbers, self._header
-        shown[header.EVENTS_NEXT] = numbers[places.EVENTS_NEXT]
-        shown[header.GENERATION] = numbers[places.TALLY + c.GENERATION]
-        shown[header.NOW] = self._state.now
-        shown[header.HEAD] = numbers[places.CELLS_END]
+        k.tell_beside(self._words, self._state.now)
+        self._header[header.HEAD] = self._numbers[places.CELLS_END]  # not before all else is there
 
     def _room(self) -> int:
         used = self._numbers[places.CELLS_END] - self._header[header.WRITTEN]

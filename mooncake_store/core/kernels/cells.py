@@ -19,12 +19,21 @@ here reads or writes beyond its arrays because of it. Layouts are those of `reco
 import numpy as np
 
 from kernel_cache import njit
-from mooncake_store.core.codes import GROUPED, KERNEL, MARK_ENDED, READABLE, WRITING
+from mooncake_store.core import ring
+from mooncake_store.core.codes import (
+    GENERATION,
+    GROUPED,
+    KERNEL,
+    MARK_ENDED,
+    READABLE,
+    WRITING,
+)
 from mooncake_store.core.context import (
     CELLS,
     CELLS_END,
     COLD_ROWS,
     COLD_WORDS,
+    EVENTS_NEXT,
     INT64,
     MARKED,
     MARKS,
@@ -32,9 +41,11 @@ from mooncake_store.core.context import (
     NAME_WORDS,
     OVERFLOW_ROWS,
     PIN_ENDS,
+    RING_HEADER,
     ROW_WORDS,
     ROWS,
     TABLE,
+    TALLY,
 )
 from mooncake_store.core.kernels.columns import column
 from mooncake_store.core.kernels.names import LENGTH_BITS, LENGTH_MASK, give_blocks, take_blocks
@@ -128,6 +139,36 @@ def write_marked(context, first, room):
         place += 1
     context[CELLS_END] = at
     return place
+
+
+@njit(**KERNEL)
+def tell_beside(context, now):
+    """Write what the header says beside HEAD, which the caller moves when this is done."""
+    header = column(context, RING_HEADER, INT64)
+    header[ring.EVENTS_NEXT] = context[EVENTS_NEXT]
+    header[ring.GENERATION] = context[TALLY + GENERATION]
+    header[ring.NOW] = now
+
+
+@njit(**KERNEL)
+def write_plain(context, now):
+    """Write down all rows in MARKS, and what the header says beside HEAD; whether it did.
+
+    It does not where there may be no room for all, or one is in a group, of which is told as well.
+    """
+    marks, rows = column(context, MARKS, INT64), column(context, ROWS, ROW)
+    used = context[CELLS_END] - column(context, RING_HEADER, INT64)[ring.WRITTEN]
+    room = column(context, CELLS, INT64).shape[0] - used
+    if (context[MARKED] + 1) * CELL_WORDS_MAX > room:
+        return False
+    for place in range(context[MARKED]):
+        row = marks[place] & ROW_MASK
+        if rows[row].state != 0 and rows[row].flags & GROUPED:
+            return False
+    write_marked(context, 0, room)
+    context[MARKED] = 0
+    tell_beside(context, now)
+    return True
 
 
 @njit(**KERNEL)
