@@ -196,6 +196,10 @@ class WorkerClient:
         body = operation.request.pack(**columns)
         await self._rpc.call(operation, body, timeout_s=timeout_s)
 
+    async def connect(self) -> None:
+        """Connect, unless it is; raises when it cannot be reached."""
+        await self._listening()
+
     def stage(self, message: p.StageOpen) -> AsyncGenerator[p.Event, None]:
         """Make it a stage of a pipeline: first_token from the last one, done from each."""
         return self._events(p.STAGE_OPEN, message)

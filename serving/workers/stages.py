@@ -239,9 +239,12 @@ class Leading(Prefilling):
     async def _follow(
         self, client: WorkerClient, message: p.StageOpen, ready: asyncio.Event
     ) -> None:
-        if self.pusher is not None:
-            self.pusher.speaks_for -= 1
         try:
+            await client.connect()
+            if self.ended or not self._followers:
+                return
+            if self.pusher is not None:
+                self.pusher.speaks_for -= 1  # whoever was asked speaks for itself
             async for event in client.stage(message):
                 if isinstance(event, p.Queued):
                     ready.set()

@@ -16,6 +16,7 @@ then changes which requests it takes; model, cache and connections stay.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from dataclasses import dataclass, field
@@ -459,8 +460,24 @@ class Worker:
         return await self._receiving.open(message, self._owned(connection).incoming)
 
     def _stage_open(self, connection: Connection, message: p.StageOpen) -> None:
-        if self._refused(connection, message, p.PREFILL_ROLE, 1):
+        stage = None
+        try:
+            stage = self._stage(connection, message)
+        finally:
+            if stage is None and message.room is not None:
+                self._spawn(self._push_nothing(message))
+        if stage is None:
             return
+        if message.room is not None:
+            pusher = stage.pusher_to(self._peer(message.decode_at))
+            self._spawn(self._begin_stage(stage, pusher, message.room))
+        else:
+            stage.begin()
+
+    def _stage(self, connection: Connection, message: p.StageOpen) -> Stage | None:
+        """Admit a stage; None if it was refused."""
+        if self._refused(connection, message, p.PREFILL_ROLE, 1):
+            return None
         own = (self.card.revision, self.parts.computing.engine.chunk_tokens)
         share = 0 < message.stage < message.stages <= self.card.layers
         if (message.revision, message.chunk_tokens) != own or not share:
@@ -472,11 +489,13 @@ class Worker:
         stage = Stage(self.parts, message, following)
         self._stages[p.request_tag(message.request_id)] = stage
         self._admit(connection, stage)
-        if message.room is not None:
-            pusher = stage.pusher_to(self._peer(message.decode_at))
-            self._spawn(self._begin_stage(stage, pusher, message.room))
-        else:
-            stage.begin()
+        return stage
+
+    async def _push_nothing(self, message: p.StageOpen) -> None:
+        """Tell who waits for KV of a stage that none comes from here."""
+        with contextlib.suppress(StoreError, OSError):
+            close = p.KVClose(message.request_id, abort=True)
+            await self._peer(message.decode_at).kv_close(close)
 
     async def _begin_stage(self, stage: Stage, pusher: Pusher, room: p.Room) -> None:
         """Find the way to where its KV goes, then start it; fail it without."""

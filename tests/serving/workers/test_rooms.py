@@ -13,6 +13,7 @@ from tests.serving.workers.support import (
     asking_for_room,
     cancelled_at,
     decode,
+    drain,
     fleet,
     held,
     new_id,
@@ -31,7 +32,8 @@ SHORT = LONG[:40]
 
 @pytest.mark.parametrize("kind", [p.Queued, p.Started, p.FirstToken])
 @pytest.mark.parametrize("grouped", [False, True])
-async def test_leaving_a_pushed_prefill_gives_all_rooms_back(store, kind, grouped):
+async def test_leaving_a_pushed_prefill_gives_all_rooms_back(store, kind, grouped, monkeypatch):
+    monkeypatch.setattr(incoming, "STILL_S", 3600.0)  # each sender says that it is done
     async with fleet() as running:
         first = await running.add(pool_url=store.url)
         second = await running.add("decode", pool_url=store.url)
@@ -42,8 +44,50 @@ async def test_leaving_a_pushed_prefill_gives_all_rooms_back(store, kind, groupe
         )  # fmt: skip
         await cancelled_at(first, first.prefill(message), kind)
         # Where everything had been pushed, the room is kept for the decode; nobody comes.
-        for incoming in list(running.workers[1]._receiving._incoming.values()):
-            running.workers[1]._receiving._expire(incoming)
+        for room in list(running.workers[1]._receiving._incoming.values()):
+            running.workers[1]._receiving._expire(room)
+        await running.settled()
+
+
+def pushed_in_a_group(second, third):
+    """A long prompt whose KV two workers push to a third."""
+    return p.Prefill(
+        new_id(), p.pack_tokens(LONG), p.Sampling(), 50, 600_000, decode_at=second.address,
+        group=(third.address,),
+    )  # fmt: skip
+
+
+async def test_leaving_before_a_follower_is_asked_gives_the_room_back(store, monkeypatch):
+    """Nobody else will say that it does not push."""
+    monkeypatch.setattr(incoming, "STILL_S", 3600.0)
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add("decode", pool_url=store.url)
+        third = await running.add(pool_url=store.url)
+        asked = asyncio.Event()
+
+        async def never():
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(running.workers[0]._peer(third.address), "connect", never)
+        asking = asyncio.ensure_future(drain(first.prefill(pushed_in_a_group(second, third))))
+        await asyncio.wait_for(asked.wait(), PATIENCE_S)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await running.settled()
+
+
+async def test_a_follower_that_refuses_its_share_gives_the_room_back(store, monkeypatch):
+    monkeypatch.setattr(incoming, "STILL_S", 3600.0)
+    async with fleet() as running:
+        first = await running.add(pool_url=store.url)
+        second = await running.add("decode", pool_url=store.url)
+        third = await running.add(pool_url=store.url)
+        await third.drain()
+        *_, last = await drain(first.prefill(pushed_in_a_group(second, third)))
+        assert isinstance(last, p.Failed)
+        assert (last.code, last.retryable) == ("draining", True)
         await running.settled()
 
 
