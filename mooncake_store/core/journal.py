@@ -183,17 +183,17 @@ class Journal:
 
     def publish(self) -> None:
         """Write down all that changed, and let it count; what finds no room waits for the next."""
-        numbers = self._numbers
-        if self._sink is not None and not numbers[places.CHANGED]:
-            # What most operations change, in one kernel.
-            if k.write_plain(self._words, self._state.now):
-                self._looked, self.behind = 0, False
-                self._header[header.HEAD] = numbers[places.CELLS_END]
-                self._sink.wake()
-                return
-        segments = self._state.changed_segments() if numbers[places.CHANGED] else ()
-        if self._sink is None:
+        numbers, sink = self._numbers, self._sink
+        changed = numbers[places.CHANGED]
+        segments = self._state.changed_segments() if changed else ()
+        if sink is None:
             numbers[places.CHANGED] = 0
+            return
+        if not changed and k.write_plain(self._words, self._state.now):
+            # What most operations change, in one kernel.
+            self._looked, self.behind = 0, False
+            self._header[header.HEAD] = numbers[places.CELLS_END]
+            sink.wake()
             return
         for fact in segments:
             self.tell(fact)
@@ -203,7 +203,7 @@ class Journal:
         if not self.behind:
             numbers[places.CHANGED] = 0
             self._show()
-            self._sink.wake()
+            sink.wake()
 
     def _write(self) -> bool:
         """Write all that waits to the ring; whether it found room."""
