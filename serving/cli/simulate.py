@@ -65,10 +65,10 @@ def run(
 ) -> None:
     """Serve every request of a trace in simulated time, and tell what users would have seen."""
     from mooncake_store.units import parse_duration
-    from serving.simulator import traces
     from serving.simulator.cluster import Cluster, Plan
     from serving.simulator.hardware import read_hardware
     from serving.simulator.outcomes import summary
+    from serving.traces import shape
 
     plan = Plan(
         prefill=prefill,
@@ -86,11 +86,11 @@ def run(
     )
     requests = _read(trace)
     outcomes = Cluster(plan, read_hardware(hardware)).run(
-        traces.spread(requests) if spread else requests
+        shape.spread(requests) if spread else requests
     )
     figures = summary(outcomes, requests.input_tokens, plan.ttft_s, plan.tbt_s)
     emit(
-        {"trace": traces.describe(requests)._asdict(), **figures},
+        {"trace": shape.describe(requests).plain(), **figures},
         as_json=as_json,
         human=lambda: table(
             {"figure": "left", "value": "right"},
