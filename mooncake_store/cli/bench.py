@@ -23,6 +23,7 @@ from mooncake_store.cli.shared.app import (
     table,
     taking,
 )
+from mooncake_store.cli.shared.client import SecretOption, UrlOption
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ VsOption = Annotated[
 
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", help="Threads that share a batch.", show_default="1")
+]
+
+
+TraceArgument = Annotated[
+    Path | None, typer.Argument(help="A trace; without one conversations are made up.")
 ]
 
 
@@ -155,6 +161,32 @@ COMMANDS = {
             "--quick": "probes, queries, small puts: keys per second",
             "--vs upstream": "beside the original's master",
         },
+    ),
+    "replay": _Bench(
+        "Play a trace of requests against a store, or a server of models.",
+        {
+            "--quick": "made-up conversations, on a store that it starts",
+            "trace.jsonl --master 10.0.0.5:50051 --speed 2": "on a store that runs, twice as fast",
+            "trace.jsonl --front http://127.0.0.1:8000 --requests 500": (
+                "completions of the trace's lengths, when it has them come"
+            ),
+        },
+        {
+            "trace": (None, TraceArgument),
+            "url": (None, UrlOption),
+            "secret_file": (None, SecretOption),
+            "front": _option("--front", "URL", "A server with OpenAI's API, in place of a store."),
+            "token_file": _option("--token-file", "FILE", "File with its API key.", Path),
+            "speed": _option("--speed", "X", "Play the trace's times, so much faster.", float),
+            "requests": _option("--requests", "N", "Play only the first ones.", int),
+            "block": _option("--block", "SIZE", "Bytes of a block in a store; 64KiB."),
+            "clients": _option("--clients", "N", "Requests at once to a store; 1.", int),
+            "segment": _option("--segment", "SIZE", "Memory of a store that it starts."),
+            "block_tokens": _option(
+                "--block-tokens", "N", "Tokens of a block for a server; 512.", int
+            ),
+        },
+        module="serving.bench.replay",
     ),
     "restart": _Bench(
         "Measure how long a pool is away when its processes are killed.",
