@@ -11,8 +11,8 @@ median and mean. The same kind and seed are the same rows, on every machine.
 
 It does not know how long answers take: a pause lasts from one request to the next. Sessions all
 begin after the trace does, so its first minutes have fewer requests. Nobody takes another way from
-the middle of a conversation. Cost: some ten microseconds a request and a few a block; memory for
-the sessions under way.
+the middle of a conversation. Cost: some twenty microseconds a request; memory for the sessions
+under way.
 """
 
 from __future__ import annotations
