@@ -23,7 +23,7 @@ from mooncake_store.cli.shared.app import (
     table,
     taking,
 )
-from mooncake_store.cli.shared.client import SecretOption, UrlOption
+from mooncake_store.cli.shared.client import store_options
 from mooncake_store.errors import InvalidArgumentError, StoreError
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class _Bench(NamedTuple):
     """By the parameter of `run` that takes them; what is not given is left out of the call."""
     module: str = ""
     """Of a bench that `all` leaves out: it is above this package, so known by name only."""
+    store: bool = False
+    """Whether it can use a store that runs, and finds it with `connected`."""
 
 
 FULL = {"--json": "the full run, for a program"}
@@ -173,8 +175,6 @@ COMMANDS = {
         },
         {
             "trace": (None, TraceArgument),
-            "url": (None, UrlOption),
-            "secret_file": (None, SecretOption),
             "front": _option("--front", "URL", "A server with OpenAI's API, in place of a store."),
             "token_file": _option("--token-file", "FILE", "File with its API key.", Path),
             "speed": _option("--speed", "X", "Play the trace's times, so much faster.", float),
@@ -187,6 +187,7 @@ COMMANDS = {
             ),
         },
         module="serving.bench.replay",
+        store=True,
     ),
     "restart": _Bench(
         "Measure how long a pool is away when its processes are killed.",
@@ -251,8 +252,9 @@ def _add(name: str, bench: _Bench) -> None:
     if bench.module:
         del common["vs"]
     lines = [(f"mooncake bench {name} {words}", why) for words, why in bench.examples.items()]
+    command = taking(bench.options | common)(run)
     app.command(name, help=bench.about, epilog=examples(*lines))(
-        taking(bench.options | common)(run)
+        store_options(command) if bench.store else command
     )
 
 

@@ -29,9 +29,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from eviction.trace import columns_of
-from mooncake_store.cli.shared.client import store_url
-from mooncake_store.client.blocking import Client
-from mooncake_store.errors import InvalidArgumentError
+from mooncake_store.cli.shared.client import connected, store_named
+from mooncake_store.errors import InvalidArgumentError, StoreError
 from mooncake_store.local_cluster import LocalCluster
 from mooncake_store.units import parse_size
 from serving.bench.times import percentiles
@@ -42,6 +41,7 @@ from serving.traces.shape import split
 if TYPE_CHECKING:
     from eviction import Trace
     from mooncake_store.bench.harness import Report
+    from mooncake_store.client import Client
 
 __all__ = ["run"]
 
@@ -58,8 +58,6 @@ def run(
     trace: str | None = None,
     requests: int | None = None,
     speed: float | None = None,
-    url: str | None = None,
-    secret_file: str | None = None,
     block: str = BLOCK,
     clients: int = 1,
     segment: str | None = None,
@@ -67,7 +65,10 @@ def run(
     token_file: str | None = None,
     block_tokens: int | None = None,
 ) -> None:
-    """Measure all rows. Raises InvalidArgumentError for what cannot be played."""
+    """Measure all rows, of a command with `store_options`.
+
+    Raises InvalidArgumentError for what cannot be played.
+    """
     _check(
         {"--requests": requests, "--speed": speed, "--clients": clients,
          "--block-tokens": block_tokens}
@@ -78,18 +79,18 @@ def run(
     if front:
         from serving.bench.replay_front import play
 
-        if url:
+        if store_named():
             raise InvalidArgumentError(
                 "--front and a store are two things to play at", advice="name one of them"
             )
         play(report, played, front, token_file or "", speed or 1.0, block_tokens)
         return
     with ExitStack() as stack:
-        if url is None:
+        here: dict[str, str] = {}
+        if not store_named():
             segment = segment or (SEGMENT_QUICK if quick else SEGMENT)
-            url = stack.enter_context(LocalCluster(segment=segment)).url
-        settings = {"secret_file": secret_file} if secret_file else {}
-        store = stack.enter_context(Client(store_url(url), **settings))
+            here["url"] = stack.enter_context(LocalCluster(segment=segment)).url
+        store = stack.enter_context(connected(**here))
         player = _Player(store, played, parse_size(block), speed)
         try:
             seconds = player.play(clients)
@@ -201,7 +202,9 @@ class _Player:
                 return at
             number = int.from_bytes(value[:NUMBER_BYTES], "little")
             if len(value) != self.nbytes or number != blocks[at]:
-                raise AssertionError(f"{names[at]} is not what was put")
+                raise StoreError(
+                    f"{names[at]} is not what was put", advice="report it, with the store's logs"
+                )
         return len(values)
 
 

@@ -10,8 +10,7 @@ from eviction import read_trace
 from mooncake_store import Client, LocalCluster
 from mooncake_store.bench.harness import Report
 from mooncake_store.cli.main import main
-from mooncake_store.errors import ConfigError, InvalidArgumentError, StoreError
-from serving.bench import replay
+from mooncake_store.errors import ConfigError, StoreError
 from serving.bench.replay_front import play, prompt_of
 from serving.workers.protocol import unpack_tokens
 from tests.serving.fakes import Fleet
@@ -39,43 +38,52 @@ def pool():
         yield cluster.url
 
 
-def played(**options):
-    """The rows of a replay by name."""
-    report = Report("replay", quick=True)
-    replay.run(report, quick=True, **options)
-    return {row.name: row for row in report.rows}
+@pytest.fixture
+def played(file, pool, capsys):
+    """Run the command on the pool; the rows by name."""
+
+    def play_it(*words):
+        assert main(["bench", "replay", file, "--url", pool, *words, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        return {row["name"]: row for row in rows}
+
+    return play_it
 
 
-def test_what_earlier_requests_put_is_found_and_the_store_is_left_as_it_was(file, pool):
+def test_what_earlier_requests_put_is_found_and_the_store_is_left_as_it_was(played, pool):
     with Client(pool) as store:
         store.put("replay", b"of somebody else")
-        for clients in (1, 1, 3):
-            rows = played(trace=file, url=pool.removeprefix("mooncake://"), clients=clients)
-            if clients == 1:
-                assert rows["hit_ratio"].value == pytest.approx(4 / 9, rel=1e-4)
-            assert rows["not put"].value == 0
-            assert rows["put"].value > 0
-            assert rows["lookup/p50"].value > 0
-            assert rows["late/p99"].value is None
+        for clients in ("1", "1", "3"):
+            rows = played("--clients", clients)
+            if clients == "1":
+                assert rows["hit_ratio"]["value"] == pytest.approx(4 / 9, rel=1e-4)
+            assert rows["not put"]["value"] == 0
+            assert rows["put"]["value"] > 0
+            assert rows["lookup/p50"]["value"] > 0
+            assert rows["late/p99"]["value"] is None
             assert [each.key for each in store.list()] == ["replay"]
 
 
-def test_requests_are_played_when_the_trace_has_them_come(file, pool):
+def test_requests_are_played_when_the_trace_has_them_come(played):
     # In a fiftieth of its four seconds: the last of four requests begins then.
-    rows = played(trace=file, url=pool, speed=50.0, block=BLOCK)
-    assert rows["requests"].value < 4 / (4 / 50)
-    assert rows["late/p99"].value > 0
-    assert rows["hit_ratio"].value == pytest.approx(4 / 9, rel=1e-4)
+    rows = played("--speed", "50", "--block", BLOCK)
+    assert rows["requests"]["value"] < 4 / (4 / 50)
+    assert rows["late/p99"]["value"] > 0
+    assert rows["hit_ratio"]["value"] == pytest.approx(4 / 9, rel=1e-4)
 
 
-def test_what_does_not_fit_into_the_store_is_counted(file, pool):
-    rows = played(trace=file, url=pool, block="8MiB")
-    assert rows["not put"].value == 9
-    assert rows["hit_ratio"].value == 0
-    assert rows["get/p50"].why == "nothing was found"
+def test_only_the_first_requests_are_played_where_that_is_said(played):
+    assert played("--requests", "2")["hit_ratio"]["value"] == pytest.approx(2 / 5)
 
 
-def test_a_block_that_is_not_what_was_put_ends_the_replay(file, pool, monkeypatch):
+def test_what_does_not_fit_into_the_store_is_counted(played):
+    rows = played("--block", "8MiB")
+    assert rows["not put"]["value"] == 9
+    assert rows["hit_ratio"]["value"] == 0
+    assert rows["get/p50"]["why"] == "nothing was found"
+
+
+def test_a_block_that_is_not_what_was_put_ends_the_replay(file, pool, monkeypatch, capsys):
     get_many = Client.get_many
 
     def wrong(self, names):
@@ -84,37 +92,42 @@ def test_a_block_that_is_not_what_was_put_ends_the_replay(file, pool, monkeypatc
         return found
 
     monkeypatch.setattr(Client, "get_many", wrong)
-    with pytest.raises(AssertionError, match="is not what was put"):
-        played(trace=file, url=pool, block=BLOCK)
+    assert main(["bench", "replay", file, "--url", pool, "--block", BLOCK]) == 1
+    assert "is not what was put" in capsys.readouterr().err
 
 
-def test_the_command_plays_the_first_requests_on_a_store_that_runs(file, pool, capsys):
-    words = ["--master", pool.removeprefix("mooncake://").partition("/")[0], "--block", BLOCK]
-    assert main(["bench", "replay", file, *words, "--requests", "2", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert rows["hit_ratio"]["value"] == pytest.approx(2 / 5)
+def test_a_store_is_named_as_for_every_command(file, pool, tmp_path, capsys):
+    master = pool.removeprefix("mooncake://").partition("/")[0]
+    settings = tmp_path / "mine.toml"
+    settings.write_text(f'[client]\nurl = "{pool}"\n')
+    for words in (["--master", master], ["--config", str(settings)]):
+        # A store that it would start has room for these.
+        assert main(["bench", "replay", file, *words, "--block", "8MiB", "--json"]) == 0
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+        assert rows["not put"]["value"] == 9
 
 
 @pytest.mark.slow
-def test_without_a_store_and_a_trace_there_is_one_of_each():
-    rows = played(requests=20, segment="64MiB")
-    assert 0 < rows["hit_ratio"].value < 1
+def test_without_a_store_and_a_trace_there_is_one_of_each(capsys):
+    words = ["--requests", "20", "--segment", "64MiB", "--json"]
+    assert main(["bench", "replay", *words]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert 0 < rows["hit_ratio"]["value"] < 1
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("words", "said"),
     [
-        ({"speed": 0.0}, "--speed is 0"),
-        ({"requests": -1}, "--requests is -1"),
-        ({"clients": 0}, "--clients is 0"),
-        ({"block": "4"}, "--block is 4 bytes"),
-        ({"front": "http://127.0.0.1:1"}, "two things"),
-        ({"trace": "/none.jsonl"}, "/none.jsonl"),
+        (["--speed", "0"], "--speed is 0"),
+        (["--requests", "-1"], "--requests is -1"),
+        (["--clients", "0"], "--clients is 0"),
+        (["--block", "4"], "--block is 4 bytes"),
+        (["--front", "http://127.0.0.1:1"], "two things"),
     ],
 )
-def test_what_cannot_be_played_is_refused(file, pool, options, said):
-    with pytest.raises(InvalidArgumentError, match=said):
-        played(**{"trace": file, "url": pool} | options)
+def test_what_cannot_be_played_is_refused(file, pool, capsys, words, said):
+    assert main(["bench", "replay", file, "--url", pool, *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 # -- a front
