@@ -142,8 +142,12 @@ class _Player:
         self._began = time.perf_counter()
         with ThreadPoolExecutor(clients) as threads:
             running = [threads.submit(self._client) for _ in range(clients)]
-            for each in running:
-                each.result()
+            try:
+                for each in running:
+                    each.result()
+            finally:
+                # Nobody waits for the rest of a trace after Ctrl-C.
+                self._stop.set()
         return time.perf_counter() - self._began
 
     def _client(self) -> None:
@@ -154,7 +158,9 @@ class _Player:
                     number = next(self._next, None)
                 if number is None:
                     return
-                self._request(number, self._wait(number))
+                late = self._wait(number)
+                if not self._stop.is_set():
+                    self._request(number, late)
         except BaseException:
             self._stop.set()
             raise

@@ -10,7 +10,7 @@ from eviction import read_trace
 from mooncake_store import Client, LocalCluster
 from mooncake_store.bench.harness import Report
 from mooncake_store.cli.main import main
-from mooncake_store.errors import ConfigError, StoreError
+from mooncake_store.errors import ConfigError, StoreError, UnavailableError
 from serving.bench.replay_front import play, prompt_of
 from serving.workers.protocol import unpack_tokens
 from tests.serving.fakes import Fleet
@@ -94,6 +94,17 @@ def test_a_block_that_is_not_what_was_put_ends_the_replay(file, pool, monkeypatc
     monkeypatch.setattr(Client, "get_many", wrong)
     assert main(["bench", "replay", file, "--url", pool, "--block", BLOCK]) == 1
     assert "is not what was put" in capsys.readouterr().err
+
+
+def test_nobody_waits_for_requests_to_come_when_one_has_failed(file, pool, monkeypatch, capsys):
+    def broken(self, names):
+        raise UnavailableError("the store has gone")
+
+    monkeypatch.setattr(Client, "find_prefix", broken)
+    # The third request is due in three weeks.
+    words = ["--url", pool, "--clients", "3", "--speed", "0.000001"]
+    assert main(["bench", "replay", file, *words]) == 4
+    assert "the store has gone" in capsys.readouterr().err
 
 
 def test_a_store_is_named_as_for_every_command(file, pool, tmp_path, capsys):

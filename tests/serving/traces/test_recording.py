@@ -21,6 +21,7 @@ from serving.traces.recording import BlockNames, Recorder
 from tests.serving.fakes import Fleet
 from tests.serving.front.conftest import http as http
 from tests.serving.front.conftest import serving
+from tests.waiting import until_async
 
 
 class Clock:
@@ -134,9 +135,7 @@ async def test_rows_come_into_the_file_while_it_goes_on(path, monkeypatch):
     recorder = Recorder(path)
     recorder.start()
     await go(recorder, [1] * 5, *DONE)
-    async with asyncio.timeout(20):
-        while not path.stat().st_size:
-            await asyncio.to_thread(os.sched_yield)
+    await until_async(lambda: path.stat().st_size)
     await recorder.close()
 
 
