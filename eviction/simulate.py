@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from eviction.base import EvictionPolicy
 
-__all__ = ["HitCount", "count_hits"]
+__all__ = ["HitCount", "check_offsets", "count_hits", "hits_by_request"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +60,44 @@ def count_hits(
     "tail_first" uses a request's deepest block first, so that its tail is evicted before its head.
     Raises ValueError for an unknown name, a capacity below 1 or offsets that do not fit.
     """
-    lengths = np.diff(offsets)
-    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or np.any(lengths < 0):
-        raise ValueError("offsets must rise from 0 to the number of ids")
+    hits = hits_by_request(ids, offsets, policy, capacity, order)
+    return HitCount(hits=int(hits.sum()), blocks=len(ids))
+
+
+def hits_by_request(
+    ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    policy: str | Callable[[int], EvictionPolicy],
+    capacity: int | None = None,
+    order: Literal["tail_first", "head_first"] = "tail_first",
+) -> NDArray[np.int64]:
+    """The same for each request: how many of its first blocks it found."""
+    check_offsets(ids, offsets)
     if order not in ("tail_first", "head_first"):
         raise ValueError(f"order must be tail_first or head_first, not {order!r}")
     universe = int(ids.max(initial=0)) + 1
     capacity = universe if capacity is None else capacity
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1 block, not {capacity}")
-    depths = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
+    depths = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
     kept = depths < capacity
     bounds = np.concatenate(([0], np.cumsum(kept)))[offsets]
     ids_kept, depths_kept = ids[kept], depths[kept].astype(np.int32)
     pool = _make(policy, universe, ids_kept)
     step = -1 if order == "tail_first" else 1
     hits = _replay(pool, capacity, ids_kept, depths_kept, bounds.tolist(), step)
-    return HitCount(hits=hits, blocks=len(ids))
+    return np.array(hits, dtype=np.int64)
+
+
+def check_offsets(ids: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
+    """Raise ValueError unless offsets cut ids into requests."""
+    if (
+        not len(offsets)
+        or offsets[0] != 0
+        or offsets[-1] != len(ids)
+        or np.any(np.diff(offsets) < 0)
+    ):
+        raise ValueError("offsets must rise from 0 to the number of ids")
 
 
 def _make(
@@ -99,18 +120,18 @@ def _replay(
     depths: NDArray[np.int32],
     bounds: list[int],
     step: int,
-) -> int:
-    """Serve all requests, none longer than the pool, and count their hits."""
+) -> list[int]:
+    """Serve all requests, none longer than the pool, and count the hits of each."""
     resident = np.zeros(pool.capacity_ids, dtype=np.bool_)
     evictable = np.ones(pool.capacity_ids, dtype=np.bool_)
     pick = picking(eligible=evictable.__getitem__)
     used = 0
-    hits = 0
+    hits: list[int] = []
     for start, end in itertools.pairwise(bounds):
         blocks = ids[start:end]
         found = resident[blocks]
         present = int(np.count_nonzero(found))
-        hits += present if present == end - start else int(found.argmin())
+        hits.append(present if present == end - start else int(found.argmin()))
         used += end - start - present
         if used > capacity:
             evictable[blocks] = False
