@@ -123,6 +123,72 @@ def paper(
     )
 
 
+@app.command(
+    epilog=examples(
+        ("mooncake simulate fit stats.json mine.toml", "what /stats of a front tells"),
+        (
+            "mooncake simulate fit samples.jsonl mine.toml --kv-bytes 131072 --network 25GB"
+            " --load 64GB --kv-tokens 400000 --layers 32 --json",
+            "of measured prompts and steps",
+        ),
+    )
+)
+def fit(
+    measurements: Annotated[
+        Path, typer.Argument(help="The JSON of a front's /stats, or lines of measured times.")
+    ],
+    out: Annotated[Path, typer.Argument(help="The hardware file to write; one there goes.")],
+    kv_bytes: Annotated[
+        int | None, typer.Option(help="KV of one token.", show_default="measured")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="What a node sends in a second.", show_default="measured"
+        ),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What comes in a second from a node's memory to where it computes.",
+            show_default="measured",
+        ),
+    ] = None,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of KV a node decodes with.", show_default="measured"),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of the model.", show_default="measured")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a hardware file of what a live system measured.
+
+    What is given counts more than what was measured.
+    """
+    import msgspec
+
+    from mooncake_store.units import parse_size
+    from serving.simulator.measured import fit_hardware, write_hardware
+
+    given = {
+        "kv_bytes": kv_bytes,
+        "network_bytes_per_s": None if network is None else parse_size(network),
+        "load_bytes_per_s": None if load is None else parse_size(load),
+        "kv_tokens": kv_tokens,
+        "layers": layers,
+    }
+    found = fit_hardware(measurements, **{name: of for name, of in given.items() if of is not None})
+    write_hardware(out, found)
+    emit(
+        {"file": str(out)} | msgspec.structs.asdict(found),
+        as_json=as_json,
+        human=lambda: f"{out}: {found.about}",
+    )
+
+
 def _read(path: Path) -> "Trace":
     """Read a trace, which `eviction` does for everybody."""
     from eviction import read_trace

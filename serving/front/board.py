@@ -155,11 +155,23 @@ class ConductorBoard:
             "ttft_s": _quantiles(stats.ttft),
             "tbt_s": _quantiles(stats.tbt),
             "loads": {"prefill": loads.prefill, "decode": loads.decode},
+            "costs": conductor.scheduler.costs.learnt(),
+            "machine": self._machine(),
             "span_s": SPAN_S,
             "history": [_span(age_s, span) for age_s, span in stats.history.spans(now)],
             "pool_blocks": conductor.index.holders.get(POOL, 0),
             "workers": [self._worker(member, now) for member in conductor.fleet.members.values()],
             "requests": [line.shown(now) for line in stats.recent()],
+        }
+
+    def _machine(self) -> dict[str, int]:
+        """What the costs are those of, beside what was learnt."""
+        card = self._conductor.card
+        members = self._conductor.fleet.members.values()
+        rooms = [each.hello.kv_blocks for each in members if each.hello.role != PREFILL]
+        return {
+            "layers": card.layers if card else 0,
+            "kv_tokens": min(rooms, default=0) * (card.block_tokens if card else 0),
         }
 
     def _worker(self, member: Member, now: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ who knows better says so in `Costs`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from serving.scheduling.learnt import (
     LearntDecode,
@@ -111,3 +111,17 @@ class Costs:
     decode: DecodeCost = field(default_factory=LearntDecode)
     duration: DecodeDuration = field(default_factory=LearntDuration)
     kv_bytes: int = 0
+
+    def learnt(self) -> dict[str, Any]:
+        """What was learnt, by term, as JSON has it; a term that was given is left out."""
+        terms = {"prefill": self.prefill, "load": self.load, "decode": self.decode}
+        told: dict[str, Any] = {
+            name: each.learnt._asdict()
+            for name, each in terms.items()
+            if isinstance(each, (LearntPrefill, LearntLoad, LearntDecode))
+        }
+        if isinstance(self.transfer, LearntTransfer):
+            told["transfer"] = {
+                source: each._asdict() for source, each in self.transfer.learnt.items()
+            }
+        return {"kv_bytes": self.kv_bytes} | told

@@ -6,9 +6,10 @@
 
 Least squares with each measurement divided by its amount of work, so that short and long requests
 weigh about alike. (Dividing by the measured value would believe the quickest ones most.) Old ones
-are forgotten, so a machine that became slower is believed after some dozen requests. The prior
-counts as a tenth of a measurement and fades faster. Coefficients that are not negative keep
-extrapolation sane: a time that falls as work grows would send every long prompt to one place.
+are forgotten, so a machine that became slower is believed after some dozen requests, unless all are
+to count alike (`kept=1`). The prior counts as a tenth of a measurement and fades faster.
+Coefficients that are not negative keep extrapolation sane: a time that falls as work grows would
+send every long prompt to one place.
 
 There are few coefficients, so where one would be negative every subset of them is tried: O(2^k k^3)
 a measurement. For so few, plain numbers are quicker than arrays. Pure: no clock, no randomness.
@@ -23,9 +24,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NonNegativeFit"]
+__all__ = ["KEPT", "NonNegativeFit"]
 
-_KEPT = 0.97
+KEPT = 0.97
 """How much a measurement counts for once the next one is there."""
 _PRIOR_WEIGHT = 0.1
 _PRIOR_KEPT = 0.85
@@ -36,7 +37,7 @@ _PRIOR_WEIGHT_MIN = 1e-7
 class NonNegativeFit:
     """`value = sum(c_i * feature_i)`, every c_i >= 0; `scales` are typical sizes of features."""
 
-    def __init__(self, prior: Sequence[float], scales: Sequence[float]) -> None:
+    def __init__(self, prior: Sequence[float], scales: Sequence[float], kept: float = KEPT) -> None:
         if len(prior) != len(scales) or min(prior) < 0 or not any(prior):
             raise ValueError(f"a prior is one coefficient of 0 or more a feature, not {prior}")
         size = range(len(prior))
@@ -47,6 +48,9 @@ class NonNegativeFit:
         self._gram = [[0.0] * len(prior) for _ in size]
         self._moment = [0.0] * len(prior)
         self._prior_weight = _PRIOR_WEIGHT
+        self._kept = kept
+        self.measured = 0
+        """Measurements taken in."""
         self.coefficients: tuple[float, ...] = tuple(prior)
         """The current ones, one a feature."""
 
@@ -54,14 +58,15 @@ class NonNegativeFit:
         """Take a measurement in; one of no duration says nothing and is ignored."""
         if value <= 0:
             return
+        self.measured += 1
         row = [feature / scale for feature, scale in zip(features, self._scales, strict=True)]
         work = sum(row)
         row = [each / work for each in row]
         for at, share in enumerate(row):
-            self._moment[at] = _KEPT * self._moment[at] + share * (value / work)
+            self._moment[at] = self._kept * self._moment[at] + share * (value / work)
             line = self._gram[at]
             for other, another in enumerate(row):
-                line[other] = _KEPT * line[other] + share * another
+                line[other] = self._kept * line[other] + share * another
         self._prior_weight = max(_PRIOR_KEPT * self._prior_weight, _PRIOR_WEIGHT_MIN)
         # Now, since nobody waits for it: a request waits for a prediction.
         found = zip(self._solve(), self._scales, strict=True)

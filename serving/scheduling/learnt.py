@@ -14,21 +14,44 @@ O(1) each.
 
 from __future__ import annotations
 
-from serving.scheduling.fit import NonNegativeFit
+from typing import NamedTuple
 
-__all__ = ["LearntDecode", "LearntDuration", "LearntLoad", "LearntPrefill", "LearntTransfer"]
+from serving.scheduling.fit import KEPT, NonNegativeFit
+
+__all__ = [
+    "Learnt",
+    "LearntDecode",
+    "LearntDuration",
+    "LearntLoad",
+    "LearntPrefill",
+    "LearntTransfer",
+]
+
+
+class Learnt(NamedTuple):
+    """What was learnt of a cost: its coefficients, and from how many measurements."""
+
+    coefficients: tuple[float, ...]
+    measured: int
 
 
 class LearntPrefill:
     """Seconds to compute the KV of a prompt of `tokens` of which `cached` need not be computed."""
 
-    def __init__(self, prior: tuple[float, float, float] = (0.01, 2e-4, 1e-8)) -> None:
-        self._fit = NonNegativeFit(prior, scales=(1.0, 1e3, 1e6))
+    def __init__(
+        self, prior: tuple[float, float, float] = (0.01, 2e-4, 1e-8), kept: float = KEPT
+    ) -> None:
+        self._fit = NonNegativeFit(prior, scales=(1.0, 1e3, 1e6), kept=kept)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
         """Seconds of fixed work, a token, and a square of tokens, as learnt so far."""
         return self._fit.coefficients
+
+    @property
+    def learnt(self) -> Learnt:
+        """The coefficients, and what they were learnt from."""
+        return Learnt(self._fit.coefficients, self._fit.measured)
 
     @staticmethod
     def _work(tokens: int, cached: int) -> tuple[int, int]:
@@ -62,6 +85,13 @@ class LearntTransfer:
         self._fits: dict[str, NonNegativeFit] = {}
         self._declined: dict[str, int] = {}
         self._in_flight: dict[str, int] = {}
+
+    @property
+    def learnt(self) -> dict[str, Learnt]:
+        """Seconds of latency and a byte by source, as learnt so far."""
+        return {
+            source: Learnt(fit.coefficients, fit.measured) for source, fit in self._fits.items()
+        }
 
     def begin(self, source: str, count: int) -> None:
         """A transfer of so many bytes starts: others from that source are slower meanwhile."""
@@ -115,6 +145,11 @@ class LearntLoad:
     def __init__(self, bytes_per_s: float = 1e10) -> None:
         self._fit = NonNegativeFit((0.0, 1 / bytes_per_s), scales=(1.0, 1e6))
 
+    @property
+    def learnt(self) -> Learnt:
+        """Seconds of fixed work and a byte, as learnt so far."""
+        return Learnt(self._fit.coefficients, self._fit.measured)
+
     def observe(self, count: int, seconds: float) -> None:
         """A load of so many bytes took so long."""
         if count > 0:
@@ -135,9 +170,18 @@ class LearntDecode:
     """
 
     def __init__(
-        self, prior: tuple[float, float, float] = (0.01, 1e-3, 1e-8), prompt_token_s: float = 2e-4
+        self,
+        prior: tuple[float, float, float] = (0.01, 1e-3, 1e-8),
+        prompt_token_s: float = 2e-4,
+        kept: float = KEPT,
     ) -> None:
-        self._fit = NonNegativeFit((*prior, prompt_token_s), scales=(1.0, 8.0, 1e4, 256.0))
+        scales = (1.0, 8.0, 1e4, 256.0)
+        self._fit = NonNegativeFit((*prior, prompt_token_s), scales, kept)
+
+    @property
+    def learnt(self) -> Learnt:
+        """Seconds of fixed work, a request, a token of context and one of a prompt beside."""
+        return Learnt(self._fit.coefficients, self._fit.measured)
 
     def observe(self, batch: int, tokens: int, seconds: float, chunk: int = 0) -> None:
         """A step took so long; `tokens` is the context of the whole batch."""

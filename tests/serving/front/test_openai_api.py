@@ -10,7 +10,7 @@ import pytest
 
 from serving.engine.tokenizer import ByteTokenizer
 from serving.workers import protocol as p
-from tests.serving.fakes import Fleet, answer
+from tests.serving.fakes import CARD, Fleet, answer
 from tests.serving.front.conftest import serving
 from tests.waiting import until_async
 
@@ -382,3 +382,7 @@ async def test_metrics_and_stats_tell_what_happened(http, served):
     assert stats["requests"][0]["generated_tokens"] == 5
     assert {worker["state"] for worker in stats["workers"]} == {"there"}
     assert stats["health"]["store"] == "none: nothing is reused"
+    assert stats["costs"]["kv_bytes"] == CARD.kv_bytes_per_token
+    assert stats["costs"]["prefill"]["measured"] == 1
+    assert len(stats["costs"]["decode"]["coefficients"]) == 4
+    assert stats["machine"] == {"layers": CARD.layers, "kv_tokens": 256 * CARD.block_tokens}
