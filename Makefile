@@ -6,7 +6,7 @@ MINUTES ?= 10
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test demo test check bench docs fuzz soak soak-store chaos clean
-.PHONY: test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
+.PHONY: predictions test-mount test-interop test-gpu test-vllm test-sglang test-lmcache test-rdma
 .PHONY: test-compat test-serving soak-serving soak-reboot overload conversations vllm-routing
 
 help:            ## this list
@@ -75,6 +75,9 @@ overload: setup-test ## twice what a serving system can do, under each admission
 
 conversations: setup-test ## sessions that share how they begin, under each placement policy
 	@$(PY) -m tests.soak.conversations --seed $(SEED)
+
+predictions: setup-test ## a trace on a serving system, and what the simulator said of it
+	@$(PY) -m tests.soak.predictions --seed $(SEED)
 
 vllm-routing: setup ## two servers of vLLM behind a front, by what they hold and in turn
 	@scripts/engine.sh vllm --run tests.soak.engines --seed $(SEED)
