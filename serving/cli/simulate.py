@@ -16,6 +16,16 @@ app = make_app("Simulate a serving cluster on a trace.")
 TraceArgument = Annotated[
     Path, typer.Argument(help="A trace: JSON lines of timestamp, lengths and block ids.")
 ]
+PlacementOption = Annotated[
+    str,
+    typer.Option(
+        help="cache-centric, local-cache, least-loaded, random, round-robin, or module:Class."
+    ),
+]
+AdmissionOption = Annotated[
+    str,
+    typer.Option(help="Whom to refuse: at-decode, load, forecast or module:Class; nobody without."),
+]
 
 
 @app.command(
@@ -29,6 +39,10 @@ TraceArgument = Annotated[
             "mooncake simulate run trace.jsonl --admission load --hardware ./mine.toml",
             "refusals, on a machine of one's own",
         ),
+        (
+            "mooncake simulate run trace.jsonl --placement my_policies:Patient",
+            "a policy of one's own",
+        ),
     )
 )
 def run(
@@ -40,16 +54,14 @@ def run(
     cache: Annotated[
         int, typer.Option(help="Tokens whose KV each prefill node keeps.")
     ] = 3_000_000,
-    eviction: Annotated[str, typer.Option(help="Which blocks leave first.")] = "lru",
-    placement: Annotated[
-        str, typer.Option(help="cache-centric, local-cache, least-loaded, random, round-robin.")
-    ] = "cache-centric",
+    eviction: Annotated[
+        str, typer.Option(help="Which blocks leave first: lru, ..., or module:Class.")
+    ] = "lru",
+    placement: PlacementOption = "cache-centric",
     balancing: Annotated[
         float, typer.Option(help="Pull a prefix that is so many times longer than a node's own.")
     ] = 1.5,
-    admission: Annotated[
-        str, typer.Option(help="Whom to refuse: at-decode, load or forecast; nobody without.")
-    ] = "",
+    admission: AdmissionOption = "",
     ttft: Annotated[str, typer.Option(help="How long a first token may take.")] = "30s",
     tbt: Annotated[str, typer.Option(help="How long a further token may take.")] = "100ms",
     speed: Annotated[float, typer.Option(help="How much faster requests come.")] = 1.0,

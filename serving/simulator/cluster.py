@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from eviction import POLICIES, create_policy
+from eviction import create_policy
+from eviction.registry import find_policy
 from mooncake_store.errors import InvalidArgumentError
 from serving.engine.sampling import Sampling
 from serving.scheduling.admission import AtDecode
@@ -29,7 +31,12 @@ from serving.scheduling.course import Compute, Course, Decode, Prefilled, Wait
 from serving.scheduling.holdings import Holdings
 from serving.scheduling.index import PrefixIndex
 from serving.scheduling.ledger import DECODE, PREFILL, Instance
-from serving.scheduling.policies import ADMISSIONS, PLACEMENTS
+from serving.scheduling.policies import (
+    check_admission,
+    check_placement,
+    make_admission,
+    make_placement,
+)
 from serving.scheduling.requests import Finish, Request
 from serving.scheduling.scheduler import Policies, Scheduler
 from serving.scheduling.stats import Stats
@@ -44,10 +51,9 @@ from serving.simulator.prompts import TracePrompt
 from serving.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from eviction import EvictionPolicy, Trace
-    from serving.scheduling.admission import AdmissionPolicy
     from serving.simulator.hardware import Hardware
     from serving.simulator.network import Network
 
@@ -83,17 +89,15 @@ class Plan:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for value, known, what in (
-            (self.placement, PLACEMENTS, "placement"),
-            (self.admission, ("", *ADMISSIONS), "admission"),
-            (self.network, NETWORKS, "network"),
-            (self.eviction, POLICIES, "eviction"),
-        ):
-            if value not in known:
-                raise InvalidArgumentError(
-                    f"there is no {what} {value!r}",
-                    advice=f"choose from {', '.join(filter(None, known))}",
-                )
+        with _as_argument():
+            find_policy(self.eviction)
+            check_placement(self.placement)
+            if self.admission:
+                check_admission(self.admission)
+        if self.network not in NETWORKS:
+            raise InvalidArgumentError(
+                f"there is no network {self.network!r}", advice=f"choose from {', '.join(NETWORKS)}"
+            )
         if self.prefill < 1 or min(self.decode, self.cache_tokens, self.decode_s) < 0:
             raise InvalidArgumentError(
                 f"{self.prefill} prefill and {self.decode} decode nodes with {self.cache_tokens} "
@@ -101,6 +105,15 @@ class Plan:
             )
         if self.speed <= 0 or not math.isfinite(self.speed):
             raise InvalidArgumentError(f"requests cannot come {self.speed} times as fast")
+
+
+@contextmanager
+def _as_argument() -> Iterator[None]:
+    """What is wrong with a policy that was named is a mistake in the plan."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from error
 
 
 class _Flight:
@@ -158,7 +171,8 @@ class Cluster:
                 self._watched[block] = max(self._watched[block], index.count(block))
 
         def make(count: int) -> EvictionPolicy:
-            return create_policy(self._plan.eviction, count)
+            with _as_argument():
+                return create_policy(self._plan.eviction, count)
 
         cache = NodeCache(slots, make)
         return PrefillNode(
@@ -303,9 +317,9 @@ def _named(prompt: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def _scheduler(plan: Plan, hardware: Hardware) -> Scheduler:
-    refuses = plan.admission in ADMISSIONS
-    slo = Slo(plan.ttft_s, plan.tbt_s) if refuses else Slo(_NEVER_S, _NEVER_S)
-    admission: AdmissionPolicy = ADMISSIONS[plan.admission]() if refuses else AtDecode()
-    placement = PLACEMENTS[plan.placement](plan.balancing, random.Random(plan.seed))
+    slo = Slo(plan.ttft_s, plan.tbt_s) if plan.admission else Slo(_NEVER_S, _NEVER_S)
+    with _as_argument():
+        admission = make_admission(plan.admission) if plan.admission else AtDecode()
+        placement = make_placement(plan.placement, plan.balancing, random.Random(plan.seed))
     policies = Policies(placement=placement, admission=admission)
     return Scheduler(slo, policies, exact_costs(hardware, plan.decode_s))
