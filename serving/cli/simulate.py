@@ -1,7 +1,7 @@
 """`mooncake simulate`: what a cluster would make of a trace, by the product's own decisions."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -11,11 +11,21 @@ from mooncake_store.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from eviction import Trace
 
+T = TypeVar("T", int, float)
+
 app = make_app("Simulate a serving cluster on a trace.")
 
 TraceArgument = Annotated[
     Path, typer.Argument(help="A trace: JSON lines of timestamp, lengths and block ids.")
 ]
+PrefillOption = Annotated[int, typer.Option(help="Nodes that compute prompts.")]
+DecodeOption = Annotated[int, typer.Option(help="Nodes that compute answers; 0 leaves these out.")]
+SpeedOption = Annotated[float, typer.Option(help="How much faster requests come.")]
+SpreadOption = Annotated[
+    bool, typer.Option("--spread", help="Spread requests of one timestamp until the next.")
+]
+HardwareOption = Annotated[str, typer.Option(help="A kind of machine by its name, or a file.")]
+SeedOption = Annotated[int, typer.Option(help="For what is drawn at random.")]
 PlacementOption = Annotated[
     str,
     typer.Option(
@@ -47,10 +57,8 @@ AdmissionOption = Annotated[
 )
 def run(
     trace: TraceArgument,
-    prefill: Annotated[int, typer.Option(help="Nodes that compute prompts.")] = 8,
-    decode: Annotated[
-        int, typer.Option(help="Nodes that compute answers; 0 leaves these out.")
-    ] = 8,
+    prefill: PrefillOption = 8,
+    decode: DecodeOption = 8,
     cache: Annotated[
         int, typer.Option(help="Tokens whose KV each prefill node keeps.")
     ] = 3_000_000,
@@ -64,15 +72,11 @@ def run(
     admission: AdmissionOption = "",
     ttft: Annotated[str, typer.Option(help="How long a first token may take.")] = "30s",
     tbt: Annotated[str, typer.Option(help="How long a further token may take.")] = "100ms",
-    speed: Annotated[float, typer.Option(help="How much faster requests come.")] = 1.0,
-    spread: Annotated[
-        bool, typer.Option("--spread", help="Spread requests of one timestamp until the next.")
-    ] = False,
+    speed: SpeedOption = 1.0,
+    spread: SpreadOption = False,
     network: Annotated[str, typer.Option(help="How links are shared: fair or fifo.")] = "fair",
-    hardware: Annotated[
-        str, typer.Option(help="A kind of machine by its name, or a file.")
-    ] = "a800-llama3-70b",
-    seed: Annotated[int, typer.Option(help="For what is drawn at random.")] = 1,
+    hardware: HardwareOption = "a800-llama3-70b",
+    seed: SeedOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Serve every request of a trace in simulated time, and tell what users would have seen."""
@@ -109,6 +113,83 @@ def run(
             [(name.replace("_", " "), _shown(value)) for name, value in figures.items()],
         ),
     )
+
+
+@app.command(
+    epilog=examples(
+        (
+            "mooncake simulate ablation trace.jsonl --eviction lru,sieve --cache 1000000,3000000",
+            "four runs, two a cache",
+        ),
+        (
+            "mooncake simulate ablation trace.jsonl --placement cache-centric,my_policies:Patient",
+            "a policy of one's own beside Algorithm 1",
+        ),
+    )
+)
+def ablation(
+    trace: TraceArgument,
+    eviction: Annotated[str, typer.Option(help="Which blocks leave first, a list.")] = "lru",
+    placement: Annotated[
+        str, typer.Option(help="Where prompts are computed, a list.")
+    ] = "cache-centric",
+    balancing: Annotated[
+        str, typer.Option(help="From how much longer a prefix on it is pulled, a list.")
+    ] = "1.5",
+    cache: Annotated[
+        str, typer.Option(help="Tokens whose KV each prefill node keeps, a list.")
+    ] = "3000000",
+    prefill: PrefillOption = 8,
+    decode: DecodeOption = 0,
+    speed: SpeedOption = 1.0,
+    spread: SpreadOption = False,
+    hardware: HardwareOption = "a800-llama3-70b",
+    seed: SeedOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Run every combination of some policies, and tell what each gains over the first.
+
+    Lists are separated by commas. Gains are over the first of each list, with the same cache.
+    """
+    from mooncake_store.bench.harness import listed
+    from serving.simulator import traces
+    from serving.simulator.ablation import AblationRow, compare
+    from serving.simulator.cluster import Plan
+    from serving.simulator.hardware import read_hardware
+
+    varied = {
+        "cache_tokens": _numbers("--cache", cache, int),
+        "eviction": listed(eviction),
+        "placement": listed(placement),
+        "balancing": _numbers("--balancing", balancing, float),
+    }
+    requests = _read(trace)
+    rows = list(
+        compare(
+            traces.spread(requests) if spread else requests,
+            read_hardware(hardware),
+            Plan(prefill=prefill, decode=decode, speed=speed, seed=seed),
+            varied,
+        )
+    )
+    emit(
+        {"rows": [row._asdict() for row in rows]},
+        as_json=as_json,
+        human=lambda: table(
+            dict.fromkeys((name.replace("_", " ") for name in AblationRow._fields), "right"),
+            [tuple(map(_shown, row)) for row in rows],
+        ),
+    )
+
+
+def _numbers(option: str, text: str, kind: type[T]) -> list[T]:
+    """Read a list of numbers."""
+    from mooncake_store.bench.harness import listed
+
+    try:
+        return [kind(each) for each in listed(text)]
+    except ValueError:
+        raise InvalidArgumentError(f"{option} {text!r} is no list of numbers") from None
 
 
 @app.command(

@@ -9,14 +9,17 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 import pytest
 
 from eviction import synthetic_trace
+from eviction.testing import EvictionPolicyContract
 from mooncake_store.cli.main import main
 from serving.scheduling.policies import (
     ADMISSION_GROUP,
@@ -112,6 +115,35 @@ def trace_file(folder, monkeypatch):
 def path(folder):
     """The environment in which programs find the folder."""
     return {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+with tempfile.NamedTemporaryFile("w", suffix=".py") as _file:
+    _file.write(WRITTEN)
+    _file.flush()
+    _made = runpy.run_path(_file.name)
+
+
+class TestAgeing(EvictionPolicyContract):
+    def make(self, capacity_ids):
+        return _made["Ageing"](capacity_ids)
+
+
+class TestWorn(EvictionPolicyContract):
+    def make(self, capacity_ids):
+        return _made["Worn"](capacity_ids)
+
+
+def test_a_block_leaves_when_it_is_old_for_its_uses():
+    policy = _made["Worn"](16)
+    policy.insert(np.array([3, 2, 1, 0]), np.array([3, 2, 1, 0]))
+    policy.touch(np.array([0, 1]))
+    assert policy.coldest(4).tolist() == [3, 2, 0, 1]
+    for number in range(4, 16, 2):
+        policy.insert(np.array([number + 1, number]), np.array([1, 0]))
+    order = policy.coldest(16).tolist()
+    assert set(order[:6]) >= {3, 5, 7, 9}, "ends of prompts leave first"
+    # Used twice, but old; between the oldest and the youngest of those used once.
+    assert order.index(4) < order.index(0) < order.index(14)
 
 
 def placed(name):
@@ -212,8 +244,8 @@ def test_a_cluster_is_simulated_with_policies_of_others(importable):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [words for words in SHOWN if words[1] in ("bench", "simulate")],
-    ids=lambda words: words[1],
+    [words for words in SHOWN if "trace.jsonl" in words],
+    ids=lambda words: f"{words[1]} {words[2]}",
 )
 def test_what_the_guide_measures_is_measured(trace_file, path, words):
     done = subprocess.run(
