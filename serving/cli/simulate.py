@@ -81,10 +81,10 @@ def run(
 ) -> None:
     """Serve every request of a trace in simulated time, and tell what users would have seen."""
     from mooncake_store.units import parse_duration
-    from serving.simulator import traces
     from serving.simulator.cluster import Cluster, Plan
     from serving.simulator.hardware import read_hardware
     from serving.simulator.outcomes import summary
+    from serving.traces import shape
 
     plan = Plan(
         prefill=prefill,
@@ -102,11 +102,11 @@ def run(
     )
     requests = _read(trace)
     outcomes = Cluster(plan, read_hardware(hardware)).run(
-        traces.spread(requests) if spread else requests
+        shape.spread(requests) if spread else requests
     )
     figures = summary(outcomes, requests.input_tokens, plan.ttft_s, plan.tbt_s)
     emit(
-        {"trace": traces.describe(requests)._asdict(), **figures},
+        {"trace": shape.describe(requests).plain(), **figures},
         as_json=as_json,
         human=lambda: table(
             {"figure": "left", "value": "right"},
@@ -152,10 +152,10 @@ def ablation(
     Lists are separated by commas. Gains are over the first of each list, with the same cache.
     """
     from mooncake_store.bench.harness import listed
-    from serving.simulator import traces
     from serving.simulator.ablation import AblationRow, compare
     from serving.simulator.cluster import Plan
     from serving.simulator.hardware import read_hardware
+    from serving.traces import shape
 
     varied = {
         "cache_tokens": _numbers("--cache", cache, int),
@@ -166,7 +166,7 @@ def ablation(
     requests = _read(trace)
     rows = list(
         compare(
-            traces.spread(requests) if spread else requests,
+            shape.spread(requests) if spread else requests,
             read_hardware(hardware),
             Plan(prefill=prefill, decode=decode, speed=speed, seed=seed),
             varied,

@@ -24,6 +24,7 @@ import numpy as np
 
 from eviction import create_policy
 from eviction.registry import find_policy
+from eviction.trace import BLOCK_TOKENS
 from mooncake_store.errors import InvalidArgumentError
 from serving.engine.sampling import Sampling
 from serving.scheduling.admission import AtDecode
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "Plan"]
 
-BLOCK_TOKENS = 512
 _NEVER_S = 1e9
 NETWORKS: dict[str, Callable[[Timeline, float], Network]] = {"fair": FairShare, "fifo": Fifo}
 
