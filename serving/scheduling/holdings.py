@@ -57,9 +57,9 @@ class Expected:
             return
         counts, gone = self._counts[holder], []
         for block in chain:
-            left = counts[block] - 1
-            if left:
-                counts[block] = left
+            left = counts[block]
+            if left > 1:
+                counts[block] = left - 1
             else:
                 del counts[block]
                 gone.append(block)

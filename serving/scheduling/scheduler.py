@@ -168,6 +168,8 @@ class Scheduler:
         Not where tokens would come too late: another instance may be idle.
         """
         here = [each for each in decodes if each.name == placement.prefill]
+        if not here:
+            return None
         chosen = choose_decode(demand, here, self.costs.decode)
         if chosen is None:
             return None
