@@ -10,6 +10,8 @@ from mooncake_store.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from eviction import Trace
+    from serving.simulator.cluster import Plan
+    from serving.simulator.outcomes import Outcomes
 
 app = make_app("Simulate a serving cluster on a trace.")
 
@@ -28,6 +30,10 @@ TraceArgument = Annotated[
         (
             "mooncake simulate run trace.jsonl --admission load --hardware ./mine.toml",
             "refusals, on a machine of one's own",
+        ),
+        (
+            "mooncake simulate run trace.jsonl --fail decode-0:10m:30s",
+            "a decode node is gone for half a minute",
         ),
     )
 )
@@ -60,6 +66,10 @@ def run(
     hardware: Annotated[
         str, typer.Option(help="A kind of machine by its name, or a file.")
     ] = "a800-llama3-70b",
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(help="A node that fails: its name, when, for how long; may be given again."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="For what is drawn at random.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -68,7 +78,7 @@ def run(
     from serving.simulator import traces
     from serving.simulator.cluster import Cluster, Plan
     from serving.simulator.hardware import read_hardware
-    from serving.simulator.outcomes import summary
+    from serving.simulator.outages import read_outage
 
     plan = Plan(
         prefill=prefill,
@@ -83,14 +93,23 @@ def run(
         network=network,
         speed=speed,
         seed=seed,
+        outages=tuple(map(read_outage, fail or ())),
     )
     requests = _read(trace)
     outcomes = Cluster(plan, read_hardware(hardware)).run(
         traces.spread(requests) if spread else requests
     )
-    figures = summary(outcomes, requests.input_tokens, plan.ttft_s, plan.tbt_s)
+    _tell(requests, outcomes, plan, as_json)
+
+
+def _tell(trace: "Trace", outcomes: "Outcomes", plan: "Plan", as_json: bool) -> None:
+    """Print what one wants to know of a run."""
+    from serving.simulator.outcomes import summary
+    from serving.simulator.traces import describe
+
+    figures = summary(outcomes, trace.input_tokens, plan.ttft_s, plan.tbt_s)
     emit(
-        {"trace": traces.describe(requests)._asdict(), **figures},
+        {"trace": describe(trace)._asdict(), **figures},
         as_json=as_json,
         human=lambda: table(
             {"figure": "left", "value": "right"},

@@ -53,7 +53,8 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def compute_s(self, tokens: int, cached: int) -> float:
         """Seconds to compute a prompt of which so much was cached, and is loaded."""
         # The last token is always computed: its logits give the first token of the answer.
-        cached = max(0, min(cached, tokens - 1))
+        if cached >= tokens:
+            cached = max(0, tokens - 1)
         fixed_s, token_s, square_s = self.prefill
         return fixed_s + token_s * (tokens - cached) + square_s * (tokens**2 - cached**2)
 

@@ -20,6 +20,7 @@ __all__ = ["exact_costs"]
 class _Prefill:
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
+        self.predict = hardware.compute_s
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -28,40 +29,44 @@ class _Prefill:
     def observe(self, tokens: int, cached: int, seconds: float) -> None:
         """Is known."""
 
-    def predict(self, tokens: int, cached: int) -> float:
-        return self._hardware.compute_s(tokens, cached)
-
 
 class _Load:
     def __init__(self, hardware: Hardware) -> None:
-        self._hardware = hardware
+        self.predict = hardware.load_s
 
     def observe(self, count: int, seconds: float) -> None:
         """Is known."""
 
-    def predict(self, count: int) -> float:
-        return self._hardware.load_s(count)
-
 
 class _Decode:
     def __init__(self, hardware: Hardware) -> None:
-        self._hardware = hardware
+        self._step = hardware.step
 
     def observe(self, batch: int, tokens: int, seconds: float, chunk: int = 0) -> None:
         """Is known."""
 
     def predict(self, batch: int, tokens: int, chunk: int = 0) -> float:
-        return self._hardware.step_s(batch, tokens) if batch > 0 else 0.0
+        if batch <= 0:
+            return 0.0
+        fixed_s, sequence_s, token_s = self._step  # asked for each node: without another call
+        return fixed_s + sequence_s * (batch - 1) + token_s * tokens
 
 
 class _Transfer(LearntTransfer):
     """What a source sends already is counted as in the product; its bandwidth is known."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        super().__init__(bytes_per_s, 0.0)
+        self._byte_s = 1 / bytes_per_s
 
     def observe(self, source: str, count: int, seconds: float) -> None:
         """Is known."""
 
     def declined(self, source: str) -> None:
         """Is no reason to try again."""
+
+    def predict(self, source: str, count: int) -> float:
+        return self._byte_s * (count + self._in_flight.get(source, 0)) if count > 0 else 0.0
 
 
 class _Fixed:
@@ -79,7 +84,7 @@ def exact_costs(hardware: Hardware, decode_s: float = 0.0) -> Costs:
     """The costs of a cluster of such nodes, where decodes last so long; 0 learns that."""
     return Costs(
         prefill=_Prefill(hardware),
-        transfer=_Transfer(hardware.network_bytes_per_s, 0.0),
+        transfer=_Transfer(hardware.network_bytes_per_s),
         load=_Load(hardware),
         decode=_Decode(hardware),
         duration=_Fixed(decode_s) if decode_s else LearntDuration(),
